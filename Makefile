@@ -1,0 +1,66 @@
+# The commands of this repository; `make` alone lists them.
+# Everything runs from .venv, which `make setup` builds; each target below calls it, and a second call costs nothing.
+
+PYTHON  ?= python3
+SEEDS   ?= 1000
+MINUTES ?= 10
+
+BIN   := .venv/bin
+STAMP := .venv/.up-to-date
+# One thread per process: the tests run many processes on few cores.
+ONE_THREAD := OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1
+
+.DEFAULT_GOAL := help
+.PHONY: help setup warmup test test-system lint format proto demo soak simulate clean distclean
+# setup has to come first also under -j
+.NOTPARALLEL:
+
+help: ## list these targets
+	@sed -n 's/^\([a-z-]*\):[^#]*## */\1|/p' $(MAKEFILE_LIST) | while IFS='|' read -r t d; do printf '  make %-12s %s\n' "$$t" "$$d"; done
+
+setup: $(STAMP) ## build .venv (again only when pyproject.toml or constraints.txt changed)
+	@:
+
+$(STAMP): pyproject.toml constraints.txt
+	@PYTHON=$(PYTHON) tools/setup.sh
+	@touch $@
+
+warmup: $(STAMP)
+	@if [ -f gcserver/cli.py ]; then $(ONE_THREAD) $(BIN)/gcserver warmup; fi
+
+test: warmup ## the fast tests: no root, no system packages
+	@$(ONE_THREAD) $(BIN)/python -m pytest -q -m "not system and not soak" $(ARGS)
+
+test-system: warmup ## the tests that need root or system packages (installs those as root, says which)
+	@tools/system_packages.sh
+	@$(ONE_THREAD) PATH="$$PATH:/usr/sbin:/sbin" $(BIN)/python -m pytest -q -m "system and not soak" $(ARGS)
+
+lint: $(STAMP) ## style, types, layering, generated code
+	@$(BIN)/ruff check --quiet --output-format concise .
+	@$(BIN)/ruff format --check --output-format concise .
+	@$(BIN)/mypy
+	@out=$$($(BIN)/lint-imports --no-logo 2>&1) || { echo "$$out"; exit 1; }; echo "$$out" | tail -n 1
+	@$(BIN)/python tools/gen_proto.py --check
+
+format: $(STAMP) ## rewrite the sources as the linter wants them
+	@$(BIN)/ruff check --quiet --fix . || true
+	@$(BIN)/ruff format .
+
+proto: $(STAMP) ## regenerate the code of proto/admin.proto
+	@$(BIN)/python tools/gen_proto.py
+
+demo: $(STAMP) ## train over two daemons and slow links, beside gloo
+	@$(BIN)/python -m examples.demo $(ARGS)
+
+soak: warmup ## load with every aggregate checked (MINUTES=10)
+	@$(ONE_THREAD) $(BIN)/python -m tests.soak.throughput --minutes $(MINUTES) $(ARGS)
+
+simulate: $(STAMP) ## seeded worlds against the guarantees (SEEDS=1000)
+	@$(BIN)/python -m tests.simulation.run --seeds $(SEEDS) $(ARGS)
+
+clean: ## remove what builds and tests leave behind, but not .venv
+	@rm -rf build dist out *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage
+	@find . -name .venv -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean ## remove .venv too
+	@rm -rf .venv

@@ -1,0 +1,1 @@
+"""Measurements, each run as `python -m benchmarks.NAME`; `--json FILE` writes flat rows."""

@@ -1,0 +1,227 @@
+"""What the admin service and the metrics ask of a daemon, as values.
+
+What may live here: the frozen answers, in the words of `proto/admin.proto`, and the protocol a supervisor implements to
+give them. What may not: gRPC, HTTP, the supervisor itself. So the service can be tested against any source, and the
+supervisor needs to know nothing of either.
+
+Durations in seconds, sizes in bytes, counters since the start of the daemon's incarnation, ids in lower-case hex.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import Protocol
+
+
+class NodeState(enum.StrEnum):
+    """What the daemon as a whole is doing. See ``NodeState`` in admin.proto."""
+
+    STARTING = "starting"
+    SERVING = "serving"
+    DRAINING = "draining"
+    DEGRADED = "degraded"
+    STOPPING = "stopping"
+
+
+class PeerState(enum.StrEnum):
+    """How this node stands with a peer. See ``PeerState`` in admin.proto."""
+
+    CONNECTING = "connecting"
+    UP = "up"
+    RESTARTING = "restarting"
+    DEAD = "dead"
+    REFUSED = "refused"
+
+
+class JobState(enum.StrEnum):
+    """What a job is doing. See ``JobState`` in admin.proto."""
+
+    JOINING = "joining"
+    RUNNING = "running"
+    RECOVERING = "recovering"
+    FAILED = "failed"
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True, slots=True)
+class LaneStatus:
+    """One server process. ``state`` is starting, ready, restarting or stopped."""
+
+    index: int
+    state: str
+    pid: int = 0
+    incarnation: int = 0
+    cores: tuple[int, ...] = ()
+    restarts: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    rounds: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStatus:
+    """The daemon itself. ``reason`` is empty while it serves normally; ``errors`` maps kinds to counts."""
+
+    node: str
+    incarnation: int
+    state: NodeState
+    version: str
+    protocol_version: int
+    uptime: float
+    listen: str
+    advertise: str
+    reason: str = ""
+    lanes: tuple[LaneStatus, ...] = ()
+    arena_bytes: int = 0
+    errors: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class PeerStatus:
+    """Another node as this one sees it. ``last_heard`` and ``rtt`` are None before the first time."""
+
+    name: str
+    address: str
+    state: PeerState
+    reason: str = ""
+    incarnation: int = 0
+    last_heard: float | None = None
+    rtt: float | None = None
+    bytes_in: int = 0
+    bytes_out: int = 0
+    frames_resent: int = 0
+    frames_corrupt: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A node's part in a job: the global ranks of its workers."""
+
+    node: str
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingFor:
+    """One missing peer, since when, in which step, and what is missing from it."""
+
+    node: str
+    since: float
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class DomainStatus:
+    """The ranks of one process group. ``codec`` is that of most elements."""
+
+    id: int
+    label: str
+    steps_settled: int = 0
+    steps_void: int = 0
+    tensors: int = 0
+    elements: int = 0
+    codec: str = "none"
+    waiting_for: tuple[WaitingFor, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class JobStatus:
+    """One training run. ``step`` is the last one settled in every domain."""
+
+    label: str
+    id: str
+    state: JobState
+    reason: str = ""
+    epoch: int = 0
+    world_size: int = 0
+    members: tuple[Member, ...] = ()
+    step: int = 0
+    plan_version: int = 0
+    on_loss: str = "fail"
+    deadline: float = 0.0
+    domains: tuple[DomainStatus, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TensorStatus:
+    """One tensor. ``dtype`` as torch spells it without the prefix; ``address`` is its first element's byte address.
+
+    ``bytes_wire`` is what this node's push took in the last settled step, ``residual_norm`` the L2 norm of this
+    node's residual.
+    """
+
+    name: str
+    domain: str
+    dtype: str
+    shape: tuple[int, ...]
+    address: int
+    codec: str
+    bytes_raw: int
+    bytes_wire: int = 0
+    residual_norm: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SetCodecResult:
+    """The plan that carries a change and the first step that uses it, the same on every node."""
+
+    plan_version: int
+    effective_step: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class DrainResult:
+    """What happens next, and how many jobs the daemon still waits for."""
+
+    message: str
+    jobs_running: int
+
+
+class ErrorKind(enum.StrEnum):
+    """Why a request was refused; each has its gRPC status in `service.py`."""
+
+    INVALID = "invalid"  # the request itself is wrong: a spec that does not parse
+    NOT_FOUND = "not_found"  # no such job, domain or tensor here
+    PRECONDITION = "precondition"  # right, but not now: several jobs and none named, draining
+    UNAVAILABLE = "unavailable"  # a peer or lane that is needed does not answer
+    DEADLINE = "deadline"  # it did not happen in time
+    INTERNAL = "internal"  # a defect of ours
+
+
+class AdminError(Exception):
+    """A request that is refused. ``str()`` names what was asked for and what would be accepted.
+
+    ``field`` is the field of the request to blame, if one is (``codec``, ``job``, ``pattern``, ``domain``).
+    """
+
+    def __init__(self, kind: ErrorKind, message: str, field: str = "") -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.message = message
+        self.field = field
+
+
+class Source(Protocol):
+    """A daemon that can be asked. Called in the daemon's own event loop: nothing here may block."""
+
+    def node(self) -> NodeStatus: ...
+
+    def peers(self) -> list[PeerStatus]: ...
+
+    def jobs(self) -> list[JobStatus]: ...
+
+    def tensors(self, job: str, domain: str, pattern: str) -> list[TensorStatus]:
+        """Tensors of ``job`` (label or id; "" for the only one) in ``domain`` (label or decimal id; "" for all) whose
+        names match the glob ``pattern`` ("" for all). AdminError NOT_FOUND or PRECONDITION."""
+        ...
+
+    async def set_codec(self, job: str, pattern: str, spec: str) -> SetCodecResult:
+        """Changes the codec of the matching tensors on every node at one step. AdminError of any kind."""
+        ...
+
+    async def drain(self, timeout: float, reason: str) -> DrainResult:
+        """Take no new jobs, let running ones end within ``timeout`` seconds (0: their own deadlines), then exit."""
+        ...

@@ -1,0 +1,171 @@
+"""The command `gcserver`: run the daemon, compile its kernels, examine the machine, show the configuration.
+
+What may live here: parsing arguments, printing, exit statuses. What may not: what the commands do; each is imported
+only when it is asked for, so that `gcserver run` starts quickly and `gcserver version` at once.
+
+Exit status: 0 done, 1 it could not be done, 2 the command line or the configuration is wrong, 130 interrupted. An
+error is one line on stderr; `--log.level debug` adds the traceback of one that nobody foresaw.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+from gcserver import __version__, config
+from gcserver.config import Config, ConfigError
+from gcserver.config_keys import KEYS, unknown
+
+OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
+
+
+def parser() -> argparse.ArgumentParser:
+    """The whole command line; every key of the configuration is a flag of `run`, `config` and `doctor`."""
+    top = argparse.ArgumentParser(prog="gcserver", description="gradcomm's daemon: one per machine", allow_abbrev=False)
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def add(name: str, about: str, keys: bool) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=about, description=about, allow_abbrev=False)
+        if keys:
+            _add_keys(sub)
+        return sub
+
+    add("run", "run the daemon in the foreground; SIGTERM drains it", True)
+    add("warmup", "compile the codec kernels into the cache, so that the daemon starts at once", False)
+    doctor = add("doctor", "examine this machine and the configuration; say what is wrong and how to mend it", True)
+    doctor.add_argument("--json", action="store_true", help="the checks as JSON")
+    need = doctor.add_argument_group("memory needed by a model")
+    need.add_argument("--params", metavar="N", help="its parameters: 124000000, 124M, 7B")
+    need.add_argument("--local-ranks", type=int, default=1, metavar="R", help="workers on this node (default 1)")
+    need.add_argument("--nodes", type=int, default=2, metavar="N", help="nodes of the job (default 2)")
+    shown = add("config", "show the configuration", True)
+    which = shown.add_mutually_exclusive_group()
+    which.add_argument(
+        "--defaults", action="store_true", help="every key, explained, at its default (a file to start from)"
+    )
+    which.add_argument("--show", action="store_true", help="what file, variables and flags come to (the default)")
+    add("version", "print the version", False)
+    return top
+
+
+def _add_keys(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("--config", type=Path, metavar="FILE", help="TOML file (variable GC_CONFIG)")
+    group = sub.add_argument_group("configuration", "each key is also a variable (GC_NODE_NAME) and a key of the file")
+    for key in KEYS:
+        about = f"{key.about} ({key.accepts})".replace("%", "%%")
+        options: dict[str, object] = {"nargs": "?", "const": "true"} if key.name == "insecure" else {}
+        group.add_argument(key.flag, dest=key.name, metavar="VALUE", default=None, help=about, **options)  # type: ignore[arg-type]
+
+
+def load(options: argparse.Namespace) -> Config:
+    """The configuration of a command that takes keys. Raises ConfigError."""
+    given = vars(options)
+    flags = {key.name: given[key.name] for key in KEYS if given[key.name] is not None}
+    file = options.config or (Path(os.environ["GC_CONFIG"]) if os.environ.get("GC_CONFIG") else None)
+    return config.load(file, flags, os.environ)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit status (argparse itself exits with 2)."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    top = parser()
+    options, rest = top.parse_known_args(arguments)
+    if rest:
+        word = rest[0].partition("=")[0]
+        what = f"{word}: {unknown(word[2:])}" if word.startswith("--") else f"unexpected argument {word!r}"
+        return _complain(what, USAGE)
+    try:
+        return _COMMANDS[options.command](options)
+    except ConfigError as error:
+        return _complain(str(error), USAGE)
+    except KeyboardInterrupt:
+        return _complain("interrupted", INTERRUPTED)
+    except BrokenPipeError:
+        # the reader of our output has seen enough; keep the interpreter from complaining about it at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return OK
+    except Exception as error:
+        if "debug" in (getattr(options, "log.level", None), os.environ.get("GC_LOG_LEVEL")):
+            traceback.print_exc()
+        return _complain(f"{type(error).__name__}: {error}" if not isinstance(error, OSError) else str(error), FAILED)
+
+
+def _complain(text: str, status: int) -> int:
+    print("gcserver:", " ".join(text.split()), file=sys.stderr, flush=True)
+    return status
+
+
+def _run(options: argparse.Namespace) -> int:
+    settings = load(options)
+    from gcserver.doctor import preflight
+
+    problems = preflight(settings)
+    for problem in problems:
+        _complain(f"{'cannot start' if problem.fatal else 'warning'}: {problem.text}; {problem.fix}", FAILED)
+    if any(problem.fatal for problem in problems):
+        return FAILED
+    from gcserver.runtime import supervisor
+
+    return supervisor.run(settings)
+
+
+def _warmup(options: argparse.Namespace) -> int:
+    from gcserver.codecs import warmup
+
+    began = time.monotonic()
+    if warmup.is_warm():
+        print(f"{len(warmup.kernels())} kernels are compiled already")
+        return OK
+    live = sys.stdout.isatty()
+
+    def progress(name: str, done: int, total: int) -> None:
+        text = f"compiling kernels: {done} of {total} {name}"
+        if live:
+            print(f"\r{text:<60}", end="", flush=True)
+        elif name and done % 5 == 0:
+            print(text, flush=True)
+
+    warmup.warmup(progress)
+    print(
+        ("\r" if live else "")
+        + f"{len(warmup.kernels())} kernels compiled in {time.monotonic() - began:.0f} s"
+        + " " * 30
+    )
+    return OK
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from gcserver import doctor
+
+    need = None
+    if options.params is not None:
+        try:
+            need = doctor.Need(doctor.read_count(options.params), options.local_ranks, options.nodes)
+        except ValueError as error:
+            return _complain(f"--params, --local-ranks, --nodes: {error}", USAGE)
+    checks = doctor.examine(load(options), need)
+    print(doctor.as_json(checks, need) if options.json else doctor.as_text(checks))
+    return FAILED if any(check.result == "fail" for check in checks) else OK
+
+
+def _config(options: argparse.Namespace) -> int:
+    print(config.describe() if options.defaults else config.to_toml(load(options)), end="")
+    return OK
+
+
+def _version(options: argparse.Namespace) -> int:
+    from gcproto.wire import PROTOCOL_VERSION
+
+    print(f"gradcomm {__version__}, protocol {PROTOCOL_VERSION}")
+    return OK
+
+
+_COMMANDS = {"run": _run, "warmup": _warmup, "doctor": _doctor, "config": _config, "version": _version}
+
+if __name__ == "__main__":
+    sys.exit(main())

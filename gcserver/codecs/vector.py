@@ -1,0 +1,135 @@
+"""Loops over arrays written directly as vector code, for numba kernels.
+
+What may live here: generators of numba intrinsics that emit LLVM vectors of a fixed width. Why not leave
+it to LLVM's vectoriser: it widens uint32 arithmetic to 64 bits (numba's typing), gives up on loops that
+count as they go, and may choose lanes by what the CPU has. Here the lanes are written down, so bytes
+do not depend on the CPU, and one pass does everything: arithmetic, conversion, counting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba import extending, types
+from numba.core import cgutils
+from numba.core.errors import TypingError
+
+#: numba's decorator without its types, which know nothing of what it does to a signature.
+intrinsic: Any = extending.intrinsic
+
+F32, F64, F16 = ir.FloatType(), ir.DoubleType(), ir.HalfType()
+I1, I8, I16, I32, I64 = (ir.IntType(b) for b in (1, 8, 16, 32, 64))
+
+#: Elements a step: four AVX2 or two AVX-512 registers of float32, enough to hide latencies.
+WIDTH = 32
+
+MAGNITUDE = 0x7FFFFFFF  #: float32 bits without the sign
+INFINITE = 0x7F800000  #: magnitudes from here on are infinity or NaN
+
+
+class Ops:
+    """The vector operations a loop body may use, at one width; thin names over an IR builder."""
+
+    def __init__(self, builder: Any, width: int, counts: Any = ()) -> None:
+        self.b, self.width, self.counts = builder, width, counts
+
+    def type(self, element: Any) -> Any:
+        return ir.VectorType(element, self.width)
+
+    def const(self, element: Any, value: float) -> Any:
+        return ir.Constant(self.type(element), [value] * self.width)
+
+    def splat(self, scalar: Any) -> Any:
+        empty = ir.Constant(self.type(scalar.type), ir.Undefined)
+        first = self.b.insert_element(empty, scalar, I32(0))
+        return self.b.shuffle_vector(first, empty, ir.Constant(self.type(I32), [0] * self.width))
+
+    def load(self, pointer: Any, element: Any) -> Any:
+        return self.b.load(self.b.bitcast(pointer, self.type(element).as_pointer()), align=1)
+
+    def store(self, value: Any, pointer: Any) -> None:
+        self.b.store(value, self.b.bitcast(pointer, value.type.as_pointer()), align=1)
+
+    def bits(self, value: Any) -> Any:
+        return self.b.bitcast(value, self.type(I32))
+
+    def magnitude(self, value: Any) -> Any:
+        return self.b.and_(self.bits(value), self.const(I32, MAGNITUDE))
+
+    def nonfinite(self, value: Any) -> Any:
+        """Mask of the float32 lanes that are infinite or NaN."""
+        return self.b.icmp_signed(">", self.magnitude(value), self.const(I32, INFINITE - 1))
+
+    def any(self, mask: Any) -> Any:
+        """Whether any lane of a mask is set."""
+        packed = self.b.bitcast(mask, ir.IntType(self.width))
+        return self.b.icmp_unsigned("!=", packed, ir.Constant(packed.type, 0))
+
+    def count(self, mask: Any, slot: int) -> None:
+        """Count the set lanes of a mask, in one of the loop's two counters; also valid inside a branch."""
+        lanes = self.b.sub(self.b.load(self.counts[slot]), self.b.sext(mask, self.type(I32)))
+        self.b.store(lanes, self.counts[slot])
+
+    def fma_free(self, x: Any, scale: Any, r: Any, decay: Any) -> Any:
+        """x*scale + r*decay, each operation rounded: contracting them would change bytes by CPU."""
+        return self.b.fadd(self.b.fmul(x, scale), self.b.fmul(r, decay))
+
+
+Body = Callable[[Ops, list[Any], list[Any]], list[Any]]
+
+
+def elementwise(inputs: list[Any], outputs: list[Any], body: Body) -> Any:
+    """An intrinsic ``f(addresses, n, scalars) -> (count, count)`` for use inside kernels.
+
+    inputs, outputs: LLVM element types; ``addresses`` is the tuple of int64 addresses, inputs first. An
+    output may be the same memory as an input, not overlap it otherwise. ``scalars``: a tuple of float64,
+    handed to the body rounded to float32 and splatted (at least one). body(ops, inputs, scalars) returns the
+    output vectors; what it counted with ``ops.count`` is the result.
+    """
+    sizes = {F32: 4, F64: 8, F16: 2, I8: 1, I16: 2, I32: 4, I64: 8}
+
+    @intrinsic
+    def loop(typingctx: Any, addresses: Any, n: Any, scalars: Any) -> Any:
+        result = types.UniTuple(types.int64, 2)
+        if set(addresses) != {types.int64} or set(scalars) != {types.float64}:
+            raise TypingError(f"addresses are int64 and scalars float64, not {addresses}, {scalars}")
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            where = cgutils.unpack_tuple(builder, args[0])
+            floats = [builder.fptrunc(s, F32) for s in cgutils.unpack_tuple(builder, args[2])]
+            pointers = [builder.inttoptr(a, I8.as_pointer()) for a in where]
+            total = args[1]
+            totals = [cgutils.alloca_once_value(builder, I64(0)) for _ in range(2)]
+
+            def run(width: int, start: Any, stop: Any) -> None:
+                zero = ir.Constant(ir.VectorType(I32, width), [0] * width)
+                counts = [cgutils.alloca_once_value(builder, zero) for _ in range(2)]
+                ops = Ops(builder, width, counts)
+                vectors = [ops.splat(s) for s in floats]
+                for count in counts:
+                    builder.store(zero, count)
+                with cgutils.for_range_slice(builder, start, stop, I64(width), inc=True) as (i, _):
+                    at = [
+                        builder.gep(p, [builder.mul(i, I64(sizes[e]))])
+                        for p, e in zip(pointers, inputs + outputs, strict=True)
+                    ]
+                    values = [ops.load(p, e) for p, e in zip(at, inputs, strict=False)]
+                    stored = body(ops, values, vectors)
+                    for value, p in zip(stored, at[len(inputs) :], strict=True):
+                        ops.store(value, p)
+                for count, sum_ in zip(counts, totals, strict=True):
+                    lanes = builder.load(count)
+                    for lane in range(width):
+                        one = builder.zext(builder.extract_element(lanes, I32(lane)), I64)
+                        builder.store(builder.add(builder.load(sum_), one), sum_)
+
+            whole = builder.and_(total, I64(-WIDTH))
+            run(WIDTH, I64(0), whole)
+            run(1, whole, total)
+            return context.make_tuple(builder, result, [builder.load(t) for t in totals])
+
+        return result(addresses, types.int64, scalars), codegen
+
+    return loop

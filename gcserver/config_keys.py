@@ -1,0 +1,245 @@
+"""The keys of the configuration: what each is for, how its value is read, its default.
+
+What may live here: one table with one entry per key, the readers that only a key needs, and what is said about a key
+that does not exist. What may not: how file, flags and variables combine and what must hold between keys
+(`config.py`), values that commands read too (`values.py`).
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from gcproto.manifest import PAGE
+from gcserver import values
+from gcserver.values import Address
+
+MIN_PARTITION: Final = 256 << 10
+MAX_PARTITION: Final = 64 << 20
+MAX_LANES: Final = 64
+_NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,126}[A-Za-z0-9])?")
+_LEVELS: Final = ("debug", "info", "warning", "error")
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Another daemon of the cluster and where it listens."""
+
+    name: str
+    address: Address
+
+    def __str__(self) -> str:
+        return f"{self.name}={self.address}"
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One key: how its value is read (ValueError says what is accepted), what it is for, its default.
+
+    ``default`` is what one would write in the file; None means derived, and ``derived`` says from what.
+    """
+
+    name: str
+    read: Callable[[object], Any]
+    accepts: str
+    about: str
+    default: object = None
+    derived: str = ""
+
+    @property
+    def flag(self) -> str:
+        return f"--{self.name}"
+
+    @property
+    def variable(self) -> str:
+        return "GC_" + self.name.upper().replace(".", "_")
+
+
+# ------------------------------------------------------------------------------------------------ readers
+def _text(raw: object, expected: str) -> str:
+    if not isinstance(raw, str) or not raw.strip() or "\0" in raw:
+        raise ValueError(f"expected {expected}")
+    return raw.strip()
+
+
+def _name(raw: object) -> str:
+    expected = "1 to 128 letters, digits, '.', '_' or '-', the first and last a letter or digit"
+    name = _text(raw, expected)
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"expected {expected}")
+    return name
+
+
+def _path(raw: object) -> Path:
+    path = Path(_text(raw, "an absolute path")).expanduser()
+    if not path.is_absolute():
+        raise ValueError("expected an absolute path")
+    return path
+
+
+def _socket_path(raw: object) -> Path:
+    path = _path(raw)
+    # sun_path of unix(7): 108 bytes with the final zero; the lanes' sockets lie beside this one
+    if len(os.fsencode(path)) > 95:
+        raise ValueError("expected a path of at most 95 bytes (the system's limit for socket names)")
+    return path
+
+
+def _admin(raw: object) -> str:
+    expected = 'host:port, unix:/path, or "" to turn it off'
+    if not isinstance(raw, str):
+        raise ValueError(f"expected {expected}")
+    text = raw.strip()
+    if text.startswith("unix:"):
+        return f"unix:{_socket_path(text.removeprefix('unix:').removeprefix('//'))}"
+    return values.read_endpoint(text, expected).endpoint if text else ""
+
+
+def _metrics(raw: object) -> Address | None:
+    expected = 'host:port, or "" to turn it off'
+    if isinstance(raw, str) and not raw.strip():
+        return None
+    return values.read_endpoint(raw, expected)
+
+
+def _peers(raw: object) -> tuple[Peer, ...]:
+    expected = 'a list such as ["b=tcp://host:7470"], or "b=tcp://host:7470,c=tcp://host:7470"'
+    items = [part for part in raw.split(",") if part.strip()] if isinstance(raw, str) else raw
+    if not isinstance(items, list) or not all(isinstance(i, str) for i in items):
+        raise ValueError(f"expected {expected}")
+    peers = []
+    for item in items:
+        name, equals, address = item.partition("=")
+        try:
+            if not equals:
+                raise ValueError("expected name=tcp://host:port")
+            peers.append(Peer(_name(name), values.read_tcp(address)))
+        except ValueError as error:
+            raise ValueError(f"{item.strip()!r}: {error}") from None
+    return tuple(peers)
+
+
+def _partition(raw: object) -> int:
+    size = values.read_size(raw)
+    if not MIN_PARTITION <= size <= MAX_PARTITION or size % PAGE:
+        raise ValueError("expected 256KiB to 64MiB, a multiple of 4096 bytes")
+    return size
+
+
+def _on_loss(raw: object) -> str:
+    if raw in ("skip", "shrink"):
+        raise ValueError('this release knows only "fail"; "skip" and "shrink" come in a later one')
+    if raw != "fail":
+        raise ValueError('expected "fail"')
+    return "fail"
+
+
+def _codec(raw: object) -> str:
+    spec = _text(raw, 'a codec spec such as "none", "fp16" or "topk(ratio=0.01)"')
+    if spec == "none":
+        return spec
+    from gcserver.codecs import parse  # numba is loaded only where a codec has to be checked
+
+    return parse(spec).spec
+
+
+def _level(raw: object) -> str:
+    if not isinstance(raw, str) or raw.strip().lower() not in _LEVELS:
+        raise ValueError(f"expected one of {', '.join(_LEVELS)}")
+    return raw.strip().lower()
+
+
+def _within(read: Callable[[object], float], low: float, high: float, show: Callable[[Any], str]) -> Any:
+    def bounded(raw: object) -> float:
+        value = read(raw)
+        if not low <= value <= high:
+            raise ValueError(f"expected {show(low)} to {show(high)}")
+        return value
+
+    return bounded
+
+
+def _duration(low: float, high: float) -> Callable[[object], float]:
+    bounded: Callable[[object], float] = _within(values.read_duration, low, high, values.show_duration)
+    return bounded
+
+
+KEYS: Final[tuple[Key, ...]] = (
+    Key("node.name", _name, "a name unique in the cluster", "Name of this node.", derived="the host name"),
+    Key(
+        "node.listen", values.read_tcp, values.TCP_FORM,
+        "Where other daemons reach this one: lane i takes port + i, the control link the port after the last lane.",
+        "tcp://127.0.0.1:7470",
+    ),
+    Key(
+        "node.advertise", values.read_tcp, values.TCP_FORM,
+        "The address that peers are told, where it differs from the one bound (NAT, or listening on 0.0.0.0).",
+        derived="node.listen, with the host name in place of 0.0.0.0",
+    ),
+    Key(
+        "node.socket", _socket_path, "an absolute path", "Unix socket of the workers on this machine.",
+        derived="$XDG_RUNTIME_DIR/gradcomm/daemon.sock, else /tmp/gradcomm-<uid>/daemon.sock",
+    ),
+    Key(
+        "node.state", _path, "an absolute path, on a tmpfs",
+        "Directory of the shared memory files: gradients, residuals and the ledger a restarted daemon resumes from.",
+        derived="/dev/shm/gradcomm-<uid>/<node.name>",
+    ),
+    Key(
+        "node.admin", _admin, 'host:port, unix:/path or ""',
+        "gRPC service of the operator (gcctl); empty: off.", "127.0.0.1:7460",
+    ),
+    Key("node.metrics", _metrics, 'host:port or ""', "Prometheus metrics over HTTP; empty: off.", "127.0.0.1:7461"),
+    Key(
+        "node.lanes", lambda raw: values.read_int(raw, 1, MAX_LANES), f"1 to {MAX_LANES}",
+        "Server processes of this daemon, each with cores and connections of its own. The same on every node.", 1,
+    ),
+    Key(
+        "node.cores", values.read_cores, values.CORES_FORM,
+        "Cores the lanes are pinned to; of these, only the ones the system lets the daemon use.", "auto",
+    ),
+    Key(
+        "cluster.peers", _peers, '["name=tcp://host:port", ...]',
+        "The other daemons. One list for all nodes will do: a node skips itself. Not needed under torchrun.", [],
+    ),
+    Key(
+        "cluster.lease", _duration(1, 3600), "1s to 3600s",
+        "A peer that has been silent for this long counts as dead.", "30s",
+    ),
+    Key(
+        "job.deadline", _duration(1, 7 * 86400), "1s to 604800s",
+        "What bounds every wait of a job whose workers do not say otherwise.", "1800s",
+    ),
+    Key("job.on_loss", _on_loss, '"fail"', "What a job does when a node is lost.", "fail"),
+    Key("codec.default", _codec, 'a codec spec such as "topk(ratio=0.01)"', "Codec of jobs that name none.", "none"),
+    Key(
+        "partition_bytes", _partition, "256KiB to 64MiB, a multiple of 4096",
+        "Largest unit of transfer and aggregation.", "4MiB",
+    ),
+    Key(
+        "min_compress_bytes", _within(values.read_size, 0, 1 << 40, values.show_size), values.SIZE_FORM,
+        "What is declared together and is smaller than this travels uncompressed.", "64KiB",
+    ),
+    Key(
+        "insecure", values.read_bool, "true or false",
+        "Allow addresses that other machines can reach although nothing is encrypted or authenticated yet.", False,
+    ),
+    Key("log.level", _level, ", ".join(_LEVELS), "How much is logged.", "info"),
+)  # fmt: skip
+
+BY_NAME: Final = {key.name: key for key in KEYS}
+BY_VARIABLE: Final = {key.variable: key for key in KEYS}
+
+
+def unknown(name: str) -> str:
+    """What is said about a key that does not exist."""
+    near = difflib.get_close_matches(name, BY_NAME, 1, 0.6)
+    if not near:
+        near = [full for full in BY_NAME if full.rpartition(".")[2] == name.rpartition(".")[2]][:1]
+    hint = f"did you mean {near[0]}?" if near else "`gcserver config --defaults` lists every key"
+    return f"unknown key; {hint}"

@@ -1,0 +1,250 @@
+"""Events and effects of the control machine.
+
+What may live here: frozen dataclasses only. The link events (PeerAdded, FrameReceived, ...) and effects
+(Send, Reconnect, Count, ...) are shared with the lane machine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gcproto.manifest import Section
+from gcproto.messages import DeclareDomain, EpochDecided, FromWorker, PlanText, ToWorker
+from gcserver.core.effects import (
+    Count,
+    Reconnect,
+    ReportClosed,
+    ReportFault,
+    ReportLink,
+    ReportStep,
+    ReportWaiting,
+    Send,
+)
+from gcserver.core.events import (
+    DomainClosed,
+    DomainKey,
+    DomainOpened,
+    FrameDamaged,
+    FrameReceived,
+    PeerAdded,
+    PeerReset,
+    PlanKnown,
+    ProposalKnown,
+    Settled,
+    Tick,
+)
+
+Connection = int
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSection:
+    """To a lane: lay out the next agreed section of a domain, allocate it, then feed SectionOpened."""
+
+    domain: DomainKey
+    section: Section
+
+
+ToLaneEvent = DomainOpened | OpenSection | DomainClosed | PlanKnown | ProposalKnown | Settled | PeerAdded
+FromLane = ReportStep | ReportClosed | ReportWaiting | ReportFault | ReportLink
+
+
+# ------------------------------------------------------------------------------------------- events
+@dataclass(frozen=True, slots=True)
+class WorkerSaid:
+    """A worker's message. ``connection`` names its socket."""
+
+    connection: Connection
+    message: FromWorker
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerGone:
+    """A worker's socket closed."""
+
+    connection: Connection
+
+
+@dataclass(frozen=True, slots=True)
+class LaneUp:
+    """A lane (re)started and wants to know everything."""
+
+    lane: int
+
+
+@dataclass(frozen=True, slots=True)
+class LaneSaid:
+    """A lane's report."""
+
+    lane: int
+    report: FromLane
+
+
+@dataclass(frozen=True, slots=True)
+class EpochWon:
+    """The arbiter's answer: the record in force."""
+
+    record: EpochDecided
+
+
+@dataclass(frozen=True, slots=True)
+class SetCodec:
+    """An operator asks for a codec. ``request`` is answered once, by AnswerRequest."""
+
+    request: int
+    job: str
+    pattern: str
+    spec: str
+
+
+@dataclass(frozen=True, slots=True)
+class DrainAsked:
+    """Take no new jobs; say Drained when the last one has left."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class DomainLedger:
+    """A domain's step ledger as it was found: settled watermark, voided steps, plan switches."""
+
+    settled: int
+    voids: tuple[int, ...]
+    switches: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class JobMemory:
+    """What a restarted supervisor must know of a job. ``ranks`` are the local workers' global ranks."""
+
+    record: EpochDecided
+    ranks: tuple[int, ...]
+    domains: tuple[tuple[DeclareDomain, tuple[Section, ...]], ...]
+    plans: tuple[PlanText, ...]
+    proposal: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobRestored:
+    """A job found in shared memory at start; ``ledgers`` in the order of the memory's domains."""
+
+    memory: JobMemory
+    ledgers: tuple[DomainLedger, ...]
+
+
+ControlEvent = (
+    WorkerSaid
+    | WorkerGone
+    | LaneUp
+    | LaneSaid
+    | EpochWon
+    | SetCodec
+    | DrainAsked
+    | JobRestored
+    | PeerAdded
+    | FrameReceived
+    | FrameDamaged
+    | PeerReset
+    | Tick
+)
+
+
+# ------------------------------------------------------------------------------------------ effects
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """A message to a worker."""
+
+    connection: Connection
+    message: ToWorker
+
+
+@dataclass(frozen=True, slots=True)
+class ToLane:
+    """An event for a lane; ``lane`` None means all of them."""
+
+    event: ToLaneEvent
+    lane: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KnowPeer:
+    """Open links to a node (control and lanes): its name and advertised address."""
+
+    name: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class SaveJob:
+    """Write the job's memory where a restarted supervisor finds it, atomically."""
+
+    job: bytes
+    memory: JobMemory
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetJob:
+    """The job left this node: remove its memory and arenas."""
+
+    job: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class LogSettled:
+    """Write the settlement to the domain's step ledger, before any lane hears of it."""
+
+    domain: DomainKey
+    step: int
+    void: bool
+    plan: int
+    lag: int
+
+
+@dataclass(frozen=True, slots=True)
+class Arbitrate:
+    """Ask the arbiter to make ``record`` the epoch after ``expected``; answer with EpochWon."""
+
+    expected: int
+    record: EpochDecided
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerRequest:
+    """The answer to SetCodec: the plan's version and first step, or an error."""
+
+    request: int
+    plan: int = 0
+    step: int = 0
+    message: str = ""
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """No job is left and none is taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """A line for the operator: "info", "warning" or "error"."""
+
+    level: str
+    text: str
+
+
+ControlEffect = (
+    Send
+    | Reconnect
+    | Count
+    | ReportLink
+    | Tell
+    | ToLane
+    | KnowPeer
+    | SaveJob
+    | ForgetJob
+    | LogSettled
+    | Arbitrate
+    | AnswerRequest
+    | Drained
+    | Log
+)

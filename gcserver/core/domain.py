@@ -1,0 +1,625 @@
+"""Rounds of one domain on one lane: from a worker's push to the average in its output slot.
+
+What may live here: what a contribution, an aggregate, a push or a settlement does to a domain. What may
+not: links and queues (`lane.py`), steps' bookkeeping (`steps.py`), I/O.
+
+A round, owner scheme:
+
+    push (all local ranks) -> decide, log -> Encode -> Encoded
+        owner:  own contribution parked          others: contribution to the owner
+        owner:  in member order Accumulate -> all there: Finalise -> Finalised -> aggregate to all, CommitOutput
+        others: aggregate -> Decode -> CommitOutput
+    CommitOutput -> Notify; last block of a closed step: LogStep, ReportStep; Settled: Flip.
+
+All scheme: the contribution goes to every member, everyone accumulates in member order and finalises
+without encoding again. A contribution for a round that is complete here is how a peer that came back asks
+for what it missed: the retained payload of that round is the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from gcproto import wire
+from gcproto.manifest import Block, Section
+from gcproto.wire import Flag, FrameType, Header, Phase
+from gcserver.core import plan as plans
+from gcserver.core.effects import (
+    Accumulate,
+    CommitOutput,
+    Count,
+    Decode,
+    Encode,
+    Finalise,
+    Flip,
+    LaneEffect,
+    LogDecision,
+    LogStep,
+    Notify,
+    Release,
+    ReportClosed,
+    ReportFault,
+    ReportStep,
+    ReportWaiting,
+)
+from gcserver.core.events import (
+    BlockMemory,
+    Decision,
+    DomainConfig,
+    Encoded,
+    Finalised,
+    Handle,
+    Plan,
+    Pushed,
+    Retained,
+    Settled,
+    StepRecord,
+    Versions,
+)
+from gcserver.core.rounds import OPERATION, Parked, Partition, Round
+from gcserver.core.steps import Step, StepBook
+
+
+@dataclass(slots=True)
+class Outward:
+    """What a domain needs of its lane: a numbered send, a queued contribution, credit back to a peer."""
+
+    send: Callable[[int, Header, Handle | None, Callable[[], bool]], None]
+    queue: Callable[[int, int, int], None]
+    take: Callable[[int, int], None]
+
+
+@dataclass(slots=True)
+class Domain:
+    """One domain on one lane. ``out`` collects the effects of the event being handled."""
+
+    config: DomainConfig
+    outward: Outward
+    lane: int
+    incarnation: int
+    steps: StepBook
+    plans: dict[int, Plan]
+    partitions: dict[int, Partition] = field(default_factory=dict)
+    sections: list[Section] = field(default_factory=list)
+    out: list[LaneEffect] = field(default_factory=list)
+    gated: dict[int, int] = field(default_factory=dict)
+    notices: dict[tuple[int, bool, int | None], list[int]] = field(default_factory=dict)
+    finished: dict[int, StepRecord] = field(default_factory=dict)
+    #: blocks that peers contributed to, by steps not closed here yet
+    remote: dict[int, set[int]] = field(default_factory=dict)
+    faulted: bool = False
+    waiting_said: bool = False
+
+    # ------------------------------------------------------------------------------ opening, restart
+    def resume(self, finished: tuple[StepRecord, ...]) -> None:
+        """Tell the control machine again of finished steps it may not have heard of."""
+        self.finished = {r.step: r for r in finished}
+        for record in sorted(finished, key=lambda r: r.step):
+            if record.step > self.steps.settled:
+                self.out.append(
+                    ReportStep(self.config.id, record.step, record.nonfinite, record.proposal, record.digest)
+                )
+
+    def open_section(
+        self, section: Section, blocks: tuple[Block, ...], memory: dict[int, BlockMemory], now: float
+    ) -> None:
+        """Take up a section's blocks of this lane, with whatever shared memory remembers of them."""
+        self.sections.append(section)
+        for block in blocks:
+            if block.lane != self.lane:
+                continue
+            known = memory.get(block.key)
+            p = self.partitions[block.key] = Partition.restored(block, section, known)
+            if known is not None:
+                self._restore(p, known, now)
+
+    def _restore(self, p: Partition, known: BlockMemory, now: float) -> None:
+        for versions, owner in ((p.residual, False), (p.owner_residual, True)):
+            if versions.settled < versions.written <= p.out_step:
+                if versions.written > self.steps.settled:
+                    p.unsettled = max(p.unsettled, versions.written)
+                else:
+                    self._flip(p, versions.written, owner)
+        for rank, step in enumerate(known.pushed):
+            if step > p.out_step:
+                self._join(p, rank, step, known.push_flags, known.grad_scale, now)
+
+    # ---------------------------------------------------------------------------------------- pushes
+    def on_push(self, e: Pushed, now: float) -> None:
+        if self.faulted:
+            return
+        record = self.finished.get(e.step)
+        step = None if record is not None or e.step <= self.steps.settled else self.steps.get(e.step, now)
+        for key in e.keys:
+            p = self.partitions.get(key)
+            if p is None:
+                self.fault("TensorMismatch", f"a worker pushed unknown address {key}", e.step, "push")
+                return
+            if step is not None:
+                step.keys[e.rank].add(key)
+            if e.step <= p.out_step:
+                # The same push again, after a restart of ours: the result is there.
+                if step is not None:
+                    step.done.add(key)
+                    if e.step == p.out_step:
+                        step.nonfinite |= p.out_nonfinite
+                        step.proposal = max(step.proposal, p.out_proposal)
+                self._notify(e.step, p.out_nonfinite, key, e.rank)
+            else:
+                self._join(p, e.rank, e.step, e.flags, e.grad_scale, now)
+        if step is not None and e.close and e.rank not in step.closed:
+            self._close(step, e.rank)
+
+    def _close(self, step: Step, rank: int) -> None:
+        step.closed.add(rank)
+        if not step.is_closed:
+            return
+        odd = step.close()
+        if odd is None:
+            odd = min(self.remote.pop(step.number, set()) - step.expected, default=None)
+        if odd is not None:
+            self._mismatch(step.number, self.partitions[odd].name)
+            return
+        self.out.append(ReportClosed(self.config.id, step.number, step.digest))
+        self._try_finish(step)
+
+    def _mismatch(self, step: int, name: str) -> None:
+        self.fault(
+            "TensorMismatch",
+            f"in step {step} tensor {name!r} was pushed by some ranks and not by others",
+            step,
+            "push",
+            advice="let every rank make the same calls in the same order",
+        )
+
+    def _join(self, p: Partition, rank: int, step: int, flags: int, scale: float, now: float) -> None:
+        """Local rank ``rank`` has its input of ``step`` in the slot."""
+        r = p.round(step)
+        if rank in r.local:
+            return
+        self.steps.get(step, now).keys[rank].add(p.block.key)
+        if not self._same_operation(p, r, flags, f"local rank {rank}"):
+            return
+        r.local.add(rank)
+        r.grad_scale = scale
+        if len(r.local) == self.config.local_ranks:
+            self._ready(p, r, now)
+
+    def _same_operation(self, p: Partition, r: Round, flags: int, who: str) -> bool:
+        operation = flags & OPERATION
+        if r.flags is None:
+            r.flags = operation
+        elif r.flags != operation:
+            ours, theirs = (("the mean" if f & Flag.AVERAGE else "the sum") for f in (r.flags, operation))
+            self.fault(
+                "TensorMismatch",
+                f"tensor {p.name!r}, step {r.step}: {who} asks for {theirs}, others for {ours}",
+                r.step,
+                "push",
+                advice="give the same `average=` on every rank",
+            )
+            return False
+        return True
+
+    # -------------------------------------------------------------------------------------- encoding
+    def _ready(self, p: Partition, r: Round, now: float) -> None:
+        """All local inputs are in. Waits for settlements that the plan or the residuals need."""
+        if not self.steps.may_run(r.step):
+            self.gated[p.block.key] = r.step
+            return
+        step = self.steps.get(r.step, now)
+        decision = p.logged
+        if decision is None or decision.step != r.step:
+            codec, _ = self._choose(p, self.steps.plan_version(r.step))
+            decision = Decision(
+                r.step, self.steps.plan_version(r.step), step.own_proposal, codec.spec, self._seed(p, r)
+            )
+        if decision.plan not in self.plans:
+            self.gated[p.block.key] = r.step
+            return
+        codec, scheme = self._choose(p, decision.plan)
+        if codec.feedback and p.unsettled > self.steps.settled:
+            self.gated[p.block.key] = r.step
+            return
+        self.gated.pop(p.block.key, None)
+        r.decision, r.codec, r.everyone, r.encoding = decision, codec, scheme == "all", True
+        r.proposal = max(r.proposal, decision.proposal)
+        if decision != p.logged:
+            p.logged = decision
+            self.out.append(LogDecision(self.config.id, p.block.key, decision))
+        write = 1 - p.residual.current
+        if codec.feedback:
+            p.residual = replace(p.residual, written=r.step)
+        retain = None
+        if r.everyone:
+            # The payload before the last one: whoever contributes to this round has had that.
+            retain = p.next_slot
+            for old in p.retained[1:]:
+                self._release(old.handle)
+            p.retained = p.retained[:1]
+        self.out.append(
+            Encode(
+                self.config.id,
+                p.block.key,
+                r.step,
+                codec,
+                decision.seed,
+                p.residual.current,
+                write,
+                retain,
+                r.flags or 0,
+                decision.proposal,
+            )
+        )
+
+    def _choose(self, p: Partition, version: int):  # type: ignore[no-untyped-def]
+        return plans.choose(self.plans[version], p.section, p.block, self.config.min_compress_bytes)
+
+    def _seed(self, p: Partition, r: Round) -> int:
+        """From (job, step, key, node) and not from the epoch, so that a retry draws the same."""
+        c = self.config
+        text = c.job + b"".join(v.to_bytes(8, "little") for v in (c.domain, r.step, p.block.key, c.members[c.me].node))
+        return wire.digest(text)
+
+    def on_encoded(self, e: Encoded) -> None:
+        p = self.partitions[e.key]
+        r = p.rounds.get(e.step)
+        if r is None or self.faulted or r.codec is None:
+            self._release(e.handle)
+            return
+        r.encoding = False
+        r.own = Parked(e.handle, e.nbytes, r.codec.id, r.codec.level, e.nonfinite)
+        r.own_digest = e.digest
+        me, owner = self.config.me, p.block.owner
+        if r.everyone:
+            flags = (r.flags or 0) | (Flag.NONFINITE if e.nonfinite else 0) | Flag.ALL
+            self._retain(
+                p,
+                Retained(
+                    r.step, p.next_slot, e.handle, e.nbytes, e.digest, r.codec.id, r.codec.level, int(flags), r.proposal
+                ),
+            )
+            for member in range(len(self.config.members)):
+                if member != me:
+                    self.outward.queue(self.config.members[member].node, r.step, e.key)
+        elif owner != me:
+            self.outward.queue(self.config.members[owner].node, r.step, e.key)
+            return
+        r.have.add(me)
+        r.parked[me] = r.own
+        self._advance(p, r)
+
+    def requeue(self, peer: int) -> None:
+        """``peer`` is a new process: whatever rounds under way need from us goes to it again."""
+        for p in self.partitions.values():
+            for r in p.rounds.values():
+                if r.own is not None and (r.everyone or self.config.members[p.block.owner].node == peer):
+                    self.outward.queue(peer, r.step, p.block.key)
+
+    def contribution(self, step: int, key: int) -> tuple[Header, Handle | None, Callable[[], bool]] | None:
+        """The frame of a queued contribution, or None when nobody needs it any more."""
+        p = self.partitions.get(key)
+        r = p.rounds.get(step) if p is not None else None
+        if self.faulted or p is None or r is None or r.own is None or r.decision is None:
+            return None
+        flags = (r.flags or 0) | (Flag.NONFINITE if r.own.nonfinite else 0) | (Flag.ALL if r.everyone else 0)
+        header = self._header(
+            p,
+            Phase.CONTRIBUTION,
+            step,
+            r.own.codec,
+            r.own.level,
+            int(flags),
+            r.own.nbytes,
+            r.own_digest,
+            r.decision.plan,
+            r.decision.proposal,
+        )
+        mine: Round = r
+        if r.everyone:
+            kept = p.kept(step)
+            return header, r.own.handle, lambda: not self.faulted and p.kept(step) is kept
+        return header, r.own.handle, lambda: not self.faulted and not mine.complete
+
+    def _header(
+        self,
+        p: Partition,
+        phase: Phase,
+        step: int,
+        codec: int,
+        level: int,
+        flags: int,
+        nbytes: int,
+        digest: int,
+        plan: int,
+        proposal: int,
+    ) -> Header:
+        c = self.config
+        return Header(
+            FrameType.DATA,
+            phase,
+            dtype=int(p.block.dtype),
+            flags=flags,
+            codec=codec,
+            level=level,
+            job=c.job,
+            domain=c.domain,
+            epoch=c.epoch,
+            step=step,
+            key=p.block.key,
+            plan=plan,
+            proposal=proposal,
+            sender=c.members[c.me].node,
+            incarnation=self.incarnation,
+            elements=p.block.elements,
+            payload_bytes=nbytes,
+            payload_digest=digest,
+        )
+
+    # ---------------------------------------------------------------------------- frames from peers
+    def on_contribution(self, h: Header, handle: Handle | None, member: int) -> None:
+        """One member's contribution to a round: parked, then accumulated in member order."""
+        p = self.partitions[h.key]
+        if h.step <= p.out_step:
+            self._give_back(h, handle)
+            kept = p.kept(h.step)
+            if kept is None:
+                self.out.append(Count("frames_stale", h.sender))
+            else:
+                self._send_retained(p, kept, h.sender)
+            return
+        step = self.steps.open.get(h.step)
+        if step is not None and step.is_closed:
+            if h.key not in step.expected:
+                self._give_back(h, handle)
+                self._mismatch(h.step, p.name)
+                return
+        else:
+            self.remote.setdefault(h.step, set()).add(h.key)
+        r = p.round(h.step)
+        if member in r.have:
+            self._give_back(h, handle)
+            self.out.append(Count("contributions_duplicate", h.sender))
+            return
+        if not self._same_operation(p, r, h.flags, self.config.members[member].name):
+            self._give_back(h, handle)
+            return
+        r.have.add(member)
+        r.everyone = r.everyone or bool(h.flags & Flag.ALL)
+        r.proposal = max(r.proposal, h.proposal)
+        r.parked[member] = Parked(handle, h.payload_bytes, h.codec, h.level, bool(h.flags & Flag.NONFINITE))
+        self._advance(p, r)
+
+    def _give_back(self, h: Header, handle: Handle | None) -> None:
+        self._release(handle)
+        self.outward.take(h.sender, h.payload_bytes)
+
+    def _release(self, handle: Handle | None) -> None:
+        if handle is not None:
+            self.out.append(Release(handle))
+
+    def _advance(self, p: Partition, r: Round) -> None:
+        """Accumulate whatever is next in member order; with everyone there, finalise."""
+        members = self.config.members
+        while (parked := r.parked.pop(r.next_member, None)) is not None:
+            member = r.next_member
+            self.out.append(
+                Accumulate(
+                    self.config.id,
+                    p.block.key,
+                    r.step,
+                    member,
+                    parked.handle,
+                    parked.codec,
+                    parked.level,
+                    member == 0,
+                    parked.nonfinite,
+                )
+            )
+            r.nonfinite |= parked.nonfinite
+            r.next_member += 1
+            if member != self.config.me:
+                self._release(parked.handle)
+                self.outward.take(members[member].node, parked.nbytes)
+        if r.next_member < len(members) or r.finalising:
+            return
+        r.finalising = True
+        codec = None if r.everyone else r.codec
+        write = 1 - p.owner_residual.current
+        if codec is not None and codec.feedback:
+            p.owner_residual = replace(p.owner_residual, written=r.step)
+        if codec is not None:
+            # All contributions are in, so everyone has the aggregate before this one.
+            for old in p.retained:
+                self._release(old.handle)
+            p.retained = ()
+        seed = r.decision.seed if r.decision is not None else 0
+        divisor = self.config.divisor if (r.flags or 0) & Flag.AVERAGE else 1
+        self.out.append(
+            Finalise(
+                self.config.id,
+                p.block.key,
+                r.step,
+                codec,
+                wire.digest(seed.to_bytes(8, "little") + b"owner"),
+                p.owner_residual.current,
+                write,
+                p.next_slot,
+                divisor,
+                r.nonfinite,
+                r.flags or 0,
+                r.proposal,
+            )
+        )
+
+    def _retain(self, p: Partition, new: Retained) -> None:
+        p.retained = (new, *p.retained)
+        p.next_slot = 1 - new.slot
+
+    def on_finalised(self, e: Finalised) -> None:
+        p = self.partitions[e.key]
+        r = p.rounds.get(e.step)
+        if r is None or self.faulted or r.codec is None:
+            self._release(e.handle)
+            return
+        nonfinite = e.nonfinite or r.nonfinite
+        if not r.everyone:
+            flags = (r.flags or 0) | (Flag.NONFINITE if nonfinite else 0)
+            flags |= Flag.SUM_UNITS if r.codec.sum_units else 0
+            kept = Retained(
+                r.step, p.next_slot, e.handle, e.nbytes, e.digest, r.codec.id, r.codec.level, int(flags), r.proposal
+            )
+            self._retain(p, kept)
+            for member in self.config.members:
+                if member.node != self.config.members[self.config.me].node:
+                    self._send_retained(p, kept, member.node)
+        self._complete(p, r, nonfinite)
+
+    def _send_retained(self, p: Partition, kept: Retained, peer: int) -> None:
+        phase = Phase.CONTRIBUTION if kept.flags & Flag.ALL else Phase.AGGREGATE
+        plan = p.logged.plan if p.logged is not None else 0
+        header = self._header(
+            p, phase, kept.step, kept.codec, kept.level, kept.flags, kept.nbytes, kept.digest, plan, kept.proposal
+        )
+        self.outward.send(peer, header, kept.handle, lambda: not self.faulted and kept in p.retained)
+
+    def on_aggregate(self, h: Header, handle: Handle | None, member: int) -> None:
+        """The owner's result of a round we contributed to."""
+        p = self.partitions[h.key]
+        r = p.rounds.get(h.step)
+        if r is None or r.own is None or member != p.block.owner or h.step <= p.out_step:
+            self._release(handle)
+            self.out.append(Count("frames_stale" if h.step <= p.out_step else "frames_unexpected", h.sender))
+            return
+        nonfinite = bool(h.flags & Flag.NONFINITE)
+        divisor = self.config.divisor if h.flags & Flag.AVERAGE and h.flags & Flag.SUM_UNITS else 1
+        self.out.append(Decode(self.config.id, h.key, h.step, handle, h.codec, h.level, divisor, h.flags, nonfinite))
+        self._release(handle)
+        r.proposal = max(r.proposal, h.proposal)
+        self._complete(p, r, nonfinite)
+
+    # ------------------------------------------------------------------------- completion, settling
+    def _complete(self, p: Partition, r: Round, nonfinite: bool) -> None:
+        key = p.block.key
+        self.out.append(CommitOutput(self.config.id, key, r.step, nonfinite, r.proposal))
+        r.complete = True
+        del p.rounds[r.step]
+        p.out_step, p.out_nonfinite, p.out_proposal = r.step, nonfinite, r.proposal
+        if r.own is not None and not r.everyone:
+            self._release(r.own.handle)
+        if r.codec is not None and r.codec.feedback:
+            p.unsettled = r.step
+        self._notify(r.step, nonfinite, key, None)
+        step = self.steps.open[r.step]
+        step.done.add(key)
+        step.nonfinite |= nonfinite
+        step.proposal = max(step.proposal, r.proposal)
+        self._try_finish(step)
+
+    def _notify(self, step: int, nonfinite: bool, key: int, rank: int | None) -> None:
+        self.notices.setdefault((step, nonfinite, rank), []).append(key)
+
+    def flush(self) -> list[LaneEffect]:
+        """The effects of the event just handled; workers hear of results after everything is logged."""
+        out, self.out = self.out, []
+        for (step, nonfinite, rank), keys in self.notices.items():
+            out.append(Notify(self.config.id, step, tuple(keys), nonfinite, rank))
+        self.notices.clear()
+        return out
+
+    def _try_finish(self, step: Step) -> None:
+        if step.finished or not step.is_closed or len(step.done) < len(step.expected):
+            return
+        step.finished = True
+        record = StepRecord(step.number, step.nonfinite, step.proposal, step.digest)
+        self.finished[step.number] = record
+        self.out.append(LogStep(self.config.id, step.number, step.nonfinite, step.proposal, step.digest))
+        self.out.append(ReportStep(self.config.id, step.number, step.nonfinite, step.proposal, step.digest))
+
+    def on_settled(self, e: Settled, now: float) -> None:
+        """Make the new residuals current (unless the step is void) and run what waited for this."""
+        if e.step <= self.steps.settled:
+            return
+        step = self.steps.open.get(e.step)
+        self.steps.settle(e.step, e.void, e.plan)
+        self.finished.pop(e.step, None)
+        self.remote.pop(e.step, None)
+        for key in step.expected if step is not None else list(self.partitions):
+            p = self.partitions[key]
+            if p.unsettled == e.step:
+                for owner in (False, True):
+                    self._flip(p, e.step, owner)
+        self.run_gated(now)
+
+    def _flip(self, p: Partition, step: int, owner: bool) -> None:
+        versions = p.owner_residual if owner else p.residual
+        if versions.written != step or versions.settled >= step:
+            return
+        if step in self.steps.voids:
+            new = replace(versions, settled=step)
+        else:
+            new = Versions(1 - versions.current, step, step)
+        if owner:
+            p.owner_residual = new
+        else:
+            p.residual = new
+        self.out.append(Flip(self.config.id, p.block.key, step, new.current, owner))
+
+    def run_gated(self, now: float) -> None:
+        for key, step in sorted(self.gated.items()):
+            p = self.partitions[key]
+            r = p.rounds.get(step)
+            if r is not None and not r.encoding and r.own is None:
+                self._ready(p, r, now)
+
+    def close(self) -> list[LaneEffect]:
+        """Forget everything: every payload still held is released."""
+        for p in self.partitions.values():
+            for r in p.rounds.values():
+                own = None if r.own is None or r.everyone else r.own.handle
+                handles = {parked.handle for parked in r.parked.values() if parked is not r.own} | {own}
+                for handle in sorted(h for h in handles if h is not None):
+                    self._release(handle)
+            for kept in p.retained:
+                self._release(kept.handle)
+        self.partitions.clear()
+        self.notices.clear()
+        return self.flush()
+
+    # ---------------------------------------------------------------------------- faults and waiting
+    def fault(
+        self, kind: str, message: str, step: int, phase: str, missing: tuple[str, ...] = (), advice: str = ""
+    ) -> None:
+        """The job cannot go on; the control machine tells everyone."""
+        if not self.faulted:
+            self.faulted = True
+            self.out.append(ReportFault(self.config.id, kind, message, step, phase, missing, advice))
+
+    def report_waiting(self, now: float, after: float) -> None:
+        """Say whom the oldest open step waits for, once it is older than ``after`` seconds."""
+        step = min(self.steps.open.values(), key=lambda s: s.number, default=None)
+        if step is None or now - step.opened < after or step.finished:
+            if self.waiting_said:
+                self.waiting_said = False
+                self.out.append(ReportWaiting(self.config.id, 0, 0.0, "", ()))
+            return
+        self.waiting_said = True
+        phase, missing = self._missing(step)
+        self.out.append(ReportWaiting(self.config.id, step.number, step.opened, phase, tuple(sorted(missing))))
+
+    def _missing(self, step: Step) -> tuple[str, set[str]]:
+        members, me = self.config.members, self.config.me
+        absent = {f"local rank {r}" for r in range(self.config.local_ranks) if r not in step.closed}
+        away: set[str] = set()
+        for p in self.partitions.values():
+            r = p.rounds.get(step.number)
+            if r is None:
+                continue
+            if r.own is None:
+                absent |= {f"local rank {i}" for i in range(self.config.local_ranks) if i not in r.local}
+            elif r.everyone or p.block.owner == me:
+                away |= {members[i].name for i in range(len(members)) if i not in r.have}
+            else:
+                away.add(members[p.block.owner].name)
+        return ("exchange", away) if away else ("push", absent)

@@ -1,0 +1,249 @@
+"""What the lane machine asks the outside to do.
+
+What may live here: frozen dataclasses, one per action, each with the order it must keep. What may not:
+behaviour. Effects of one event are carried out in the order given, each before the next: several of them
+are writes to memory that outlives the process, and their order is what makes a kill at any point harmless.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gcproto.wire import Header
+from gcserver.core.events import CodecChoice, Decision, DomainKey, Handle
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Put one frame on the link to ``peer``: the payload is ``handle``'s bytes, or ``body``."""
+
+    peer: int
+    header: Header
+    handle: Handle | None = None
+    body: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Reconnect:
+    """Drop the socket to ``peer`` with everything queued in it, and open a new one."""
+
+    peer: int
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """The machine will not name ``handle`` again."""
+
+    handle: Handle
+
+
+@dataclass(frozen=True, slots=True)
+class LogDecision:
+    """Write the decision to the block's record, before the Encode that follows it."""
+
+    domain: DomainKey
+    key: int
+    decision: Decision
+
+
+@dataclass(frozen=True, slots=True)
+class Encode:
+    """Sum the local ranks' inputs in rank order and encode them; answer with Encoded.
+
+    ``read``/``write``: residual versions (ignored without feedback). ``retain``: the payload goes to this
+    one of the block's two retained memories (all scheme), committed with its step before the answer; None:
+    it may live anywhere until released.
+    """
+
+    domain: DomainKey
+    key: int
+    step: int
+    codec: CodecChoice
+    seed: int
+    read: int
+    write: int
+    retain: int | None
+    flags: int
+    proposal: int
+
+
+@dataclass(frozen=True, slots=True)
+class Accumulate:
+    """Add one member's decoded payload to the round's accumulator; the first starts it from zero."""
+
+    domain: DomainKey
+    key: int
+    step: int
+    member: int
+    handle: Handle | None
+    codec: int
+    level: int
+    first: bool
+    nonfinite: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Finalise:
+    """Turn the accumulator into the result; answer with Finalised.
+
+    Owner scheme: encode the aggregate (``codec``, owner residual versions ``read``/``write``) into
+    retained memory ``retain``, commit that, and write what the payload decodes to into the output slot. All scheme
+    (``codec`` None): write the accumulator into the output slot. ``divisor`` is applied once.
+    ``nonfinite``: some contribution was; the output becomes NaN and the payload is empty.
+    """
+
+    domain: DomainKey
+    key: int
+    step: int
+    codec: CodecChoice | None
+    seed: int
+    read: int
+    write: int
+    retain: int
+    divisor: int
+    nonfinite: bool
+    flags: int
+    proposal: int
+
+
+@dataclass(frozen=True, slots=True)
+class Decode:
+    """Decode an aggregate into the output slot (times 1/divisor if it is in sum units); NaN if nonfinite."""
+
+    domain: DomainKey
+    key: int
+    step: int
+    handle: Handle | None
+    codec: int
+    level: int
+    divisor: int
+    flags: int
+    nonfinite: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CommitOutput:
+    """Mark the output slot as holding ``step``; after this a restart knows the round is complete."""
+
+    domain: DomainKey
+    key: int
+    step: int
+    nonfinite: bool
+    proposal: int
+
+
+@dataclass(frozen=True, slots=True)
+class LogStep:
+    """Append a finished step to the lane's ring, before the workers hear of it."""
+
+    domain: DomainKey
+    step: int
+    nonfinite: bool
+    proposal: int
+    digest: int
+
+
+@dataclass(frozen=True, slots=True)
+class Flip:
+    """Make residual version ``version``, written in ``step``, the settled one. ``owner``: the owner's residual."""
+
+    domain: DomainKey
+    key: int
+    step: int
+    version: int
+    owner: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Notify:
+    """Tell the node's workers that blocks are in their output slots. ``rank``: only that local rank."""
+
+    domain: DomainKey
+    step: int
+    keys: tuple[int, ...]
+    nonfinite: bool
+    rank: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReportStep:
+    """To the control machine: this lane finished ``step``. ``digest``: of the keys in it."""
+
+    domain: DomainKey
+    step: int
+    nonfinite: bool
+    proposal: int
+    digest: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReportClosed:
+    """To the control machine: local workers closed ``step`` with the keys of this digest."""
+
+    domain: DomainKey
+    step: int
+    digest: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReportWaiting:
+    """To the control machine: the oldest open step and whom it waits for (empty ``missing``: nothing open)."""
+
+    domain: DomainKey
+    step: int
+    since: float
+    phase: str
+    missing: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReportFault:
+    """To the control machine: the job cannot go on. ``kind`` is the client's exception name."""
+
+    domain: DomainKey
+    kind: str
+    message: str
+    step: int
+    phase: str
+    missing: tuple[str, ...]
+    advice: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReportLink:
+    """A link changed: "up" (a new life of the peer), "quiet" (nothing heard for a while) or "refused"."""
+
+    peer: int
+    state: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """Add to a counter that operators see. ``peer`` 0: not about a peer."""
+
+    name: str
+    peer: int = 0
+    value: int = 1
+
+
+LaneEffect = (
+    Send
+    | Reconnect
+    | Release
+    | LogDecision
+    | Encode
+    | Accumulate
+    | Finalise
+    | Decode
+    | CommitOutput
+    | LogStep
+    | Flip
+    | Notify
+    | ReportStep
+    | ReportClosed
+    | ReportWaiting
+    | ReportFault
+    | ReportLink
+    | Count
+)

@@ -1,0 +1,388 @@
+"""The lane machine: events in, effects out.
+
+What may live here: which part of the machine an event concerns (links, domains, queues), frames that come
+too early, and the order of effects. What may not: what a round does (`domain.py`), link arithmetic
+(`link.py`), I/O, clocks: ``now`` is a parameter, seconds on any monotonic clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from gcproto import messages, wire
+from gcproto.wire import Flag, FrameType, Header, Phase
+from gcserver.core.domain import Domain, Outward
+from gcserver.core.effects import Count, LaneEffect, Notify, Release, ReportLink
+from gcserver.core.events import (
+    DomainClosed,
+    DomainKey,
+    DomainOpened,
+    Encoded,
+    Finalised,
+    FrameDamaged,
+    FrameReceived,
+    Handle,
+    LaneEvent,
+    PeerAdded,
+    PeerReset,
+    PlanKnown,
+    ProposalKnown,
+    Pushed,
+    SectionOpened,
+    Settled,
+    Tick,
+    Unusable,
+)
+from gcserver.core.link import DEFAULT_CREDIT, Link
+from gcserver.core.outbox import Outbox
+from gcserver.core.steps import StepBook
+
+_hello = messages.Decoder[messages.Hello](messages.Hello)
+_refuse = messages.Decoder[messages.Refuse](messages.Refuse)
+
+
+@dataclass(frozen=True, slots=True)
+class LaneConfig:
+    """Who this lane is. Times in seconds; ``credit`` in bytes."""
+
+    hello: messages.Hello
+    incarnation: int
+    credit: int = DEFAULT_CREDIT
+    quiet_after: float = 3.0
+    waiting_after: float = 1.0
+    #: a frame for a domain nobody opened here is kept this long
+    early_for: float = 60.0
+
+    @property
+    def node(self) -> int:
+        return wire.node_id(self.hello.node)
+
+
+@dataclass(slots=True)
+class LaneMachine:
+    """One lane of one daemon. ``on(event, now)`` returns the effects, to be carried out in order."""
+
+    config: LaneConfig
+    links: dict[int, Link] = field(default_factory=dict)
+    outboxes: dict[int, Outbox] = field(default_factory=dict)
+    domains: dict[DomainKey, Domain] = field(default_factory=dict)
+    early: dict[DomainKey, list[tuple[float, FrameReceived]]] = field(default_factory=dict)
+    early_pushes: dict[DomainKey, list[Pushed]] = field(default_factory=dict)
+    #: jobs that ended here; their late frames are dropped at once
+    ended: dict[bytes, None] = field(default_factory=dict)
+    out: list[LaneEffect] = field(default_factory=list)
+
+    def on(self, event: LaneEvent, now: float) -> list[LaneEffect]:
+        handler = _HANDLERS[type(event)]
+        handler(self, event, now)
+        for domain in self.domains.values():
+            if domain.out or domain.notices:
+                self._collect(domain)
+        self._pump()
+        # Workers hear last: whatever they do next finds everything logged.
+        out: list[LaneEffect] = [e for e in self.out if not isinstance(e, Notify)]
+        out.extend(e for e in self.out if isinstance(e, Notify))
+        self.out = []
+        return out
+
+    def _collect(self, domain: Domain) -> None:
+        self.out.extend(domain.flush())
+
+    # ----------------------------------------------------------------------------------------- links
+    def _on_peer_added(self, e: PeerAdded, now: float) -> None:
+        if e.node in self.links:
+            return
+        link = Link(self.config.node, self.config.incarnation, e.node, e.name, self.config.credit, heard=now)
+        self.links[e.node] = link
+        self.outboxes[e.node] = Outbox()
+        self.out.append(link.hello(self.config.hello))
+
+    def _on_peer_reset(self, e: PeerReset, now: float) -> None:
+        link = self.links.get(e.peer)
+        if link is not None and link.up:
+            # Whatever the connection lost shows when the peer compares this with what it has.
+            self.out.append(link.heartbeat())
+
+    def _on_tick(self, e: Tick, now: float) -> None:
+        for link in self.links.values():
+            self.out.extend(link.tick(now, self.config.hello, self.config.quiet_after))
+        for domain in self.domains.values():
+            domain.report_waiting(now, self.config.waiting_after)
+        for key, frames in list(self.early.items()):
+            keep = [(at, f) for at, f in frames if now - at < self.config.early_for]
+            for at, f in frames:
+                if now - at >= self.config.early_for:
+                    self._drop(f)
+            if keep:
+                self.early[key] = keep
+            else:
+                del self.early[key]
+
+    def _on_hello(self, link: Link, h: Header, body: bytes, now: float) -> None:
+        hello = _hello(body)
+        if h.incarnation < link.theirs:
+            self.out.append(Count("frames_stale", link.peer))
+            return
+        if hello.lanes != self.config.hello.lanes or hello.lane != self.config.hello.lane:
+            reason = (
+                f"{hello.node} has {hello.lanes} lanes and {self.config.hello.node} has {self.config.hello.lanes}; "
+                "set node.lanes to the same number everywhere"
+            )
+            if link.refused != reason:
+                link.refused = reason
+                self.out.append(ReportLink(link.peer, "refused", reason))
+            self.out.append(link.refuse(reason))
+            return
+        if h.incarnation > link.theirs or link.refused:
+            self.out.extend(link.adopt(h.incarnation, now))
+            self.outboxes[link.peer].clear()
+            for domain in self.domains.values():
+                domain.requeue(link.peer)
+            self.out.append(link.hello(self.config.hello))
+        elif h.to_incarnation != self.config.incarnation:
+            self.out.append(link.hello(self.config.hello))
+        link.heard = now
+        if h.to_incarnation == self.config.incarnation:
+            link.knows_us = True
+
+    # ---------------------------------------------------------------------------------------- frames
+    def _on_frame(self, e: FrameReceived, now: float) -> None:
+        h = e.header
+        link = self.links.get(h.sender)
+        if link is None:
+            self._drop(e, known=False)
+            self.out.append(Count("frames_unknown_sender"))
+            return
+        if h.type is FrameType.HELLO:
+            self._on_hello(link, h, e.body, now)
+            return
+        if h.type is FrameType.REFUSE:
+            link.refused = _refuse(e.body).reason
+            self.out.append(ReportLink(link.peer, "refused", link.refused))
+            return
+        if not link.fresh(h, now, self.config.hello, self.out.append):
+            self._drop(e, known=False)
+            return
+        if h.type is FrameType.HEARTBEAT:
+            link.on_beat(h, e.body, self.out.append)
+        elif h.type is FrameType.NACK:
+            self.out.extend(link.on_nack(e.body))
+        elif not link.accept(h, self.out.append):
+            self._drop(e, known=False)
+        elif h.type is FrameType.FILLER:
+            self.out.extend(link.take(h.aux))
+        elif h.type is FrameType.DATA:
+            self._on_data(e, now)
+        else:
+            self._drop(e)
+            self.out.append(Count("frames_unexpected", link.peer))
+
+    def _drop(self, e: FrameReceived, known: bool = True) -> None:
+        """Release a frame's payload; ``known``: it was accepted on its link, so its credit goes back."""
+        if e.handle is not None:
+            self.out.append(Release(e.handle))
+        if known and e.header.phase is Phase.CONTRIBUTION:
+            self.out.extend(self.links[e.header.sender].take(e.header.payload_bytes))
+
+    def _on_data(self, e: FrameReceived, now: float) -> None:
+        h = e.header
+        key = (h.job, h.domain)
+        domain = self.domains.get(key)
+        if h.job in self.ended or (domain is not None and domain.faulted):
+            self._drop(e)
+            return
+        if domain is None or (h.key not in domain.partitions and h.epoch == domain.config.epoch):
+            self.early.setdefault(key, []).append((now, e))
+            return
+        member = next((i for i, m in enumerate(domain.config.members) if m.node == h.sender), None)
+        if member is None or h.epoch != domain.config.epoch:
+            self._drop(e)
+            self.out.append(Count("frames_stale", h.sender))
+            return
+        block = domain.partitions[h.key].block
+        if h.elements != block.elements or h.dtype != block.dtype:
+            self._drop(e)
+            domain.fault(
+                "TensorMismatch",
+                f"{domain.config.members[member].name} sent {h.elements} elements of dtype {h.dtype} for tensor "
+                f"{domain.partitions[h.key].name!r}, expected {block.elements} of {int(block.dtype)}",
+                h.step,
+                "exchange",
+            )
+            return
+        if h.phase is Phase.AGGREGATE:
+            domain.on_aggregate(h, e.handle, member)
+        elif h.flags & Flag.ALL or block.owner == domain.config.me:
+            domain.on_contribution(h, e.handle, member)
+        else:
+            self._drop(e)
+            self.out.append(Count("frames_unexpected", h.sender))
+
+    def _on_damaged(self, e: FrameDamaged, now: float) -> None:
+        peer = e.header.sender if e.header is not None else e.peer
+        link = self.links.get(peer) if peer is not None else None
+        if link is None:
+            self.out.append(Count("frames_corrupt"))
+            return
+        if link.on_damaged(e.header, self.out.append):
+            self._fault_peer(link, e.header, "CorruptFrame", f"a frame from {link.name} was damaged twice ({e.reason})")
+
+    def _on_unusable(self, e: Unusable, now: float) -> None:
+        link = self.links.get(e.header.sender)
+        if link is None or not link.fresh(e.header, now, self.config.hello, self.out.append):
+            return
+        self.out.append(Count("frames_unusable", link.peer))
+        if link.accept(e.header, self.out.append):
+            if e.header.phase is Phase.CONTRIBUTION:
+                self.out.extend(link.take(e.header.payload_bytes))
+            self._fault_peer(link, e.header, "CorruptFrame", f"a payload from {link.name} does not decode: {e.reason}")
+
+    def _fault_peer(self, link: Link, h: Header | None, kind: str, message: str) -> None:
+        """Fault the domain the frame belongs to, or every domain shared with the peer if that is unknown."""
+        for domain in self.domains.values():
+            shared = any(m.node == link.peer for m in domain.config.members)
+            if shared and (h is None or h.type is not FrameType.DATA or domain.config.id == (h.job, h.domain)):
+                domain.fault(
+                    kind,
+                    message,
+                    h.step if h is not None else 0,
+                    "exchange",
+                    (link.name,),
+                    "check the network and memory of that machine; the step was not averaged",
+                )
+
+    # --------------------------------------------------------------------------------------- domains
+    def _on_domain_opened(self, e: DomainOpened, now: float) -> None:
+        c = e.config
+        if c.id in self.domains:
+            return
+        book = StepBook(c.local_ranks, c.lag, e.settled, set(e.voids), list(e.switches), e.proposal)
+        outward = Outward(
+            send=lambda peer, h, handle, wanted: self._send(peer, h, handle, wanted),
+            queue=lambda peer, step, key: self._queue(c.id, peer, step, key),
+            take=self._take,
+        )
+        domain = Domain(
+            c, outward, self.config.hello.lane, self.config.incarnation, book, {p.version: p for p in e.plans}
+        )
+        self.domains[c.id] = domain
+        self.ended.pop(c.job, None)
+        domain.resume(e.finished)
+
+    def _send(self, peer: int, h: Header, handle: Handle | None, wanted: Callable[[], bool]) -> None:
+        link = self.links.get(peer)
+        if link is not None and link.up:
+            # A contribution sent from here is a retained one: it was asked for, credit does not hold it up.
+            self.out.extend(self._ordered(peer))
+            self.out.append(link.send(h, handle, wanted=wanted))
+
+    def _ordered(self, peer: int) -> list[LaneEffect]:
+        """What domains have said so far comes before a frame that depends on it."""
+        out: list[LaneEffect] = []
+        for domain in self.domains.values():
+            out.extend(domain.out)
+            domain.out = []
+        return out
+
+    def _queue(self, domain: DomainKey, peer: int, step: int, key: int) -> None:
+        self.outboxes[peer].add(domain, step, key)
+
+    def _take(self, peer: int, nbytes: int) -> None:
+        link = self.links.get(peer)
+        if link is not None:
+            self.out.extend(link.take(nbytes))
+
+    def _pump(self) -> None:
+        """Send waiting contributions as far as credit allows."""
+        for peer, outbox in self.outboxes.items():
+            link = self.links[peer]
+            while link.up and (head := outbox.peek()) is not None:
+                key, step, block = head
+                domain = self.domains.get(key)
+                frame = domain.contribution(step, block) if domain is not None else None
+                if frame is None:
+                    outbox.pop()
+                    continue
+                header, handle, wanted = frame
+                if not link.may_spend(header.payload_bytes):
+                    break
+                outbox.pop()
+                self.out.append(link.send(header, handle, wanted=wanted))
+
+    def _on_section(self, e: SectionOpened, now: float) -> None:
+        domain = self.domains.get(e.domain)
+        if domain is None or e.section.index < len(domain.sections):
+            return
+        domain.open_section(e.section, e.blocks, dict(e.memory), now)
+        self._collect(domain)
+        for _, frame in self.early.pop(e.domain, []):
+            self._on_data(frame, now)
+        for push in self.early_pushes.pop(e.domain, []):
+            self._on_pushed(push, now)
+
+    def _on_domain_closed(self, e: DomainClosed, now: float) -> None:
+        domain = self.domains.pop(e.domain, None)
+        if domain is not None:
+            self.out.extend(domain.close())
+        self.ended[e.domain[0]] = None
+        while len(self.ended) > 1024:
+            self.ended.pop(next(iter(self.ended)))
+        for _, frame in self.early.pop(e.domain, []):
+            self._drop(frame)
+        self.early_pushes.pop(e.domain, None)
+
+    def _on_plan(self, e: PlanKnown, now: float) -> None:
+        if (domain := self.domains.get(e.domain)) is not None:
+            domain.plans[e.plan.version] = e.plan
+            domain.run_gated(now)
+
+    def _on_proposal(self, e: ProposalKnown, now: float) -> None:
+        if (domain := self.domains.get(e.domain)) is not None:
+            domain.steps.known_proposal = max(domain.steps.known_proposal, e.version)
+
+    def _on_pushed(self, e: Pushed, now: float) -> None:
+        if e.domain[0] in self.ended:
+            return
+        domain = self.domains.get(e.domain)
+        if domain is None or any(k not in domain.partitions for k in e.keys):
+            # After a restart workers may ring before the control machine has told us of their job.
+            self.early_pushes.setdefault(e.domain, []).append(e)
+        else:
+            domain.on_push(e, now)
+
+    def _on_encoded(self, e: Encoded, now: float) -> None:
+        if (domain := self.domains.get(e.domain)) is not None:
+            domain.on_encoded(e)
+        elif e.handle is not None:
+            self.out.append(Release(e.handle))
+
+    def _on_finalised(self, e: Finalised, now: float) -> None:
+        if (domain := self.domains.get(e.domain)) is not None:
+            domain.on_finalised(e)
+        elif e.handle is not None:
+            self.out.append(Release(e.handle))
+
+    def _on_settled(self, e: Settled, now: float) -> None:
+        if (domain := self.domains.get(e.domain)) is not None:
+            domain.on_settled(e, now)
+
+
+_HANDLERS: dict[type, Callable[[LaneMachine, Any, float], None]] = {
+    PeerAdded: LaneMachine._on_peer_added,
+    PeerReset: LaneMachine._on_peer_reset,
+    FrameReceived: LaneMachine._on_frame,
+    FrameDamaged: LaneMachine._on_damaged,
+    Unusable: LaneMachine._on_unusable,
+    DomainOpened: LaneMachine._on_domain_opened,
+    SectionOpened: LaneMachine._on_section,
+    DomainClosed: LaneMachine._on_domain_closed,
+    PlanKnown: LaneMachine._on_plan,
+    ProposalKnown: LaneMachine._on_proposal,
+    Pushed: LaneMachine._on_pushed,
+    Encoded: LaneMachine._on_encoded,
+    Finalised: LaneMachine._on_finalised,
+    Settled: LaneMachine._on_settled,
+    Tick: LaneMachine._on_tick,
+}

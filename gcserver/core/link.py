@@ -1,0 +1,308 @@
+"""One link between two lives of two processes: nothing lost silently, nothing counted twice.
+
+What may live here: link sequences, acknowledgements, asking again, incarnations, credit. What may not:
+rounds, steps, sockets. Both the lane machine and the control machine speak through it.
+
+Theory. ZeroMQ keeps order inside a connection but loses and replays frames around a reconnect, and a
+process that comes back knows nothing of what it had sent. So:
+
+* A link exists between one *incarnation* of ours and one of theirs. Incarnations only grow. A frame from
+  an older life is refused; one from a newer life makes us say HELLO, and their HELLO starts a new link:
+  sequences and credit from zero, a fresh socket, so that nothing of the old link is left in a queue.
+* DATA, CONTROL and FILLER frames are numbered. The sender keeps each until the peer's ``ack`` passes it; the
+  receiver accepts every number once, in any order.
+* A gap shows when a higher number arrives or a heartbeat names one. It is answered with NACK, again at
+  each later heartbeat that still shows it. There are no blind timers.
+* A frame whose content is no longer wanted (its round is complete) is sent again as an empty FILLER.
+* A contribution costs credit, which returns when the receiver is done with the payload. The total returned
+  so far travels in every header: saying it twice changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from itertools import islice
+
+from gcproto import messages, wire
+from gcproto.wire import Flag, FrameType, Header, Phase
+from gcserver.core.effects import Count, Reconnect, ReportLink, Send
+from gcserver.core.events import Handle
+
+#: Credit of one sender towards one receiver, bytes of contribution payload.
+DEFAULT_CREDIT = 32 << 20
+#: A receiver that has returned this share of the credit without saying so says so at once.
+CREDIT_NOTICE = 4
+MAX_NACK = 1024
+#: Numbers further ahead than this are not believed.
+MAX_AHEAD = 1 << 20
+#: At most one HELLO in answer to a burst of frames of a wrong life, seconds.
+HELLO_PAUSE = 0.05
+
+LinkEffect = Send | Reconnect | Count | ReportLink
+#: Where a method puts effects in passing
+Sink = Callable[[LinkEffect], None]
+
+_beat = messages.Decoder[messages.Beat](messages.Beat)
+_nack = messages.Decoder[messages.Nack](messages.Nack)
+
+
+@dataclass(slots=True)
+class Sent:
+    """A numbered frame the peer has not acknowledged. ``wanted`` says whether its content still matters."""
+
+    header: Header
+    handle: Handle | None
+    body: bytes
+    wanted: Callable[[], bool]
+
+
+def _always() -> bool:
+    return True
+
+
+@dataclass(slots=True)
+class Link:
+    """State of the link to one peer. ``node``/``incarnation`` are ours, ``peer``/``theirs`` the other side."""
+
+    node: int
+    incarnation: int
+    peer: int
+    name: str
+    credit: int = DEFAULT_CREDIT
+    theirs: int = 0
+    refused: str = ""
+    heard: float = 0.0
+    quiet: bool = False
+    knows_us: bool = False
+    hello_at: float = -1.0
+    next_seq: int = 1
+    unacked: dict[int, Sent] = field(default_factory=dict)
+    received: int = 0
+    ahead: set[int] = field(default_factory=set)
+    highest: int = 0
+    damaged: dict[int, int] = field(default_factory=dict)
+    #: contribution bytes: sent on this link, returned by the peer, taken from the peer, last said so
+    spent: int = 0
+    returned: int = 0
+    taken: int = 0
+    told: int = 0
+
+    @property
+    def up(self) -> bool:
+        return self.theirs != 0 and not self.refused
+
+    # ------------------------------------------------------------------------------------ sending
+    def _unnumbered(self, kind: FrameType, body: bytes) -> Send:
+        header = Header(
+            kind,
+            sender=self.node,
+            incarnation=self.incarnation,
+            to_incarnation=self.theirs,
+            ack=self.received,
+            credit=self.taken,
+            payload_bytes=len(body),
+            payload_digest=wire.digest(body),
+        )
+        self.told = self.taken
+        return Send(self.peer, header, body=body)
+
+    def hello(self, message: messages.Hello) -> Send:
+        return self._unnumbered(FrameType.HELLO, messages.encode(message))
+
+    def refuse(self, reason: str) -> Send:
+        return self._unnumbered(FrameType.REFUSE, messages.encode(messages.Refuse(reason)))
+
+    def heartbeat(self, closed: tuple[tuple[bytes, int, int, int], ...] = ()) -> Send:
+        return self._unnumbered(FrameType.HEARTBEAT, messages.encode(messages.Beat(self.next_seq - 1, closed)))
+
+    def send(
+        self, header: Header, handle: Handle | None = None, body: bytes = b"", wanted: Callable[[], bool] = _always
+    ) -> Send:
+        """Number a frame and remember it until acknowledged. Contributions spend credit."""
+        if header.phase is Phase.CONTRIBUTION:
+            self.spent += header.payload_bytes
+        header = header.on_link(
+            link_seq=self.next_seq, ack=self.received, credit=self.taken, to_incarnation=self.theirs
+        )
+        self.told = self.taken
+        self.unacked[self.next_seq] = Sent(header, handle, body, wanted)
+        self.next_seq += 1
+        return Send(self.peer, header, handle, body)
+
+    def may_spend(self, nbytes: int) -> bool:
+        """Whether a contribution of ``nbytes`` fits the credit; one frame always may when nothing is out."""
+        out = self.spent - self.returned
+        return out == 0 or out + nbytes <= self.credit
+
+    def take(self, nbytes: int) -> list[LinkEffect]:
+        """A contribution payload of the peer was used or dropped: its credit goes back."""
+        self.taken += nbytes
+        if self.up and (self.taken - self.told) * CREDIT_NOTICE >= self.credit:
+            return [self.heartbeat()]
+        return []
+
+    def _resend(self, seqs: list[int]) -> list[LinkEffect]:
+        out: list[LinkEffect] = []
+        for seq in seqs:
+            sent = self.unacked.get(seq)
+            if sent is None:
+                continue
+            if sent.wanted():
+                again = replace(
+                    sent.header, flags=sent.header.flags | Flag.RESENT, ack=self.received, credit=self.taken
+                )
+                out.append(Send(self.peer, again, sent.handle, sent.body))
+                out.append(Count("frames_resent", self.peer))
+            else:
+                header = self._filler(seq, sent.header)
+                self.unacked[seq] = Sent(header, None, b"", _always)
+                out.append(Send(self.peer, header))
+        return out
+
+    def _filler(self, seq: int, instead_of: Header) -> Header:
+        """``aux`` carries the credit the lost contribution had cost, so that it comes back."""
+        lost = instead_of.payload_bytes if instead_of.phase is Phase.CONTRIBUTION else instead_of.aux
+        return Header(
+            FrameType.FILLER,
+            sender=self.node,
+            incarnation=self.incarnation,
+            to_incarnation=self.theirs,
+            link_seq=seq,
+            ack=self.received,
+            credit=self.taken,
+            aux=lost,
+        )
+
+    # ---------------------------------------------------------------------------------- receiving
+    def missing(self) -> tuple[int, ...]:
+        gap = (s for s in range(self.received + 1, self.highest + 1) if s not in self.ahead)
+        return tuple(islice(gap, MAX_NACK))
+
+    def nack(self) -> list[LinkEffect]:
+        missing = self.missing()
+        if not missing:
+            return []
+        return [
+            self._unnumbered(FrameType.NACK, messages.encode(messages.Nack(missing))),
+            Count("nacks_sent", self.peer),
+        ]
+
+    def adopt(self, incarnation: int, now: float) -> list[LinkEffect]:
+        """A new life of the peer: everything about the link starts over."""
+        first = self.theirs == 0
+        self.theirs = incarnation
+        self.refused = ""
+        self.heard = now
+        self.quiet = False
+        self.knows_us = False
+        self.next_seq = 1
+        self.unacked.clear()
+        self.received = self.highest = 0
+        self.ahead.clear()
+        self.damaged.clear()
+        self.spent = self.returned = self.taken = self.told = 0
+        out: list[LinkEffect] = [] if first else [Reconnect(self.peer)]
+        out.append(ReportLink(self.peer, "up"))
+        return out
+
+    def fresh(self, h: Header, now: float, hello: messages.Hello, out: Sink) -> bool:
+        """Whether ``h`` belongs to this link (both lives right). Anything but HELLO passes through here."""
+        if h.incarnation < self.theirs:
+            out(Count("frames_stale", self.peer))
+            return False
+        if h.incarnation > self.theirs or h.to_incarnation != self.incarnation:
+            # Either we missed their HELLO or they missed ours; say HELLO (once for a burst), theirs will follow.
+            out(Count("frames_stale", self.peer))
+            if h.incarnation > self.theirs:
+                self.knows_us = False
+            if now - self.hello_at >= HELLO_PAUSE:
+                self.hello_at = now
+                out(self.hello(hello))
+            return False
+        self.heard = now
+        self.knows_us = True
+        if self.quiet:
+            self.quiet = False
+            out(ReportLink(self.peer, "up"))
+        self._acknowledge(h)
+        return True
+
+    def _acknowledge(self, h: Header) -> None:
+        if h.credit > self.returned:
+            self.returned = min(h.credit, self.spent)
+        if not self.unacked or h.ack < next(iter(self.unacked)):
+            return
+        for seq in [s for s in self.unacked if s <= h.ack]:
+            del self.unacked[seq]
+
+    def accept(self, h: Header, out: Sink) -> bool:
+        """Number bookkeeping of a fresh sequenced frame; False if it came before. Asks for what is missing."""
+        seq = h.link_seq
+        if seq <= self.received or seq in self.ahead:
+            out(Count("frames_duplicate", self.peer))
+            return False
+        if seq > self.highest + MAX_AHEAD:
+            out(Count("frames_refused", self.peer))
+            return False
+        gap_before = self.highest
+        self.highest = max(self.highest, seq)
+        self.ahead.add(seq)
+        self.damaged.pop(seq, None)
+        while self.received + 1 in self.ahead:
+            self.received += 1
+            self.ahead.discard(self.received)
+        if seq > gap_before + 1:
+            for effect in self.nack():
+                out(effect)
+        return True
+
+    def on_beat(self, h: Header, body: bytes, out: Sink) -> messages.Beat:
+        beat = _beat(body)
+        self.highest = max(self.highest, min(beat.highest, self.highest + MAX_AHEAD))
+        for effect in self.nack():
+            out(effect)
+        return beat
+
+    def on_nack(self, body: bytes) -> list[LinkEffect]:
+        return self._resend(list(_nack(body).missing))
+
+    def on_damaged(self, h: Header | None, out: Sink) -> bool:
+        """A frame of this link failed its digest. Asks again; True when the same frame failed a second time.
+
+        With a damaged header the number is unknown: the lowest missing one is the likeliest (frames come in
+        order), and is the one charged.
+        """
+        out(Count("frames_corrupt", self.peer))
+        if h is not None and (h.incarnation != self.theirs or h.to_incarnation != self.incarnation):
+            return False
+        if h is not None and h.type not in wire.SEQUENCED:
+            return False
+        seq = self.received + 1 if h is None else h.link_seq
+        if seq <= self.received or seq in self.ahead or seq > self.highest + MAX_AHEAD:
+            return False
+        self.highest = max(self.highest, seq)
+        self.damaged[seq] = self.damaged.get(seq, 0) + 1
+        for effect in self.nack():
+            out(effect)
+        return self.damaged[seq] >= 2
+
+    # --------------------------------------------------------------------------------------- time
+    def tick(
+        self,
+        now: float,
+        hello: messages.Hello,
+        quiet_after: float,
+        closed: tuple[tuple[bytes, int, int, int], ...] = (),
+    ) -> list[LinkEffect]:
+        """Say HELLO until the peer is known, then heartbeat; report a peer that went quiet."""
+        if self.refused:
+            return [self.hello(hello)]
+        if not self.up or not self.knows_us:
+            out: list[LinkEffect] = [self.hello(hello)]
+        else:
+            out = [self.heartbeat(closed)]
+        if self.up and not self.quiet and now - self.heard > quiet_after:
+            self.quiet = True
+            out.append(ReportLink(self.peer, "quiet"))
+        return out

@@ -1,0 +1,33 @@
+"""Which codec and scheme a block uses under a plan.
+
+What may live here: the rule "last match wins" and what can be compressed at all. What may not: how good a
+plan is (`gcserver.planner`), when it takes effect (`steps.py`).
+"""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+
+from gcproto.dtypes import DType
+from gcproto.manifest import Block, Section
+from gcserver.core.events import CodecChoice, Plan
+
+#: dtypes whose gradients may be compressed; everything else travels as it is
+COMPRESSIBLE = frozenset({DType.F32, DType.F16, DType.BF16})
+
+
+def choose(plan: Plan, section: Section, block: Block, min_compress_bytes: int) -> tuple[CodecChoice, str]:
+    """(codec, scheme) of ``block``: the last rule that matches the name of the tensor filling most of it.
+
+    Sections under ``min_compress_bytes`` and dtypes that cannot be compressed go dense; a cast codec (no
+    feedback) applies to fp32 only, since it would not shrink the others.
+    """
+    name = section.tensors[block.tensor].name
+    rule = next((r for r in reversed(plan.rules) if fnmatchcase(name, r.pattern)), None)
+    if rule is None:
+        return plan.dense, "owner"
+    codec = rule.codec
+    too_small = section.nbytes < min_compress_bytes
+    if too_small or block.dtype not in COMPRESSIBLE or (block.dtype is not DType.F32 and not codec.feedback):
+        codec = plan.dense
+    return codec, rule.scheme

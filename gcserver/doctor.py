@@ -1,0 +1,186 @@
+"""What may be wrong before a daemon starts: all of it for a person (`gcserver doctor`), what stops it for `run`.
+
+What may live here: which checks are asked and how they are shown, the memory a model needs. What may not: the checks
+themselves (`checks.py`), repairing anything.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import sys
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Final
+
+from gcproto.manifest import memory_bytes
+from gcserver import checks
+from gcserver.checks import Check
+from gcserver.config import Config
+from gcserver.values import human_size
+
+_COUNT: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?(?:e[0-9]{1,2})?)\s*([kmbgt]?)", re.IGNORECASE)
+_THOUSANDS: Final = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
+#: Variables that change how glibc hands pages back; the lanes set what they need themselves.
+_MALLOC: Final = (
+    "MALLOC_ARENA_MAX",
+    "MALLOC_MMAP_THRESHOLD_",
+    "MALLOC_TRIM_THRESHOLD_",
+    "MALLOC_TOP_PAD_",
+    "LD_PRELOAD",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """A model of ``parameters`` fp32 values trained by ``local_ranks`` workers on each of ``nodes`` nodes."""
+
+    parameters: int
+    local_ranks: int = 1
+    nodes: int = 2
+
+    def __post_init__(self) -> None:
+        if not 0 < self.parameters <= 10**14 or not 0 < self.local_ranks <= 1024 or not 0 < self.nodes <= 65536:
+            raise ValueError("expected 1 to 1e14 parameters, 1 to 1024 local ranks, 1 to 65536 nodes")
+
+    @property
+    def total(self) -> int:
+        """Shared memory one node needs with error feedback, bytes."""
+        return memory_bytes(self.parameters, 4, self.local_ranks, self.nodes)
+
+    def breakdown(self) -> list[tuple[str, int]]:
+        """What it is needed for, bytes; the sum is :attr:`total`."""
+        size = 4 * self.parameters
+        owned = -(-size // self.nodes)
+        ranks = f"{self.local_ranks} local rank{'s' if self.local_ranks > 1 else ''}"
+        return [
+            (f"gradients of {ranks}", size * self.local_ranks),
+            ("averages", size),
+            ("residuals of this node, two versions", 2 * size),
+            ("residuals of the blocks it owns, two versions", 2 * owned),
+            ("aggregates it keeps until the step is over", owned),
+        ]
+
+
+def read_count(text: str) -> int:
+    """A number of parameters: ``124000000``, ``1.3e9``, ``124M``, ``7B``. Raises ValueError."""
+    found = _COUNT.fullmatch(text.strip())
+    if found is None:
+        raise ValueError(f"expected a number such as 124000000, 124M or 7B, got {text!r}")
+    return round(float(found[1]) * _THOUSANDS[found[2].lower()])
+
+
+def preflight(config: Config) -> list[Check]:
+    """What keeps a daemon from starting (``fatal``) or will hurt it; empty when all is well. Takes less than 1 s."""
+    found = checks.peer_names(config)
+    # A daemon that serves the socket holds its ports too: then naming it says more than ten busy ports.
+    served = checks.socket_served(config.node.socket, 0.4)
+    if served.fatal:
+        return [*found, served]
+    found += [checks.port_free(*bound) for bound in checks.bound_addresses(config)]
+    found.append(checks.directory_usable("socket", "node.socket", config.node.socket.parent))
+    found.append(checks.directory_usable("state", "node.state", config.node.state))
+    found.append(checks.shared_memory(config))
+    found.append(checks.locked_memory(memory_bytes(config.partition_bytes, itemsize=1, members=1)))
+    found.append(checks.cores(config.node.cores, config.node.lanes))
+    found.append(checks.open_files(config))
+    found.append(checks.advertised(config, 0.4))
+    return [check for check in found if check.result != "ok"]
+
+
+def examine(config: Config, need: Need | None = None, timeout: float = 2.0) -> list[Check]:
+    """Every check, in the order a person wants them; peers get ``timeout`` seconds to answer."""
+    total = need.total if need else 0
+    found = [_python(), _kernels(), checks.cores(config.node.cores, config.node.lanes)]
+    running = _running(config)
+    if running is not None:
+        found.append(Check("ports", "ok", "held by the daemon that runs"))
+        found.append(running)
+    else:
+        found += [checks.port_free(*bound) for bound in checks.bound_addresses(config)]
+        found.append(checks.socket_served(config.node.socket, timeout))
+    found.append(checks.advertised(config, timeout))
+    found.append(checks.directory_usable("socket", "node.socket", config.node.socket.parent))
+    found.append(checks.directory_usable("state", "node.state", config.node.state))
+    wrong = checks.peer_names(config)
+    found += wrong
+    found += checks.in_parallel([partial(checks.peer_reachable, peer, timeout) for peer in config.others])
+    if not config.cluster.peers:
+        found.append(Check("peers", "ok", "none configured: torchrun's store or a single node"))
+    found.append(checks.shared_memory(config, total))
+    found.append(checks.locked_memory(total or memory_bytes(config.partition_bytes, itemsize=1, members=1)))
+    found += [checks.open_files(config), checks.clock(), _malloc()]
+    if need is not None:
+        parts = ", ".join(f"{human_size(size)} {what}" for what, size in need.breakdown())
+        found.append(Check("need", "ok", f"{human_size(need.total)} of shared memory on this node: {parts}"))
+    return found
+
+
+def _running(config: Config) -> Check | None:
+    """The daemon this configuration describes, when it runs already; None when it does not."""
+    try:
+        who = checks.ask_daemon(config.node.socket, 1.0)
+    except OSError:
+        return None
+    if who is None or who.node != config.node.name or who.address != str(config.node.advertise):
+        return None
+    return Check("socket", "ok", f"served by this node's daemon, {who.node!r} at {who.address}")
+
+
+def _python() -> Check:
+    text = f"Python {platform.python_version()} on {platform.system()} {platform.release()}, {platform.machine()}"
+    if sys.version_info < (3, 11) or not sys.platform.startswith("linux"):
+        return Check("python", "fail", text, "use Linux and Python 3.11 or newer")
+    return Check("python", "ok", text)
+
+
+def _kernels() -> Check:
+    try:
+        from gcserver.codecs import warmup  # numba takes most of a second to import
+
+        warm, total = warmup.is_warm(), len(warmup.kernels())
+    except Exception as error:  # whatever keeps numba from loading is the finding
+        fix = "install gradcomm[server]; the message says what is missing"
+        return Check("kernels", "fail", f"cannot be loaded: {type(error).__name__}: {error}", fix)
+    if not warm:
+        return Check(
+            "kernels", "warn", f"not all {total} are compiled: the first start takes a minute", "gcserver warmup"
+        )
+    return Check("kernels", "ok", f"{total} compiled and cached")
+
+
+def _malloc() -> Check:
+    """Without glibc's malloc, told to keep its pages, every received megabyte touches fresh ones."""
+    libc, version = platform.libc_ver()
+    if libc != "glibc":
+        text = "the C library is not glibc: received data will touch fresh pages, which costs as much as a copy"
+        return Check("malloc", "warn", text, "use a glibc-based system or image")
+    given = [f"{name}={os.environ[name]}" for name in _MALLOC if os.environ.get(name)]
+    if given:
+        text = f"{', '.join(given)} set from outside may undo the lanes' own settings"
+        return Check("malloc", "warn", text, "unset what is not needed")
+    return Check("malloc", "ok", f"glibc {version}, settings left to the lanes")
+
+
+def as_text(found: list[Check]) -> str:
+    """The checks as lines for a person, the fix below what needs one, and a count."""
+    width = max(len(check.name) for check in found)
+    lines = []
+    for check in found:
+        lines.append(f"{check.result:<4}  {check.name:<{width}}  {check.text}")
+        if check.fix:
+            lines.append(f"{'':<4}  {'':<{width}}  -> {check.fix}")
+    fails = sum(check.result == "fail" for check in found)
+    warns = sum(check.result == "warn" for check in found)
+    lines.append(f"{len(found)} checks, {fails} failed, {warns} warning{'' if warns == 1 else 's'}")
+    return "\n".join(lines)
+
+
+def as_json(found: list[Check], need: Need | None = None) -> str:
+    """The same for a program: ``{"ok": ..., "checks": [{name, result, text, fix}], "need": {...}}``."""
+    document: dict[str, object] = {"ok": not any(check.fatal for check in found), "checks": [asdict(c) for c in found]}
+    if need is not None:
+        document["need"] = {"bytes": need.total, "parts": [{"what": w, "bytes": b} for w, b in need.breakdown()]}
+    return json.dumps(document, indent=2)

@@ -1,0 +1,253 @@
+"""A lane's memory of one domain: arenas shared with workers, and what only the lane keeps.
+
+What may live here: where a block's input, output, residuals and retained payloads are, its record, and
+reading all that back after a restart. What may not: arithmetic (`executor.py`), decisions.
+
+Files, in the job's directory, for domain d and lane l (`docs/memory.md` has the layouts):
+
+    d.l.chunk<i>   arena: slot headers, inputs, outputs (descriptors go to the workers)
+    d.l.heap<i>    private: one record a block, then residuals and retained payloads once a codec needs them
+    d.l.steps      ring of finished steps
+
+Records are written field by field with aligned 8-byte stores; the store that makes a change count is always
+the last one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gcproto import slots
+from gcproto.dtypes import DType
+from gcproto.manifest import AddressSpace, ArenaPlan, Block, Section, Slot
+from gcserver.core.events import BlockMemory, Decision, DomainConfig, Retained, StepRecord, Versions
+from gcserver.runtime.statefiles import Heap, MappedFile, map_file
+
+RECORD = np.dtype(
+    [
+        ("key", "u8"),
+        # the logged decision
+        ("decision_step", "u8"),
+        ("plan", "u4"),
+        ("proposal", "u4"),
+        ("seed", "u8"),
+        ("spec", "S96"),
+        # two-version states: settled step and current version in one word, then the step written last
+        ("residual", "u8"),
+        ("residual_written", "u8"),
+        ("owner", "u8"),
+        ("owner_written", "u8"),
+        # two retained payloads
+        ("kept_step", "u8", 2),
+        ("kept_bytes", "u8", 2),
+        ("kept_digest", "u8", 2),
+        ("kept_codec", "u4", 2),
+        ("kept_level", "u4", 2),
+        ("kept_flags", "u4", 2),
+        ("kept_proposal", "u4", 2),
+        # where the private memory of this block is: chunk + 1 (0: none yet) and offset
+        ("residual_at", "u8", 2),
+        ("owner_at", "u8", 2),
+        ("kept_at", "u8", (2, 2)),
+        ("kept_size", "u8", 2),
+    ],
+    align=True,
+)
+STEP = np.dtype([("step", "u8"), ("digest", "u8"), ("nonfinite", "u4"), ("proposal", "u4"), ("reserved", "u8")])
+STEP_RING = 1024
+F32 = NDArray[np.float32]
+
+
+@dataclass(slots=True)
+class BlockState:
+    """One block of this lane: its place and its views. ``inputs[r]`` and ``output`` are uint8 memory."""
+
+    block: Block
+    slot: Slot
+    arena: memoryview
+    inputs: tuple[memoryview, ...]
+    output: memoryview
+    record: Any
+    bounds: NDArray[np.int64]
+
+    def floats(self, view: memoryview) -> F32:
+        return np.frombuffer(view, np.float32)
+
+
+def _versions(word: int, written: int) -> Versions:
+    return Versions(int(word) & 1, int(word) >> 1, int(written))
+
+
+@dataclass(slots=True)
+class DomainMemory:
+    """All blocks of one domain on this lane."""
+
+    config: DomainConfig
+    lanes: int
+    lane: int
+    directory: Path
+    space: AddressSpace = field(init=False)
+    arena: ArenaPlan = field(init=False)
+    heap: Heap = field(init=False)
+    chunks: list[MappedFile] = field(default_factory=list)
+    blocks: dict[int, BlockState] = field(default_factory=dict)
+    steps: Any = None
+    _records: list[Any] = field(default_factory=list)
+    _index: Path = field(init=False)
+
+    def __post_init__(self) -> None:
+        c = self.config
+        stem = f"{c.domain:08x}.{self.lane}"
+        self.space = AddressSpace(len(c.members), self.lanes, c.partition_bytes)
+        self.arena = ArenaPlan(c.local_ranks)
+        self.heap = Heap(self.directory, stem)
+        self.heap.reopen()
+        ring = map_file(self.directory / f"{stem}.steps", STEP_RING * STEP.itemsize)
+        self.steps = np.frombuffer(ring.view, STEP)
+        self.chunks = []
+        self._index = self.directory / f"{stem}.records"
+
+    # ------------------------------------------------------------------------------------- sections
+    def open_section(self, section: Section) -> dict[int, BlockMemory]:
+        """Allocate a section's blocks, or take up what an earlier life left of them.
+
+        Returns what is remembered of this lane's blocks. Raises MemoryShort.
+        """
+        if section.index < len(self.space.sections):
+            return {}
+        mine = [b for b in self.space.append(section) if b.lane == self.lane]
+        for index in self.arena.append(mine):
+            path = self.directory / f"{self.config.domain:08x}.{self.lane}.chunk{index}"
+            self.chunks.append(map_file(path, self.arena.chunks[index]))
+        if not mine:
+            return {}
+        name = self.directory / f"{self._index.name}{section.index}"
+        file = map_file(name, -(-len(mine) * RECORD.itemsize // 4096) * 4096)
+        records = np.frombuffer(file.view, RECORD, len(mine))
+        memory = {}
+        for block, record in zip(mine, (records[i : i + 1] for i in range(len(mine))), strict=True):
+            slot = self.arena.slots[block.key]
+            view = self.chunks[slot.chunk].view
+            slots.initialise(view, slot, block)
+            record["key"] = block.key
+            state = BlockState(
+                block,
+                slot,
+                view,
+                tuple(view[at : at + block.nbytes] for at in slot.inputs),
+                view[slot.output : slot.output + block.nbytes],
+                record,
+                np.array(block.bounds, np.int64),
+            )
+            self.blocks[block.key] = state
+            if not file.fresh:
+                memory[block.key] = self._remembered(state)
+        return memory
+
+    def _remembered(self, state: BlockState) -> BlockMemory:
+        r = state.record[0]
+        pushes = [slots.pushed(state.arena, state.slot, i) for i in range(len(state.slot.inputs))]
+        out_step, out_flags, out_proposal = slots.output(state.arena, state.slot)
+        decision = None
+        if r["decision_step"]:
+            decision = Decision(
+                int(r["decision_step"]), int(r["plan"]), int(r["proposal"]), bytes(r["spec"]).decode(), int(r["seed"])
+            )
+        kept = []
+        for i in (0, 1):
+            if r["kept_step"][i]:
+                kept.append(
+                    Retained(
+                        int(r["kept_step"][i]), i, None, int(r["kept_bytes"][i]), int(r["kept_digest"][i]),
+                        int(r["kept_codec"][i]), int(r["kept_level"][i]), int(r["kept_flags"][i]),
+                        int(r["kept_proposal"][i]),
+                    )
+                )  # fmt: skip
+        kept.sort(key=lambda k: -k.step)
+        return BlockMemory(
+            tuple(p[0] for p in pushes), pushes[0][1], pushes[0][2], out_step, out_flags, out_proposal, decision,
+            _versions(r["residual"], r["residual_written"]), _versions(r["owner"], r["owner_written"]), tuple(kept),
+        )  # fmt: skip
+
+    # -------------------------------------------------------------------------------------- records
+    def log_decision(self, key: int, d: Decision) -> None:
+        r = self.blocks[key].record
+        # A torn decision must not look like one: no step while its fields change.
+        r["decision_step"] = 0
+        r["plan"], r["proposal"], r["seed"], r["spec"] = d.plan, d.proposal, d.seed, d.spec.encode()
+        r["decision_step"] = d.step
+
+    def begin_write(self, key: int, step: int, owner: bool) -> None:
+        """The version that is not current is about to be written for ``step``."""
+        self.blocks[key].record["owner_written" if owner else "residual_written"] = step
+
+    def flip(self, key: int, step: int, version: int, owner: bool) -> None:
+        self.blocks[key].record["owner" if owner else "residual"] = step << 1 | version
+
+    def commit_kept(self, key: int, index: int, kept: Retained) -> None:
+        r = self.blocks[key].record
+        r["kept_bytes"][0, index], r["kept_digest"][0, index] = kept.nbytes, kept.digest
+        r["kept_codec"][0, index], r["kept_level"][0, index] = kept.codec, kept.level
+        r["kept_flags"][0, index], r["kept_proposal"][0, index] = kept.flags, kept.proposal
+        r["kept_step"][0, index] = kept.step
+
+    def log_step(self, record: StepRecord) -> None:
+        at = self.steps[record.step % STEP_RING : record.step % STEP_RING + 1]
+        at["step"] = 0
+        at["digest"], at["nonfinite"], at["proposal"] = record.digest, record.nonfinite, record.proposal
+        at["step"] = record.step
+
+    def finished(self, after: int) -> tuple[StepRecord, ...]:
+        known = self.steps[self.steps["step"] > after]
+        found = (StepRecord(int(s["step"]), bool(s["nonfinite"]), int(s["proposal"]), int(s["digest"])) for s in known)
+        return tuple(sorted(found, key=lambda s: s.step))
+
+    # -------------------------------------------------------------------------------- private memory
+    def residual(self, key: int, version: int, owner: bool) -> F32:
+        """Residual version 0 or 1 of a block, float32[elements]; zeros the first time. Raises MemoryShort."""
+        state = self.blocks[key]
+        name = "owner_at" if owner else "residual_at"
+        n = state.block.elements
+        at = state.record[name][0]
+        if not at[0]:
+            chunk, offset = self.heap.allocate(2 * _align(n * 4))
+            at[1] = offset
+            at[0] = chunk + 1
+        start = (int(at[0]) - 1, int(at[1]) + version * _align(n * 4))
+        return np.frombuffer(self.heap.view(start, n * 4), np.float32)
+
+    def kept(self, key: int, index: int, size: int) -> memoryview:
+        """Memory for retained payload ``index`` of a block, at least ``size`` bytes. Raises MemoryShort."""
+        record = self.blocks[key].record
+        if int(record["kept_size"][0, index]) < size:
+            chunk, offset = self.heap.allocate(size)
+            record["kept_step"][0, index] = 0
+            record["kept_at"][0, index, 1] = offset
+            record["kept_at"][0, index, 0] = chunk + 1
+            record["kept_size"][0, index] = size
+        at = record["kept_at"][0, index]
+        return self.heap.view((int(at[0]) - 1, int(at[1])), size)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(c.size for c in self.chunks) + self.heap.nbytes
+
+
+def _align(n: int) -> int:
+    return -(-n // 64) * 64
+
+
+def numpy_view(view: memoryview, dtype: DType) -> NDArray[Any]:
+    """A block's memory as the numpy type of its dtype (fp16 and bf16 as uint16)."""
+    return np.frombuffer(view, _NUMPY[dtype])
+
+
+_NUMPY = {
+    DType.F32: np.float32, DType.F16: np.uint16, DType.BF16: np.uint16, DType.F64: np.float64, DType.I8: np.int8,
+    DType.I16: np.int16, DType.I32: np.int32, DType.I64: np.int64, DType.U8: np.uint8, DType.BOOL: np.uint8,
+}  # fmt: skip

@@ -1,0 +1,352 @@
+"""Carries out the lane machine's arithmetic: encode, accumulate, finalise, decode.
+
+What may live here: which kernel runs over which memory, and the table of payload handles. What may not:
+decisions of the protocol (`gcserver.core`), kernels themselves (`gcserver.codecs`), sockets.
+
+Passes over memory are what counts. A dense contribution of a single local rank is sent straight from the
+arena; accumulating keeps references until two operands are there and adds them in one pass, the last of
+them fused with the divisor and the store into the output slot; a compressed payload is decoded and added in
+one pass.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gcproto import slots, wire
+from gcproto.dtypes import DType
+from gcproto.wire import Flag, Header
+from gcserver.codecs import Codec, CodecError, by_id, parse, reduce
+from gcserver.core.effects import Accumulate, CommitOutput, Decode, Encode, Finalise
+from gcserver.core.events import DomainKey, Encoded, Finalised, Retained
+from gcserver.runtime.blocks import BlockState, DomainMemory
+
+NONE_ID = 0
+F32 = NDArray[np.float32]
+
+
+class Pool:
+    """Reusable buffers; one returns by itself when nothing refers to its memory any more."""
+
+    def __init__(self, keep_bytes: int = 256 << 20) -> None:
+        self._free: dict[int, list[NDArray[np.uint8]]] = {}
+        self._kept = 0
+        self._keep_bytes = keep_bytes
+
+    def take(self, size: int) -> memoryview:
+        """``size`` bytes of unspecified content."""
+        rounded = max(4096, 1 << (max(size, 1) - 1).bit_length())
+        stack = self._free.get(rounded)
+        if stack:
+            base = stack.pop()
+            self._kept -= rounded
+        else:
+            base = np.empty(rounded, np.uint8)
+        # numpy collapses chains of views to the owner, so the thing whose end we watch is an array object
+        # that only the memoryview (and whatever is cut from it) refers to.
+        watched = base[:]
+        weakref.finalize(watched, self._give, base)
+        return memoryview(watched)[:size]  # type: ignore[arg-type]
+
+    def _give(self, base: NDArray[np.uint8]) -> None:
+        if self._kept + base.nbytes <= self._keep_bytes:
+            self._free.setdefault(base.nbytes, []).append(base)
+            self._kept += base.nbytes
+
+
+@dataclass(slots=True)
+class Accumulator:
+    """Sum so far of one round: an own buffer, or references to one or two operands not yet added."""
+
+    base: NDArray[Any] | None = None
+    owned: bool = False
+    pending: NDArray[Any] | None = None
+
+
+@dataclass(slots=True)
+class Handles:
+    """Payloads by the number the machine knows them by."""
+
+    table: dict[int, memoryview] = field(default_factory=dict)
+    last: int = 0
+
+    def add(self, payload: memoryview) -> int:
+        self.last += 1
+        self.table[self.last] = payload
+        return self.last
+
+    def release(self, handle: int) -> None:
+        del self.table[handle]
+
+
+class Executor:
+    """Arithmetic of one lane. Methods raise MemoryShort where memory must be had first."""
+
+    def __init__(self) -> None:
+        self.handles = Handles()
+        self.domains: dict[DomainKey, DomainMemory] = {}
+        self.pool = Pool()
+        self._sums: dict[tuple[DomainKey, int, int], Accumulator] = {}
+        self.raw_bytes = 0
+        self.residual_square: dict[DomainKey, dict[int, float]] = {}
+
+    # ---------------------------------------------------------------------------------------- encode
+    def encode(self, e: Encode) -> Encoded:
+        """The node's contribution: local ranks summed in rank order, then encoded."""
+        memory = self.domains[e.domain]
+        state = memory.blocks[e.key]
+        self.raw_bytes += state.block.nbytes
+        retained = None
+        if e.codec.id == NONE_ID:
+            payload = self._dense_contribution(state)
+            if e.retain is not None:
+                kept = memory.kept(e.key, e.retain, len(payload))
+                kept[:] = payload
+                payload = retained = kept
+            nonfinite = False
+        else:
+            codec = parse(e.codec.spec)
+            x = self._node_sum(state)
+            bound = codec.max_bytes(state.block.elements, len(state.bounds) - 1)
+            out = memory.kept(e.key, e.retain, bound) if e.retain is not None else self.pool.take(bound)
+            before = after = None
+            if e.codec.feedback:
+                before = memory.residual(e.key, e.read, False)
+                after = memory.residual(e.key, e.write, False)
+                memory.begin_write(e.key, e.step, False)
+            scale = self._scale(state) if e.codec.feedback else 1.0
+            result = codec.encode(x, before, after, _bytes(out), state.bounds, 1.0 / scale, e.seed & (1 << 62) - 1)
+            nonfinite = result.nonfinite > 0
+            payload = out[: 0 if nonfinite else result.nbytes]
+            retained = payload if e.retain is not None else None
+        digest = wire.digest(payload)
+        handle = self.handles.add(payload) if len(payload) else None
+        if e.retain is not None and retained is not None:
+            flags = e.flags | Flag.ALL | (Flag.NONFINITE if nonfinite else 0)
+            memory.commit_kept(
+                e.key,
+                e.retain,
+                Retained(
+                    e.step, e.retain, None, len(payload), digest, e.codec.id, e.codec.level, int(flags), e.proposal
+                ),
+            )
+        return Encoded(e.domain, e.key, e.step, handle, len(payload), digest, nonfinite)
+
+    def _dense_contribution(self, state: BlockState) -> memoryview:
+        if len(state.inputs) == 1:
+            return state.inputs[0]
+        out = self.pool.take(state.block.nbytes)
+        if state.block.dtype is DType.F32:
+            reduce.sum_ranks(np.frombuffer(out, np.float32), [state.floats(i) for i in state.inputs])
+        else:
+            reduce.store(_bytes(out), self._typed_sum(state), state.block.dtype, 1.0)
+        return out
+
+    def _typed_sum(self, state: BlockState) -> NDArray[Any]:
+        dtype = state.block.dtype
+        acc = np.empty(state.block.elements, reduce.accumulate_dtype(dtype))
+        reduce.load_copy(acc, _bytes(state.inputs[0]), dtype)
+        for more in state.inputs[1:]:
+            reduce.load_add(acc, _bytes(more), dtype)
+        return acc
+
+    def _node_sum(self, state: BlockState) -> F32:
+        """The local ranks' sum as float32[elements], for compression."""
+        if state.block.dtype is not DType.F32:
+            return self._typed_sum(state)
+        if len(state.inputs) == 1:
+            return state.floats(state.inputs[0])
+        out = np.frombuffer(self.pool.take(state.block.nbytes), np.float32)
+        reduce.sum_ranks(out, [state.floats(i) for i in state.inputs])
+        return out
+
+    def _scale(self, state: BlockState) -> float:
+        """The loss scale the gradients carry; residuals are kept without it."""
+        scale = slots.pushed(state.arena, state.slot, 0)[2]
+        return scale if np.isfinite(scale) and scale > 0 else 1.0
+
+    # ------------------------------------------------------------------------------------ accumulate
+    def accumulate(self, e: Accumulate) -> None:
+        key = (e.domain, e.key, e.step)
+        if e.first:
+            # A restarted round starts over; whatever was there belongs to an earlier attempt.
+            self._sums[key] = Accumulator()
+        acc = self._sums[key]
+        if e.handle is None or e.nonfinite:
+            return
+        state = self.domains[e.domain].blocks[e.key]
+        payload = self.handles.table[e.handle]
+        if e.codec == NONE_ID:
+            self._add_dense(acc, state, payload)
+        else:
+            self._add_encoded(acc, state, payload, by_id(e.codec, e.level))
+
+    def _add_dense(self, acc: Accumulator, state: BlockState, payload: memoryview) -> None:
+        dtype = state.block.dtype
+        if dtype is DType.F32:
+            x = np.frombuffer(payload, np.float32)
+            if acc.base is None:
+                acc.base = x
+                return
+            if acc.pending is not None:
+                self._fold(acc)
+            acc.pending = x
+        elif acc.base is None:
+            acc.base = np.empty(state.block.elements, reduce.accumulate_dtype(dtype))
+            acc.owned = True
+            reduce.load_copy(acc.base, _bytes(payload), dtype)
+        else:
+            reduce.load_add(acc.base, _bytes(payload), dtype)
+
+    def _fold(self, acc: Accumulator) -> None:
+        assert acc.base is not None
+        assert acc.pending is not None
+        if acc.owned:
+            reduce.acc_add(acc.base, acc.pending)
+        else:
+            out = np.frombuffer(self.pool.take(acc.base.nbytes), np.float32)
+            reduce.add2(out, acc.base, acc.pending)
+            acc.base, acc.owned = out, True
+        acc.pending = None
+
+    def _add_encoded(self, acc: Accumulator, state: BlockState, payload: memoryview, codec: Codec) -> None:
+        if acc.base is None:
+            acc.base = np.frombuffer(self.pool.take(state.block.elements * 4), np.float32)
+            acc.owned = True
+            codec.decode(_bytes(payload), acc.base)
+        else:
+            codec.decode_add(_bytes(payload), acc.base)
+
+    # -------------------------------------------------------------------------------------- finalise
+    def finalise(self, e: Finalise) -> Finalised:
+        """Accumulator to result; owner scheme: also the retained aggregate."""
+        memory = self.domains[e.domain]
+        state = memory.blocks[e.key]
+        acc = self._sums.pop((e.domain, e.key, e.step))
+        inverse = 1.0 / e.divisor
+        if e.nonfinite or acc.base is None:
+            _fill_nan(state)
+            return self._keep(memory, state, e, memoryview(b""), True)
+        if e.codec is None or e.codec.id == NONE_ID:
+            bad = self._store(state, acc, inverse)
+            if e.codec is None:
+                return Finalised(e.domain, e.key, e.step, None, 0, 0, bad > 0)
+            return self._keep(memory, state, e, state.output, bad > 0)
+        codec = parse(e.codec.spec)
+        bound = codec.max_bytes(state.block.elements, len(state.bounds) - 1)
+        out = memory.kept(e.key, e.retain, bound)
+        before = after = None
+        if e.codec.feedback:
+            before = memory.residual(e.key, e.read, True)
+            after = memory.residual(e.key, e.write, True)
+            memory.begin_write(e.key, e.step, True)
+        into = inverse if codec.units == "mean" else 1.0
+        result = codec.encode(acc.base, before, after, _bytes(out), state.bounds, into, e.seed & (1 << 62) - 1)
+        if result.nonfinite:
+            _fill_nan(state)
+            return self._keep(memory, state, e, memoryview(b""), True)
+        payload = out[: result.nbytes]
+        self._decode_into(state, payload, codec, 1.0 if codec.units == "mean" else inverse, e.codec.feedback)
+        return self._keep(memory, state, e, payload, False)
+
+    def _store(self, state: BlockState, acc: Accumulator, inverse: float) -> int:
+        """(base + pending) * inverse into the output slot; returns the number of non-finite results."""
+        dtype = state.block.dtype
+        assert acc.base is not None
+        if dtype is not DType.F32:
+            return reduce.store(_bytes(state.output), acc.base, dtype, inverse)
+        out = state.floats(state.output)
+        if acc.pending is not None:
+            return reduce.add2_scale(out, acc.base, acc.pending, inverse)
+        return reduce.scale_copy(out, acc.base, inverse)
+
+    def _keep(self, memory: DomainMemory, state: BlockState, e: Finalise, payload: memoryview, bad: bool) -> Finalised:
+        if e.codec is None:
+            return Finalised(e.domain, e.key, e.step, None, 0, 0, bad)
+        digest = wire.digest(payload)
+        flags = e.flags | (Flag.NONFINITE if bad else 0) | (Flag.SUM_UNITS if e.codec.sum_units else 0)
+        memory.commit_kept(
+            e.key,
+            e.retain,
+            Retained(e.step, e.retain, None, len(payload), digest, e.codec.id, e.codec.level, int(flags), e.proposal),
+        )
+        handle = self.handles.add(payload) if len(payload) else None
+        return Finalised(e.domain, e.key, e.step, handle, len(payload), digest, bad)
+
+    # ---------------------------------------------------------------------------------------- decode
+    def decode(self, e: Decode) -> None:
+        """An owner's aggregate into the output slot."""
+        state = self.domains[e.domain].blocks[e.key]
+        if e.handle is None:
+            _fill_nan(state)
+            return
+        payload = self.handles.table[e.handle]
+        if e.codec == NONE_ID:
+            np.copyto(_bytes(state.output), _bytes(payload))
+        else:
+            codec = by_id(e.codec, e.level)
+            self._decode_into(state, payload, codec, 1.0 / e.divisor, codec.units == "sum")
+
+    def _decode_into(self, state: BlockState, payload: memoryview, codec: Codec, scale: float, unscaled: bool) -> None:
+        if unscaled:
+            scale *= self._scale(state)
+        if state.block.dtype is DType.F32:
+            codec.decode(_bytes(payload), state.floats(state.output), scale)
+            return
+        wide = np.empty(state.block.elements, np.float32)
+        codec.decode(_bytes(payload), wide, scale)
+        reduce.store(_bytes(state.output), wide, state.block.dtype, 1.0)
+
+    def commit_output(self, e: CommitOutput) -> None:
+        state = self.domains[e.domain].blocks[e.key]
+        flags = int(Flag.NONFINITE) if e.nonfinite else 0
+        slots.commit_output(state.arena, state.slot, e.step, flags, e.proposal)
+
+    # ------------------------------------------------------------------------------- frames, restart
+    def check(self, h: Header, payload: memoryview | None) -> None:
+        """Whether a frame's payload will decode. Raises CodecError; afterwards decoding cannot fail."""
+        if payload is None or not len(payload):
+            if h.elements and not h.flags & Flag.NONFINITE:
+                raise CodecError("payload.nbytes", "some", 0)
+            return
+        codec = by_id(h.codec, h.level)
+        if h.codec == NONE_ID:
+            size = h.elements * DType(h.dtype).itemsize
+            if len(payload) != size:
+                raise CodecError("payload.nbytes", size, len(payload))
+        else:
+            getattr(codec, "check", lambda p, n: None)(_bytes(payload), h.elements)
+
+    def retained_handle(self, memory: DomainMemory, key: int, kept: Retained) -> int | None:
+        """A handle for a payload that an earlier life retained."""
+        if not kept.nbytes:
+            return None
+        if kept.codec == NONE_ID and not kept.flags & Flag.ALL:
+            return self.handles.add(memory.blocks[key].output)
+        return self.handles.add(memory.kept(key, kept.slot, kept.nbytes))
+
+    def close(self, domain: DomainKey) -> None:
+        self.domains.pop(domain, None)
+        for key in [k for k in self._sums if k[0] == domain]:
+            del self._sums[key]
+
+
+def _bytes(view: memoryview) -> NDArray[np.uint8]:
+    return np.frombuffer(view, np.uint8)
+
+
+def _fill_nan(state: BlockState) -> None:
+    """ "Not a number everywhere", in the block's own type (integers cannot say it and are never asked to)."""
+    nan = np.full(1, np.nan, np.float32)
+    dtype = state.block.dtype
+    if dtype is DType.F64:
+        np.frombuffer(state.output, np.float64)[:] = np.nan
+    elif dtype is DType.F32:
+        state.floats(state.output)[:] = nan
+    elif dtype in (DType.F16, DType.BF16):
+        np.frombuffer(state.output, np.uint16)[:] = 0x7E00 if dtype is DType.F16 else 0x7FC0

@@ -1,0 +1,436 @@
+"""A lane process: one loop over frames, workers and the supervisor.
+
+What may live here: turning what arrives into events of the lane machine and its effects into calls of the
+executor, the transport and the sockets. What may not: decisions (`gcserver.core`), arithmetic
+(`executor.py`), memory layout (`blocks.py`).
+
+The loop waits in one poll for everything and never blocks elsewhere; kernels run in it without the
+interpreter lock while ZeroMQ's own thread moves bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import sys
+import time
+from collections import deque
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import zmq
+
+from gcproto import messages, wire
+from gcproto.channel import Channel, ChannelClosed
+from gcproto.messages import Attach, Done, Mapped, MapSection, MessageError, Push
+from gcproto.wire import Flag, FrameError, FrameType
+from gcserver.codecs import CodecError
+from gcserver.codecs.warmup import warmup
+from gcserver.core import effects as fx
+from gcserver.core import events as ev
+from gcserver.core.control_events import OpenSection
+from gcserver.core.lane import LaneConfig, LaneMachine
+from gcserver.runtime.blocks import DomainMemory
+from gcserver.runtime.executor import Executor
+from gcserver.runtime.lanelink import AddPeer, ForgetJob, LaneLink, LaneReady, LaneStats, LaneTrouble
+from gcserver.runtime.statefiles import MemoryShort
+from gcserver.runtime.transport import ZmqTransport
+
+TICK: Final = 0.5
+STATS_EVERY: Final = 1.0
+_PR_SET_PDEATHSIG: Final = 1
+_decode_worker = messages.Decoder[messages.FromLaneWorker](messages.FromLaneWorker)
+
+
+class LaneSetup(msgspec.Struct, frozen=True):
+    """What a lane is started with (JSON on its command line)."""
+
+    hello: messages.Hello
+    listen: str
+    worker_socket: str
+    state: str
+    link: int
+    cores: tuple[int, ...]
+    credit: int
+
+
+def lane_address(address: str, lane: int) -> str:
+    """``tcp://host:port`` of lane ``lane`` of the daemon at ``address``; the control link is lane ``lanes``."""
+    host, _, port = address.rpartition(":")
+    return f"{host}:{int(port) + lane}"
+
+
+@dataclass(slots=True)
+class Worker:
+    """A worker's connection. ``rank`` is its global rank once it attached."""
+
+    channel: Channel[messages.FromLaneWorker]
+    job: bytes = b""
+    rank: int = -1
+
+
+@dataclass
+class LaneProcess:
+    """The loop and its tables."""
+
+    setup: LaneSetup
+    machine: LaneMachine
+    transport: ZmqTransport
+    link: LaneLink
+    listener: socket.socket
+    executor: Executor = field(default_factory=Executor)
+    poller: Any = field(default_factory=zmq.Poller)
+    workers: dict[int, Worker] = field(default_factory=dict)
+    ranks: dict[tuple[bytes, int], Worker] = field(default_factory=dict)
+    waiting_maps: list[tuple[Worker, MapSection]] = field(default_factory=list)
+    waiting_pushes: list[tuple[Worker, Push]] = field(default_factory=list)
+    names: dict[int, str] = field(default_factory=dict)
+    counts: dict[tuple[str, int], int] = field(default_factory=dict)
+    peer_bytes: dict[int, list[int]] = field(default_factory=dict)
+    rounds: int = 0
+    queue: deque[ev.LaneEvent] = field(default_factory=deque)
+    running: bool = True
+
+    # ------------------------------------------------------------------------------------------ loop
+    def run(self) -> None:
+        self.poller.register(self.transport.socket, zmq.POLLIN)
+        self.poller.register(self.link.fileno(), zmq.POLLIN)
+        self.poller.register(self.listener.fileno(), zmq.POLLIN)
+        cores = tuple(sorted(os.sched_getaffinity(0)))
+        self.link.send(LaneReady(os.getpid(), self.machine.config.incarnation, cores))
+        next_tick = time.monotonic()
+        next_stats = next_tick
+        while self.running:
+            now = time.monotonic()
+            if now >= next_tick:
+                next_tick = now + TICK
+                for peer in self.transport.reconnected():
+                    self.feed(ev.PeerReset(peer))
+                self.feed(ev.Tick())
+            if now >= next_stats:
+                next_stats = now + STATS_EVERY
+                self.link.send(self.stats())
+            ready = dict(self.poller.poll(max(0, int((min(next_tick, next_stats) - time.monotonic()) * 1000) + 1)))
+            if self.transport.socket in ready:
+                self._frames()
+            if self.link.fileno() in ready:
+                self._supervisor()
+            if self.listener.fileno() in ready:
+                self._accept()
+            for descriptor in ready:
+                if isinstance(descriptor, int) and descriptor in self.workers:
+                    self._worker(self.workers[descriptor], ready[descriptor])
+
+    def feed(self, event: ev.LaneEvent) -> None:
+        """One event through the machine, and whatever its effects answer."""
+        self.queue.append(event)
+        while self.queue:
+            for effect in self.machine.on(self.queue.popleft(), time.monotonic()):
+                _PERFORM[type(effect)](self, effect)
+
+    # ---------------------------------------------------------------------------------------- frames
+    def _frames(self) -> None:
+        for raw, payload in self.transport.receive():
+            try:
+                header = wire.parse(raw)
+            except FrameError as error:
+                self._count("frames_refused" if error.field in ("magic", "version", "length") else "frames_corrupt", 0)
+                if error.field == "version":
+                    self._trouble_once(f"a peer speaks another protocol version: {error}")
+                elif error.field == "digest":
+                    self.feed(ev.FrameDamaged(None, None, str(error)))
+                continue
+            counted = self.peer_bytes.setdefault(header.sender, [0, 0])
+            counted[0] += len(raw) + (len(payload) if payload is not None else 0)
+            try:
+                wire.check_payload(header, payload)
+            except FrameError as error:
+                self.feed(ev.FrameDamaged(header, header.sender, str(error)))
+                continue
+            if header.type is not FrameType.DATA:
+                try:
+                    self.feed(ev.FrameReceived(header, None, bytes(payload) if payload is not None else b""))
+                except MessageError as error:
+                    self._count("frames_refused", header.sender)
+                    self._trouble_once(f"from {self.names.get(header.sender, hex(header.sender))}: {error}")
+                continue
+            try:
+                self.executor.check(header, payload)
+            except (CodecError, ValueError) as error:
+                self.feed(ev.Unusable(header, str(error)))
+                continue
+            handle = self.executor.handles.add(payload) if payload is not None and len(payload) else None
+            self.feed(ev.FrameReceived(header, handle))
+
+    def _trouble_once(self, text: str) -> None:
+        if self.counts.setdefault((text, -1), 0) == 0:
+            self.counts[text, -1] = 1
+            self.link.send(LaneTrouble(b"", "Log", text))
+
+    # ------------------------------------------------------------------------------------ supervisor
+    def _supervisor(self) -> None:
+        try:
+            received = self.link.receive()
+        except (ChannelClosed, MessageError):
+            self.running = False
+            return
+        for message in received:
+            try:
+                self._from_supervisor(message)
+            except MemoryShort as error:
+                self._memory_short(message.domain[0], error)
+
+    def _from_supervisor(self, message: Any) -> None:
+        if isinstance(message, AddPeer):
+            node = wire.node_id(message.name)
+            self.names[node] = message.name
+            self.transport.open(node, lane_address(message.address, self.setup.hello.lane))
+            self.feed(ev.PeerAdded(node, message.name))
+        elif isinstance(message, ev.DomainOpened):
+            self._open_domain(message)
+        elif isinstance(message, OpenSection):
+            self._open_section(message)
+        elif isinstance(message, ev.DomainClosed):
+            self.feed(message)
+            self.executor.close(message.domain)
+        elif isinstance(message, ForgetJob):
+            for descriptor, worker in list(self.workers.items()):
+                if worker.job == message.job:
+                    self._drop_worker(descriptor)
+        else:
+            self.feed(message)
+
+    def _job_directory(self, job: bytes) -> Path:
+        return Path(self.setup.state) / "jobs" / job.hex()
+
+    def _open_domain(self, e: ev.DomainOpened) -> None:
+        c = e.config
+        if c.id in self.executor.domains:
+            return
+        hello = self.setup.hello
+        memory = DomainMemory(c, hello.lanes, hello.lane, self._job_directory(c.job))
+        self.executor.domains[c.id] = memory
+        self.feed(replace(e, finished=memory.finished(e.settled)))
+        waiting, self.waiting_pushes = self.waiting_pushes, []
+        for worker, push in waiting:
+            self._push(worker, push)
+
+    def _open_section(self, e: OpenSection) -> None:
+        memory = self.executor.domains.get(e.domain)
+        if memory is None or e.section.index < len(memory.space.sections):
+            return
+        remembered = memory.open_section(e.section)
+        for key, known in remembered.items():
+            kept = tuple(replace(k, handle=self.executor.retained_handle(memory, key, k)) for k in known.retained)
+            remembered[key] = replace(known, retained=kept)
+        self.feed(ev.SectionOpened(e.domain, e.section, memory.space.blocks[e.section.index], remembered))
+        waiting, self.waiting_maps = self.waiting_maps, []
+        for worker, request in waiting:
+            self._map(worker, request)
+
+    def _memory_short(self, job: bytes, error: MemoryShort) -> None:
+        advice = "make /dev/shm larger or the model smaller; `gcserver doctor --params N` prints the need"
+        self.link.send(LaneTrouble(job, "OutOfMemory", str(error.strerror or error), advice))
+
+    # --------------------------------------------------------------------------------------- workers
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, _ = self.listener.accept()
+            except BlockingIOError:
+                return
+            channel: Channel[messages.FromLaneWorker] = Channel(sock, _decode_worker)
+            if channel.peer_uid() not in (os.getuid(), 0):
+                channel.close()
+                self._count("workers_refused", 0)
+                continue
+            self.workers[channel.fileno()] = Worker(channel)
+            self.poller.register(channel.fileno(), zmq.POLLIN)
+
+    def _worker(self, worker: Worker, ready: int) -> None:
+        try:
+            if ready & zmq.POLLOUT:
+                worker.channel.flush()
+                if not worker.channel.backlog:
+                    self.poller.modify(worker.channel.fileno(), zmq.POLLIN)
+            if ready & ~zmq.POLLOUT:
+                for message, descriptors in worker.channel.receive():
+                    for descriptor in descriptors:
+                        os.close(descriptor)
+                    self._from_worker(worker, message)
+        except ChannelClosed:
+            self._drop_worker(worker.channel.fileno())
+        except MessageError as error:
+            self._trouble_once(f"a worker sent something that is not a message: {error}")
+            self._drop_worker(worker.channel.fileno())
+
+    def _drop_worker(self, descriptor: int) -> None:
+        worker = self.workers.pop(descriptor)
+        self.poller.unregister(descriptor)
+        if self.ranks.get((worker.job, worker.rank)) is worker:
+            del self.ranks[worker.job, worker.rank]
+        worker.channel.close()
+
+    def _from_worker(self, worker: Worker, message: messages.FromLaneWorker) -> None:
+        if isinstance(message, Attach):
+            worker.job, worker.rank = message.job, message.rank
+            self.ranks[message.job, message.rank] = worker
+        elif isinstance(message, MapSection):
+            self._map(worker, message)
+        else:
+            self._push(worker, message)
+
+    def _push(self, worker: Worker, push: Push) -> None:
+        domain = (worker.job, push.domain)
+        memory = self.executor.domains.get(domain)
+        if memory is None:
+            # Restarted a moment ago and not told of the job yet: the worker's place in it is not known either.
+            if worker.job not in self.machine.ended:
+                self.waiting_pushes.append((worker, push))
+            return
+        if worker.rank not in memory.config.ranks:
+            self._trouble_once(f"rank {worker.rank} pushed to a process group it is not in")
+            return
+        rank = memory.config.ranks.index(worker.rank)
+        self.feed(ev.Pushed(domain, rank, push.step, push.keys, push.close, push.flags, push.grad_scale))
+
+    def _map(self, worker: Worker, request: MapSection) -> None:
+        """Answer with the chunks the worker does not have yet; wait if the section is still to come."""
+        memory = self.executor.domains.get((worker.job, request.domain))
+        if memory is None or request.index >= len(memory.space.sections):
+            self.waiting_maps.append((worker, request))
+            return
+        chunks = memory.chunks[request.have :]
+        descriptors = [c.open_descriptor() for c in chunks]
+        sizes = tuple(c.size for c in chunks)
+        self._tell(worker, Mapped(request.domain, request.index, request.have, sizes), descriptors)
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+    def _tell(self, worker: Worker, message: messages.ToLaneWorker, descriptors: list[int] | None = None) -> None:
+        try:
+            worker.channel.send(message, descriptors or ())
+        except ChannelClosed:
+            return
+        if worker.channel.backlog:
+            self.poller.modify(worker.channel.fileno(), zmq.POLLIN | zmq.POLLOUT)
+
+    # --------------------------------------------------------------------------------------- effects
+    def _do_send(self, e: fx.Send) -> None:
+        payload: memoryview | bytes | None = e.body
+        if e.handle is not None:
+            payload = self.executor.handles.table[e.handle]
+        counted = self.peer_bytes.setdefault(e.peer, [0, 0])
+        counted[1] += wire.HEADER_BYTES + e.header.payload_bytes
+        if not self.transport.send(e.peer, wire.pack(e.header), payload, copy=bool(e.header.flags & Flag.RESENT)):
+            self._count("frames_unroutable", e.peer)
+
+    def _do_encode(self, e: fx.Encode) -> None:
+        try:
+            self.queue.append(self.executor.encode(e))
+        except MemoryShort as error:
+            self._memory_short(e.domain[0], error)
+
+    def _do_finalise(self, e: fx.Finalise) -> None:
+        self.rounds += 1
+        try:
+            self.queue.append(self.executor.finalise(e))
+        except MemoryShort as error:
+            self._memory_short(e.domain[0], error)
+
+    def _do_log_step(self, e: fx.LogStep) -> None:
+        self.executor.domains[e.domain].log_step(ev.StepRecord(e.step, e.nonfinite, e.proposal, e.digest))
+
+    def _do_notify(self, e: fx.Notify) -> None:
+        memory = self.executor.domains.get(e.domain)
+        if memory is None:
+            return
+        done = Done(e.domain[1], e.step, e.keys, e.nonfinite)
+        for index, rank in enumerate(memory.config.ranks):
+            worker = self.ranks.get((e.domain[0], rank))
+            if worker is not None and e.rank in (None, index):
+                self._tell(worker, done)
+
+    def _count(self, name: str, peer: int, value: int = 1) -> None:
+        self.counts[name, peer] = self.counts.get((name, peer), 0) + value
+
+    def stats(self) -> LaneStats:
+        domains = self.executor.domains
+        arenas: dict[bytes, int] = {}
+        for key, memory in domains.items():
+            arenas[key[0]] = arenas.get(key[0], 0) + memory.nbytes
+        counts = tuple((name, peer, value) for (name, peer), value in self.counts.items() if peer >= 0)
+        traffic = tuple((peer, i, o) for peer, (i, o) in self.peer_bytes.items())
+        return LaneStats(self.transport.bytes_in, self.transport.bytes_out, self.executor.raw_bytes, self.rounds,
+                         tuple(arenas.items()), counts, traffic, ())  # fmt: skip
+
+
+_PERFORM: dict[type, Any] = {
+    fx.Send: LaneProcess._do_send,
+    fx.Reconnect: lambda self, e: self.transport.reset(e.peer),
+    fx.Release: lambda self, e: self.executor.handles.release(e.handle),
+    fx.LogDecision: lambda self, e: self.executor.domains[e.domain].log_decision(e.key, e.decision),
+    fx.Encode: LaneProcess._do_encode,
+    fx.Accumulate: lambda self, e: self.executor.accumulate(e),
+    fx.Finalise: LaneProcess._do_finalise,
+    fx.Decode: lambda self, e: self.executor.decode(e),
+    fx.CommitOutput: lambda self, e: self.executor.commit_output(e),
+    fx.LogStep: LaneProcess._do_log_step,
+    fx.Flip: lambda self, e: self.executor.domains[e.domain].flip(e.key, e.step, e.version, e.owner),
+    fx.Notify: LaneProcess._do_notify,
+    fx.ReportStep: lambda self, e: self.link.send(e),
+    fx.ReportClosed: lambda self, e: self.link.send(e),
+    fx.ReportWaiting: lambda self, e: self.link.send(e),
+    fx.ReportFault: lambda self, e: self.link.send(e),
+    fx.ReportLink: lambda self, e: self.link.send(e),
+    fx.Count: lambda self, e: self._count(e.name, e.peer, e.value),
+}
+
+
+def listen_unix(path: str) -> socket.socket:
+    """A listening Unix socket, mode 0600, replacing what a dead process left."""
+    Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    before = os.umask(0o177)
+    try:
+        listener.bind(path)
+    finally:
+        os.umask(before)
+    listener.listen(128)
+    listener.setblocking(False)
+    return listener
+
+
+def main() -> int:
+    """Entry point of a lane process: one argument, the setup as JSON."""
+    setup = msgspec.json.decode(sys.argv[1].encode(), type=LaneSetup)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # Memory files make a lane's sudden end harmless; a lane without its supervisor would serve nobody.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if setup.cores:
+        os.sched_setaffinity(0, setup.cores)
+    warmup()
+    link = LaneLink(socket.socket(fileno=setup.link))
+    config = LaneConfig(setup.hello, time.time_ns(), setup.credit)
+    context: zmq.Context[Any] = zmq.Context()
+    transport = ZmqTransport(context, setup.listen)
+    listener = listen_unix(setup.worker_socket)
+    process = LaneProcess(setup, LaneMachine(config), transport, link, listener)
+    try:
+        process.run()
+    finally:
+        transport.close()
+        context.destroy(0)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

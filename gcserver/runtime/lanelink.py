@@ -1,0 +1,127 @@
+"""What supervisor and lane say to each other over their socket pair.
+
+What may live here: the envelope and the list of types that may be in it. What may not: what they mean.
+
+Core events and reports cross as they are: msgspec encodes frozen dataclasses, and the name in the envelope
+picks the type to decode, so nothing else can appear.
+"""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from gcproto.channel import Channel
+from gcproto.messages import Message, MessageError
+from gcserver.core import effects, events
+from gcserver.core.control_events import OpenSection
+
+
+@dataclass(frozen=True, slots=True)
+class AddPeer:
+    """To a lane: connect to this peer's lane of the same index."""
+
+    name: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetJob:
+    """To a lane: the job's files are about to be removed."""
+
+    job: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class LaneReady:
+    """From a lane: it listens and wants to know everything."""
+
+    pid: int
+    incarnation: int
+    cores: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LaneStats:
+    """From a lane: counters since it started. ``counts`` are (name, peer id, value)."""
+
+    bytes_in: int
+    bytes_out: int
+    raw_bytes: int
+    rounds: int
+    arena_bytes: tuple[tuple[bytes, int], ...]
+    counts: tuple[tuple[str, int, int], ...]
+    peer_bytes: tuple[tuple[int, int, int], ...]
+    residual_norms: tuple[tuple[bytes, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LaneTrouble:
+    """From a lane: something of a job failed here (memory, mostly); the job must end. Or, without job, a log line."""
+
+    job: bytes
+    kind: str
+    message: str
+    advice: str = ""
+
+
+_TYPES: dict[str, Any] = {
+    t.__name__: t
+    for t in (
+        events.DomainOpened,
+        events.DomainClosed,
+        events.PlanKnown,
+        events.ProposalKnown,
+        events.Settled,
+        OpenSection,
+        AddPeer,
+        ForgetJob,
+        effects.ReportStep,
+        effects.ReportClosed,
+        effects.ReportWaiting,
+        effects.ReportFault,
+        effects.ReportLink,
+        LaneReady,
+        LaneStats,
+        LaneTrouble,
+    )
+}
+_decoders = {name: msgspec.msgpack.Decoder(t) for name, t in _TYPES.items()}
+
+
+class Envelope(Message, frozen=True, tag="e", array_like=True):
+    """Type name and encoded content."""
+
+    kind: str
+    content: msgspec.Raw
+
+
+_envelope = msgspec.msgpack.Decoder(Envelope)
+_encoder = msgspec.msgpack.Encoder()
+
+
+def _decode(data: object) -> Any:
+    try:
+        envelope = _envelope.decode(data)  # type: ignore[arg-type]
+        return _decoders[envelope.kind].decode(envelope.content)
+    except (msgspec.MsgspecError, KeyError) as error:
+        raise MessageError(f"between supervisor and lane: {error}") from error
+
+
+class LaneLink:
+    """One end of the socket pair."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.channel: Channel[Any] = Channel(sock, _decode)
+
+    def fileno(self) -> int:
+        return self.channel.fileno()
+
+    def send(self, message: Any) -> None:
+        self.channel.send(Envelope(type(message).__name__, msgspec.Raw(_encoder.encode(message))))
+
+    def receive(self) -> list[Any]:
+        return [message for message, _ in self.channel.receive()]

@@ -1,0 +1,129 @@
+"""What a supervisor must find again after it died: jobs, and each domain's step ledger.
+
+What may live here: their files. What may not: what is in them (`gcserver.core.job`).
+
+    jobs/<job>/job.msgpack     a JobMemory, replaced atomically
+    jobs/<job>/<domain>.ledger settled watermark, voided steps, plan switches; mapped, written in place
+
+The ledger's watermark is written last: a kill in between leaves the step unsettled, and settling it again
+writes the same.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+
+from gcserver.core.control_events import DomainLedger, JobMemory
+from gcserver.core.events import DomainKey
+from gcserver.runtime.statefiles import map_file
+
+VOIDS: Final = 1024
+SWITCHES: Final = 256
+LEDGER = np.dtype(
+    [
+        ("magic", "u8"),
+        ("settled", "u8"),
+        ("void_count", "u8"),
+        ("switch_count", "u8"),
+        ("reserved", "u8", 4),
+        ("voids", "u8", VOIDS),
+        ("switches", "u8", (SWITCHES, 2)),
+    ]
+)
+MAGIC: Final = 0x3147444C4347
+
+
+@dataclass(slots=True)
+class Ledger:
+    """The step ledger of one domain."""
+
+    path: Path
+    _data: Any = None
+
+    def __post_init__(self) -> None:
+        file = map_file(self.path, -(-LEDGER.itemsize // 4096) * 4096)
+        self._data = np.frombuffer(file.view, LEDGER, 1)
+        if int(self._data["magic"][0]) != MAGIC:
+            self._data["magic"] = MAGIC
+
+    def read(self) -> DomainLedger:
+        d = self._data[0]
+        voids = sorted(int(v) for v in d["voids"] if 0 < v <= d["settled"])
+        count = int(d["switch_count"])
+        newest = [d["switches"][i % SWITCHES] for i in range(max(0, count - SWITCHES), count)]
+        switches = [(0, 0), *((int(first), int(plan)) for first, plan in newest)]
+        settled = int(d["settled"])
+        while len(switches) > 1 and switches[1][0] <= settled:
+            switches.pop(0)
+        return DomainLedger(settled, tuple(voids), tuple(switches))
+
+    def settle(self, step: int, void: bool, plan: int, lag: int) -> None:
+        d = self._data
+        if void:
+            count = int(d["void_count"][0])
+            d["voids"][0, count % VOIDS] = step
+            d["void_count"] = count + 1
+        count = int(d["switch_count"][0])
+        last = int(d["switches"][0, (count - 1) % SWITCHES, 1]) if count else 0
+        if plan != last:
+            d["switches"][0, count % SWITCHES] = (step + lag, plan)
+            d["switch_count"] = count + 1
+        d["settled"] = step
+
+
+@dataclass(slots=True)
+class JobStore:
+    """All jobs of one daemon, under its state directory."""
+
+    state: Path
+    ledgers: dict[DomainKey, Ledger] = field(default_factory=dict)
+
+    def generation(self) -> int:
+        """A number that lives exactly as long as this memory does."""
+        path = self.state / "generation"
+        self.state.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not path.exists():
+            path.write_text(str(int.from_bytes(os.urandom(7), "little")))
+        return int(path.read_text())
+
+    def directory(self, job: bytes) -> Path:
+        return self.state / "jobs" / job.hex()
+
+    def save(self, job: bytes, memory: JobMemory) -> None:
+        path = self.directory(job) / "job.msgpack"
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        temporary = path.with_suffix(".new")
+        temporary.write_bytes(msgspec.msgpack.encode(memory))
+        temporary.replace(path)
+
+    def forget(self, job: bytes) -> None:
+        for key in [k for k in self.ledgers if k[0] == job]:
+            del self.ledgers[key]
+        shutil.rmtree(self.directory(job), ignore_errors=True)
+
+    def ledger(self, domain: DomainKey) -> Ledger:
+        found = self.ledgers.get(domain)
+        if found is None:
+            found = self.ledgers[domain] = Ledger(self.directory(domain[0]) / f"{domain[1]:08x}.ledger")
+        return found
+
+    def load(self) -> list[tuple[JobMemory, tuple[DomainLedger, ...]]]:
+        """Every job an earlier life left; a directory without a readable memory is removed."""
+        found = []
+        for directory in sorted((self.state / "jobs").glob("*")):
+            try:
+                memory = msgspec.msgpack.decode((directory / "job.msgpack").read_bytes(), type=JobMemory)
+            except (OSError, msgspec.MsgspecError):
+                shutil.rmtree(directory, ignore_errors=True)
+                continue
+            job = memory.record.job
+            ledgers = tuple(self.ledger((job, declared.domain)).read() for declared, _ in memory.domains)
+            found.append((memory, ledgers))
+        return found

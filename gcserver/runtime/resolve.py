@@ -1,0 +1,18 @@
+"""From a codec's spec to what the core needs to know of it.
+
+What may live here: this one translation. What may not: codecs (`gcserver.codecs`), plans (`gcserver.core`).
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from gcserver.codecs import parse
+from gcserver.core.events import CodecChoice
+
+
+@lru_cache(maxsize=512)
+def resolve(spec: str) -> CodecChoice:
+    """The choice a spec names. Raises CodecError (a ValueError) that says what would be accepted."""
+    codec = parse(spec)
+    return CodecChoice(codec.spec, codec.id, codec.level, codec.error_feedback, codec.units == "sum")

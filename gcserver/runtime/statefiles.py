@@ -1,0 +1,105 @@
+"""Memory that outlives the process: files in shared memory, mapped.
+
+What may live here: creating, prefaulting, mapping and removing files under the daemon's state directory,
+and a bump allocator over them. What may not: what is stored (`blocks.py`, `ledger.py`).
+
+Every byte is allocated with posix_fallocate before it is mapped, so a full /dev/shm is an error where it can
+be reported, never a SIGBUS in the middle of a step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+
+PAGE = mmap.PAGESIZE
+MIN_CHUNK = 1 << 20
+_POPULATE_WRITE = 23
+
+
+class MemoryShort(OSError):
+    """Shared memory cannot be had: names the file, its size and what is free."""
+
+
+@dataclass(slots=True)
+class MappedFile:
+    """One file, mapped as a whole."""
+
+    path: Path
+    size: int
+    view: memoryview
+    fresh: bool
+    _map: mmap.mmap
+
+    def open_descriptor(self) -> int:
+        return os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+
+
+def map_file(path: Path, size: int) -> MappedFile:
+    """Create (mode 0600) or reopen ``path`` with ``size`` bytes and map it, every page present.
+
+    Raises :class:`MemoryShort`.
+    """
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    fresh = not path.exists() or path.stat().st_size != size
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            os.posix_fallocate(descriptor, 0, size)
+        except OSError as error:
+            if fresh:
+                path.unlink()
+            free = shutil.disk_usage(path.parent).free
+            raise MemoryShort(
+                error.errno,
+                f"{size >> 20} MiB of shared memory cannot be had for {path.name}: {error.strerror}; "
+                f"{free >> 20} MiB are free on that file system",
+            ) from error
+        mapped = mmap.mmap(descriptor, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+    finally:
+        os.close(descriptor)
+    # Kernels before 5.14 do not know this; their pages come with the first touch instead.
+    with contextlib.suppress(OSError, ValueError):
+        mapped.madvise(_POPULATE_WRITE)
+    return MappedFile(path, size, memoryview(mapped), fresh, mapped)
+
+
+@dataclass(slots=True)
+class Heap:
+    """Bump allocator over chunk files ``<stem>.heap<i>``; a reference is (chunk, offset)."""
+
+    directory: Path
+    stem: str
+    chunks: list[MappedFile] = field(default_factory=list)
+    _used: int = 0
+
+    def reopen(self) -> None:
+        """Map the chunks an earlier life left. What it used is not known, so new things go to a new chunk."""
+        while (path := self._path(len(self.chunks))).exists():
+            self.chunks.append(map_file(path, path.stat().st_size))
+            self._used = self.chunks[-1].size
+
+    def allocate(self, size: int) -> tuple[int, int]:
+        """``size`` zeroed bytes, 64-byte aligned. Raises :class:`MemoryShort`."""
+        at = -(-self._used // 64) * 64
+        if not self.chunks or at + size > self.chunks[-1].size:
+            chunk = -(-max(size, MIN_CHUNK) // PAGE) * PAGE
+            self.chunks.append(map_file(self._path(len(self.chunks)), chunk))
+            at = 0
+        self._used = at + size
+        return len(self.chunks) - 1, at
+
+    def view(self, reference: tuple[int, int], size: int) -> memoryview:
+        chunk, at = reference
+        return self.chunks[chunk].view[at : at + size]
+
+    def _path(self, index: int) -> Path:
+        return self.directory / f"{self.stem}.heap{index}"
+
+    @property
+    def nbytes(self) -> int:
+        return sum(c.size for c in self.chunks)

@@ -1,0 +1,284 @@
+"""What a domain's parameters are called and where they live.
+
+What may live here: tensor descriptions, sections (what is declared together), the flat address space,
+its cut into blocks, owners and lanes, and the places of blocks in the arenas. Everything is a pure
+function of what all nodes agreed on, so that workers, lanes and peers compute the same layout and no
+layout ever crosses a wire. What may not: reading or writing memory.
+
+A domain's address space only grows: each *section* (the parameters of a model, or one tensor given to
+``push_pull``) is appended at the next free address once every member declared the same. Keys are byte
+addresses of block starts, so they never depend on buckets, groups or the order of arrival.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+import xxhash
+
+from gcproto.dtypes import DType
+
+#: Sections start at multiples of this, so that any dtype is aligned and no cache line is shared.
+ADDRESS_ALIGN: Final = 64
+PAGE: Final = 4096
+MIN_BLOCK_BYTES: Final = 256 * 1024
+MIN_CHUNK_BYTES: Final = 1 << 20
+#: Sections and tensors a peer or a worker may announce, bounded before anything is allocated.
+MAX_TENSORS: Final = 1 << 20
+
+LANE_HEADER_BYTES: Final = 64
+RANK_HEADER_BYTES: Final = 64
+
+
+class TensorSpec(msgspec.Struct, frozen=True, array_like=True):
+    """One tensor: its name, shape and dtype code (:class:`gcproto.dtypes.DType`)."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: int
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+    def describe(self) -> str:
+        return f"{self.name!r} shape {list(self.shape)} dtype {DType(self.dtype).name}"
+
+
+class Section(msgspec.Struct, frozen=True, array_like=True):
+    """What is declared together: tensors of one dtype, in address order, averaged or summed alike."""
+
+    index: int
+    tensors: tuple[TensorSpec, ...]
+
+    @property
+    def dtype(self) -> DType:
+        return DType(self.tensors[0].dtype)
+
+    @property
+    def elements(self) -> int:
+        return sum(t.elements for t in self.tensors)
+
+    @property
+    def nbytes(self) -> int:
+        return self.elements * self.dtype.itemsize
+
+
+class ManifestError(ValueError):
+    """A section that cannot be laid out, or two that should be equal and are not."""
+
+
+def check_section(section: Section) -> None:
+    """Raises :class:`ManifestError` for an empty, mixed or oversized section."""
+    if not 0 < len(section.tensors) <= MAX_TENSORS:
+        raise ManifestError(f"a section holds 1 to {MAX_TENSORS} tensors, got {len(section.tensors)}")
+    dtypes = {t.dtype for t in section.tensors}
+    if len(dtypes) != 1:
+        names = sorted(str(d) for d in dtypes)
+        raise ManifestError(f"a section holds tensors of one dtype, got codes {names}")
+    if dtypes.pop() not in DType._value2member_map_:
+        raise ManifestError(f"unknown dtype code {section.tensors[0].dtype}")
+    if any(d < 0 for t in section.tensors for d in t.shape):
+        raise ManifestError("a dimension is negative")
+
+
+def section_digest(section: Section) -> int:
+    """64-bit digest all members compare before a section gets its addresses."""
+    return xxhash.xxh3_64_intdigest(msgspec.msgpack.encode(section))
+
+
+def difference(mine: Section, theirs: Section) -> str:
+    """One sentence that names the first tensor in which two declarations differ, with both values."""
+    for i, (a, b) in enumerate(zip(mine.tensors, theirs.tensors, strict=False)):
+        if a != b:
+            what = "name or order" if a.name != b.name else "shape" if a.shape != b.shape else "dtype"
+            return f"{what} of tensor {i} differs: {a.describe()} here, {b.describe()} there"
+    if len(mine.tensors) != len(theirs.tensors):
+        longer, where = (mine, "only here") if len(mine.tensors) > len(theirs.tensors) else (theirs, "only there")
+        extra = longer.tensors[min(len(mine.tensors), len(theirs.tensors))]
+        return f"{len(mine.tensors)} tensors here, {len(theirs.tensors)} there; {extra.describe()} is {where}"
+    return "the declarations are equal"
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One partition of the address space (in this release a group is a section, so partition = block).
+
+    ``key`` is its byte address, ``start`` the element offset inside its section, ``bounds`` the segment
+    boundaries (element offsets from the block's start, first 0, last ``elements``), one segment per
+    tensor that reaches into the block; ``tensor`` the index (in the section) of the tensor that holds
+    most of it. ``owner`` is a member index, ``lane`` a lane index.
+    """
+
+    key: int
+    section: int
+    start: int
+    elements: int
+    dtype: DType
+    owner: int
+    lane: int
+    bounds: tuple[int, ...]
+    tensor: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.elements * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Where a block lives in its lane's arena: ``chunk`` file, byte offsets inside it.
+
+    The slot header is ``LANE_HEADER_BYTES`` written by the lane, then ``RANK_HEADER_BYTES`` for each
+    local rank, written by that rank's worker; ``inputs[r]`` is local rank r's input, ``output`` the result.
+    """
+
+    chunk: int
+    header: int
+    inputs: tuple[int, ...]
+    output: int
+
+
+def _align(value: int, to: int) -> int:
+    return -(-value // to) * to
+
+
+def block_bytes(section_bytes: int, members: int, partition_bytes: int) -> int:
+    """How long the blocks of a section are, bytes.
+
+    At least two blocks an owner where the section is large enough to cut, so that both directions of
+    every link are busy and copies overlap with transfer; never below 256 KiB, where per-message costs
+    win, nor above ``partition_bytes``.
+    """
+    if section_bytes <= MIN_BLOCK_BYTES:
+        return max(section_bytes, 1)
+    wanted = _align(-(-section_bytes // (2 * max(members, 1))), PAGE)
+    return min(max(wanted, MIN_BLOCK_BYTES), partition_bytes)
+
+
+@dataclass(slots=True)
+class AddressSpace:
+    """The layout of one domain: append sections, get blocks and slots.
+
+    ``members`` is the number of nodes, ``lanes`` of lanes, ``partition_bytes`` the longest block.
+    Placement is greedy by bytes: a block goes to the member with the fewest bytes so far (lowest index on
+    ties), and likewise among the lanes; it never moves while the epoch lasts.
+    """
+
+    members: int
+    lanes: int
+    partition_bytes: int
+    sections: list[Section] = field(default_factory=list)
+    blocks: list[tuple[Block, ...]] = field(default_factory=list)
+    next_address: int = 0
+    _owned: list[int] = field(default_factory=list)
+    _laned: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if self.partition_bytes % PAGE:
+            raise ManifestError(f"partition_bytes must be a multiple of {PAGE}, got {self.partition_bytes}")
+        self._owned = [0] * self.members
+        self._laned = [0] * self.lanes
+
+    def append(self, section: Section) -> tuple[Block, ...]:
+        """Lay out the next section. Raises :class:`ManifestError` if it is not the next one or is malformed."""
+        check_section(section)
+        if section.index != len(self.sections):
+            raise ManifestError(f"expected section {len(self.sections)}, got {section.index}")
+        itemsize = section.dtype.itemsize
+        per_block = max(1, block_bytes(section.nbytes, self.members, self.partition_bytes) // itemsize)
+        ends: list[int] = []
+        total = 0
+        for spec in section.tensors:
+            total += spec.elements
+            ends.append(total)
+        blocks = []
+        tensor = 0
+        for start in range(0, total, per_block):
+            stop = min(start + per_block, total)
+            while ends[tensor] <= start:
+                tensor += 1
+            bounds, biggest, size, at, t = [0], tensor, -1, start, tensor
+            while at < stop:
+                end = min(ends[t], stop)
+                if end > at:
+                    bounds.append(end - start)
+                    if end - at > size:
+                        biggest, size = t, end - at
+                at, t = end, t + 1
+            owner = min(range(self.members), key=self._owned.__getitem__)
+            lane = min(range(self.lanes), key=self._laned.__getitem__)
+            # count a little for every block, so that many tiny ones spread as well
+            weight = (stop - start) * itemsize + ADDRESS_ALIGN
+            self._owned[owner] += weight
+            self._laned[lane] += weight
+            blocks.append(
+                Block(self.next_address + start * itemsize, section.index, start, stop - start,
+                      section.dtype, owner, lane, tuple(bounds), biggest)
+            )  # fmt: skip
+        self.sections.append(section)
+        self.blocks.append(tuple(blocks))
+        self.next_address = _align(self.next_address + max(section.nbytes, 1), ADDRESS_ALIGN)
+        return self.blocks[-1]
+
+
+@dataclass(slots=True)
+class ArenaPlan:
+    """Places blocks of one lane into chunk files; append-only, the same on worker and lane.
+
+    ``chunks`` lists the sizes of the files in bytes. Blocks of a page or more are page aligned.
+    """
+
+    local_ranks: int
+    chunks: list[int] = field(default_factory=list)
+    slots: dict[int, Slot] = field(default_factory=dict)
+    _used: int = 0
+
+    def _place(self, at: int, block: Block) -> tuple[int, Slot]:
+        """(end, slot) of ``block`` if its header starts at or after offset ``at`` of the current chunk."""
+        align = PAGE if block.nbytes >= PAGE else ADDRESS_ALIGN
+        header = _align(at, ADDRESS_ALIGN)
+        at = _align(header + LANE_HEADER_BYTES + RANK_HEADER_BYTES * self.local_ranks, align)
+        offsets = []
+        for _ in range(self.local_ranks + 1):
+            offsets.append(at)
+            at = _align(at + block.nbytes, align)
+        return at, Slot(max(len(self.chunks) - 1, 0), header, tuple(offsets[:-1]), offsets[-1])
+
+    def append(self, blocks: Iterable[Block]) -> list[int]:
+        """Place the blocks of one section on this lane. Returns the indices of chunks that are new."""
+        todo: Sequence[Block] = list(blocks)
+        if not todo:
+            return []
+        end = self._used
+        for block in todo:
+            end, _ = self._place(end, block)
+        new: list[int] = []
+        if not self.chunks or end > self.chunks[-1]:
+            self.chunks.append(0)
+            self._used = end = 0
+            for block in todo:
+                end, _ = self._place(end, block)
+            self.chunks[-1] = _align(max(end, MIN_CHUNK_BYTES), PAGE)
+            new.append(len(self.chunks) - 1)
+        for block in todo:
+            self._used, slot = self._place(self._used, block)
+            self.slots[block.key] = slot
+        return new
+
+
+def memory_bytes(
+    parameters: int, itemsize: int = 4, local_ranks: int = 1, members: int = 2, feedback: bool = True
+) -> int:
+    """Shared memory one node needs for a model, bytes: inputs, outputs, residuals, retained aggregates.
+
+    One input a local rank and one output; with error feedback two versions of the node's residual and of
+    the owner's share; one retained aggregate of the owned share.
+    """
+    size = parameters * itemsize
+    owned = -(-size // max(members, 1))
+    return size * (local_ranks + 1) + owned + ((2 * size + 2 * owned) if feedback else 0)

@@ -1,0 +1,357 @@
+"""Small messages: between daemons' supervisors (CONTROL frames), and between a worker and its daemon.
+
+What may live here: typed messages, their msgpack form and their bounds. What may not: gradient bytes
+(they stay in arenas and DATA frames), sockets, decisions.
+
+Everything is msgspec: typed, validated while decoding, no pickle. A message that does not decode is a
+:class:`MessageError`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, Generic, TypeVar
+
+import msgspec
+
+from gcproto.manifest import Section
+
+MAX_MESSAGE_BYTES: Final = 64 << 20
+T = TypeVar("T")
+
+
+class MessageError(ValueError):
+    """Bytes that are not a message of the expected kind."""
+
+
+class Message(msgspec.Struct, frozen=True, tag_field="t", omit_defaults=True):
+    """Base of all messages."""
+
+
+class RankInfo(msgspec.Struct, frozen=True, array_like=True):
+    """One worker: its global rank and its place on its node."""
+
+    rank: int
+    local_rank: int
+
+
+class MemberInfo(msgspec.Struct, frozen=True, array_like=True):
+    """One node of a job: name, advertised address, global ranks in ascending order."""
+
+    node: str
+    address: str
+    ranks: tuple[int, ...]
+
+
+class Rule(msgspec.Struct, frozen=True, array_like=True):
+    """Tensors whose name matches ``pattern`` (shell glob) use codec ``spec``; the last match wins."""
+
+    pattern: str
+    spec: str
+
+
+# ------------------------------------------------------------------------------- between supervisors
+class Hello(Message, frozen=True, tag="hello"):
+    """First frame on a link: who is there, what it speaks, what it remembers.
+
+    ``generation`` names the node's memory (a new one means that shared memory was lost).
+    """
+
+    node: str
+    address: str
+    lanes: int
+    lane: int
+    generation: int
+    version: str
+
+
+class Refuse(Message, frozen=True, tag="refuse"):
+    """Why a hello was not accepted."""
+
+    reason: str
+
+
+class Beat(Message, frozen=True, tag="beat"):
+    """Highest sequence sent on the link; on the control link also each domain's last closed step."""
+
+    highest: int
+    closed: tuple[tuple[bytes, int, int, int], ...] = ()
+
+
+class Nack(Message, frozen=True, tag="nack"):
+    """Link sequences the receiver is missing."""
+
+    missing: tuple[int, ...]
+
+
+class JobJoin(Message, frozen=True, tag="join"):
+    """A node's workers of a job label are all there. ``nonce`` tells one gathering from the next."""
+
+    label: str
+    world_size: int
+    member: MemberInfo
+    nonce: int
+
+
+class EpochDecided(Message, frozen=True, tag="epoch"):
+    """The arbiter's decision on a job's membership; members are in order of their lowest rank.
+
+    What all members must do alike comes with it, from the first member's configuration.
+    """
+
+    label: str
+    job: bytes
+    epoch: int
+    world_size: int
+    members: tuple[MemberInfo, ...]
+    nonces: tuple[int, ...]
+    rules: tuple[Rule, ...] = ()
+    partition_bytes: int = 4 << 20
+    min_compress_bytes: int = 64 << 10
+    deadline: float = 1800.0
+    on_loss: str = "fail"
+
+
+class DeclareDomain(Message, frozen=True, tag="domain"):
+    """A process group enters: its label and the global ranks in it.
+
+    ``scoped``: a step is a whole backward or optimizer step, not one call. ``codec``: what its tensors use
+    until a plan says otherwise (empty: the daemon's ``codec.default``).
+    """
+
+    label: str
+    domain: int
+    ranks: tuple[int, ...]
+    scoped: bool = False
+    codec: str = ""
+
+
+class SectionOffer(Message, frozen=True, tag="offer"):
+    """A member's local ranks declared section ``index`` of a domain; equal digests make it agreed."""
+
+    job: bytes
+    domain: int
+    index: int
+    digest: int
+
+
+class SectionList(Message, frozen=True, tag="list"):
+    """The whole declaration, sent only when digests differ, so that the difference can be named."""
+
+    job: bytes
+    domain: int
+    declared: DeclareDomain
+    section: Section
+    rank: int
+
+
+class PlanRequest(Message, frozen=True, tag="plan?"):
+    """To the job's first member: please make this the next plan."""
+
+    job: bytes
+    request: int
+    rules: tuple[Rule, ...]
+
+
+class PlanText(Message, frozen=True, tag="plan"):
+    """The first member's numbered plan; members compile it and answer PlanReady."""
+
+    job: bytes
+    version: int
+    request: int
+    rules: tuple[Rule, ...]
+
+
+class PlanReady(Message, frozen=True, tag="ready"):
+    """A member can run plan ``version``; ``error`` says why it cannot."""
+
+    job: bytes
+    version: int
+    error: str = ""
+
+
+class PlanGo(Message, frozen=True, tag="go"):
+    """Every member can run plan ``version``: propose it from the next step on."""
+
+    job: bytes
+    version: int
+
+
+class Fault(Message, frozen=True, tag="fault"):
+    """A job's end by an error (G6): what failed and what to do. ``kind`` is the client's exception name."""
+
+    job: bytes
+    kind: str
+    message: str
+    domain: int = 0
+    step: int = 0
+    epoch: int = 0
+    phase: str = ""
+    missing: tuple[str, ...] = ()
+    elapsed: float = 0.0
+    last_step: int = 0
+    advice: str = ""
+
+
+class JobLeft(Message, frozen=True, tag="left"):
+    """All workers of a job on this node have left (or its gathering was given up)."""
+
+    label: str
+    job: bytes
+    nonce: int = 0
+
+
+Control = (
+    JobJoin | EpochDecided | SectionOffer | SectionList | PlanRequest | PlanText | PlanReady | PlanGo | Fault | JobLeft
+)
+Link = Hello | Refuse | Beat | Nack
+
+
+# --------------------------------------------------------------------------- worker <-> supervisor
+class Register(Message, frozen=True, tag="register"):
+    """A worker's first message. ``number`` is drawn by global rank 0 (empty elsewhere).
+
+    ``peers`` are (name, address) pairs learned through torch's store, for clusters without a static list.
+    """
+
+    label: str
+    rank: int
+    world_size: int
+    local_rank: int
+    local_size: int
+    pid: int
+    number: bytes = b""
+    deadline: float = 0.0
+    on_loss: str = ""
+    peers: tuple[tuple[str, str], ...] = ()
+    version: str = ""
+
+
+class Reattach(Message, frozen=True, tag="reattach"):
+    """The same worker again, after its daemon came back."""
+
+    job: bytes
+    rank: int
+    pid: int
+
+
+class Registered(Message, frozen=True, tag="registered"):
+    """The job is formed: its number, epoch and members, and where the lanes listen."""
+
+    job: bytes
+    epoch: int
+    node: str
+    members: tuple[MemberInfo, ...]
+    lane_sockets: tuple[str, ...]
+    partition_bytes: int
+    deadline: float
+
+
+class WhoAreYou(Message, frozen=True, tag="who"):
+    """Ask a daemon for its name and address (before the store is filled)."""
+
+
+class IAm(Message, frozen=True, tag="iam"):
+    """Answer to WhoAreYou: name and advertised address ``tcp://host:port``."""
+
+    node: str
+    address: str
+    lanes: int
+
+
+class DeclareSection(Message, frozen=True, tag="section"):
+    """The next section of a domain, as this rank sees it."""
+
+    domain: int
+    section: Section
+
+
+class SectionAgreed(Message, frozen=True, tag="agreed"):
+    """All members declared the same: the section has its addresses."""
+
+    domain: int
+    index: int
+    digest: int
+
+
+class Unregister(Message, frozen=True, tag="unregister"):
+    """The worker leaves in good order."""
+
+
+class Waiting(Message, frozen=True, tag="waiting"):
+    """What the daemon is waiting for, for a worker to show while it waits (never a silent hang)."""
+
+    what: str
+
+
+# --------------------------------------------------------------------------------- worker <-> lane
+class Attach(Message, frozen=True, tag="attach"):
+    """First message on a lane's socket."""
+
+    job: bytes
+    rank: int
+
+
+class MapSection(Message, frozen=True, tag="map"):
+    """Ask for the arena chunks of an agreed section; ``have`` chunks are mapped already."""
+
+    domain: int
+    index: int
+    have: int
+
+
+class Mapped(Message, frozen=True, tag="mapped"):
+    """Sizes of the new chunks; their descriptors come with this message."""
+
+    domain: int
+    index: int
+    first: int
+    sizes: tuple[int, ...]
+
+
+class Push(Message, frozen=True, tag="push"):
+    """Doorbell: blocks ``keys`` of ``step`` are in the arena; ``close``: nothing more comes in this step.
+
+    ``flags`` are wire flags (AVERAGE); ``grad_scale`` is the loss scale the gradients carry.
+    """
+
+    domain: int
+    step: int
+    keys: tuple[int, ...]
+    close: bool
+    flags: int = 0
+    grad_scale: float = 1.0
+
+
+class Done(Message, frozen=True, tag="done"):
+    """Doorbell: these blocks of ``step`` are in the output slots; ``nonfinite``: so is a NaN."""
+
+    domain: int
+    step: int
+    keys: tuple[int, ...]
+    nonfinite: bool = False
+
+
+FromWorker = Register | Reattach | WhoAreYou | DeclareDomain | DeclareSection | Unregister
+ToWorker = Registered | IAm | SectionAgreed | Fault | Waiting
+FromLaneWorker = Attach | MapSection | Push
+ToLaneWorker = Mapped | Done | Fault
+
+_encoder = msgspec.msgpack.Encoder()
+encode = _encoder.encode
+
+
+class Decoder(Generic[T]):
+    """Decodes one union of messages. Raises :class:`MessageError` on anything else."""
+
+    def __init__(self, union: Any) -> None:
+        self._decoder: Any = msgspec.msgpack.Decoder(union)
+
+    def __call__(self, data: object) -> T:
+        size = len(data)  # type: ignore[arg-type]
+        if size > MAX_MESSAGE_BYTES:
+            raise MessageError(f"a message has at most {MAX_MESSAGE_BYTES} bytes, got {size}")
+        try:
+            message: T = self._decoder.decode(data)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise MessageError(str(error)) from error
+        return message

@@ -1,0 +1,1 @@
+"""Tests of gradcomm, one folder per kind; what belongs where is in CONTRIBUTING.md."""

@@ -1,0 +1,1 @@
+"""Real daemons and workers on loopback, without root."""

@@ -1,0 +1,1 @@
+"""Properties over generated inputs (hypothesis): round trips, bounds, equivalence with an oracle."""

@@ -1,0 +1,163 @@
+"""Properties that hold for every codec and every input: conservation, fusion, segments, hostile payloads."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from gcserver.codecs import CodecError, by_id, parse
+from tests.unit.codecs import oracles, vectors
+
+FEEDBACK = ["topk(ratio=0.01)", "topk(ratio=0.4)", "topk(ratio=0.1)+ef(decay=0.5)", "onebit", "onebit+ef(decay=0.5)"]
+ALL = ["none", "fp16", "bf16", "topk(ratio=0.1)", "onebit"]
+
+quick = settings(max_examples=120, deadline=None)
+finite = st.floats(-(2.0**100), 2.0**100, width=32)
+small = st.integers(0, 200).flatmap(lambda n: hnp.arrays(np.float32, n, elements=finite))
+
+
+@st.composite
+def gradients(draw):
+    """(x, residual, boundaries): few drawn numbers, or many from a drawn seed."""
+    if draw(st.booleans()):
+        x = draw(small)
+        n = x.size
+        residual = draw(hnp.arrays(np.float32, n, elements=finite))
+    else:
+        n, seed = draw(st.integers(0, 60_000)), draw(st.integers(0, 2**32 - 1))
+        rng = np.random.default_rng(seed)
+        x = (rng.standard_normal(n) * 10.0 ** rng.uniform(-6, 3, n)).astype(np.float32)
+        if draw(st.booleans()):
+            x = np.round(x)  # many ties, many zeros
+        residual = (rng.standard_normal(n) * 0.1).astype(np.float32)
+    cuts = draw(st.lists(st.integers(0, n), max_size=4))
+    return x, residual, np.array([0, *sorted(cuts), n], np.int64)
+
+
+def encode(codec, x, residual, bounds, scale=1.0):
+    out, check = vectors.guarded(codec.max_bytes(x.size, len(bounds) - 1))
+    new = np.empty_like(x) if codec.error_feedback else None
+    result = codec.encode(x, residual if codec.error_feedback else None, new, out, bounds, scale)
+    check()
+    return out[: result.nbytes].copy(), new
+
+
+def decode(codec, payload, n):
+    out = np.full(n, np.nan, np.float32)
+    codec.decode(payload, out)
+    return out
+
+
+@pytest.mark.parametrize("spec", FEEDBACK)
+@given(gradients(), st.sampled_from([1.0, 0.5, 1 / 3]))
+@quick
+def test_what_is_sent_and_what_is_kept_add_up(spec, case, scale):
+    x, residual, bounds = case
+    codec = parse(spec)
+    payload, new = encode(codec, x, residual, bounds, scale)
+    sent = decode(codec, payload, x.size)
+    v = oracles.corrected(x, residual, scale, codec.decay)
+    if codec.name == "topk":
+        assert np.array_equal(sent + new, v)
+        assert not (sent * new).any()
+    else:
+        # One rounding of v - sent, one of the addition here: each half a unit of the largest term.
+        allowed = np.spacing(np.maximum.reduce([np.abs(v), np.abs(sent), np.abs(new)]))
+        assert (np.abs((sent + new) - v) <= allowed).all()
+
+
+@pytest.mark.parametrize("spec", ALL)
+@given(gradients(), st.integers(0, 2**32 - 1))
+@quick
+def test_decode_add_is_decode_then_add(spec, case, seed):
+    x, residual, bounds = case
+    codec = parse(spec)
+    payload, _ = encode(codec, x, residual, bounds)
+    acc = np.random.default_rng(seed).standard_normal(x.size).astype(np.float32)
+    expected = acc + decode(codec, payload, x.size)
+    by_id(codec.id, codec.level).decode_add(payload, acc)
+    assert np.array_equal(acc, expected)
+
+
+@pytest.mark.parametrize("spec", FEEDBACK)
+@given(gradients())
+@quick
+def test_merging_segments_changes_nothing(spec, case):
+    x, residual, bounds = case
+    codec = parse(spec)
+    payload, new = encode(codec, x, residual, bounds)
+    whole = decode(codec, payload, x.size)
+    for a, b in pairwise(bounds):
+        part, part_new = encode(codec, x[a:b], residual[a:b], np.array([0, b - a]))
+        assert np.array_equal(decode(codec, part, b - a), whole[a:b])
+        assert np.array_equal(part_new, new[a:b])
+
+
+@pytest.mark.parametrize("spec", ALL)
+@given(case=gradients(), bad=st.sampled_from([np.nan, np.inf, -np.inf]), data=st.data())
+@quick
+def test_nonfinite_elements_are_counted_and_crash_nothing(spec, case, bad, data):
+    x, _, bounds = case
+    x = x.copy()
+    places = data.draw(st.lists(st.integers(0, max(0, x.size - 1)), max_size=5)) if x.size else []
+    x[places] = bad
+    codec = parse(spec)
+    out, check = vectors.guarded(codec.max_bytes(x.size, len(bounds) - 1))
+    new, check_new = vectors.guarded(4 * x.size)
+    new = new.view(np.float32) if codec.error_feedback else None
+    result = codec.encode(x, None, new, out, bounds)
+    check()
+    check_new()
+    assert result.nonfinite == len(set(places))
+
+
+def attempt(codec, payload, n):
+    """Both ways to decode a hostile payload: they agree on refusing it, and write nowhere but in ``out``."""
+    verdicts = []
+    for add in (False, True):
+        raw, check = vectors.guarded(4 * n, fill=0x3C)
+        out = raw.view(np.float32)
+        before = out.copy()
+        try:
+            codec.decode_add(payload, out) if add else codec.decode(payload, out)
+            verdicts.append(True)
+        except CodecError:
+            assert np.array_equal(out, before)
+            verdicts.append(False)
+        check()
+    assert verdicts[0] == verdicts[1]
+    return verdicts[0]
+
+
+@pytest.mark.parametrize("spec", ALL)
+@given(st.binary(max_size=200), st.integers(0, 70))
+@quick
+def test_any_bytes_give_a_result_or_an_error(spec, payload, n):
+    attempt(parse(spec), np.frombuffer(payload, np.uint8), n)
+
+
+@pytest.mark.parametrize("spec", ["topk(ratio=0.1)", "onebit"])
+def test_mutated_frames_give_a_result_or_an_error(spec):
+    rng = np.random.default_rng(7)
+    codec, n = parse(spec), 77
+    frame, _ = encode(codec, vectors.normal(n), vectors.normal(n, 1), np.array([0, 20, 20, n]))
+    accepted = 0
+    for _ in range(6000):
+        mutant = frame.copy()
+        for _ in range(rng.integers(1, 4)):
+            kind, at = rng.integers(4), rng.integers(mutant.size) if mutant.size else 0
+            if kind == 0 and mutant.size:
+                mutant[at] = rng.integers(256)
+            elif kind == 1 and mutant.size:
+                mutant[at] ^= 1 << rng.integers(8)
+            elif kind == 2:
+                mutant = mutant[:at]
+            else:
+                mutant = np.insert(mutant, at, rng.integers(0, 256, 4).astype(np.uint8))
+        accepted += attempt(codec, mutant, n)
+    assert 0 < accepted < 6000

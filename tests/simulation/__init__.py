@@ -1,0 +1,1 @@
+"""A seeded world of nodes in virtual time that checks the guarantees after every event."""

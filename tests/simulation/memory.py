@@ -1,0 +1,228 @@
+"""What outlives a process in the simulation: slots, residuals, retained payloads, ledgers, job files.
+
+What may live here: the data a node keeps across a crash, and the integer arithmetic of the simulated
+codecs on it. What may not: time, chance, protocol decisions, checks.
+
+A gradient is a short tuple of integers however large its block claims to be, so that every sum is exact.
+A payload is ``(values, divisor)``: the divisor is not divided by but remembered, so that a test can see
+that it was applied once and with the right number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from gcproto.manifest import Block, Section
+from gcproto.wire import Flag
+from gcserver.core.control_events import DomainLedger, JobMemory, LogSettled
+from gcserver.core.effects import Encode, Finalise
+from gcserver.core.events import BlockMemory, CodecChoice, Decision, DomainKey, Retained, StepRecord, Versions
+
+#: elements of every simulated gradient
+WIDTH = 2
+Vector = tuple[int, ...]
+Payload = tuple[Vector, int]
+ZERO: Vector = (0,) * WIDTH
+#: what a torn write leaves behind; adding it to anything shows
+TORN: Vector = (10**9,) * WIDTH
+#: the output of a round with a non-finite contribution
+NAN: Payload = ((), 0)
+RING = 1024
+
+CODECS = {
+    "none": CodecChoice("none", 1, 0, False, False),
+    "feedback": CodecChoice("feedback", 2, 4, True, True),
+    "coarse": CodecChoice("coarse", 2, 16, True, True),
+    "all-none": CodecChoice("all-none", 1, 0, False, False),
+    "all-feedback": CodecChoice("all-feedback", 2, 4, True, True),
+}
+
+
+def resolve(spec: str) -> CodecChoice:
+    """The codec of a spec; ValueError for an unknown one, as the real registry does."""
+    if spec not in CODECS:
+        raise ValueError(f"unknown codec {spec!r}; one of {sorted(CODECS)}")
+    return CODECS[spec]
+
+
+def scheme(spec: str) -> str:
+    """Over which scheme the simulation runs a codec."""
+    return "all" if spec.startswith("all-") else "owner"
+
+
+def add(a: Vector, b: Vector) -> Vector:
+    return tuple(x + y for x, y in zip(a, b, strict=True))
+
+
+def coarsen(x: Vector, level: int) -> tuple[Vector, Vector]:
+    """(what is sent, what stays behind) of the feedback codec: multiples of ``level`` and their remainders."""
+    sent = tuple(v - v % level for v in x)
+    return sent, tuple(a - b for a, b in zip(x, sent, strict=True))
+
+
+@dataclass(slots=True)
+class Kept:
+    """One retained memory of a block: the record, and the payload (None when non-finite)."""
+
+    record: Retained
+    payload: Payload | None
+
+
+@dataclass(slots=True)
+class BlockStore:
+    """Everything shared memory holds of one block on one node."""
+
+    block: Block
+    section: Section
+    pushed: list[int]
+    flags: list[int]
+    inputs: list[Vector | None]
+    out_step: int = 0
+    out_flags: int = 0
+    out_proposal: int = 0
+    output: Payload = NAN
+    decision: Decision | None = None
+    residuals: list[Vector] = field(default_factory=lambda: [ZERO, ZERO])
+    residual: Versions = Versions()
+    owner_residuals: list[Vector] = field(default_factory=lambda: [ZERO, ZERO])
+    owner_residual: Versions = Versions()
+    kept: list[Kept | None] = field(default_factory=lambda: [None, None])
+
+    @classmethod
+    def fresh(cls, block: Block, section: Section, local_ranks: int) -> BlockStore:
+        return cls(block, section, [0] * local_ranks, [0] * local_ranks, [None] * local_ranks)
+
+    def remembered(self, retained: tuple[Retained, ...]) -> BlockMemory:
+        """What a restarted lane is told; ``retained`` with this life's handles, newest first."""
+        newest = max(range(len(self.pushed)), key=self.pushed.__getitem__)
+        return BlockMemory(
+            tuple(self.pushed),
+            self.flags[newest],
+            1.0,
+            self.out_step,
+            self.out_flags,
+            self.out_proposal,
+            self.decision,
+            self.residual,
+            self.owner_residual,
+            retained,
+        )
+
+    def payload_bytes(self, codec: CodecChoice) -> int:
+        return self.block.nbytes // (2 if codec.feedback else 1)
+
+    def encode(self, e: Encode) -> Payload | None:
+        """Sum the inputs in rank order and encode; None when one is not finite. Commits residual and payload."""
+        finite = [x for x in self.inputs if x is not None]
+        payload: Payload | None = None
+        if len(finite) == len(self.inputs):
+            total = ZERO
+            for x in finite:
+                total = add(total, x)
+            if e.codec.feedback:
+                total, rest = coarsen(add(total, self.residuals[e.read]), e.codec.level)
+                self.residuals[e.write] = rest
+            payload = (total, 1)
+        elif e.codec.feedback:
+            self.residuals[e.write] = TORN
+        if e.codec.feedback:
+            self.residual = replace(self.residual, written=e.step)
+        if e.retain is not None:
+            flags = int(e.flags | Flag.ALL | (Flag.NONFINITE if payload is None else 0))
+            self._keep(e.retain, e.step, e.codec, flags, e.proposal, payload)
+        return payload
+
+    def finalise(self, e: Finalise, total: Vector | None) -> Payload | None:
+        """The aggregate as a payload (owner scheme), its value in the output slot. ``total`` None: non-finite."""
+        if e.codec is None:
+            self.output = NAN if total is None else (total, e.divisor)
+            return None
+        payload: Payload | None = None
+        if total is None:
+            self.output = NAN
+            if e.codec.feedback:
+                self.owner_residuals[e.write] = TORN
+        elif e.codec.feedback:
+            sent, rest = coarsen(add(total, self.owner_residuals[e.read]), e.codec.level)
+            self.owner_residuals[e.write] = rest
+            payload = (sent, 1)
+            self.output = (sent, e.divisor)
+        else:
+            payload = self.output = (total, e.divisor)
+        if e.codec.feedback:
+            self.owner_residual = replace(self.owner_residual, written=e.step)
+        flags = e.flags | (Flag.NONFINITE if payload is None else 0) | (Flag.SUM_UNITS if e.codec.sum_units else 0)
+        self._keep(e.retain, e.step, e.codec, int(flags), e.proposal, payload)
+        return payload
+
+    def _keep(
+        self, slot: int, step: int, codec: CodecChoice, flags: int, proposal: int, payload: Payload | None
+    ) -> None:
+        nbytes = 0 if payload is None else self.payload_bytes(codec)
+        record = Retained(step, slot, None, nbytes, digest(payload), codec.id, codec.level, flags, proposal)
+        self.kept[slot] = Kept(record, payload)
+
+    def tear(self, e: Encode | Finalise) -> None:
+        """The process died in the middle of ``e``: whatever it was writing is garbage, nothing is committed."""
+        if isinstance(e, Encode):
+            if e.codec.feedback:
+                self.residuals[e.write] = TORN
+            if e.retain is not None:
+                self.kept[e.retain] = None
+            return
+        self.output = (TORN, -1)
+        if e.codec is not None:
+            self.kept[e.retain] = None
+            if e.codec.feedback:
+                self.owner_residuals[e.write] = TORN
+
+
+def digest(payload: Payload | None) -> int:
+    """Stands for the digest of a payload's bytes."""
+    return 0 if payload is None else hash(payload) & (2**64 - 1)
+
+
+@dataclass(slots=True)
+class Ledger:
+    """A domain's step ledger, and each lane's ring of finished steps."""
+
+    settled: int = 0
+    voids: list[int] = field(default_factory=list)
+    switches: list[tuple[int, int]] = field(default_factory=lambda: [(0, 0)])
+    rings: dict[int, list[StepRecord]] = field(default_factory=dict)
+
+    def log(self, e: LogSettled) -> None:
+        self.settled = e.step
+        if e.void:
+            self.voids.append(e.step)
+        if self.switches[-1][1] != e.plan:
+            self.switches.append((e.step + e.lag, e.plan))
+
+    def found(self) -> DomainLedger:
+        return DomainLedger(self.settled, tuple(self.voids), tuple(self.switches))
+
+    def finished(self, lane: int, record: StepRecord) -> None:
+        ring = self.rings.setdefault(lane, [])
+        ring.append(record)
+        del ring[:-RING]
+
+
+@dataclass(slots=True)
+class NodeMemory:
+    """All files of one node. ``generation`` changes when they are lost."""
+
+    generation: int
+    jobs: dict[bytes, JobMemory] = field(default_factory=dict)
+    blocks: dict[tuple[DomainKey, int], BlockStore] = field(default_factory=dict)
+    ledgers: dict[DomainKey, Ledger] = field(default_factory=dict)
+
+    def ledger(self, domain: DomainKey) -> Ledger:
+        found = self.ledgers.get(domain)
+        if found is None:
+            found = self.ledgers[domain] = Ledger()
+        return found
+
+    def forget(self, job: bytes) -> None:
+        self.jobs.pop(job, None)
+        self.blocks = {k: v for k, v in self.blocks.items() if k[0][0] != job}
+        self.ledgers = {k: v for k, v in self.ledgers.items() if k[0] != job}

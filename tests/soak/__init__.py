@@ -1,0 +1,1 @@
+"""Long runs under load, each aggregate checked bit by bit; marked `soak`."""

@@ -1,0 +1,1 @@
+"""What needs root or system packages (network namespaces, foreign tools); marked `system`."""

@@ -1,0 +1,1 @@
+"""One module at a time, no processes, no sockets: each file mirrors one source file."""

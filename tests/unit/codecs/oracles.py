@@ -1,0 +1,131 @@
+"""Plain numpy statements of what each codec writes and decodes; slow, obvious, and the tests' truth.
+
+Only numpy here, nothing of gcserver: an oracle that shared code with its kernel would share its bugs.
+"""
+
+from __future__ import annotations
+
+import struct
+from itertools import pairwise
+
+import numpy as np
+
+INF_BITS = 0x7F800000
+
+
+def corrected(x, residual, scale=1.0, decay=1.0):
+    """v = x*scale + residual*decay in float32, each operation rounded."""
+    r = np.zeros_like(x) if residual is None else residual
+    with np.errstate(all="ignore"):
+        return x * np.float32(scale) + r * np.float32(decay)
+
+
+def nonfinite(v):
+    return int((~np.isfinite(v)).sum())
+
+
+def magnitude_bits(v):
+    return v.view(np.uint32).astype(np.int64) & 0x7FFFFFFF
+
+
+def topk_k(n, level):
+    return min(n, max(1, n * level // 1_000_000))
+
+
+def topk(v, bounds, level):
+    """(payload, residual)."""
+    indices, values, counts = [], [], []
+    residual = v.copy()
+    for a, b in pairwise(bounds):
+        k = topk_k(b - a, level)
+        order = np.argsort(-magnitude_bits(v[a:b]), kind="stable")[:k]
+        chosen = np.sort(order) + a
+        counts.append(len(chosen))
+        indices.append(chosen)
+        values.append(v[chosen])
+        residual[chosen] = 0
+    payload = struct.pack(f"<I{len(counts)}I", len(counts), *counts)
+    payload += np.concatenate(indices).astype("<u4").tobytes() + np.concatenate(values).astype("<f4").tobytes()
+    return payload, residual
+
+
+def topk_decode(payload, n):
+    (m,) = struct.unpack_from("<I", payload)
+    k = sum(struct.unpack_from(f"<{m}I", payload, 4))
+    out = np.zeros(n, np.float32)
+    index = np.frombuffer(payload, "<u4", k, 4 + 4 * m)
+    out[index] = np.frombuffer(payload, "<f4", k, 4 + 4 * m + 4 * k)
+    return out
+
+
+def lane_sum(values):
+    """Sum in float64: 16 lanes in blocks of 4096, lanes in order, then blocks in order."""
+    total = 0.0
+    for start in range(0, len(values), 4096):
+        block = values[start : start + 4096].astype(np.float64)
+        padded = np.concatenate([block, np.zeros(-len(block) % 16)]).reshape(-1, 16)
+        lanes = np.zeros(16)
+        for row in padded:
+            lanes = lanes + row
+        block_sum = lanes[0]
+        for lane in lanes[1:]:
+            block_sum = block_sum + lane
+        total = total + block_sum
+    return total
+
+
+def onebit(v, bounds):
+    """(payload, residual)."""
+    payload = struct.pack("<I", len(bounds) - 1)
+    residual = np.empty_like(v)
+    for a, b in pairwise(bounds):
+        part = v[a:b]
+        negative = part < 0
+        count = int(negative.sum())
+        zero = np.float32(0)
+        low = np.float32(lane_sum(np.where(negative, part, zero)) / count) if count else zero
+        other = len(part) - count
+        high = np.float32(lane_sum(np.where(negative, zero, part)) / other) if other else zero
+        payload += struct.pack("<Iff", b - a, low, high) + np.packbits(negative, bitorder="little").tobytes()
+        residual[a:b] = part - np.where(negative, low, high)
+    return payload, residual
+
+
+def onebit_decode(payload, scale=1.0):
+    (m,) = struct.unpack_from("<I", payload)
+    at, parts = 4, []
+    for _ in range(m):
+        n, low, high = struct.unpack_from("<Iff", payload, at)
+        at += 12
+        packed = np.frombuffer(payload, np.uint8, (n + 7) // 8, at)
+        negative = np.unpackbits(packed, count=n, bitorder="little").astype(bool)
+        factor = np.float32(scale)
+        parts.append(np.where(negative, np.float32(low) * factor, np.float32(high) * factor))
+        at += (n + 7) // 8
+    return np.concatenate(parts).astype(np.float32) if parts else np.zeros(0, np.float32)
+
+
+def fp16(v):
+    """(uint16 bits, saturated): nearest even, finite values saturate."""
+    with np.errstate(over="ignore"):
+        half = v.astype(np.float16)
+    over = np.isinf(half) & np.isfinite(v)
+    half[over] = np.copysign(np.float16(65504), half[over])
+    return half.view(np.uint16), int(over.sum())
+
+
+def bf16(v):
+    """(uint16 bits, saturated): nearest even by exact comparison with both neighbours."""
+    bits = v.view(np.uint32).astype(np.int64)
+    low = bits & 0xFFFF0000
+    rest = bits & 0xFFFF
+    up = (rest > 0x8000) | ((rest == 0x8000) & ((low >> 16) & 1 == 1))
+    rounded = (low >> 16) + up
+    over = ((rounded & 0x7FFF) == 0x7F80) & np.isfinite(v)
+    rounded = np.where(over, rounded - 1, rounded)
+    rounded = np.where(np.isnan(v), (bits >> 16) | 0x40, rounded)
+    return rounded.astype(np.uint16), int(over.sum())
+
+
+def bf16_to_f32(bits):
+    return (bits.astype(np.uint32) << 16).view(np.float32)

@@ -1,0 +1,34 @@
+#!/bin/sh
+# Installs, as root, the Debian packages that the system tests use; without root it says what is missing and goes on,
+# and the tests that need it are skipped with a reason.
+set -eu
+
+# command, package, what for
+needs='
+ip      iproute2    network namespaces and links
+tc      iproute2    links shaped to a given rate
+ss      iproute2    killing live connections
+nft     nftables    partitions and dropped packets
+unshare util-linux  namespaces without root
+npm     npm         buf, which lints admin.proto and is a foreign gRPC client
+'
+
+PATH=$PATH:/usr/sbin:/sbin
+missing=$(echo "$needs" | while read -r command package why; do
+    [ -z "$command" ] || command -v "$command" >/dev/null || echo "$package"
+done | sort -u | tr '\n' ' ')
+
+if [ -z "$missing" ]; then
+    echo "system packages: all there"
+elif [ "$(id -u)" != 0 ]; then
+    echo "system packages: missing: $missing(not root, so not installed; tests that need them are skipped)"
+elif ! command -v apt-get >/dev/null; then
+    echo "system packages: missing: $missing(no apt-get here; tests that need them are skipped)"
+else
+    echo "system packages: installing: $missing"
+    if ! out=$(apt-get update -q 2>&1 &&
+        DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends $missing 2>&1); then
+        echo "$out" | tail -n 30 >&2
+        echo "system packages: apt-get failed; tests that need them are skipped" >&2
+    fi
+fi
