@@ -1,16 +1,23 @@
-"""Where a worker and its daemon meet when nobody says otherwise.
+"""Where a daemon and its workers meet when nobody says otherwise.
 
-What may live here: default paths that both sides must agree on. What may not: creating anything.
+What may live here: default paths both sides compute alike. What may not: creating, opening or removing
+anything.
 """
 
 from __future__ import annotations
 
 import os
-from pathlib import Path
+from typing import Final
+
+SOCKET_NAME: Final = "daemon.sock"
 
 
-def default_socket() -> Path:
-    """``$XDG_RUNTIME_DIR/gradcomm/daemon.sock``, else ``/tmp/gradcomm-<uid>/daemon.sock``."""
+def default_socket(node: str = "") -> str:
+    """The supervisor's Unix socket, used without ``node.socket`` (GC_NODE_SOCKET).
+
+    ``$XDG_RUNTIME_DIR/gradcomm/daemon.sock``, or ``/tmp/gradcomm-<uid>/daemon.sock`` where no runtime
+    directory is set. ``node`` keeps several daemons of one user apart: ``daemon-<node>.sock``.
+    """
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
-    base = Path(runtime) / "gradcomm" if runtime else Path(f"/tmp/gradcomm-{os.getuid()}")
-    return base / "daemon.sock"
+    folder = os.path.join(runtime, "gradcomm") if runtime else f"/tmp/gradcomm-{os.getuid()}"
+    return os.path.join(folder, f"daemon-{node}.sock" if node else SOCKET_NAME)

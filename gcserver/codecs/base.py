@@ -161,6 +161,10 @@ class Codec:
         """
         raise NotImplementedError
 
+    def check(self, payload: U8, n: int) -> None:
+        """Raise CodecError unless ``payload`` decodes to ``n`` elements; afterwards decoding cannot fail."""
+        raise NotImplementedError
+
     def decode(self, payload: U8, out: F32, scale: float = 1.0) -> None:
         """Overwrite out (float32[n]) with ``decoded*scale``. payload: uint8[nbytes], exactly one frame's.
 

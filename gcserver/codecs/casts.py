@@ -185,15 +185,18 @@ class Cast(Codec):
         return Encoded(n * self.itemsize, nonfinite, saturated)
 
     def decode(self, payload: U8, out: F32, scale: float = 1.0) -> None:
-        source, n = self._check(payload, out)
+        source, n = self._check(payload, out.size)
         cast_load(self.kind, f32_address("out", out, n, write=True), source, n, float(scale))
 
     def decode_add(self, payload: U8, acc: F32) -> None:
-        source, n = self._check(payload, acc)
+        source, n = self._check(payload, acc.size)
         cast_add(self.kind, f32_address("acc", acc, n, write=True), source, n)
 
-    def _check(self, payload: U8, out: F32) -> tuple[int, int]:
-        data, n = as_bytes(payload), out.size
+    def check(self, payload: U8, n: int) -> None:
+        self._check(payload, n)
+
+    def _check(self, payload: U8, n: int) -> tuple[int, int]:
+        data = as_bytes(payload)
         if data.size != n * self.itemsize:
             raise CodecError("payload.nbytes", f"{n * self.itemsize} ({self.name} of {n})", data.size)
         return u8_address("payload", data), n

@@ -293,6 +293,9 @@ class OneBit(Codec):
         source = self._check(payload, acc.size)
         onebit_decode(source, f32_address("acc", acc, acc.size, write=True), 1.0, True)
 
+    def check(self, payload: U8, n: int) -> None:
+        self._check(payload, n)
+
     def _check(self, payload: U8, n: int) -> int:
         data = as_bytes(payload)
         source = u8_address("payload", data)

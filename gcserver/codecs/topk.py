@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from gcserver.codecs.base import F32, I64, U8, Codec, CodecError, Encoded, Param, register
+from gcserver.codecs.collect import allocate, room
 from gcserver.codecs.jit import (
     as_bytes,
     f32,
@@ -24,7 +25,7 @@ from gcserver.codecs.jit import (
     u8_address,
     u32,
 )
-from gcserver.codecs.select import FINE_BINS, allocate, room, select
+from gcserver.codecs.select import FINE_BINS, select
 
 MILLION = 1_000_000
 
@@ -170,6 +171,9 @@ class TopK(Codec):
     def decode_add(self, payload: U8, acc: F32) -> None:
         source, nbytes = self._check(payload, acc.size)
         sparse_add(source, nbytes, f32_address("acc", acc, acc.size, write=True), acc.size)
+
+    def check(self, payload: U8, n: int) -> None:
+        self._check(payload, n)
 
     def _check(self, payload: U8, n: int) -> tuple[int, int]:
         data = as_bytes(payload)

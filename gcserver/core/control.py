@@ -534,7 +534,7 @@ class ControlMachine:
         if isinstance(r, ReportStep):
             self.out.extend(job.on_step(e.lane, r))
         elif isinstance(r, ReportClosed):
-            self.out.extend(job.on_closed(e.lane, r.domain[1], r.step, r.digest))
+            job.on_closed(e.lane, r.domain[1], r.step, r.digest)
         elif isinstance(r, ReportWaiting):
             job.on_waiting(e.lane, r)
         elif isinstance(r, ReportFault):

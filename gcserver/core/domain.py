@@ -161,7 +161,6 @@ class Domain:
         if odd is not None:
             self._mismatch(step.number, self.partitions[odd].name)
             return
-        self.out.append(ReportClosed(self.config.id, step.number, step.digest))
         self._try_finish(step)
 
     def _mismatch(self, step: int, name: str) -> None:
@@ -605,6 +604,10 @@ class Domain:
                 self.out.append(ReportWaiting(self.config.id, 0, 0.0, "", ()))
             return
         self.waiting_said = True
+        if step.is_closed and not step.said_closed:
+            # A finished step says what was in it by ReportStep; one that hangs may hang on just that.
+            step.said_closed = True
+            self.out.append(ReportClosed(self.config.id, step.number, step.digest))
         phase, missing = self._missing(step)
         self.out.append(ReportWaiting(self.config.id, step.number, step.opened, phase, tuple(sorted(missing))))
 

@@ -178,7 +178,7 @@ class ReportStep:
 
 @dataclass(frozen=True, slots=True)
 class ReportClosed:
-    """To the control machine: local workers closed ``step`` with the keys of this digest."""
+    """To the control machine: ``step`` hangs; local workers had closed it with the keys of this digest."""
 
     domain: DomainKey
     step: int

@@ -357,6 +357,7 @@ class Job:
         if domain is None or report.step <= domain.settled:
             return []
         domain.reports.setdefault(report.step, {})[lane] = report
+        self.on_closed(lane, report.domain[1], report.step, report.digest)
         out: list[ControlEffect] = []
         while len(domain.reports.get(domain.settled + 1, ())) == self.lanes:
             out.extend(self._settle(domain, domain.settled + 1))
@@ -389,18 +390,17 @@ class Job:
                 out.append(AnswerRequest(request, plan, step + lag, f"takes effect at step {step + lag} on every node"))
         return out
 
-    def on_closed(self, lane: int, key: int, step: int, digest: int) -> list[ControlEffect]:
+    def on_closed(self, lane: int, key: int, step: int, digest: int) -> None:
         """Remember what was pushed in a step, so that peers' heartbeats can be compared with it."""
         domain = self.domains.get(key)
-        if domain is None:
-            return []
+        if domain is None or step in domain.closed:
+            return
         lanes = domain.closing.setdefault(step, {})
         lanes[lane] = digest
         if len(lanes) == self.lanes:
             del domain.closing[step]
             domain.closed[step] = wire.digest(struct.pack(f"<{self.lanes}Q", *(lanes[i] for i in range(self.lanes))))
             domain.closed.pop(step - RECENT, None)
-        return []
 
     def closed_steps(self) -> list[tuple[bytes, int, int, int]]:
         out = []

@@ -28,6 +28,7 @@ class Step:
     nonfinite: bool = False
     proposal: int = 0
     finished: bool = False
+    said_closed: bool = False
     digest: int = 0
 
     @property

@@ -221,6 +221,14 @@ class DomainMemory:
         start = (int(at[0]) - 1, int(at[1]) + version * _align(n * 4))
         return np.frombuffer(self.heap.view(start, n * 4), np.float32)
 
+    def residual_square(self, key: int) -> float:
+        """Squared L2 norm of the contribution's settled residual; 0 where there is none."""
+        record = self.blocks[key].record
+        if not record["residual_at"][0, 0]:
+            return 0.0
+        settled = self.residual(key, int(record["residual"][0]) & 1, False)
+        return float(np.dot(settled, settled))
+
     def kept(self, key: int, index: int, size: int) -> memoryview:
         """Memory for retained payload ``index`` of a block, at least ``size`` bytes. Raises MemoryShort."""
         record = self.blocks[key].record

@@ -93,7 +93,8 @@ class Executor:
         self.pool = Pool()
         self._sums: dict[tuple[DomainKey, int, int], Accumulator] = {}
         self.raw_bytes = 0
-        self.residual_square: dict[DomainKey, dict[int, float]] = {}
+        #: payload bytes of each block's newest contribution
+        self.wire_bytes: dict[DomainKey, dict[int, int]] = {}
 
     # ---------------------------------------------------------------------------------------- encode
     def encode(self, e: Encode) -> Encoded:
@@ -121,10 +122,13 @@ class Executor:
                 memory.begin_write(e.key, e.step, False)
             scale = self._scale(state) if e.codec.feedback else 1.0
             result = codec.encode(x, before, after, _bytes(out), state.bounds, 1.0 / scale, e.seed & (1 << 62) - 1)
-            nonfinite = result.nonfinite > 0
+            # A loss scaler must see that fp16 was not wide enough, or it never backs off.
+            clipped = result.saturated > 0 and self._scale(state) != 1.0
+            nonfinite = result.nonfinite > 0 or clipped
             payload = out[: 0 if nonfinite else result.nbytes]
             retained = payload if e.retain is not None else None
         digest = wire.digest(payload)
+        self.wire_bytes.setdefault(e.domain, {})[e.key] = len(payload)
         handle = self.handles.add(payload) if len(payload) else None
         if e.retain is not None and retained is not None:
             flags = e.flags | Flag.ALL | (Flag.NONFINITE if nonfinite else 0)
@@ -320,7 +324,7 @@ class Executor:
             if len(payload) != size:
                 raise CodecError("payload.nbytes", size, len(payload))
         else:
-            getattr(codec, "check", lambda p, n: None)(_bytes(payload), h.elements)
+            codec.check(_bytes(payload), h.elements)
 
     def retained_handle(self, memory: DomainMemory, key: int, kept: Retained) -> int | None:
         """A handle for a payload that an earlier life retained."""
@@ -330,8 +334,17 @@ class Executor:
             return self.handles.add(memory.blocks[key].output)
         return self.handles.add(memory.kept(key, kept.slot, kept.nbytes))
 
+    def facts(self, domain: DomainKey) -> tuple[tuple[int, int, float], ...]:
+        """(key, payload bytes of the newest contribution, squared norm of the settled residual) of each block."""
+        memory = self.domains.get(domain)
+        if memory is None:
+            return ()
+        sizes = self.wire_bytes.get(domain, {})
+        return tuple((key, sizes.get(key, 0), memory.residual_square(key)) for key in memory.blocks)
+
     def close(self, domain: DomainKey) -> None:
         self.domains.pop(domain, None)
+        self.wire_bytes.pop(domain, None)
         for key in [k for k in self._sums if k[0] == domain]:
             del self._sums[key]
 

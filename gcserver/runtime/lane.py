@@ -34,16 +34,29 @@ from gcserver.codecs.warmup import warmup
 from gcserver.core import effects as fx
 from gcserver.core import events as ev
 from gcserver.core.control_events import OpenSection
+from gcserver.core.job import SCOPED_LAG
 from gcserver.core.lane import LaneConfig, LaneMachine
 from gcserver.runtime.blocks import DomainMemory
 from gcserver.runtime.executor import Executor
-from gcserver.runtime.lanelink import AddPeer, ForgetJob, LaneLink, LaneReady, LaneStats, LaneTrouble
+from gcserver.runtime.lanelink import (
+    AddPeer,
+    AskBlocks,
+    BlockFacts,
+    ForgetJob,
+    LaneLink,
+    LaneReady,
+    LaneStats,
+    LaneTrouble,
+)
 from gcserver.runtime.statefiles import MemoryShort
 from gcserver.runtime.transport import ZmqTransport
 
 TICK: Final = 0.5
 STATS_EVERY: Final = 1.0
 _PR_SET_PDEATHSIG: Final = 1
+#: Finished steps of domains with many in flight are reported together: at most so many, so many seconds late.
+REPORTS: Final = 32
+REPORT_WITHIN: Final = 0.01
 _decode_worker = messages.Decoder[messages.FromLaneWorker](messages.FromLaneWorker)
 
 
@@ -93,6 +106,8 @@ class LaneProcess:
     counts: dict[tuple[str, int], int] = field(default_factory=dict)
     peer_bytes: dict[int, list[int]] = field(default_factory=dict)
     rounds: int = 0
+    reports: list[fx.ReportStep] = field(default_factory=list)
+    report_by: float = 0.0
     queue: deque[ev.LaneEvent] = field(default_factory=deque)
     running: bool = True
 
@@ -115,7 +130,10 @@ class LaneProcess:
             if now >= next_stats:
                 next_stats = now + STATS_EVERY
                 self.link.send(self.stats())
-            ready = dict(self.poller.poll(max(0, int((min(next_tick, next_stats) - time.monotonic()) * 1000) + 1)))
+            if self.reports and (now >= self.report_by or self._gated()):
+                self._flush_reports()
+            until = min(next_tick, next_stats, self.report_by or next_tick)
+            ready = dict(self.poller.poll(max(0, int((until - time.monotonic()) * 1000) + 1)))
             if self.transport.socket in ready:
                 self._frames()
             if self.link.fileno() in ready:
@@ -132,6 +150,10 @@ class LaneProcess:
         while self.queue:
             for effect in self.machine.on(self.queue.popleft(), time.monotonic()):
                 _PERFORM[type(effect)](self, effect)
+
+    def _gated(self) -> bool:
+        """Whether a push waits for a settlement, so that reports must not."""
+        return any(domain.gated for domain in self.machine.domains.values())
 
     # ---------------------------------------------------------------------------------------- frames
     def _frames(self) -> None:
@@ -202,6 +224,8 @@ class LaneProcess:
             for descriptor, worker in list(self.workers.items()):
                 if worker.job == message.job:
                     self._drop_worker(descriptor)
+        elif isinstance(message, AskBlocks):
+            self.link.send(BlockFacts(message.request, self.executor.facts(message.domain)))
         else:
             self.feed(message)
 
@@ -346,6 +370,21 @@ class LaneProcess:
     def _do_log_step(self, e: fx.LogStep) -> None:
         self.executor.domains[e.domain].log_step(ev.StepRecord(e.step, e.nonfinite, e.proposal, e.digest))
 
+    def _do_report_step(self, e: fx.ReportStep) -> None:
+        """Where many steps are in flight, their settling is in no hurry: the supervisor is woken for several."""
+        self.reports.append(e)
+        lag = self.machine.domains[e.domain].config.lag
+        if lag <= SCOPED_LAG or len(self.reports) >= REPORTS:
+            self._flush_reports()
+        elif self.report_by == 0.0:
+            self.report_by = time.monotonic() + REPORT_WITHIN
+
+    def _flush_reports(self) -> None:
+        self.report_by = 0.0
+        reports, self.reports = self.reports, []
+        for report in reports:
+            self.link.send(report)
+
     def _do_notify(self, e: fx.Notify) -> None:
         memory = self.executor.domains.get(e.domain)
         if memory is None:
@@ -383,7 +422,7 @@ _PERFORM: dict[type, Any] = {
     fx.LogStep: LaneProcess._do_log_step,
     fx.Flip: lambda self, e: self.executor.domains[e.domain].flip(e.key, e.step, e.version, e.owner),
     fx.Notify: LaneProcess._do_notify,
-    fx.ReportStep: lambda self, e: self.link.send(e),
+    fx.ReportStep: LaneProcess._do_report_step,
     fx.ReportClosed: lambda self, e: self.link.send(e),
     fx.ReportWaiting: lambda self, e: self.link.send(e),
     fx.ReportFault: lambda self, e: self.link.send(e),

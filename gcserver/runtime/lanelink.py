@@ -68,6 +68,22 @@ class LaneTrouble:
     advice: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class AskBlocks:
+    """To a lane: what do the blocks of a domain cost and hold back? Answered by BlockFacts."""
+
+    request: int
+    domain: events.DomainKey
+
+
+@dataclass(frozen=True, slots=True)
+class BlockFacts:
+    """From a lane, per block: key, payload bytes of the newest contribution, squared norm of its residual."""
+
+    request: int
+    blocks: tuple[tuple[int, int, float], ...]
+
+
 _TYPES: dict[str, Any] = {
     t.__name__: t
     for t in (
@@ -87,6 +103,8 @@ _TYPES: dict[str, Any] = {
         LaneReady,
         LaneStats,
         LaneTrouble,
+        AskBlocks,
+        BlockFacts,
     )
 }
 _decoders = {name: msgspec.msgpack.Decoder(t) for name, t in _TYPES.items()}

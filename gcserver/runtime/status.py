@@ -1,20 +1,365 @@
-"""What operators see: the supervisor's state as the admin service and the metrics want it.
+"""What operators see: the supervisor's state in the words of `gcserver.admin.source`, and its metrics.
 
-What may live here: reading the supervisor. What may not: changing it, except by the requests it offers.
+What may live here: reading the supervisor, asking lanes for facts. What may not: changing anything, except
+by the requests the control machine offers; gRPC and HTTP (`gcserver.admin`).
 """
 
 from __future__ import annotations
 
+import asyncio
+import time
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
+
+from gcproto import wire
+from gcproto.dtypes import DType
+from gcproto.manifest import AddressSpace, Section
+from gcserver import __version__
+from gcserver.admin.source import (
+    AdminError,
+    DomainStatus,
+    DrainResult,
+    ErrorKind,
+    JobState,
+    JobStatus,
+    LaneStatus,
+    Member,
+    NodeState,
+    NodeStatus,
+    PeerState,
+    PeerStatus,
+    SetCodecResult,
+    TensorStatus,
+    WaitingFor,
+)
+from gcserver.core import control_events as cx
+from gcserver.core.job import ControlDomain, Job
+from gcserver.core.plan import choose
+from gcserver.runtime.lanelink import AskBlocks, BlockFacts
 
 if TYPE_CHECKING:
     from gcserver.runtime.supervisor import Supervisor
 
+#: A lane that does not answer within this is restarting; its blocks are shown without facts.
+FACTS_TIMEOUT = 2.0
 
-class _Nothing:
+
+class Status:
+    """Implements `gcserver.admin.source.Source` over a supervisor."""
+
+    def __init__(self, supervisor: Supervisor) -> None:
+        self._s = supervisor
+        self._requests: dict[int, tuple[set[int], dict[int, tuple[int, float]], asyncio.Future[None]]] = {}
+        self._last_request = 0
+        self._service: Any = None
+        self._metrics: Any = None
+
+    # ------------------------------------------------------------------------------------- start, stop
+    async def start(self) -> None:
+        """Serve gRPC and metrics where the configuration says so. Raises OSError naming the address."""
+        node = self._s.config.node
+        if node.admin:
+            # Imported late: gRPC is the slowest import of the daemon, and nobody trains through it.
+            from gcserver.admin import service
+
+            self._service = await service.serve(self, node.admin)
+        if node.metrics is not None:
+            from gcserver.runtime.observe import Observer
+
+            self._metrics = Observer(self._s)
+            await self._metrics.start(node.metrics)
+
     async def stop(self) -> None:
-        pass
+        for server in (self._service, self._metrics):
+            if server is not None:
+                await server.stop()
+
+    def on_settled(self, e: cx.LogSettled) -> None:
+        if self._metrics is not None:
+            self._metrics.on_settled(e)
+
+    # --------------------------------------------------------------------------------------- the node
+    def node(self) -> NodeStatus:
+        s = self._s
+        lanes = tuple(self._lane(i) for i in range(len(s.lanes)))
+        state, reason = NodeState.SERVING, ""
+        if s.stopped.is_set():
+            state = NodeState.STOPPING
+        elif s.machine.draining:
+            state, reason = NodeState.DRAINING, s.machine.draining
+        elif not s.ready.is_set():
+            state, reason = NodeState.STARTING, "lanes are starting"
+        elif any(lane.state != "ready" for lane in lanes):
+            state, reason = NodeState.DEGRADED, "a lane is restarting"
+        return NodeStatus(
+            s.node,
+            s.incarnation,
+            state,
+            __version__,
+            wire.PROTOCOL_VERSION,
+            time.time() - s.started,
+            str(s.config.node.listen),
+            str(s.config.node.advertise),
+            reason,
+            lanes,
+            sum(n for _, n in self.arenas()),
+            self.errors(),
+        )
+
+    def _lane(self, index: int) -> LaneStatus:
+        lane = self._s.lanes[index]
+        if lane is None:
+            return LaneStatus(index, "restarting")
+        state = "ready" if lane.ready else "starting"
+        stats = lane.stats
+        traffic = (stats.bytes_in, stats.bytes_out, stats.rounds) if stats is not None else (0, 0, 0)
+        return LaneStatus(index, state, lane.process.pid, lane.incarnation, lane.cores, lane.restarts, *traffic)
+
+    def arenas(self) -> list[tuple[bytes, int]]:
+        """(job, bytes) over all lanes."""
+        return [pair for lane in self._s.lanes if lane is not None and lane.stats for pair in lane.stats.arena_bytes]
+
+    def counters(self) -> dict[tuple[str, int], int]:
+        """(name, peer id) -> count, supervisor and lanes together."""
+        total = {key: n for key, n in self._s.counts.items() if key[1] >= 0}
+        for lane in self._s.lanes:
+            if lane is not None and lane.stats is not None:
+                for name, peer, n in lane.stats.counts:
+                    total[name, peer] = total.get((name, peer), 0) + n
+        return total
+
+    def errors(self) -> dict[str, int]:
+        """Counts of everything that should not happen, by kind."""
+        found: dict[str, int] = {}
+        for (name, _), n in self.counters().items():
+            found[name] = found.get(name, 0) + n
+        return found
+
+    def peers(self) -> list[PeerStatus]:
+        s, now = self._s, time.monotonic()
+        counters = self.counters()
+        out = []
+        for name, address in s.addresses.items():
+            node = wire.node_id(name)
+            link = s.machine.links[node]
+            state, reason = PeerState.CONNECTING, "no answer yet"
+            if link.refused:
+                state, reason = PeerState.REFUSED, link.refused
+            elif link.up:
+                quiet = now - link.heard
+                lease = s.config.cluster.lease
+                state, reason = PeerState.UP, ""
+                if quiet > lease:
+                    state, reason = PeerState.DEAD, f"nothing heard for {quiet:.0f} s, lease {lease:g} s"
+                elif quiet > s.machine.config.quiet_after:
+                    state, reason = PeerState.RESTARTING, f"nothing heard for {quiet:.0f} s"
+            received, sent = self.traffic(node)
+            out.append(
+                PeerStatus(
+                    name,
+                    address,
+                    state,
+                    reason,
+                    link.theirs,
+                    now - link.heard if link.up else None,
+                    None,
+                    received,
+                    sent,
+                    counters.get(("frames_resent", node), 0),
+                    counters.get(("frames_corrupt", node), 0),
+                )
+            )
+        return out
+
+    def traffic(self, node: int) -> tuple[int, int]:
+        """Bytes from and to a peer, over all lanes."""
+        pairs = [
+            (i, o)
+            for lane in self._s.lanes
+            if lane is not None and lane.stats is not None
+            for peer, i, o in lane.stats.peer_bytes
+            if peer == node
+        ]
+        return sum(i for i, _ in pairs), sum(o for _, o in pairs)
+
+    # ------------------------------------------------------------------------------------------- jobs
+    def jobs(self) -> list[JobStatus]:
+        out = []
+        for job in self._s.machine.jobs.values():
+            state, reason = JobState.RUNNING, ""
+            if job.ended is not None:
+                state, reason = JobState.FAILED, f"{job.ended.kind}: {job.ended.message}"
+            elif any(c is None for c in job.workers.values()):
+                state, reason = JobState.RECOVERING, "workers have still to come back"
+            r = job.record
+            domains = tuple(self._domain(job, d) for d in job.domains.values())
+            out.append(
+                JobStatus(
+                    r.label,
+                    job.id.hex(),
+                    state,
+                    reason,
+                    r.epoch,
+                    r.world_size,
+                    tuple(Member(m.node, m.ranks) for m in r.members),
+                    min((d.steps_settled for d in domains), default=0),
+                    job.proposal,
+                    r.on_loss,
+                    r.deadline,
+                    domains,
+                )
+            )
+        for g in self._s.machine.gatherings.values():
+            here = ", ".join(str(w.rank) for _, w in g.workers.values())
+            out.append(JobStatus(g.label, "", JobState.JOINING, f"ranks {here} are here", 0, g.world_size))
+        return out
+
+    def _domain(self, job: Job, domain: ControlDomain) -> DomainStatus:
+        now = time.monotonic()
+        waiting = tuple(
+            WaitingFor(missing, now - w.since, w.step, w.phase)
+            for w in domain.waiting.values()
+            for missing in w.missing
+        )
+        sizes: dict[str, int] = {}
+        for tensor in self._tensors(job, domain):
+            sizes[tensor.codec] = sizes.get(tensor.codec, 0) + tensor.bytes_raw
+        return DomainStatus(
+            domain.config.domain,
+            domain.config.label,
+            domain.settled,
+            len(domain.voids),
+            sum(len(s.tensors) for s in domain.sections),
+            sum(s.elements for s in domain.sections),
+            max(sizes, key=sizes.__getitem__, default="none"),
+            waiting,
+        )
+
+    def _tensors(self, job: Job, domain: ControlDomain) -> list[TensorStatus]:
+        """The tensors of a domain with the codec of the block that holds most of each, without facts."""
+        version = next(v for first, v in reversed(domain.switches) if first <= domain.settled + 1)
+        plan = job.plan(domain, version)
+        space = self._space(domain)
+        out = []
+        for section, blocks in zip(domain.sections, space.blocks, strict=True):
+            codecs = {b.tensor: choose(plan, section, b, domain.config.min_compress_bytes)[0].spec for b in blocks}
+            out.extend(self._section_tensors(domain, section, blocks[0].key if blocks else 0, codecs, plan))
+        return out
+
+    def _section_tensors(
+        self, domain: ControlDomain, section: Section, address: int, codecs: dict[int, str], plan: Any
+    ) -> list[TensorStatus]:
+        itemsize = section.dtype.itemsize
+        out = []
+        newest = ""
+        for i, t in enumerate(section.tensors):
+            # A tensor that fills no block goes with the one whose block it is in.
+            newest = codecs.get(i, newest or next(iter(codecs.values()), "none"))
+            out.append(
+                TensorStatus(
+                    t.name,
+                    domain.config.label,
+                    DType(t.dtype).label,
+                    t.shape,
+                    address,
+                    newest,
+                    t.elements * itemsize,
+                )
+            )
+            address += t.elements * itemsize
+        return out
+
+    def _space(self, domain: ControlDomain) -> AddressSpace:
+        c = domain.config
+        space = AddressSpace(len(c.members), len(self._s.lanes), c.partition_bytes)
+        for section in domain.sections:
+            space.append(section)
+        return space
+
+    def _job(self, name: str) -> Job:
+        jobs = self._s.machine.jobs
+        found = [j for j in jobs.values() if name in ("", j.record.label, j.id.hex())]
+        if len(found) == 1:
+            return found[0]
+        have = ", ".join(sorted(j.record.label for j in jobs.values())) or "none"
+        if not found:
+            raise AdminError(ErrorKind.NOT_FOUND, f"no job {name!r} here; jobs: {have}", "job")
+        raise AdminError(ErrorKind.PRECONDITION, f"several jobs match {name!r}; name one of: {have}", "job")
+
+    async def tensors(self, job: str, domain: str, pattern: str) -> list[TensorStatus]:
+        """See Source. Bytes and residual norms are asked of the lanes."""
+        found = self._job(job)
+        out: list[TensorStatus] = []
+        matching = [d for d in found.domains.values() if domain in ("", d.config.label, str(d.config.domain))]
+        if domain and not matching:
+            have = ", ".join(d.config.label for d in found.domains.values()) or "none"
+            raise AdminError(
+                ErrorKind.NOT_FOUND, f"no process group {domain!r} in this job; there are: {have}", "domain"
+            )
+        for d in matching:
+            facts = await self._ask(d)
+            blocks = [b for section in self._space(d).blocks for b in section]
+            for t in self._tensors(found, d):
+                if fnmatchcase(t.name, pattern or "*"):
+                    out.append(_with_facts(t, blocks, facts))
+        return out
+
+    async def _ask(self, domain: ControlDomain) -> dict[int, tuple[int, float]]:
+        self._last_request += 1
+        request = self._last_request
+        lanes = {lane.index for lane in self._s.lanes if lane is not None and lane.ready}
+        facts: dict[int, tuple[int, float]] = {}
+        if not lanes:
+            return facts
+        done: asyncio.Future[None] = self._s.loop.create_future()
+        self._requests[request] = (lanes, facts, done)
+        for lane in self._s.lanes:
+            if lane is not None and lane.index in lanes:
+                self._s.to_lane(lane, AskBlocks(request, domain.config.id))
+        await asyncio.wait({done}, timeout=FACTS_TIMEOUT)
+        del self._requests[request]
+        return facts
+
+    def on_facts(self, lane: int, message: BlockFacts) -> None:
+        """A lane's answer to AskBlocks."""
+        waiting = self._requests.get(message.request)
+        if waiting is None:
+            return
+        lanes, facts, done = waiting
+        lanes.discard(lane)
+        facts.update({key: (nbytes, square) for key, nbytes, square in message.blocks})
+        if not lanes and not done.done():
+            done.set_result(None)
+
+    # --------------------------------------------------------------------------------------- requests
+    async def set_codec(self, job: str, pattern: str, spec: str) -> SetCodecResult:
+        """See Source. Waits until the step is known, however long the job takes to get there."""
+        self._job(job)
+        answer = await self._s.set_codec(job, pattern or "*", spec)
+        if answer.error:
+            raise AdminError(ErrorKind.INVALID, answer.error, "codec")
+        return SetCodecResult(answer.plan, answer.step, answer.message)
+
+    async def drain(self, timeout: float, reason: str) -> DrainResult:
+        """See Source."""
+        running = len(self._s.machine.jobs)
+        self._s.feed(cx.DrainAsked(reason or "drained by an operator"))
+        if timeout > 0:
+            self._s.loop.call_later(timeout, self._s.stopped.set)
+        message = "stops when the last job has left" if running else "no job is running; stopping"
+        return DrainResult(message, running)
 
 
-async def start_admin(supervisor: Supervisor) -> Any:
-    return _Nothing()
+def _with_facts(t: TensorStatus, blocks: list[Any], facts: dict[int, tuple[int, float]]) -> TensorStatus:
+    """Share the facts of the blocks a tensor lies in by bytes."""
+    wire_bytes, square = 0.0, 0.0
+    end = t.address + t.bytes_raw
+    for b in blocks:
+        overlap = min(end, b.key + b.nbytes) - max(t.address, b.key)
+        if overlap > 0 and b.key in facts:
+            share = overlap / b.nbytes
+            wire_bytes += facts[b.key][0] * share
+            square += facts[b.key][1] * share
+    return TensorStatus(
+        t.name, t.domain, t.dtype, t.shape, t.address, t.codec, t.bytes_raw, round(wire_bytes), square**0.5
+    )

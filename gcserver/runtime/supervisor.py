@@ -35,11 +35,12 @@ from gcserver.core.arbiter import MemoryArbiter
 from gcserver.core.control import ControlConfig, ControlMachine
 from gcserver.core.link import DEFAULT_CREDIT
 from gcserver.runtime.lane import LaneSetup, lane_address, listen_unix
-from gcserver.runtime.lanelink import AddPeer, ForgetJob, LaneReady, LaneStats, LaneTrouble
+from gcserver.runtime.lanelink import AddPeer, BlockFacts, ForgetJob, LaneReady, LaneStats, LaneTrouble
 from gcserver.runtime.lanes import Lane, LanePool, cores_for
 from gcserver.runtime.ledger import JobStore
 from gcserver.runtime.resolve import resolve
 from gcserver.runtime.statefiles import MemoryShort
+from gcserver.runtime.status import Status
 from gcserver.runtime.transport import BindError, ZmqTransport
 
 TICK: Final = 0.5
@@ -76,7 +77,7 @@ class Supervisor:
         self.stopped = asyncio.Event()
         self.ready = asyncio.Event()
         self.failure = ""
-        self.settle_listeners: list[Any] = []
+        self.status = Status(self)
         self.hello = Hello(self.node, str(config.node.advertise), config.node.lanes, config.node.lanes, 0, __version__)
 
     # ------------------------------------------------------------------------------------- start, stop
@@ -131,23 +132,21 @@ class Supervisor:
         ready = asyncio.ensure_future(self.ready.wait())
         stopped = asyncio.ensure_future(self.stopped.wait())
         await asyncio.wait({ready, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        admin = None
+        admin = False
         if self.ready.is_set() and not self.stopped.is_set():
-            # Imported late: gRPC is the slowest import of the daemon, and nobody trains through it.
-            from gcserver.runtime.status import start_admin
-
             try:
-                admin = await start_admin(self)
+                await self.status.start()
+                admin = True
             except OSError as error:
-                self.fail(f"admin: {error}")
+                self.fail(str(error))
             else:
                 peers = ", ".join(self.addresses) or "none"
                 log.info("ready: node %s listens on %s with %d lane(s), workers at %s, peers: %s", self.node,
                          self.config.node.listen, len(self.lanes), self.config.node.socket, peers)  # fmt: skip
         await stopped
         ready.cancel()
-        if admin is not None:
-            await admin.stop()
+        if admin:
+            await self.status.stop()
 
     def fail(self, why: str) -> None:
         """Stop with an error."""
@@ -228,7 +227,7 @@ class Supervisor:
         self.transport.open(node, lane_address(address, self.config.node.lanes))
         for lane in self.lanes:
             if lane is not None and lane.ready:
-                self._to_lane(lane, AddPeer(name, address))
+                self.to_lane(lane, AddPeer(name, address))
         self.feed(ev.PeerAdded(node, name))
 
     def _frames(self) -> None:
@@ -356,13 +355,15 @@ class Supervisor:
                 lane.stats = message
             elif isinstance(message, LaneTrouble):
                 self._lane_trouble(message)
+            elif isinstance(message, BlockFacts):
+                self.status.on_facts(lane.index, message)
             else:
                 self.feed(cx.LaneSaid(lane.index, message))
 
     def _lane_ready(self, lane: Lane, message: LaneReady) -> None:
         lane.ready, lane.incarnation, lane.cores = True, message.incarnation, message.cores
         for name, address in self.addresses.items():
-            self._to_lane(lane, AddPeer(name, address))
+            self.to_lane(lane, AddPeer(name, address))
         self.feed(cx.LaneUp(lane.index))
         if all(other is not None and other.ready for other in self.lanes):
             self.ready.set()
@@ -397,7 +398,7 @@ class Supervisor:
         if not self.stopped.is_set():
             self._start_lane(index, restarts)
 
-    def _to_lane(self, lane: Lane, message: Any) -> None:
+    def to_lane(self, lane: Lane, message: Any) -> None:
         with contextlib.suppress(ChannelClosed):
             lane.link.send(message)
         if lane.link.channel.backlog:
@@ -413,7 +414,7 @@ class Supervisor:
         for lane in self.lanes:
             # A lane that is not ready hears everything when it is.
             if lane is not None and lane.ready and e.lane in (None, lane.index):
-                self._to_lane(lane, e.event)
+                self.to_lane(lane, e.event)
 
     # ---------------------------------------------------------------------------------------- effects
     def _do_send(self, e: fx.Send) -> None:
@@ -428,7 +429,7 @@ class Supervisor:
     def _do_forget(self, e: cx.ForgetJob) -> None:
         for lane in self.lanes:
             if lane is not None and lane.ready:
-                self._to_lane(lane, ForgetJob(e.job))
+                self.to_lane(lane, ForgetJob(e.job))
         self.store.forget(e.job)
 
     def _do_log_settled(self, e: cx.LogSettled) -> None:
@@ -436,8 +437,7 @@ class Supervisor:
             self.store.ledger(e.domain).settle(e.step, e.void, e.plan, e.lag)
         except MemoryShort as error:
             self._lane_trouble(LaneTrouble(e.domain[0], "OutOfMemory", str(error)))
-        for listener in self.settle_listeners:
-            listener(e)
+        self.status.on_settled(e)
 
     def _do_arbitrate(self, e: cx.Arbitrate) -> None:
         self.queue.append(cx.EpochWon(self.arbiter.compare_and_swap(e.expected, e.record)))

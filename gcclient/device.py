@@ -1,0 +1,146 @@
+"""Everything that touches the device a tensor lives on: copies between it and the arena.
+
+What may live here: one class per kind of device with the same few methods, and dtype facts. What may not:
+protocol, steps, sockets.
+
+On the CPU a copy is one memcpy, single threaded (the daemon's lanes use the other cores) and without the
+interpreter lock. On CUDA copies run on a side stream between the device and pinned arena memory.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from gcproto.dtypes import DType
+
+Bytes = npt.NDArray[np.uint8]
+
+DTYPES: dict[torch.dtype, DType] = {
+    torch.float32: DType.F32,
+    torch.float16: DType.F16,
+    torch.bfloat16: DType.BF16,
+    torch.float64: DType.F64,
+    torch.int8: DType.I8,
+    torch.int16: DType.I16,
+    torch.int32: DType.I32,
+    torch.int64: DType.I64,
+    torch.uint8: DType.U8,
+    torch.bool: DType.BOOL,
+}
+
+
+def dtype_of(tensor: torch.Tensor, name: str) -> DType:
+    """The wire dtype of ``tensor``. Raises ValueError for one that cannot be exchanged."""
+    try:
+        return DTYPES[tensor.dtype]
+    except KeyError:
+        known = ", ".join(str(d).removeprefix("torch.") for d in DTYPES)
+        raise ValueError(
+            f"tensor {name!r} has dtype {str(tensor.dtype).removeprefix('torch.')}; accepted are {known} "
+            "(give a complex tensor as torch.view_as_real of it)"
+        ) from None
+
+
+class Memory(Protocol):
+    """The bytes of a flat, contiguous tensor on its device.
+
+    ``load`` copies bytes ``lo:hi`` into arena memory, ``store`` copies them back. Either may only have been
+    queued when it returns; after ``settle`` all are done.
+    """
+
+    def load(self, lo: int, hi: int, target: Bytes) -> None: ...
+
+    def store(self, lo: int, hi: int, source: Bytes) -> None: ...
+
+    def settle(self) -> None: ...
+
+
+class HostMemory:
+    """A CPU tensor."""
+
+    __slots__ = ("data",)
+
+    def __init__(self, flat: torch.Tensor) -> None:
+        self.data: Bytes = flat.view(torch.uint8).numpy()
+
+    def load(self, lo: int, hi: int, target: Bytes) -> None:
+        np.copyto(target, self.data[lo:hi])
+
+    def store(self, lo: int, hi: int, source: Bytes) -> None:
+        np.copyto(self.data[lo:hi], source)
+
+    def settle(self) -> None:
+        pass
+
+
+class CudaMemory:
+    """A CUDA tensor: asynchronous copies on a side stream that waits for the work queued so far."""
+
+    __slots__ = ("_data", "_stream")
+
+    def __init__(self, flat: torch.Tensor) -> None:
+        self._data = flat.view(torch.uint8)
+        self._stream = side_stream(flat.device)
+        self._stream.wait_stream(torch.cuda.current_stream(flat.device))
+        # The allocator must not hand this memory to the main stream while a copy is queued.
+        self._data.record_stream(self._stream)
+
+    def load(self, lo: int, hi: int, target: Bytes) -> None:
+        with torch.cuda.stream(self._stream):
+            torch.from_numpy(target).copy_(self._data[lo:hi], non_blocking=True)
+
+    def store(self, lo: int, hi: int, source: Bytes) -> None:
+        with torch.cuda.stream(self._stream):
+            self._data[lo:hi].copy_(torch.from_numpy(source), non_blocking=True)
+
+    def settle(self) -> None:
+        self._stream.synchronize()
+
+
+def memory_of(flat: torch.Tensor) -> Memory:
+    """The memory of a flat, contiguous, detached tensor. Raises ValueError for an unknown device."""
+    if flat.device.type == "cpu":
+        return HostMemory(flat)
+    if flat.device.type == "cuda":
+        return CudaMemory(flat)
+    raise ValueError(f"tensors on {flat.device.type!r} cannot be exchanged; accepted are cpu and cuda")
+
+
+_streams: dict[torch.device, torch.cuda.Stream] = {}
+_streams_lock = threading.Lock()
+
+
+def side_stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream gcclient's copies of ``device`` run on."""
+    with _streams_lock:
+        if device not in _streams:
+            _streams[device] = torch.cuda.Stream(device)
+        return _streams[device]
+
+
+def pin(chunk: Bytes) -> bool:
+    """Register an arena chunk with CUDA, so that copies from and to it are asynchronous.
+
+    Without CUDA in use nothing is done. Returns whether it is pinned; copies are correct either way.
+    """
+    if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
+        return False
+    code: Any = torch.cuda.cudart().cudaHostRegister(chunk.ctypes.data, chunk.nbytes, 0)  # type: ignore[attr-defined]
+    return int(code) == 0
+
+
+def unpin(chunk: Bytes) -> None:
+    """Undo :func:`pin`; call before the mapping goes away."""
+    torch.cuda.cudart().cudaHostUnregister(chunk.ctypes.data)  # type: ignore[attr-defined]
+
+
+def future_for(tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+    """An incomplete Future for results on ``tensor``'s device."""
+    if tensor.device.type == "cpu":
+        return torch.futures.Future()
+    return torch.futures.Future(devices=[tensor.device])

@@ -1,0 +1,187 @@
+"""One domain as a worker sees it: its layout, its steps, its doorbells.
+
+What may live here: the address space and arenas of a domain, numbering and closing of steps, which doorbells
+must be rung again after a restart. What may not: sockets (`daemon.py`), tensors.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from gcclient.arena import BlockPlace, LaneArena
+from gcproto.manifest import AddressSpace, Section
+from gcproto.messages import DeclareDomain, DeclareSection, Done, MapSection, Message, Push
+from gcproto.wire import Flag
+
+#: Doorbells of this many steps are kept after their results came, for scoped and other domains. A lane that is
+#: restarted has forgotten who closed a step that is not settled; step s has results only once step s - lag is
+#: settled, so this must not be less than the lags in gcserver.core.job (a test compares them).
+KEEP_SCOPED: Final = 2
+KEEP_CALLS: Final = 256
+#: Ring as soon as this many bytes are in the arena, so that transfer overlaps with copying the rest.
+RING_BYTES: Final = 1 << 20
+
+
+class Domain:
+    """Layout, steps and doorbells of one domain.
+
+    ``post(lane, record, message)`` sends on a lane's link after calling ``record`` under its lock. ``pushing``
+    serialises pushes: steps are numbered in program order.
+    """
+
+    def __init__(
+        self,
+        declared: DeclareDomain,
+        members: int,
+        local_ranks: int,
+        index: int,
+        lanes: int,
+        partition_bytes: int,
+        post: Callable[[int, Callable[[], None], Message], None],
+    ) -> None:
+        self.declared = declared
+        self.id = declared.domain
+        self.lanes = lanes
+        self.space = AddressSpace(members, lanes, partition_bytes)
+        self.arenas = [LaneArena(local_ranks, index) for _ in range(lanes)]
+        self.blocks: dict[int, BlockPlace] = {}
+        self.sections: list[DeclareSection] = []
+        self.agreed = 0
+        self.step = 0
+        self.newest_done = 0
+        self.pushing = threading.RLock()
+        self.journal: list[deque[Push]] = [deque() for _ in range(lanes)]
+        #: the request each lane has not answered yet
+        self.maps: list[MapSection | None] = [None] * lanes
+        self._keep = KEEP_SCOPED if declared.scoped else KEEP_CALLS
+        self._post = post
+
+    # --------------------------------------------------------------------------------------- layout
+    def lay_out(self, section: Section) -> None:
+        """Give an agreed section its addresses and ask the lanes for the chunks that are new."""
+        blocks = self.space.append(section)
+        for lane, arena in enumerate(self.arenas):
+            arena.plan.append(b for b in blocks if b.lane == lane)
+            if arena.wanted:
+                request = MapSection(self.id, section.index, len(arena.maps))
+
+                def record(lane: int = lane, request: MapSection = request) -> None:
+                    self.maps[lane] = request
+
+                self._post(lane, record, request)
+
+    @property
+    def mapped(self) -> bool:
+        return not any(arena.wanted for arena in self.arenas)
+
+    def take_up(self, index: int) -> list[BlockPlace]:
+        """The places of a mapped section's blocks, in address order."""
+        places = []
+        for block in self.space.blocks[index]:
+            place = self.arenas[block.lane].place(block)
+            # A lane numbers rounds by steps: one that is there already belongs to this very process.
+            self.blocks[block.key] = place
+            places.append(place)
+        return places
+
+    # --------------------------------------------------------------------------------------- pushing
+    def ring(
+        self, lane: int, step: int, places: Sequence[BlockPlace], close: bool, flags: int, grad_scale: float
+    ) -> None:
+        """Commit the inputs of ``places`` (all of ``lane``) and tell the lane."""
+        for place in places:
+            place.commit(step, flags, grad_scale)
+        push = Push(self.id, step, tuple(p.block.key for p in places), close, flags, grad_scale)
+        self._post(lane, lambda: self._record(lane, push), push)
+
+    def _record(self, lane: int, push: Push) -> None:
+        journal = self.journal[lane]
+        horizon = self.newest_done - self._keep
+        while journal and journal[0].step <= horizon and self._over(journal[0]):
+            journal.popleft()
+        journal.append(push)
+
+    def _over(self, push: Push) -> bool:
+        """Whether every result of an earlier push was announced."""
+        return all(p.done or p.step > push.step for k in push.keys if (p := self.blocks.get(k)) is not None)
+
+    # ------------------------------------------------------------------------------------- receiving
+    def on_done(self, message: Done) -> None:
+        """Results are in the output slots; repeated and outdated announcements are ignored."""
+        self.newest_done = max(self.newest_done, message.step)
+        ready = []
+        for key in message.keys:
+            place = self.blocks.get(key)
+            if place is not None and place.step == message.step and not place.done:
+                place.nonfinite = message.nonfinite
+                place.done = True
+                ready.append(place)
+        self._deliver(ready)
+
+    def _deliver(self, ready: list[BlockPlace]) -> None:
+        if ready:
+            # A Done is about one step, and all blocks of a step have the same op.
+            ready[0].op.deliver(ready)
+
+    # -------------------------------------------------------------------------------------- restarts
+    def to_repeat(self, lane: int) -> list[Message]:
+        """What a restarted lane may not know: an unanswered request, and every doorbell still of use."""
+        request = self.maps[lane]
+        return ([request] if request is not None else []) + list(self.journal[lane])
+
+    def scan(self, lane: int) -> None:
+        """Take results the lane announced to a connection that was lost: headers are the truth."""
+        found: dict[int, list[BlockPlace]] = {}
+        for place in self.blocks.values():
+            if place.block.lane == lane and not place.done:
+                step, flags = place.result()
+                if step >= place.step:
+                    place.nonfinite = bool(flags & Flag.NONFINITE)
+                    place.done = True
+                    found.setdefault(place.step, []).append(place)
+        for ready in found.values():
+            self._deliver(ready)
+
+    def close(self) -> None:
+        self.blocks.clear()
+        for arena in self.arenas:
+            arena.close()
+
+
+class Step:
+    """An open step: which blocks are ready to be rung for, and whether each lane was told of the end."""
+
+    def __init__(self, domain: Domain, flags: int, grad_scale: float) -> None:
+        domain.step += 1
+        self.domain = domain
+        self.number = domain.step
+        self.flags = flags
+        self.grad_scale = grad_scale
+        self._ready: list[list[BlockPlace]] = [[] for _ in range(domain.lanes)]
+        self._bytes = [0] * domain.lanes
+
+    def add(self, place: BlockPlace) -> None:
+        """The input of ``place`` is complete; rings once enough has come together for its lane."""
+        lane = place.block.lane
+        self._ready[lane].append(place)
+        self._bytes[lane] += place.block.nbytes
+        if self._bytes[lane] > RING_BYTES:
+            self._ring(lane, False)
+
+    def flush(self) -> None:
+        """Ring for whatever is ready."""
+        for lane in range(self.domain.lanes):
+            if self._ready[lane]:
+                self._ring(lane, False)
+
+    def close(self) -> None:
+        """Ring for what is left and tell every lane that no more comes in this step."""
+        for lane in range(self.domain.lanes):
+            self._ring(lane, True)
+
+    def _ring(self, lane: int, close: bool) -> None:
+        places, self._ready[lane], self._bytes[lane] = self._ready[lane], [], 0
+        self.domain.ring(lane, self.number, places, close, self.flags, self.grad_scale)

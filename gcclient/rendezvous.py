@@ -1,0 +1,109 @@
+"""How ranks find each other's daemons without a peer list: through torch's store.
+
+What may live here: choosing the store, publishing this rank's daemon, reading the others'. What may not:
+the daemon's connection, what is done with the addresses.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from gcclient.errors import JoinRefused
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+log = logging.getLogger("gcclient")
+_SAY_EVERY = timedelta(seconds=5)
+_ATTEMPTS = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a rank lives: its daemon's name and advertised address."""
+
+    node: str
+    address: str
+
+
+def find_store() -> Store | None:
+    """The default group's store; else, under torchrun, the agent's; else None (static peers then)."""
+    import torch.distributed as dist
+
+    if not dist.is_available():
+        return None
+    if dist.is_initialized():
+        return dist.distributed_c10d._get_default_store()
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE", "") == "True" and os.environ.get("MASTER_PORT"):
+        return dist.TCPStore(
+            os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, timeout=timedelta(minutes=5)
+        )
+    return None
+
+
+def prefix(label: str) -> str:
+    """Keys of one ``init()`` of one job; a second one, or torchrun's restart, must not read the first one's."""
+    global _ATTEMPTS
+    _ATTEMPTS += 1
+    return f"gradcomm/{label}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{_ATTEMPTS}"
+
+
+def meet(store: Any, keys_under: str, rank: int, size: int, mine: Place, timeout: float) -> tuple[Place, ...]:
+    """Publish ``mine`` and collect the places of all ranks, in rank order.
+
+    Says every five seconds whom it waits for. Raises :class:`JoinRefused` after ``timeout`` seconds.
+    """
+    keys = [f"{keys_under}/{r}" for r in range(size)]
+    store.set(keys[rank], json.dumps({"node": mine.node, "address": mine.address}))
+    began = time.monotonic()
+    while True:
+        try:
+            store.wait(keys, _SAY_EVERY)
+            break
+        except RuntimeError:  # torch's DistStoreError on timeout
+            missing = tuple(f"rank {r}" for r in range(size) if not store.check([keys[r]]))
+            elapsed = time.monotonic() - began
+            if elapsed > timeout:
+                raise JoinRefused(
+                    "not all ranks called gcclient.init()",
+                    phase="join",
+                    missing=missing,
+                    elapsed=elapsed,
+                    advice="look at the logs of the named ranks",
+                ) from None
+            log.warning("init: waiting for %s to publish their daemon", ", ".join(missing) or "the store")
+    places = []
+    for raw in store.multi_get(keys):
+        entry = json.loads(bytes(raw))
+        places.append(Place(str(entry["node"]), str(entry["address"])))
+    return tuple(places)
+
+
+def local_part(places: Sequence[Place], rank: int) -> tuple[int, int]:
+    """(local rank, local size): ranks whose daemon is this rank's, in rank order. Two daemons on one machine are
+    two nodes, whatever LOCAL_RANK says."""
+    here = [r for r, place in enumerate(places) if place.node == places[rank].node]
+    return here.index(rank), len(here)
+
+
+def peers(places: Sequence[Place], me: int) -> tuple[tuple[str, str], ...]:
+    """(name, address) of every other node. Raises :class:`JoinRefused` when one name has two addresses."""
+    found: dict[str, str] = {}
+    for rank, place in enumerate(places):
+        if found.setdefault(place.node, place.address) != place.address:
+            raise JoinRefused(
+                f"two daemons are called {place.node!r}: one at {found[place.node]}, one at {place.address} (rank {rank})",
+                phase="join",
+                advice="give each daemon its own node.name",
+            )
+    return tuple((n, a) for n, a in sorted(found.items()) if n != places[me].node)
+
+
+Meet = Callable[[Place], tuple[Place, ...]]

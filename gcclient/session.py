@@ -1,0 +1,339 @@
+"""A worker's membership in a job: registration, domains, failure.
+
+What may live here: the life of a session from `init()` to `shutdown()`, what the daemon's messages mean, waiting
+with a deadline. What may not: reading sockets (`daemon.py`), layouts (`domain.py`), tensors.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from gcclient.arena import ArenaError, BlockPlace
+from gcclient.daemon import CONTROL, Daemon, Link
+from gcclient.domain import Domain
+from gcclient.errors import GradcommError, NoDaemon, NotInitialized, PeerLost, StepTimeout, from_fault
+from gcclient.ranks import World
+from gcproto import messages
+from gcproto.manifest import ManifestError, Section, TensorSpec
+from gcproto.messages import DeclareDomain, DeclareSection, Message, Register, Registered
+
+log = logging.getLogger("gcclient")
+
+#: A worker looks for its daemon this long before it gives up, seconds.
+CONNECT_FOR: Final = 5.0
+#: Whoever waits says so this often, seconds.
+SAY_EVERY: Final = 5.0
+#: The daemon decides about deadlines; the worker only notices, this much later, that it did not.
+GRACE: Final = 30.0
+VERSION: Final = "0.1.0"
+
+
+class Pending(Protocol):
+    """Something that waits for results and must hear of the job's end."""
+
+    def fail(self, error: GradcommError) -> None: ...
+
+
+@dataclass(slots=True)
+class Counters:
+    """What :func:`gcclient.stats` shows; bytes are of gradients, uncompressed."""
+
+    calls: int = 0
+    steps: int = 0
+    bytes_pushed: int = 0
+    bytes_pulled: int = 0
+    nonfinite_steps: int = 0
+    wait_seconds: float = 0.0
+
+
+class Session:
+    """One worker in one job. Use :func:`open_session`; ``close`` once."""
+
+    def __init__(self, label: str, socket: str) -> None:
+        self.label = label
+        self.socket = socket
+        self.world: World | None = None
+        self.registered: Registered | None = None
+        self.identity: messages.IAm | None = None
+        self.failure: GradcommError | None = None
+        self.domains: dict[int, Domain] = {}
+        self.counters = Counters()
+        self.pending: set[Pending] = set()
+        self.daemon = Daemon(self)
+        self.pid = os.getpid()
+        self._declaring = threading.RLock()
+        self._descriptors: list[deque[int]] = []
+        self._waiting_said = 0.0
+        self._waiting_for = ""
+
+    # ---------------------------------------------------------------------------------- registration
+    def connect(self, patience: float = CONNECT_FOR) -> None:
+        """Reach the daemon. Raises :class:`NoDaemon` after ``patience`` seconds."""
+        began, said = time.monotonic(), False
+        while True:
+            try:
+                self.daemon.connect(self.socket)
+                return
+            except OSError as error:
+                if time.monotonic() - began >= patience:
+                    raise NoDaemon(
+                        f"no gradcomm daemon answers at {self.socket} ({error.strerror or error})",
+                        job=self.label,
+                        phase="join",
+                        elapsed=time.monotonic() - began,
+                        advice="start `gcserver run` on this machine, or set GC_NODE_SOCKET to its node.socket",
+                    ) from None
+                if not said:
+                    log.warning("no daemon at %s yet (%s); trying for %g s", self.socket, error.strerror, patience)
+                    said = True
+            time.sleep(0.05)
+
+    def who(self) -> messages.IAm:
+        """Ask the daemon for its name and address."""
+        self.daemon.control.post(messages.WhoAreYou())
+        self.wait_for(lambda: self.identity is not None, "the daemon to say its name", "join", 30.0)
+        assert self.identity is not None
+        return self.identity
+
+    def register(
+        self, world: World, peers: tuple[tuple[str, str], ...], deadline: float, on_loss: str, patience: float
+    ) -> None:
+        """Join the job; returns when all ranks are there. Raises what the daemon answers otherwise."""
+        self.world = world
+        number = secrets.token_bytes(16) if world.rank == 0 else b""
+        self.daemon.control.post(
+            Register(
+                self.label, world.rank, world.size, world.local_rank, world.local_size, self.pid, number,
+                deadline, on_loss, peers, VERSION,
+            )
+        )  # fmt: skip
+        self.wait_for(lambda: self.registered is not None, "the job to form", "join", patience)
+        assert self.registered is not None
+        self._descriptors = [deque() for _ in self.registered.lane_sockets]
+        self.daemon.connect_lanes(self.registered.lane_sockets)
+        self.daemon.start()
+
+    @property
+    def job(self) -> Registered:
+        assert self.registered is not None
+        return self.registered
+
+    @property
+    def me(self) -> World:
+        assert self.world is not None
+        return self.world
+
+    # ------------------------------------------------------------------------------------- messages
+    def on_message(self, lane: int, message: Any, descriptors: list[int]) -> None:
+        if descriptors and lane != CONTROL:
+            self._descriptors[lane].extend(descriptors)
+        try:
+            _HANDLERS[type(message)](self, lane, message)
+        except (ArenaError, ManifestError) as error:
+            self.fail(GradcommError(str(error), job=self.label, advice="install the same version on both sides"))
+
+    def _on_done(self, lane: int, message: messages.Done) -> None:
+        domain = self.domains.get(message.domain)
+        if domain is not None:
+            domain.on_done(message)
+
+    def _on_mapped(self, lane: int, message: messages.Mapped) -> None:
+        waiting = self._descriptors[lane]
+        descriptors = [waiting.popleft() for _ in range(min(len(message.sizes), len(waiting)))]
+        domain = self.domains.get(message.domain)
+        request = domain.maps[lane] if domain is not None else None
+        if domain is None or request is None or message.first != request.have:
+            # The answer to a question asked twice, around a restart.
+            for descriptor in descriptors:
+                os.close(descriptor)
+            return
+        domain.maps[lane] = None
+        domain.arenas[lane].map(message.first, message.sizes, descriptors)
+
+    def _on_agreed(self, lane: int, message: messages.SectionAgreed) -> None:
+        domain = self.domains.get(message.domain)
+        if domain is not None:
+            domain.agreed = max(domain.agreed, message.index + 1)
+
+    def _on_registered(self, lane: int, message: Registered) -> None:
+        self.registered = message
+        if self.domains or self.daemon.lanes:
+            self.daemon.connect_lanes(message.lane_sockets)
+        for domain in list(self.domains.values()):
+            self.daemon.control.post(domain.declared)
+            for section in domain.sections:
+                self.daemon.control.post(section)
+
+    def _on_identity(self, lane: int, message: messages.IAm) -> None:
+        self.identity = message
+
+    def _on_waiting(self, lane: int, message: messages.Waiting) -> None:
+        now = time.monotonic()
+        self._waiting_for = message.what
+        if now - self._waiting_said >= SAY_EVERY:
+            self._waiting_said = now
+            log.warning("waiting for %s", message.what)
+
+    def _on_fault(self, lane: int, message: messages.Fault) -> None:
+        self.fail(from_fault(message, self.label))
+
+    def on_connected(self, link: Link) -> None:
+        """Called with the link's sending lock held, so that nothing newer overtakes."""
+        if self.registered is None:
+            return
+        me = self.me.rank
+        if link.lane == CONTROL:
+            link.post(messages.Reattach(self.registered.job, me, self.pid))
+            return
+        for stale in self._descriptors[link.lane]:
+            os.close(stale)
+        self._descriptors[link.lane].clear()
+        link.post(messages.Attach(self.registered.job, me))
+        for domain in list(self.domains.values()):
+            for message in domain.to_repeat(link.lane):
+                link.post(message)
+            domain.scan(link.lane)
+
+    def on_lost(self, link: Link, seconds: float) -> None:
+        if self.failure is None and seconds > (self.job.deadline if self.registered else CONNECT_FOR):
+            self.fail(
+                PeerLost(
+                    f"{link.name} on this node did not come back",
+                    job=self.label,
+                    phase="attach",
+                    missing=(link.path,),
+                    elapsed=seconds,
+                    advice="look at the daemon's log; restart from the last checkpoint",
+                )
+            )
+
+    # ---------------------------------------------------------------------------------------- failure
+    def fail(self, error: GradcommError) -> None:
+        """The job is over: everything pending and everything later fails with ``error``."""
+        if self.failure is not None:
+            return
+        self.failure = error
+        for pending in list(self.pending):
+            pending.fail(error.again())
+        self.pending.clear()
+        self.daemon.wake()
+
+    def check(self) -> None:
+        """Raise if this session cannot be used any more."""
+        if self.failure is not None:
+            raise self.failure.again()
+        if self.daemon.closed or os.getpid() != self.pid:
+            raise NotInitialized("gcclient is not initialised in this process", advice="call gcclient.init() first")
+
+    def wait_for(self, ready: Callable[[], Any], what: str, phase: str, limit: float) -> None:
+        """Wait until ``ready()``, saying every few seconds what for. Raises the job's failure, or
+        :class:`StepTimeout` after ``limit`` seconds."""
+        began = time.monotonic()
+
+        def over() -> bool:
+            return bool(ready()) or self.failure is not None
+
+        while not self.daemon.wait(over, SAY_EVERY):
+            self.check()
+            elapsed = time.monotonic() - began
+            if elapsed > limit:
+                raise StepTimeout(
+                    f"waited in vain for {what}",
+                    job=self.label,
+                    phase=phase,
+                    missing=(self._waiting_for,) if self._waiting_for else (),
+                    elapsed=elapsed,
+                    advice="look at the other ranks' logs; raise job.deadline if they are merely slow",
+                )
+            log.warning("waiting for %s since %.0f s", what, elapsed)
+        if not ready():
+            self.check()
+
+    # ---------------------------------------------------------------------------------------- domains
+    def domain(self, label: str, number: int, ranks: tuple[int, ...], *, scoped: bool, codec: str) -> Domain:
+        """Domain ``number``, declared with its first use. All ``ranks`` must declare it alike."""
+        with self._declaring:
+            if number in self.domains:
+                return self.domains[number]
+            job, me = self.job, self.me.rank
+            hosts = [m for m in job.members if any(r in ranks for r in m.ranks)]
+            mine = next(m for m in job.members if me in m.ranks)
+            local = sorted(r for r in mine.ranks if r in ranks)
+            domain = Domain(
+                DeclareDomain(label, number, ranks, scoped, codec),
+                len(hosts),
+                len(local),
+                local.index(me),
+                len(job.lane_sockets),
+                job.partition_bytes,
+                self._post_lane,
+            )
+            with self.daemon.control.sending:
+                self.domains[number] = domain
+                self.daemon.control.post(domain.declared)
+            return domain
+
+    def _post_lane(self, lane: int, record: Callable[[], None], message: Message) -> None:
+        link = self.daemon.lanes[lane]
+        with link.sending:
+            record()
+            link.post(message)
+
+    def declare(self, domain: Domain, tensors: tuple[TensorSpec, ...]) -> list[BlockPlace]:
+        """Declare the next section of a domain; returns its blocks once all ranks agreed and memory is mapped."""
+        with self._declaring:
+            self.check()
+            section = Section(len(domain.sections), tensors)
+            self._announce(domain, section)
+            names = f"{tensors[0].describe()}" + (f" and {len(tensors) - 1} more" if len(tensors) > 1 else "")
+            limit = self.job.deadline + GRACE
+            self.wait_for(
+                lambda: domain.agreed > section.index, f"all ranks to declare {names}", "declare", limit
+            )
+            domain.lay_out(section)
+            self.wait_for(lambda: domain.mapped, f"the arena of {names}", "declare", limit)
+            return domain.take_up(section.index)
+
+    def _announce(self, domain: Domain, section: Section) -> None:
+        message = DeclareSection(domain.id, section)
+        with self.daemon.control.sending:
+            domain.sections.append(message)
+            self.daemon.control.post(message)
+
+    def contradict(self, domain: Domain, index: int, tensor: TensorSpec) -> None:
+        """A tensor of agreed section ``index`` is something else here: let the daemon tell all ranks so."""
+        self.daemon.control.post(DeclareSection(domain.id, Section(index, (tensor,))))
+        self.wait_for(lambda: False, f"the daemon to refuse {tensor.describe()}", "declare", GRACE)
+
+    # ---------------------------------------------------------------------------------------- the end
+    def close(self, orderly: bool) -> None:
+        """Leave the job. Not ``orderly``: without goodbye, so that the others hear at once that this rank is lost."""
+        if self.daemon.closed:
+            return
+        if orderly and self.registered is not None:
+            self.daemon.control.post(messages.Unregister())
+        self.daemon.close()
+        gone = NotInitialized("gcclient was shut down", job=self.label, advice="synchronize handles before shutdown()")
+        self.fail(gone)
+        for domain in self.domains.values():
+            domain.close()
+        self.domains.clear()
+
+
+_HANDLERS: dict[type, Callable[[Session, int, Any], None]] = {
+    messages.Done: Session._on_done,
+    messages.Mapped: Session._on_mapped,
+    messages.SectionAgreed: Session._on_agreed,
+    Registered: Session._on_registered,
+    messages.IAm: Session._on_identity,
+    messages.Waiting: Session._on_waiting,
+    messages.Fault: Session._on_fault,
+}

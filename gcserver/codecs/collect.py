@@ -1,0 +1,127 @@
+"""One pass over gradient and residual that collects the elements above a bound and keeps the rest.
+
+What may live here: that pass and the scratch memory it fills; who chooses the bound (``select``, later other
+sparsifiers) lives elsewhere. Masks come out of vector code, indices out of the masks' set bits.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit, types
+from numba.core import cgutils
+
+from gcserver.codecs.jit import f32, i64, place, u32
+from gcserver.codecs.vector import F32, I1, I8, I32, I64, MAGNITUDE, Ops, intrinsic
+
+BLOCK = 1024  #: elements between checks of capacity
+
+
+@intrinsic
+def mask_block(typingctx: Any, where: Any, n: Any, scale: Any, decay: Any, below: Any) -> Any:
+    """v = x*scale + r*decay to ro, and one bit an element: whether its magnitude is > below.
+
+    where: addresses (x, r, ro, words); n: a multiple of 32; words: uint32[n/32].
+    """
+
+    def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        ops = Ops(b, 32)
+        px, pr, pro, pwords = (b.inttoptr(a, I8.as_pointer()) for a in cgutils.unpack_tuple(b, args[0]))
+        vscale, vdecay = (ops.splat(b.fptrunc(a, F32)) for a in args[2:4])
+        vbelow = ops.splat(b.trunc(args[4], I32))
+        with cgutils.for_range_slice(b, I64(0), args[1], I64(32), inc=True) as (i, _):
+            at = b.mul(i, I64(4))
+            x, r = ops.load(b.gep(px, [at]), F32), ops.load(b.gep(pr, [at]), F32)
+            v = ops.fma_free(x, vscale, r, vdecay)
+            ops.store(v, b.gep(pro, [at]))
+            mask = b.bitcast(b.icmp_signed(">", ops.magnitude(v), vbelow), I32)
+            word = b.bitcast(b.gep(pwords, [b.lshr(i, I64(3))]), I32.as_pointer())
+            b.store(mask, word, align=1)
+        return context.get_dummy_value()
+
+    int_, float_ = types.int64, types.float64
+    return types.void(types.UniTuple(int_, 4), int_, float_, float_, int_), codegen
+
+
+def _bit_intrinsic(name: str) -> Any:
+    @intrinsic
+    def operation(typingctx: Any, word: Any) -> Any:
+        def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
+            # Zero has no lowest bit; 64 is what the callers' unused slots may hold.
+            return b.cttz(args[0], I1(0)) if name == "cttz" else b.ctpop(args[0])
+
+        return types.int64(types.int64), codegen
+
+    return operation
+
+
+lowest_bit, bit_count = _bit_intrinsic("cttz"), _bit_intrinsic("ctpop")
+
+AT_ONCE = 4  #: set bits extracted without asking whether they exist: a wrong guess costs more than three bits
+
+
+@njit(nogil=True)
+def collect(x, r, ro, n, scale, decay, below, scratch):
+    """Collect a segment's elements of magnitude > below; their number, or -1 when they outgrow the scratch memory.
+
+    ro receives v, and 0 where an element was collected. r = 0: no residual; ro = 0: nobody wants the new one.
+    """
+    idx, val, zeros, sink = scratch[0], scratch[1], scratch[2], scratch[3]
+    words32, words = u32(place(scratch[5]), BLOCK // 32), i64(place(scratch[5]), BLOCK // 64)
+    limit = idx.size - BLOCK - AT_ONCE
+    found: Any = 0
+    scale32, decay32 = np.float32(scale), np.float32(decay)
+    for start in range(0, n, BLOCK):
+        size = min(BLOCK, n - start)
+        if found > limit:
+            return -1
+        px = x + 4 * start
+        pr = place(zeros) if r == 0 else r + 4 * start
+        pro = place(sink) if ro == 0 else ro + 4 * start
+        whole = size & ~31
+        residual = f32(pro, size)
+        if size < BLOCK:
+            words[:] = 0
+        mask_block((px, pr, pro, place(scratch[5])), whole, scale, decay, below)
+        if whole < size:
+            xs, rs, bits = f32(px, size), f32(pr, size), u32(pro, size)
+            tail = np.uint32(0)
+            for i in range(whole, size):
+                residual[i] = np.float32(xs[i] * scale32) + np.float32(rs[i] * decay32)
+                if np.int64(bits[i]) & MAGNITUDE > below:
+                    tail |= np.uint32(1) << np.uint32(i - whole)
+            words32[whole // 32] = tail
+        before = found
+        for w in range((size + 63) // 64):
+            word, base = words[w], start + 64 * w
+            at, found = found, found + bit_count(word)
+            while at < found:
+                for j in range(AT_ONCE):
+                    idx[at + j] = np.uint32(base + lowest_bit(word))
+                    word &= word - 1
+                at += AT_ONCE
+        for c in range(before, found):
+            local = np.int64(idx[c]) - start
+            val[c] = residual[local]
+            residual[local] = 0.0
+    return found
+
+
+@njit(nogil=True)
+def allocate(candidates):
+    """Scratch memory for so many candidates; see ``room``."""
+    return (
+        np.empty(candidates + BLOCK + AT_ONCE, np.uint32),
+        np.empty(candidates + BLOCK + AT_ONCE, np.float32),
+        np.zeros(BLOCK, np.float32),
+        np.empty(BLOCK, np.float32),
+        np.empty(BLOCK, np.uint16),
+        np.empty(BLOCK, np.uint32),
+    )
+
+
+@njit(nogil=True)
+def room(n, k):
+    """Candidates worth providing for when k of n are wanted."""
+    return min(n, 4 * k + 8192)

@@ -1,0 +1,290 @@
+"""A seeded world of nodes in virtual time: the event queue, nodes, processes and how they live and die.
+
+What may live here: time, the queue, starting and killing. What may not: frames (`network.py`), workers' programs
+(`workers.py`), which faults strike and when (`faults.py`), what must hold (`checks.py`).
+
+The same seed gives the same run, always: one random generator, one queue ordered by time and insertion, no
+iteration over sets of anything but integers.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator
+from random import Random
+from typing import Any
+
+from gcproto import wire
+from gcproto.manifest import AddressSpace
+from gcserver.core import control_events as ce
+from gcserver.core import events as ev
+from tests.simulation.checks import Checks, Violation
+from tests.simulation.memory import NodeMemory
+from tests.simulation.network import Network
+from tests.simulation.processes import CONTROL, ControlProcess, LaneProcess, Process
+from tests.simulation.shape import Shape
+from tests.simulation.workers import DomainSpec, JobSpec, Worker
+
+#: how long a world may run after its last worker left, seconds: heartbeats, acknowledgements, credit
+REST = 2.0
+
+
+class Node:
+    """One machine: its memory, its supervisor and lanes."""
+
+    def __init__(self, world: World, index: int) -> None:
+        self.world, self.index = world, index
+        self.name = f"node{index}"
+        self.address = f"tcp://node{index}:7000"
+        self.id = wire.node_id(self.name)
+        self.memory = NodeMemory(world.next_incarnation())
+        self.supervisor: ControlProcess | None = None
+        self.lanes: dict[int, LaneProcess] = {}
+        self.pipes: dict[tuple[int, int], float] = {}
+        self.up = False
+
+    def processes(self) -> Iterator[Process]:
+        if self.supervisor is not None and self.supervisor.alive:
+            yield self.supervisor
+        for lane in self.lanes.values():
+            if lane.alive:
+                yield lane
+
+    # ------------------------------------------------------------------------------------- starting
+    def start(self) -> None:
+        """The daemon starts: takes up what memory remembers, then its lanes."""
+        if self.supervisor is not None and self.supervisor.alive:
+            return
+        world = self.world
+        self.up = True
+        p = self.supervisor = ControlProcess(world, self)
+        for memory in list(self.memory.jobs.values()):
+            ledgers = tuple(self.memory.ledger((memory.record.job, d.domain)).found() for d, _ in memory.domains)
+            p.deliver(ce.JobRestored(memory, ledgers))
+        if world.shape.static_peers:
+            for other in world.nodes:
+                p.know(other.name, other.address)
+        for lane in range(world.shape.lanes):
+            self.start_lane(lane, p)
+        world.at(world.now + world.random.random() * world.shape.tick, self._tick, p)
+
+    def start_lane(self, lane: int, supervisor: ControlProcess) -> None:
+        if not supervisor.alive:
+            return
+        world = self.world
+        p = self.lanes[lane] = LaneProcess(world, self, lane)
+        world.at(world.now + 0.001, supervisor.lane_up, p)
+        world.at(world.now + world.random.random() * world.shape.tick, self._tick, p)
+
+    def _tick(self, p: Process) -> None:
+        if p.alive:
+            if not p.paused:
+                p.deliver(ev.Tick())
+            self.world.at(self.world.now + self.world.shape.tick, self._tick, p)
+
+    # ------------------------------------------------------------------- pipes between supervisor and lanes
+    def to_lane(self, supervisor: ControlProcess, lane: LaneProcess, event: Any) -> None:
+        self._pipe(supervisor.incarnation, lane.incarnation, lane.from_control, event)
+
+    def to_control(self, lane: LaneProcess, event: Any) -> None:
+        supervisor = self.supervisor
+        if supervisor is not None:
+            self._pipe(lane.incarnation, supervisor.incarnation, supervisor.deliver, event)
+
+    def _pipe(self, source: int, target: int, call: Callable[[Any], None], event: Any) -> None:
+        world = self.world
+        at = max(self.pipes.get((source, target), 0.0), world.now + 0.0003 * world.random.random())
+        self.pipes[source, target] = at
+        world.at(at, call, event)
+
+
+class World:
+    """Everything. ``run`` plays it to its end; a :class:`Violation` is raised where a guarantee breaks."""
+
+    def __init__(self, shape: Shape, seed: int, trace: Callable[[str], None] | None = None) -> None:
+        self.shape, self.seed, self.trace = shape, seed, trace
+        self.random = Random(seed)
+        self.now = 0.0
+        self.queue: list[tuple[float, int, Callable[..., Any], tuple[Any, ...]]] = []
+        self._order = self._handle = self._incarnation = 0
+        self.events = self.steps_done = 0
+        self.counts: dict[str, int] = {}
+        self.checks = Checks(self)
+        self.network = Network(self)
+        #: something struck that a job need not survive: faults are allowed, a hang is not
+        self.fatal = ""
+        self.restarts = True
+        self.largest_payload = shape.partition_bytes
+        self.nodes: list[Node] = []
+        self.nodes = [Node(self, i) for i in range(shape.nodes)]
+        self.names = {n.id: n.name for n in self.nodes}
+        self.by_name = {n.name: n for n in self.nodes}
+        self.specs = {j.label: j for j in shape.jobs}
+        self.workers: list[Worker] = []
+        self.open_workers = 0
+        self._described: dict[ev.DomainKey, tuple[DomainSpec, tuple[tuple[int, ...], ...], tuple[str, ...]]] = {}
+        self._spaces: dict[ev.DomainKey, AddressSpace] = {}
+        self._first: dict[tuple[ev.DomainKey, int], int] = {}
+
+    # -------------------------------------------------------------------------------------- numbers
+    def next_incarnation(self) -> int:
+        self._incarnation += 1
+        return 1_000_000 + self._incarnation * 1000
+
+    def next_handle(self) -> int:
+        self._handle += 1
+        return self._handle
+
+    def at(self, when: float, call: Callable[..., Any], *args: Any) -> None:
+        self._order += 1
+        heapq.heappush(self.queue, (when, self._order, call, args))
+
+    def compute(self) -> float:
+        """How long a worker computes."""
+        return 0.001 + 0.01 * self.random.random()
+
+    def worker_soon(self, call: Callable[..., Any], *args: Any) -> None:
+        """A message to a worker: soon, and in order."""
+        self.at(self.now + 0.0002, call, *args)
+
+    def say(self, who: str, what: object) -> None:
+        if self.trace is not None:
+            self.trace(f"{self.now:9.4f} {who:18} {what}")
+
+    # ------------------------------------------------------------------------------------ processes
+    def process(self, node: str, lane: int) -> Process | None:
+        n = self.by_name[node]
+        p: Process | None = n.supervisor if lane == CONTROL else n.lanes.get(lane)
+        return p if p is not None and p.alive else None
+
+    def kill(self, p: Process) -> None:
+        """kill -9: a lane comes back by its supervisor, a supervisor takes its lanes along."""
+        if not p.alive:
+            return
+        self.say(p.name, "is killed")
+        p.alive = False
+        node = p.node
+        if isinstance(p, ControlProcess):
+            for lane in node.lanes.values():
+                self.kill(lane)
+            for worker in list(p.connections.values()):
+                self.at(self.now + 0.001, worker.disconnected, p)
+            if self.restarts:
+                self.at(self.now + 0.05 + 0.5 * self.random.random(), node.start)
+            return
+        assert isinstance(p, LaneProcess)
+        for worker in list(p.attached.values()):
+            self.at(self.now + 0.001, worker.lane_died, p)
+        supervisor = node.supervisor
+        if supervisor is not None and supervisor.lanes_up.get(p.lane) is p:
+            del supervisor.lanes_up[p.lane]
+        if supervisor is not None and supervisor.alive and self.restarts:
+            self.at(self.now + 0.02 + 0.2 * self.random.random(), node.start_lane, p.lane, supervisor)
+
+    def lose_memory(self, node: Node) -> None:
+        """The host restarts: everything under /dev/shm is gone, workers too."""
+        self.fatal = self.fatal or f"{node.name} loses its memory"
+        for worker in self.workers:
+            if worker.node is node and not worker.over:
+                worker.kill()
+        if node.supervisor is not None:
+            self.kill(node.supervisor)
+        node.memory = NodeMemory(self.next_incarnation())
+
+    # ------------------------------------------------------------------------------------------ jobs
+    def describe(self, key: ev.DomainKey) -> tuple[DomainSpec, tuple[tuple[int, ...], ...]]:
+        spec, members, _ = self._domain(key)
+        return spec, members
+
+    def _domain(self, key: ev.DomainKey) -> tuple[DomainSpec, tuple[tuple[int, ...], ...], tuple[str, ...]]:
+        found = self._described.get(key)
+        if found is None:
+            record = next(n.memory.jobs[key[0]].record for n in self.nodes if key[0] in n.memory.jobs)
+            spec = next(d for d in self.specs[record.label].domains if d.id == key[1])
+            inside = [(m.node, tuple(r for r in m.ranks if r in spec.ranks)) for m in record.members]
+            inside = [(n, r) for n, r in inside if r]
+            found = (spec, tuple(r for _, r in inside), tuple(n for n, _ in inside))
+            self._described[key] = found
+            space = AddressSpace(len(inside), self.shape.lanes, record.partition_bytes)
+            for s in spec.sections:
+                space.append(s)
+            self._spaces[key] = space
+        return found
+
+    def member_index(self, key: ev.DomainKey, node: str) -> int:
+        return self._domain(key)[2].index(node)
+
+    def first_key(self, key: ev.DomainKey, step: int) -> int:
+        """The block that a rank pushes first in a step (and that carries the NaN of a void one)."""
+        found = self._first.get((key, step))
+        if found is None:
+            spec, _, _ = self._domain(key)
+            found = self._first[key, step] = spec.keys(step, self._spaces[key].blocks)[0].key
+        return found
+
+    def finished_well(self, job: bytes) -> bool:
+        return all(w.over and w.fault is None for w in self.workers if w.job == job)
+
+    def start(self) -> None:
+        """Daemons start, then workers."""
+        for node in self.nodes:
+            self.at(self.random.random() * 0.05, node.start)
+        for spec in self.shape.jobs:
+            rank = 0
+            peers = tuple((self.nodes[n].name, self.nodes[n].address) for n, _ in spec.layout)
+            for index, count in spec.layout:
+                for local in range(count):
+                    self.add_worker(spec, index, rank, local, count, peers)
+                    rank += 1
+
+    def add_worker(
+        self, spec: JobSpec, node: int, rank: int, local: int, count: int, peers: tuple[tuple[str, str], ...]
+    ) -> None:
+        worker = Worker(self, spec, self.nodes[node], rank, local, count)
+        worker.peers = () if self.shape.static_peers else peers
+        self.workers.append(worker)
+        self.open_workers += 1
+        self.at(0.05 + self.random.random() * 0.05, worker.connect)
+
+    def worker_over(self, worker: Worker) -> None:
+        self.open_workers -= 1
+        self.say(worker.name, "is done" if worker.fault is None else f"ends by {worker.fault.kind}")
+        if worker.fault is not None or worker.ended_by_launcher:
+            # As torchrun does: when one rank fails, the others of the run are ended after a while.
+            for other in self.workers:
+                if other.spec is worker.spec and not other.over and not other.job:
+                    self.at(self.now + 1.0, self._end, other)
+
+    def _end(self, worker: Worker) -> None:
+        if not worker.over:
+            worker.ended_by_launcher = True
+            worker.kill()
+
+    # ------------------------------------------------------------------------------------------ run
+    def step(self) -> None:
+        when, _, call, args = heapq.heappop(self.queue)
+        self.now = max(self.now, when)
+        call(*args)
+
+    def run(self, limit: float = 300.0) -> None:
+        """Play until every worker is done, then until the network rests. Raises :class:`Violation`."""
+        while self.open_workers:
+            if self.now > limit:
+                left = [f"{w.name} ({', '.join(self._where(w))})" for w in self.workers if not w.over]
+                raise Violation("G5", f"after {limit:g} s still waiting: {'; '.join(left)}")
+            self.step()
+        if not self.fatal:
+            failed = [w for w in self.workers if w.fault is not None or w.ended_by_launcher]
+            if failed:
+                raise Violation("G4", f"{failed[0].name} failed though nothing fatal struck: {failed[0].fault}")
+        until = self.now + REST
+        while self.queue and self.queue[0][0] < until:
+            self.step()
+        self.checks.at_rest()
+
+    def _where(self, w: Worker) -> Iterator[str]:
+        if not w.job:
+            yield "in init"
+        for t in w.threads.values():
+            keys = {s: sorted(k) for s, k in t.outstanding.items()}
+            yield f"domain {t.spec.id} step {t.step} of {t.spec.steps} waiting for {keys} unmapped {t.unmapped}"
