@@ -2,4 +2,93 @@
 
 What lives here: the session, the arena as the worker sees it, the DDP hook and what torch users call.
 What may not: any import of `gcserver` and its dependencies; nobody wants those in a training environment.
+
+    import gcclient
+    gcclient.init()
+    state = gcclient.state(model)
+    model.register_comm_hook(state, gcclient.ddp_hook)
 """
+
+try:
+    import torch as _torch
+except ImportError as error:  # torch is the user's own, and no requirement of the package
+    raise ImportError("gcclient needs torch (2.8 or newer), which is not installed in this environment") from error
+
+from gcclient.api import (
+    broadcast_optimizer_state,
+    broadcast_parameters,
+    init,
+    is_initialized,
+    local_rank,
+    local_size,
+    poll,
+    push_pull,
+    push_pull_,
+    push_pull_async,
+    push_pull_async_,
+    rank,
+    shutdown,
+    size,
+    stats,
+    synchronize,
+)
+from gcclient.ddp import ddp_hook, state
+from gcclient.errors import (
+    CodecError,
+    CorruptFrame,
+    Draining,
+    GradcommError,
+    JoinRefused,
+    NoDaemon,
+    NotAuthorised,
+    NotInitialized,
+    NotRegistered,
+    OutOfMemory,
+    PeerLost,
+    StepIndeterminate,
+    StepTimeout,
+    TensorMismatch,
+    WorkerLost,
+)
+
+__all__ = [
+    "init",
+    "shutdown",
+    "is_initialized",
+    "rank",
+    "size",
+    "local_rank",
+    "local_size",
+    "push_pull",
+    "push_pull_",
+    "push_pull_async",
+    "push_pull_async_",
+    "poll",
+    "synchronize",
+    "broadcast_parameters",
+    "broadcast_optimizer_state",
+    "state",
+    "ddp_hook",
+    "stats",
+    "GradcommError",
+    "NotInitialized",
+    "NoDaemon",
+    "PeerLost",
+    "WorkerLost",
+    "StepTimeout",
+    "StepIndeterminate",
+    "TensorMismatch",
+    "CorruptFrame",
+    "NotAuthorised",
+    "JoinRefused",
+    "Draining",
+    "NotRegistered",
+    "CodecError",
+    "OutOfMemory",
+]
+
+_major, _minor = (int(part) for part in _torch.__version__.split(".")[:2])
+if (_major, _minor) < (2, 8):
+    import warnings as _warnings
+
+    _warnings.warn(f"gcclient is tested with torch 2.8 and newer, this is {_torch.__version__}", stacklevel=2)

@@ -69,11 +69,6 @@ class LaneArena:
         self.chunks: list[Bytes] = []
         self._pinned: list[bool] = []
 
-    @property
-    def wanted(self) -> int:
-        """Chunks the layout has that are not mapped yet."""
-        return len(self.plan.chunks) - len(self.maps)
-
     def map(self, first: int, sizes: Sequence[int], descriptors: Sequence[int]) -> None:
         """Map new chunks and close their descriptors. Raises :class:`ArenaError` if they are not the expected ones."""
         try:

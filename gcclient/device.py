@@ -81,25 +81,25 @@ class HostMemory:
 class CudaMemory:
     """A CUDA tensor: asynchronous copies on a side stream that waits for the work queued so far."""
 
-    __slots__ = ("_data", "_stream")
+    __slots__ = ("_data", "stream")
 
     def __init__(self, flat: torch.Tensor) -> None:
         self._data = flat.view(torch.uint8)
-        self._stream = side_stream(flat.device)
-        self._stream.wait_stream(torch.cuda.current_stream(flat.device))
+        self.stream = side_stream(flat.device)
+        self.stream.wait_stream(torch.cuda.current_stream(flat.device))
         # The allocator must not hand this memory to the main stream while a copy is queued.
-        self._data.record_stream(self._stream)
+        self._data.record_stream(self.stream)
 
     def load(self, lo: int, hi: int, target: Bytes) -> None:
-        with torch.cuda.stream(self._stream):
+        with torch.cuda.stream(self.stream):
             torch.from_numpy(target).copy_(self._data[lo:hi], non_blocking=True)
 
     def store(self, lo: int, hi: int, source: Bytes) -> None:
-        with torch.cuda.stream(self._stream):
+        with torch.cuda.stream(self.stream):
             self._data[lo:hi].copy_(torch.from_numpy(source), non_blocking=True)
 
     def settle(self) -> None:
-        self._stream.synchronize()
+        self.stream.synchronize()
 
 
 def memory_of(flat: torch.Tensor) -> Memory:
@@ -144,3 +144,16 @@ def future_for(tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
     if tensor.device.type == "cpu":
         return torch.futures.Future()
     return torch.futures.Future(devices=[tensor.device])
+
+
+def complete(future: torch.futures.Future[torch.Tensor], result: torch.Tensor, memory: Memory) -> None:
+    """Complete ``future`` with ``result`` once what was queued on ``memory`` is done.
+
+    On CUDA nobody waits here: the future takes the side stream's position with it, and whoever uses the result
+    makes its own stream wait for that.
+    """
+    if isinstance(memory, CudaMemory):
+        with torch.cuda.stream(memory.stream):
+            future.set_result(result)
+    else:
+        future.set_result(result)

@@ -61,11 +61,15 @@ class Domain:
 
     # --------------------------------------------------------------------------------------- layout
     def lay_out(self, section: Section) -> None:
-        """Give an agreed section its addresses and ask the lanes for the chunks that are new."""
+        """Give an agreed section its addresses and ask the lanes that got blocks for chunks.
+
+        Also where no chunk is new: the answer says that the lane has prepared the slots.
+        """
         blocks = self.space.append(section)
         for lane, arena in enumerate(self.arenas):
-            arena.plan.append(b for b in blocks if b.lane == lane)
-            if arena.wanted:
+            mine = [b for b in blocks if b.lane == lane]
+            arena.plan.append(mine)
+            if mine:
                 request = MapSection(self.id, section.index, len(arena.maps))
 
                 def record(lane: int = lane, request: MapSection = request) -> None:
@@ -75,7 +79,7 @@ class Domain:
 
     @property
     def mapped(self) -> bool:
-        return not any(arena.wanted for arena in self.arenas)
+        return all(request is None for request in self.maps)
 
     def take_up(self, index: int) -> list[BlockPlace]:
         """The places of a mapped section's blocks, in address order."""
@@ -152,11 +156,15 @@ class Domain:
 
 
 class Step:
-    """An open step: which blocks are ready to be rung for, and whether each lane was told of the end."""
+    """An open step: which blocks are ready to be rung for, and whether each lane was told of the end.
 
-    def __init__(self, domain: Domain, flags: int, grad_scale: float) -> None:
+    ``settle`` is called before a lane hears of blocks: after it their inputs are really in the arena.
+    """
+
+    def __init__(self, domain: Domain, flags: int, grad_scale: float, settle: Callable[[], None]) -> None:
         domain.step += 1
         self.domain = domain
+        self.settle = settle
         self.number = domain.step
         self.flags = flags
         self.grad_scale = grad_scale
@@ -184,4 +192,6 @@ class Step:
 
     def _ring(self, lane: int, close: bool) -> None:
         places, self._ready[lane], self._bytes[lane] = self._ready[lane], [], 0
+        if places:
+            self.settle()
         self.domain.ring(lane, self.number, places, close, self.flags, self.grad_scale)

@@ -67,10 +67,15 @@ class Session:
         self.domains: dict[int, Domain] = {}
         self.counters = Counters()
         self.pending: set[Pending] = set()
+        #: DDP states made so far, by the ranks they span
+        self.states: dict[tuple[int, ...], int] = {}
         self.daemon = Daemon(self)
         self.pid = os.getpid()
         self._declaring = threading.RLock()
         self._descriptors: list[deque[int]] = []
+        self._asking: list[Message] = []
+        #: False between a new connection and the daemon's answer to it; what is declared meanwhile waits for that
+        self._attached = True
         self._waiting_said = 0.0
         self._waiting_for = ""
 
@@ -98,7 +103,7 @@ class Session:
 
     def who(self) -> messages.IAm:
         """Ask the daemon for its name and address."""
-        self.daemon.control.post(messages.WhoAreYou())
+        self._ask(messages.WhoAreYou())
         self.wait_for(lambda: self.identity is not None, "the daemon to say its name", "join", 30.0)
         assert self.identity is not None
         return self.identity
@@ -109,7 +114,7 @@ class Session:
         """Join the job; returns when all ranks are there. Raises what the daemon answers otherwise."""
         self.world = world
         number = secrets.token_bytes(16) if world.rank == 0 else b""
-        self.daemon.control.post(
+        self._ask(
             Register(
                 self.label, world.rank, world.size, world.local_rank, world.local_size, self.pid, number,
                 deadline, on_loss, peers, VERSION,
@@ -120,6 +125,12 @@ class Session:
         self._descriptors = [deque() for _ in self.registered.lane_sockets]
         self.daemon.connect_lanes(self.registered.lane_sockets)
         self.daemon.start()
+
+    def _ask(self, message: Message) -> None:
+        """Send what is asked again should the daemon restart before it answers."""
+        with self.daemon.control.sending:
+            self._asking = [message]
+            self.daemon.control.post(message)
 
     @property
     def job(self) -> Registered:
@@ -155,8 +166,8 @@ class Session:
             for descriptor in descriptors:
                 os.close(descriptor)
             return
-        domain.maps[lane] = None
         domain.arenas[lane].map(message.first, message.sizes, descriptors)
+        domain.maps[lane] = None
 
     def _on_agreed(self, lane: int, message: messages.SectionAgreed) -> None:
         domain = self.domains.get(message.domain)
@@ -164,13 +175,16 @@ class Session:
             domain.agreed = max(domain.agreed, message.index + 1)
 
     def _on_registered(self, lane: int, message: Registered) -> None:
-        self.registered = message
-        if self.domains or self.daemon.lanes:
+        control = self.daemon.control
+        with control.sending:
+            self.registered = message
+            self._attached = True
+            for domain in self.domains.values():
+                control.post(domain.declared)
+                for section in domain.sections:
+                    control.post(section)
+        if self.daemon.lanes:
             self.daemon.connect_lanes(message.lane_sockets)
-        for domain in list(self.domains.values()):
-            self.daemon.control.post(domain.declared)
-            for section in domain.sections:
-                self.daemon.control.post(section)
 
     def _on_identity(self, lane: int, message: messages.IAm) -> None:
         self.identity = message
@@ -188,9 +202,12 @@ class Session:
     def on_connected(self, link: Link) -> None:
         """Called with the link's sending lock held, so that nothing newer overtakes."""
         if self.registered is None:
+            for message in self._asking:
+                link.post(message)
             return
         me = self.me.rank
         if link.lane == CONTROL:
+            self._attached = False
             link.post(messages.Reattach(self.registered.job, me, self.pid))
             return
         for stale in self._descriptors[link.lane]:
@@ -278,7 +295,8 @@ class Session:
             )
             with self.daemon.control.sending:
                 self.domains[number] = domain
-                self.daemon.control.post(domain.declared)
+                if self._attached:
+                    self.daemon.control.post(domain.declared)
             return domain
 
     def _post_lane(self, lane: int, record: Callable[[], None], message: Message) -> None:
@@ -306,7 +324,8 @@ class Session:
         message = DeclareSection(domain.id, section)
         with self.daemon.control.sending:
             domain.sections.append(message)
-            self.daemon.control.post(message)
+            if self._attached:
+                self.daemon.control.post(message)
 
     def contradict(self, domain: Domain, index: int, tensor: TensorSpec) -> None:
         """A tensor of agreed section ``index`` is something else here: let the daemon tell all ranks so."""

@@ -4,76 +4,81 @@
 # source: gcproto/admin.proto
 # Protobuf Python Version: 6.31.1
 """Generated protocol buffer code."""
-
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import descriptor_pool as _descriptor_pool
 from google.protobuf import runtime_version as _runtime_version
 from google.protobuf import symbol_database as _symbol_database
 from google.protobuf.internal import builder as _builder
-
-_runtime_version.ValidateProtobufRuntimeVersion(_runtime_version.Domain.PUBLIC, 6, 31, 1, "", "gcproto/admin.proto")
+_runtime_version.ValidateProtobufRuntimeVersion(
+    _runtime_version.Domain.PUBLIC,
+    6,
+    31,
+    1,
+    '',
+    'gcproto/admin.proto'
+)
 # @@protoc_insertion_point(imports)
 
 _sym_db = _symbol_database.Default()
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(
-    b'\n\x13gcproto/admin.proto\x12\x11gradcomm.admin.v1"\x12\n\x10GetStatusRequest"\x8d\x03\n\x11GetStatusResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x18\n\x10protocol_version\x18\x02 \x01(\r\x12\x0c\n\x04node\x18\x03 \x01(\t\x12\x13\n\x0bincarnation\x18\x04 \x01(\x04\x12\x16\n\x0euptime_seconds\x18\x05 \x01(\x01\x12\x0e\n\x06listen\x18\x06 \x01(\t\x12\x11\n\tadvertise\x18\x07 \x01(\t\x12+\n\x05state\x18\x08 \x01(\x0e\x32\x1c.gradcomm.admin.v1.NodeState\x12\x0e\n\x06reason\x18\t \x01(\t\x12,\n\x05lanes\x18\n \x03(\x0b\x32\x1d.gradcomm.admin.v1.LaneStatus\x12\x13\n\x0b\x61rena_bytes\x18\x0b \x01(\x04\x12@\n\x06\x65rrors\x18\x0c \x03(\x0b\x32\x30.gradcomm.admin.v1.GetStatusResponse.ErrorsEntry\x1a-\n\x0b\x45rrorsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01"\xa2\x01\n\nLaneStatus\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0b\n\x03pid\x18\x02 \x01(\r\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12\r\n\x05\x63ores\x18\x04 \x03(\r\x12\r\n\x05state\x18\x05 \x01(\t\x12\x10\n\x08restarts\x18\x06 \x01(\r\x12\x10\n\x08\x62ytes_in\x18\x07 \x01(\x04\x12\x11\n\tbytes_out\x18\x08 \x01(\x04\x12\x0e\n\x06rounds\x18\t \x01(\x04"\x12\n\x10ListPeersRequest";\n\x11ListPeersResponse\x12&\n\x05peers\x18\x01 \x03(\x0b\x32\x17.gradcomm.admin.v1.Peer"\xad\x02\n\x04Peer\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12+\n\x05state\x18\x03 \x01(\x0e\x32\x1c.gradcomm.admin.v1.PeerState\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x13\n\x0bincarnation\x18\x05 \x01(\x04\x12\x1f\n\x12last_heard_seconds\x18\x06 \x01(\x01H\x00\x88\x01\x01\x12\x18\n\x0brtt_seconds\x18\x07 \x01(\x01H\x01\x88\x01\x01\x12\x10\n\x08\x62ytes_in\x18\x08 \x01(\x04\x12\x11\n\tbytes_out\x18\t \x01(\x04\x12\x15\n\rframes_resent\x18\n \x01(\x04\x12\x16\n\x0e\x66rames_corrupt\x18\x0b \x01(\x04\x42\x15\n\x13_last_heard_secondsB\x0e\n\x0c_rtt_seconds"\x11\n\x0fListJobsRequest"8\n\x10ListJobsResponse\x12$\n\x04jobs\x18\x01 \x03(\x0b\x32\x16.gradcomm.admin.v1.Job"\xa6\x02\n\x03Job\x12\r\n\x05label\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\x12*\n\x05state\x18\x03 \x01(\x0e\x32\x1b.gradcomm.admin.v1.JobState\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\r\n\x05\x65poch\x18\x05 \x01(\x04\x12\x12\n\nworld_size\x18\x06 \x01(\r\x12*\n\x07members\x18\x07 \x03(\x0b\x32\x19.gradcomm.admin.v1.Member\x12\x0c\n\x04step\x18\x08 \x01(\x04\x12\x14\n\x0cplan_version\x18\t \x01(\x04\x12\x0f\n\x07on_loss\x18\n \x01(\t\x12\x18\n\x10\x64\x65\x61\x64line_seconds\x18\x0b \x01(\x01\x12*\n\x07\x64omains\x18\x0c \x03(\x0b\x32\x19.gradcomm.admin.v1.Domain"%\n\x06Member\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\r\n\x05ranks\x18\x02 \x03(\r"\xb4\x01\n\x06\x44omain\x12\n\n\x02id\x18\x01 \x01(\r\x12\r\n\x05label\x18\x02 \x01(\t\x12\x15\n\rsteps_settled\x18\x03 \x01(\x04\x12\x12\n\nsteps_void\x18\x04 \x01(\x04\x12\x0f\n\x07tensors\x18\x05 \x01(\r\x12\x10\n\x08\x65lements\x18\x06 \x01(\x04\x12\r\n\x05\x63odec\x18\x07 \x01(\t\x12\x32\n\x0bwaiting_for\x18\x08 \x03(\x0b\x32\x1d.gradcomm.admin.v1.WaitingFor"O\n\nWaitingFor\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x15\n\rsince_seconds\x18\x02 \x01(\x01\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\x0e\n\x06reason\x18\x04 \x01(\t"B\n\x12ListTensorsRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0e\n\x06\x64omain\x18\x02 \x01(\t\x12\x0f\n\x07pattern\x18\x03 \x01(\t"A\n\x13ListTensorsResponse\x12*\n\x07tensors\x18\x01 \x03(\x0b\x32\x19.gradcomm.admin.v1.Tensor"\xa2\x01\n\x06Tensor\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64omain\x18\x02 \x01(\t\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\r\n\x05shape\x18\x04 \x03(\x03\x12\x0f\n\x07\x61\x64\x64ress\x18\x05 \x01(\x04\x12\r\n\x05\x63odec\x18\x06 \x01(\t\x12\x11\n\tbytes_raw\x18\x07 \x01(\x04\x12\x12\n\nbytes_wire\x18\x08 \x01(\x04\x12\x15\n\rresidual_norm\x18\t \x01(\x01">\n\x0fSetCodecRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0f\n\x07pattern\x18\x02 \x01(\t\x12\r\n\x05\x63odec\x18\x03 \x01(\t"Q\n\x10SetCodecResponse\x12\x14\n\x0cplan_version\x18\x01 \x01(\x04\x12\x16\n\x0e\x65\x66\x66\x65\x63tive_step\x18\x02 \x01(\x04\x12\x0f\n\x07message\x18\x03 \x01(\t"7\n\x0c\x44rainRequest\x12\x17\n\x0ftimeout_seconds\x18\x01 \x01(\x01\x12\x0e\n\x06reason\x18\x02 \x01(\t"6\n\rDrainResponse\x12\x0f\n\x07message\x18\x01 \x01(\t\x12\x14\n\x0cjobs_running\x18\x02 \x01(\r*\xa3\x01\n\tNodeState\x12\x1a\n\x16NODE_STATE_UNSPECIFIED\x10\x00\x12\x17\n\x13NODE_STATE_STARTING\x10\x01\x12\x16\n\x12NODE_STATE_SERVING\x10\x02\x12\x17\n\x13NODE_STATE_DRAINING\x10\x03\x12\x17\n\x13NODE_STATE_DEGRADED\x10\x04\x12\x17\n\x13NODE_STATE_STOPPING\x10\x05*\x9d\x01\n\tPeerState\x12\x1a\n\x16PEER_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15PEER_STATE_CONNECTING\x10\x01\x12\x11\n\rPEER_STATE_UP\x10\x02\x12\x19\n\x15PEER_STATE_RESTARTING\x10\x03\x12\x13\n\x0fPEER_STATE_DEAD\x10\x04\x12\x16\n\x12PEER_STATE_REFUSED\x10\x05*\x9b\x01\n\x08JobState\x12\x19\n\x15JOB_STATE_UNSPECIFIED\x10\x00\x12\x15\n\x11JOB_STATE_JOINING\x10\x01\x12\x15\n\x11JOB_STATE_RUNNING\x10\x02\x12\x18\n\x14JOB_STATE_RECOVERING\x10\x03\x12\x14\n\x10JOB_STATE_FAILED\x10\x04\x12\x16\n\x12JOB_STATE_FINISHED\x10\x05\x32\x8b\x04\n\x05\x41\x64min\x12V\n\tGetStatus\x12#.gradcomm.admin.v1.GetStatusRequest\x1a$.gradcomm.admin.v1.GetStatusResponse\x12V\n\tListPeers\x12#.gradcomm.admin.v1.ListPeersRequest\x1a$.gradcomm.admin.v1.ListPeersResponse\x12S\n\x08ListJobs\x12".gradcomm.admin.v1.ListJobsRequest\x1a#.gradcomm.admin.v1.ListJobsResponse\x12\\\n\x0bListTensors\x12%.gradcomm.admin.v1.ListTensorsRequest\x1a&.gradcomm.admin.v1.ListTensorsResponse\x12S\n\x08SetCodec\x12".gradcomm.admin.v1.SetCodecRequest\x1a#.gradcomm.admin.v1.SetCodecResponse\x12J\n\x05\x44rain\x12\x1f.gradcomm.admin.v1.DrainRequest\x1a .gradcomm.admin.v1.DrainResponseb\x06proto3'
-)
+
+
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13gcproto/admin.proto\x12\x11gradcomm.admin.v1\"\x12\n\x10GetStatusRequest\"\x8d\x03\n\x11GetStatusResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x18\n\x10protocol_version\x18\x02 \x01(\r\x12\x0c\n\x04node\x18\x03 \x01(\t\x12\x13\n\x0bincarnation\x18\x04 \x01(\x04\x12\x16\n\x0euptime_seconds\x18\x05 \x01(\x01\x12\x0e\n\x06listen\x18\x06 \x01(\t\x12\x11\n\tadvertise\x18\x07 \x01(\t\x12+\n\x05state\x18\x08 \x01(\x0e\x32\x1c.gradcomm.admin.v1.NodeState\x12\x0e\n\x06reason\x18\t \x01(\t\x12,\n\x05lanes\x18\n \x03(\x0b\x32\x1d.gradcomm.admin.v1.LaneStatus\x12\x13\n\x0b\x61rena_bytes\x18\x0b \x01(\x04\x12@\n\x06\x65rrors\x18\x0c \x03(\x0b\x32\x30.gradcomm.admin.v1.GetStatusResponse.ErrorsEntry\x1a-\n\x0b\x45rrorsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\xa2\x01\n\nLaneStatus\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0b\n\x03pid\x18\x02 \x01(\r\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12\r\n\x05\x63ores\x18\x04 \x03(\r\x12\r\n\x05state\x18\x05 \x01(\t\x12\x10\n\x08restarts\x18\x06 \x01(\r\x12\x10\n\x08\x62ytes_in\x18\x07 \x01(\x04\x12\x11\n\tbytes_out\x18\x08 \x01(\x04\x12\x0e\n\x06rounds\x18\t \x01(\x04\"\x12\n\x10ListPeersRequest\";\n\x11ListPeersResponse\x12&\n\x05peers\x18\x01 \x03(\x0b\x32\x17.gradcomm.admin.v1.Peer\"\xad\x02\n\x04Peer\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12+\n\x05state\x18\x03 \x01(\x0e\x32\x1c.gradcomm.admin.v1.PeerState\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x13\n\x0bincarnation\x18\x05 \x01(\x04\x12\x1f\n\x12last_heard_seconds\x18\x06 \x01(\x01H\x00\x88\x01\x01\x12\x18\n\x0brtt_seconds\x18\x07 \x01(\x01H\x01\x88\x01\x01\x12\x10\n\x08\x62ytes_in\x18\x08 \x01(\x04\x12\x11\n\tbytes_out\x18\t \x01(\x04\x12\x15\n\rframes_resent\x18\n \x01(\x04\x12\x16\n\x0e\x66rames_corrupt\x18\x0b \x01(\x04\x42\x15\n\x13_last_heard_secondsB\x0e\n\x0c_rtt_seconds\"\x11\n\x0fListJobsRequest\"8\n\x10ListJobsResponse\x12$\n\x04jobs\x18\x01 \x03(\x0b\x32\x16.gradcomm.admin.v1.Job\"\xa6\x02\n\x03Job\x12\r\n\x05label\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\x12*\n\x05state\x18\x03 \x01(\x0e\x32\x1b.gradcomm.admin.v1.JobState\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\r\n\x05\x65poch\x18\x05 \x01(\x04\x12\x12\n\nworld_size\x18\x06 \x01(\r\x12*\n\x07members\x18\x07 \x03(\x0b\x32\x19.gradcomm.admin.v1.Member\x12\x0c\n\x04step\x18\x08 \x01(\x04\x12\x14\n\x0cplan_version\x18\t \x01(\x04\x12\x0f\n\x07on_loss\x18\n \x01(\t\x12\x18\n\x10\x64\x65\x61\x64line_seconds\x18\x0b \x01(\x01\x12*\n\x07\x64omains\x18\x0c \x03(\x0b\x32\x19.gradcomm.admin.v1.Domain\"%\n\x06Member\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\r\n\x05ranks\x18\x02 \x03(\r\"\xb4\x01\n\x06\x44omain\x12\n\n\x02id\x18\x01 \x01(\r\x12\r\n\x05label\x18\x02 \x01(\t\x12\x15\n\rsteps_settled\x18\x03 \x01(\x04\x12\x12\n\nsteps_void\x18\x04 \x01(\x04\x12\x0f\n\x07tensors\x18\x05 \x01(\r\x12\x10\n\x08\x65lements\x18\x06 \x01(\x04\x12\r\n\x05\x63odec\x18\x07 \x01(\t\x12\x32\n\x0bwaiting_for\x18\x08 \x03(\x0b\x32\x1d.gradcomm.admin.v1.WaitingFor\"O\n\nWaitingFor\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x15\n\rsince_seconds\x18\x02 \x01(\x01\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\x0e\n\x06reason\x18\x04 \x01(\t\"B\n\x12ListTensorsRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0e\n\x06\x64omain\x18\x02 \x01(\t\x12\x0f\n\x07pattern\x18\x03 \x01(\t\"A\n\x13ListTensorsResponse\x12*\n\x07tensors\x18\x01 \x03(\x0b\x32\x19.gradcomm.admin.v1.Tensor\"\xa2\x01\n\x06Tensor\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64omain\x18\x02 \x01(\t\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\r\n\x05shape\x18\x04 \x03(\x03\x12\x0f\n\x07\x61\x64\x64ress\x18\x05 \x01(\x04\x12\r\n\x05\x63odec\x18\x06 \x01(\t\x12\x11\n\tbytes_raw\x18\x07 \x01(\x04\x12\x12\n\nbytes_wire\x18\x08 \x01(\x04\x12\x15\n\rresidual_norm\x18\t \x01(\x01\">\n\x0fSetCodecRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0f\n\x07pattern\x18\x02 \x01(\t\x12\r\n\x05\x63odec\x18\x03 \x01(\t\"Q\n\x10SetCodecResponse\x12\x14\n\x0cplan_version\x18\x01 \x01(\x04\x12\x16\n\x0e\x65\x66\x66\x65\x63tive_step\x18\x02 \x01(\x04\x12\x0f\n\x07message\x18\x03 \x01(\t\"7\n\x0c\x44rainRequest\x12\x17\n\x0ftimeout_seconds\x18\x01 \x01(\x01\x12\x0e\n\x06reason\x18\x02 \x01(\t\"6\n\rDrainResponse\x12\x0f\n\x07message\x18\x01 \x01(\t\x12\x14\n\x0cjobs_running\x18\x02 \x01(\r*\xa3\x01\n\tNodeState\x12\x1a\n\x16NODE_STATE_UNSPECIFIED\x10\x00\x12\x17\n\x13NODE_STATE_STARTING\x10\x01\x12\x16\n\x12NODE_STATE_SERVING\x10\x02\x12\x17\n\x13NODE_STATE_DRAINING\x10\x03\x12\x17\n\x13NODE_STATE_DEGRADED\x10\x04\x12\x17\n\x13NODE_STATE_STOPPING\x10\x05*\x9d\x01\n\tPeerState\x12\x1a\n\x16PEER_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15PEER_STATE_CONNECTING\x10\x01\x12\x11\n\rPEER_STATE_UP\x10\x02\x12\x19\n\x15PEER_STATE_RESTARTING\x10\x03\x12\x13\n\x0fPEER_STATE_DEAD\x10\x04\x12\x16\n\x12PEER_STATE_REFUSED\x10\x05*\x9b\x01\n\x08JobState\x12\x19\n\x15JOB_STATE_UNSPECIFIED\x10\x00\x12\x15\n\x11JOB_STATE_JOINING\x10\x01\x12\x15\n\x11JOB_STATE_RUNNING\x10\x02\x12\x18\n\x14JOB_STATE_RECOVERING\x10\x03\x12\x14\n\x10JOB_STATE_FAILED\x10\x04\x12\x16\n\x12JOB_STATE_FINISHED\x10\x05\x32\x92\x04\n\x0c\x41\x64minService\x12V\n\tGetStatus\x12#.gradcomm.admin.v1.GetStatusRequest\x1a$.gradcomm.admin.v1.GetStatusResponse\x12V\n\tListPeers\x12#.gradcomm.admin.v1.ListPeersRequest\x1a$.gradcomm.admin.v1.ListPeersResponse\x12S\n\x08ListJobs\x12\".gradcomm.admin.v1.ListJobsRequest\x1a#.gradcomm.admin.v1.ListJobsResponse\x12\\\n\x0bListTensors\x12%.gradcomm.admin.v1.ListTensorsRequest\x1a&.gradcomm.admin.v1.ListTensorsResponse\x12S\n\x08SetCodec\x12\".gradcomm.admin.v1.SetCodecRequest\x1a#.gradcomm.admin.v1.SetCodecResponse\x12J\n\x05\x44rain\x12\x1f.gradcomm.admin.v1.DrainRequest\x1a .gradcomm.admin.v1.DrainResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
-_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, "gcproto.admin_pb2", _globals)
+_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'gcproto.admin_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-    DESCRIPTOR._loaded_options = None
-    _globals["_GETSTATUSRESPONSE_ERRORSENTRY"]._loaded_options = None
-    _globals["_GETSTATUSRESPONSE_ERRORSENTRY"]._serialized_options = b"8\001"
-    _globals["_NODESTATE"]._serialized_start = 2250
-    _globals["_NODESTATE"]._serialized_end = 2413
-    _globals["_PEERSTATE"]._serialized_start = 2416
-    _globals["_PEERSTATE"]._serialized_end = 2573
-    _globals["_JOBSTATE"]._serialized_start = 2576
-    _globals["_JOBSTATE"]._serialized_end = 2731
-    _globals["_GETSTATUSREQUEST"]._serialized_start = 42
-    _globals["_GETSTATUSREQUEST"]._serialized_end = 60
-    _globals["_GETSTATUSRESPONSE"]._serialized_start = 63
-    _globals["_GETSTATUSRESPONSE"]._serialized_end = 460
-    _globals["_GETSTATUSRESPONSE_ERRORSENTRY"]._serialized_start = 415
-    _globals["_GETSTATUSRESPONSE_ERRORSENTRY"]._serialized_end = 460
-    _globals["_LANESTATUS"]._serialized_start = 463
-    _globals["_LANESTATUS"]._serialized_end = 625
-    _globals["_LISTPEERSREQUEST"]._serialized_start = 627
-    _globals["_LISTPEERSREQUEST"]._serialized_end = 645
-    _globals["_LISTPEERSRESPONSE"]._serialized_start = 647
-    _globals["_LISTPEERSRESPONSE"]._serialized_end = 706
-    _globals["_PEER"]._serialized_start = 709
-    _globals["_PEER"]._serialized_end = 1010
-    _globals["_LISTJOBSREQUEST"]._serialized_start = 1012
-    _globals["_LISTJOBSREQUEST"]._serialized_end = 1029
-    _globals["_LISTJOBSRESPONSE"]._serialized_start = 1031
-    _globals["_LISTJOBSRESPONSE"]._serialized_end = 1087
-    _globals["_JOB"]._serialized_start = 1090
-    _globals["_JOB"]._serialized_end = 1384
-    _globals["_MEMBER"]._serialized_start = 1386
-    _globals["_MEMBER"]._serialized_end = 1423
-    _globals["_DOMAIN"]._serialized_start = 1426
-    _globals["_DOMAIN"]._serialized_end = 1606
-    _globals["_WAITINGFOR"]._serialized_start = 1608
-    _globals["_WAITINGFOR"]._serialized_end = 1687
-    _globals["_LISTTENSORSREQUEST"]._serialized_start = 1689
-    _globals["_LISTTENSORSREQUEST"]._serialized_end = 1755
-    _globals["_LISTTENSORSRESPONSE"]._serialized_start = 1757
-    _globals["_LISTTENSORSRESPONSE"]._serialized_end = 1822
-    _globals["_TENSOR"]._serialized_start = 1825
-    _globals["_TENSOR"]._serialized_end = 1987
-    _globals["_SETCODECREQUEST"]._serialized_start = 1989
-    _globals["_SETCODECREQUEST"]._serialized_end = 2051
-    _globals["_SETCODECRESPONSE"]._serialized_start = 2053
-    _globals["_SETCODECRESPONSE"]._serialized_end = 2134
-    _globals["_DRAINREQUEST"]._serialized_start = 2136
-    _globals["_DRAINREQUEST"]._serialized_end = 2191
-    _globals["_DRAINRESPONSE"]._serialized_start = 2193
-    _globals["_DRAINRESPONSE"]._serialized_end = 2247
-    _globals["_ADMIN"]._serialized_start = 2734
-    _globals["_ADMIN"]._serialized_end = 3257
+  DESCRIPTOR._loaded_options = None
+  _globals['_GETSTATUSRESPONSE_ERRORSENTRY']._loaded_options = None
+  _globals['_GETSTATUSRESPONSE_ERRORSENTRY']._serialized_options = b'8\001'
+  _globals['_NODESTATE']._serialized_start=2250
+  _globals['_NODESTATE']._serialized_end=2413
+  _globals['_PEERSTATE']._serialized_start=2416
+  _globals['_PEERSTATE']._serialized_end=2573
+  _globals['_JOBSTATE']._serialized_start=2576
+  _globals['_JOBSTATE']._serialized_end=2731
+  _globals['_GETSTATUSREQUEST']._serialized_start=42
+  _globals['_GETSTATUSREQUEST']._serialized_end=60
+  _globals['_GETSTATUSRESPONSE']._serialized_start=63
+  _globals['_GETSTATUSRESPONSE']._serialized_end=460
+  _globals['_GETSTATUSRESPONSE_ERRORSENTRY']._serialized_start=415
+  _globals['_GETSTATUSRESPONSE_ERRORSENTRY']._serialized_end=460
+  _globals['_LANESTATUS']._serialized_start=463
+  _globals['_LANESTATUS']._serialized_end=625
+  _globals['_LISTPEERSREQUEST']._serialized_start=627
+  _globals['_LISTPEERSREQUEST']._serialized_end=645
+  _globals['_LISTPEERSRESPONSE']._serialized_start=647
+  _globals['_LISTPEERSRESPONSE']._serialized_end=706
+  _globals['_PEER']._serialized_start=709
+  _globals['_PEER']._serialized_end=1010
+  _globals['_LISTJOBSREQUEST']._serialized_start=1012
+  _globals['_LISTJOBSREQUEST']._serialized_end=1029
+  _globals['_LISTJOBSRESPONSE']._serialized_start=1031
+  _globals['_LISTJOBSRESPONSE']._serialized_end=1087
+  _globals['_JOB']._serialized_start=1090
+  _globals['_JOB']._serialized_end=1384
+  _globals['_MEMBER']._serialized_start=1386
+  _globals['_MEMBER']._serialized_end=1423
+  _globals['_DOMAIN']._serialized_start=1426
+  _globals['_DOMAIN']._serialized_end=1606
+  _globals['_WAITINGFOR']._serialized_start=1608
+  _globals['_WAITINGFOR']._serialized_end=1687
+  _globals['_LISTTENSORSREQUEST']._serialized_start=1689
+  _globals['_LISTTENSORSREQUEST']._serialized_end=1755
+  _globals['_LISTTENSORSRESPONSE']._serialized_start=1757
+  _globals['_LISTTENSORSRESPONSE']._serialized_end=1822
+  _globals['_TENSOR']._serialized_start=1825
+  _globals['_TENSOR']._serialized_end=1987
+  _globals['_SETCODECREQUEST']._serialized_start=1989
+  _globals['_SETCODECREQUEST']._serialized_end=2051
+  _globals['_SETCODECRESPONSE']._serialized_start=2053
+  _globals['_SETCODECRESPONSE']._serialized_end=2134
+  _globals['_DRAINREQUEST']._serialized_start=2136
+  _globals['_DRAINREQUEST']._serialized_end=2191
+  _globals['_DRAINRESPONSE']._serialized_start=2193
+  _globals['_DRAINRESPONSE']._serialized_end=2247
+  _globals['_ADMINSERVICE']._serialized_start=2734
+  _globals['_ADMINSERVICE']._serialized_end=3264
 # @@protoc_insertion_point(module_scope)

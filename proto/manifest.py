@@ -155,7 +155,7 @@ def block_bytes(section_bytes: int, members: int, partition_bytes: int) -> int:
     win, nor above ``partition_bytes``.
     """
     if section_bytes <= MIN_BLOCK_BYTES:
-        return max(section_bytes, 1)
+        return max(min(section_bytes, partition_bytes), 1)
     wanted = _align(-(-section_bytes // (2 * max(members, 1))), PAGE)
     return min(max(wanted, MIN_BLOCK_BYTES), partition_bytes)
 

@@ -193,7 +193,11 @@ class Fault(Message, frozen=True, tag="fault"):
 
 
 class JobLeft(Message, frozen=True, tag="left"):
-    """All workers of a job on this node have left (or its gathering was given up)."""
+    """All workers of a job on this node have left; without ``job``: gathering ``nonce`` was given up.
+
+    Members forget a job together, when all have said this: what one has retained another may still ask for.
+    With ``job``, ``nonce`` 1 marks the answer of a node that has forgotten it already.
+    """
 
     label: str
     job: bytes

@@ -73,6 +73,7 @@ class Host:
         """Variables for programs on this host: gloo is told its interface, since host names mean nothing here."""
         env = dict(os.environ if base is None else base)
         env["GLOO_SOCKET_IFNAME"] = self.interface
+        env.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch warns that addresses have no names
         env["PATH"] = os.pathsep.join((env.get("PATH", os.defpath), *processes.SBIN))
         return env
 

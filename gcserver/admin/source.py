@@ -213,7 +213,7 @@ class Source(Protocol):
 
     def jobs(self) -> list[JobStatus]: ...
 
-    def tensors(self, job: str, domain: str, pattern: str) -> list[TensorStatus]:
+    async def tensors(self, job: str, domain: str, pattern: str) -> list[TensorStatus]:
         """Tensors of ``job`` (label or id; "" for the only one) in ``domain`` (label or decimal id; "" for all) whose
         names match the glob ``pattern`` ("" for all). AdminError NOT_FOUND or PRECONDITION."""
         ...

@@ -55,6 +55,8 @@ _hello = messages.Decoder[messages.Hello](messages.Hello)
 _refuse = messages.Decoder[messages.Refuse](messages.Refuse)
 _control = messages.Decoder[messages.Control](messages.Control)
 
+#: In JobLeft of a job: an answer, which needs none.
+ANSWER = 1
 #: A worker that waits is told what for after this long, then again as often, seconds.
 SAY_WAITING = 2.0
 
@@ -126,6 +128,8 @@ class ControlMachine:
             for node, message in job.outgoing:
                 self._send(node, message)
             job.outgoing.clear()
+        for job in [j for j in self.jobs.values() if j.over]:
+            self._forget(job)
         out, self.out = self.out, []
         return out
 
@@ -280,7 +284,9 @@ class ControlMachine:
             else:
                 self.out.extend(job.declare_section(rank, m))
 
-    def _tell_fault(self, connection: Connection, kind: str, message: str, advice: str = "") -> None:
+    def _tell_fault(
+        self, connection: Connection, kind: str, message: str, advice: str = "start the job again"
+    ) -> None:
         self.out.append(Tell(connection, Fault(b"", kind, message, advice=advice)))
 
     def _register(self, connection: Connection, m: Register, now: float) -> None:
@@ -457,15 +463,14 @@ class ControlMachine:
         self._leave(job, rank)
 
     def _leave(self, job: Job, rank: int) -> None:
-        job.workers.pop(rank, None)
-        if job.workers:
-            return
+        self.out.extend(job.worker_left(rank))
+
+    def _forget(self, job: Job) -> None:
+        """The job is over for this node and, unless it failed, for all others."""
         if job.ended is None:
             for domain in job.domains.values():
                 self.out.append(ToLane(DomainClosed(domain.config.id)))
         self.out.append(ForgetJob(job.id))
-        for node, message in job.outgoing:
-            self._send(node, message)
         del self.jobs[job.id]
         self._maybe_drained()
 
@@ -474,11 +479,23 @@ class ControlMachine:
         if isinstance(m, JobJoin):
             self._collect(m)
         elif isinstance(m, JobLeft):
-            join = self.joins.get(m.label, {}).get(node)
-            if join is not None and join.nonce <= m.nonce:
-                del self.joins[m.label][node]
+            self._on_left(node, m)
         elif isinstance(m, EpochDecided):
             self._form(m)
+            me = self.config.hello.node
+            if m.job not in self.jobs and any(member.node == me for member in m.members):
+                self._send(
+                    node,
+                    Fault(
+                        m.job,
+                        "PeerLost",
+                        f"{me} does not know job {m.label!r}: it ended there, or its daemon restarted while the job "
+                        "was being formed",
+                        epoch=m.epoch,
+                        missing=(me,),
+                        advice="start the job again from its last checkpoint",
+                    ),
+                )
         else:
             job = self.jobs.get(m.job)
             if job is None:
@@ -487,6 +504,17 @@ class ControlMachine:
                     del self.early[:-4096]
                 return
             self.out.extend(self._dispatch(job, node, m))
+
+    def _on_left(self, node: str, m: JobLeft) -> None:
+        if not m.job:
+            join = self.joins.get(m.label, {}).get(node)
+            if join is not None and join.nonce <= m.nonce:
+                del self.joins[m.label][node]
+        elif (job := self.jobs.get(m.job)) is not None:
+            job.left.add(node)
+        elif m.nonce != ANSWER:
+            # It came back after we had heard from everyone and forgot the job.
+            self._send(node, JobLeft(m.label, m.job, ANSWER))
 
     def _dispatch(self, job: Job, node: str, m: messages.Control) -> list[ControlEffect]:
         if isinstance(m, Fault):

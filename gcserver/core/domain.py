@@ -61,13 +61,19 @@ from gcserver.core.rounds import OPERATION, Parked, Partition, Round
 from gcserver.core.steps import Step, StepBook
 
 
+#: ``aux`` of a DATA frame from retained memory: an answer, which needs none. In the all scheme two members that
+#: are both complete would otherwise answer each other's answers.
+ANSWER = 1
+
+
 @dataclass(slots=True)
 class Outward:
     """What a domain needs of its lane: a numbered send, a queued contribution, credit back to a peer."""
 
     send: Callable[[int, Header, Handle | None, Callable[[], bool]], None]
     queue: Callable[[int, int, int], None]
-    take: Callable[[int, int], None]
+    #: (peer, bytes, the life of the peer that spent them)
+    take: Callable[[int, int, int], None]
 
 
 @dataclass(slots=True)
@@ -232,6 +238,11 @@ class Domain:
             p.residual = replace(p.residual, written=r.step)
         retain = None
         if r.everyone:
+            if p.retained and p.retained[0].step == r.step:
+                # Encoded before a restart: the same bytes go to the same place, the other one is still needed.
+                self._release(p.retained[0].handle)
+                p.next_slot = p.retained[0].slot
+                p.retained = p.retained[1:]
             # The payload before the last one: whoever contributes to this round has had that.
             retain = p.next_slot
             for old in p.retained[1:]:
@@ -299,10 +310,16 @@ class Domain:
     def contribution(self, step: int, key: int) -> tuple[Header, Handle | None, Callable[[], bool]] | None:
         """The frame of a queued contribution, or None when nobody needs it any more."""
         p = self.partitions.get(key)
-        r = p.rounds.get(step) if p is not None else None
-        if self.faulted or p is None or r is None or r.own is None or r.decision is None:
+        if self.faulted or p is None:
             return None
-        flags = (r.flags or 0) | (Flag.NONFINITE if r.own.nonfinite else 0) | (Flag.ALL if r.everyone else 0)
+        kept = p.kept(step)
+        if kept is not None and kept.flags & Flag.ALL:
+            # Complete here or not: in the all scheme every member needs it.
+            return self._retained_frame(p, kept)
+        r = p.rounds.get(step)
+        if r is None or r.own is None or r.decision is None:
+            return None
+        flags = (r.flags or 0) | (Flag.NONFINITE if r.own.nonfinite else 0)
         header = self._header(
             p,
             Phase.CONTRIBUTION,
@@ -316,9 +333,6 @@ class Domain:
             r.decision.proposal,
         )
         mine: Round = r
-        if r.everyone:
-            kept = p.kept(step)
-            return header, r.own.handle, lambda: not self.faulted and p.kept(step) is kept
         return header, r.own.handle, lambda: not self.faulted and not mine.complete
 
     def _header(
@@ -363,7 +377,7 @@ class Domain:
         if h.step <= p.out_step:
             self._give_back(h, handle)
             kept = p.kept(h.step)
-            if kept is None:
+            if kept is None or h.aux == ANSWER:
                 self.out.append(Count("frames_stale", h.sender))
             else:
                 self._send_retained(p, kept, h.sender)
@@ -387,12 +401,13 @@ class Domain:
         r.have.add(member)
         r.everyone = r.everyone or bool(h.flags & Flag.ALL)
         r.proposal = max(r.proposal, h.proposal)
-        r.parked[member] = Parked(handle, h.payload_bytes, h.codec, h.level, bool(h.flags & Flag.NONFINITE))
+        nonfinite = bool(h.flags & Flag.NONFINITE)
+        r.parked[member] = Parked(handle, h.payload_bytes, h.codec, h.level, nonfinite, h.incarnation)
         self._advance(p, r)
 
     def _give_back(self, h: Header, handle: Handle | None) -> None:
         self._release(handle)
-        self.outward.take(h.sender, h.payload_bytes)
+        self.outward.take(h.sender, h.payload_bytes, h.incarnation)
 
     def _release(self, handle: Handle | None) -> None:
         if handle is not None:
@@ -420,7 +435,7 @@ class Domain:
             r.next_member += 1
             if member != self.config.me:
                 self._release(parked.handle)
-                self.outward.take(members[member].node, parked.nbytes)
+                self.outward.take(members[member].node, parked.nbytes, parked.life)
         if r.next_member < len(members) or r.finalising:
             return
         r.finalising = True
@@ -463,6 +478,9 @@ class Domain:
             self._release(e.handle)
             return
         nonfinite = e.nonfinite or r.nonfinite
+        # Committed before it leaves: members that have the aggregate contribute no more to this round, so a
+        # restart must find it complete.
+        self._complete(p, r, nonfinite)
         if not r.everyone:
             flags = (r.flags or 0) | (Flag.NONFINITE if nonfinite else 0)
             flags |= Flag.SUM_UNITS if r.codec.sum_units else 0
@@ -473,15 +491,18 @@ class Domain:
             for member in self.config.members:
                 if member.node != self.config.members[self.config.me].node:
                     self._send_retained(p, kept, member.node)
-        self._complete(p, r, nonfinite)
 
     def _send_retained(self, p: Partition, kept: Retained, peer: int) -> None:
+        header, handle, wanted = self._retained_frame(p, kept)
+        self.outward.send(peer, replace(header, aux=ANSWER), handle, wanted)
+
+    def _retained_frame(self, p: Partition, kept: Retained) -> tuple[Header, Handle | None, Callable[[], bool]]:
         phase = Phase.CONTRIBUTION if kept.flags & Flag.ALL else Phase.AGGREGATE
         plan = p.logged.plan if p.logged is not None else 0
         header = self._header(
             p, phase, kept.step, kept.codec, kept.level, kept.flags, kept.nbytes, kept.digest, plan, kept.proposal
         )
-        self.outward.send(peer, header, kept.handle, lambda: not self.faulted and kept in p.retained)
+        return header, kept.handle, lambda: not self.faulted and kept in p.retained
 
     def on_aggregate(self, h: Header, handle: Handle | None, member: int) -> None:
         """The owner's result of a round we contributed to."""
@@ -573,9 +594,15 @@ class Domain:
                 self._ready(p, r, now)
 
     def close(self) -> list[LaneEffect]:
-        """Forget everything: every payload still held is released."""
+        """Forget everything: payloads still held are released, credit of parked ones goes back."""
+        # Nothing sent earlier is sent again: its payload is gone.
+        self.faulted = True
+        members = self.config.members
         for p in self.partitions.values():
             for r in p.rounds.values():
+                for member, parked in r.parked.items():
+                    if member != self.config.me:
+                        self.outward.take(members[member].node, parked.nbytes, parked.life)
                 own = None if r.own is None or r.everyone else r.own.handle
                 handles = {parked.handle for parked in r.parked.values() if parked is not r.own} | {own}
                 for handle in sorted(h for h in handles if h is not None):

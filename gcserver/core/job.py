@@ -19,6 +19,7 @@ from gcproto.messages import (
     DeclareDomain,
     EpochDecided,
     Fault,
+    JobLeft,
     PlanGo,
     PlanReady,
     PlanRequest,
@@ -59,6 +60,12 @@ from gcserver.core.events import (
 SCOPED_LAG = 2
 CALL_LAG = 256
 LOSSLESS = "none"
+#: What to do about a fault that says nothing better.
+ADVICE = {
+    "TensorMismatch": "let every rank declare and push the same tensors in the same order",
+    "CodecError": "name a codec that every node knows",
+    "WorkerLost": "its own log says why; start the job again",
+}
 #: How many closed steps a node can compare with what its peers say they closed.
 RECENT = 256
 
@@ -109,6 +116,8 @@ class Job:
     requests: dict[int, int] = field(default_factory=dict)
     wishes: dict[int, PlanRequest] = field(default_factory=dict)
     ended: Fault | None = None
+    #: nodes whose workers have all left; the job is over here when all members are in it
+    left: set[str] = field(default_factory=set)
     outgoing: list[tuple[str, messages.Control]] = field(default_factory=list)
 
     @property
@@ -122,6 +131,24 @@ class Job:
     @property
     def others(self) -> list[str]:
         return [m.node for m in self.record.members if m.node != self.node]
+
+    @property
+    def over(self) -> bool:
+        """Nobody here and nobody elsewhere needs this node's part of the job any more.
+
+        A member that finished first keeps its lanes' retained payloads until the last one has finished too: a
+        frame lost on the way is sent again from them.
+        """
+        return not self.workers and (self.ended is not None or len(self.left) == len(self.record.members))
+
+    def worker_left(self, rank: int) -> list[ControlEffect]:
+        """A local worker left. The last one's leaving is told to the other members."""
+        self.workers.pop(rank, None)
+        self.away_since.pop(rank, None)
+        if not self.workers and self.ended is None:
+            self.left.add(self.node)
+            self.tell_members(JobLeft(self.record.label, self.id))
+        return [self.save()]
 
     def worker_back(self, rank: int, connection: Connection) -> None:
         """A worker is (again) there."""
@@ -151,11 +178,15 @@ class Job:
             domain.settled = ledger.settled
             domain.voids = list(ledger.voids)
             domain.switches = list(ledger.switches)
+        if not memory.ranks:
+            self.left.add(self.node)
 
     def resend(self, node: str) -> None:
         """A peer is a new process: say everything again that it may not know."""
         if node not in self.others:
             return
+        if self.node in self.left:
+            self.tell_members(JobLeft(self.record.label, self.id), node)
         self.tell_members(self.record, node)
         for domain in self.domains.values():
             for index in domain.offered:
@@ -560,14 +591,16 @@ class Job:
     ) -> list[ControlEffect]:
         """End the job with an error that all members and workers get (G6)."""
         last = self.domains[domain].settled if domain in self.domains else 0
+        advice = advice or ADVICE.get(kind, "")
         fault = Fault(self.id, kind, message, domain, step, self.record.epoch, phase, missing, elapsed, last, advice)
-        self.tell_members(fault)
         return self.on_fault(fault)
 
     def on_fault(self, fault: Fault) -> list[ControlEffect]:
+        """The job is over. Passed on once by everyone: whoever found out may not reach all."""
         if self.ended is not None:
             return []
         self.ended = fault
+        self.tell_members(fault)
         out: list[ControlEffect] = [
             Log("error", f"job {self.record.label} ended: {fault.kind}: {fault.message}"),
             *(ToLane(DomainClosed(d.config.id)) for d in self.domains.values()),

@@ -184,7 +184,7 @@ class LaneMachine:
         if e.handle is not None:
             self.out.append(Release(e.handle))
         if known and e.header.phase is Phase.CONTRIBUTION:
-            self.out.extend(self.links[e.header.sender].take(e.header.payload_bytes))
+            self._take(e.header.sender, e.header.payload_bytes, e.header.incarnation)
 
     def _on_data(self, e: FrameReceived, now: float) -> None:
         h = e.header
@@ -289,9 +289,10 @@ class LaneMachine:
     def _queue(self, domain: DomainKey, peer: int, step: int, key: int) -> None:
         self.outboxes[peer].add(domain, step, key)
 
-    def _take(self, peer: int, nbytes: int) -> None:
+    def _take(self, peer: int, nbytes: int, life: int) -> None:
+        """Credit goes back to the life that spent it; a newer one started from zero."""
         link = self.links.get(peer)
-        if link is not None:
+        if link is not None and link.theirs == life:
             self.out.extend(link.take(nbytes))
 
     def _pump(self) -> None:

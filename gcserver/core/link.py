@@ -36,6 +36,8 @@ CREDIT_NOTICE = 4
 MAX_NACK = 1024
 #: Numbers further ahead than this are not believed.
 MAX_AHEAD = 1 << 20
+#: So many frames with damaged headers in a row, and none good between them, fault what the link serves.
+MAX_BLIND = 8
 #: At most one HELLO in answer to a burst of frames of a wrong life, seconds.
 HELLO_PAUSE = 0.05
 
@@ -82,6 +84,8 @@ class Link:
     ahead: set[int] = field(default_factory=set)
     highest: int = 0
     damaged: dict[int, int] = field(default_factory=dict)
+    #: frames with damaged headers since the last good frame
+    blind: int = 0
     #: contribution bytes: sent on this link, returned by the peer, taken from the peer, last said so
     spent: int = 0
     returned: int = 0
@@ -201,6 +205,7 @@ class Link:
         self.received = self.highest = 0
         self.ahead.clear()
         self.damaged.clear()
+        self.blind = 0
         self.spent = self.returned = self.taken = self.told = 0
         out: list[LinkEffect] = [] if first else [Reconnect(self.peer)]
         out.append(ReportLink(self.peer, "up"))
@@ -221,6 +226,7 @@ class Link:
                 out(self.hello(hello))
             return False
         self.heard = now
+        self.blind = 0
         self.knows_us = True
         if self.quiet:
             self.quiet = False
@@ -270,15 +276,18 @@ class Link:
     def on_damaged(self, h: Header | None, out: Sink) -> bool:
         """A frame of this link failed its digest. Asks again; True when the same frame failed a second time.
 
-        With a damaged header the number is unknown: the lowest missing one is the likeliest (frames come in
-        order), and is the one charged.
+        With a damaged header nobody knows which frame it was, or whether it is needed at all: the next heartbeat
+        shows. Only a link on which nothing else arrives any more is given up.
         """
         out(Count("frames_corrupt", self.peer))
-        if h is not None and (h.incarnation != self.theirs or h.to_incarnation != self.incarnation):
+        if h is None:
+            self.blind += 1
+            for effect in self.nack():
+                out(effect)
+            return self.blind >= MAX_BLIND
+        if h.incarnation != self.theirs or h.to_incarnation != self.incarnation or h.type not in wire.SEQUENCED:
             return False
-        if h is not None and h.type not in wire.SEQUENCED:
-            return False
-        seq = self.received + 1 if h is None else h.link_seq
+        seq = h.link_seq
         if seq <= self.received or seq in self.ahead or seq > self.highest + MAX_AHEAD:
             return False
         self.highest = max(self.highest, seq)

@@ -18,13 +18,14 @@ OPERATION = int(Flag.AVERAGE)
 
 @dataclass(slots=True)
 class Parked:
-    """A contribution that waits for its turn in member order."""
+    """A contribution that waits for its turn in member order. ``life``: the sender's, which gets the credit back."""
 
     handle: Handle | None
     nbytes: int
     codec: int
     level: int
     nonfinite: bool
+    life: int = 0
 
 
 @dataclass(slots=True)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 #: kinds of fault that end a step, and therefore name it (G6)
 STEP_KINDS = frozenset({"StepTimeout", "CorruptFrame"})
-KINDS = STEP_KINDS | {"PeerLost", "WorkerLost", "TensorMismatch", "JoinRefused", "NotRegistered", "Draining"}
+KINDS = STEP_KINDS | {"PeerLost", "WorkerLost", "TensorMismatch", "JoinRefused", "NotRegistered", "Draining", "CodecError"}
 
 
 class Violation(AssertionError):
@@ -43,7 +43,8 @@ class DomainRecord:
     codecs: dict[tuple[int, int], CodecChoice] = field(default_factory=dict)
     plans: dict[int, tuple[int, str]] = field(default_factory=dict)
     settled: dict[int, tuple[bool, int, str]] = field(default_factory=dict)
-    outputs: dict[tuple[int, int], Any] = field(default_factory=dict)
+    #: how far each node has settled
+    watermark: dict[str, int] = field(default_factory=dict)
 
 
 class Checks:
@@ -136,8 +137,7 @@ class Checks:
             self.fail("G3", f"{who}: output of {block} step {step} is {store.output}, expected {expected}")
 
     def on_flip(self, p: LaneProcess, e: fx.Flip, store: BlockStore) -> None:
-        ledger = p.node.memory.ledgers.get(e.domain)
-        settled = ledger.settled if ledger is not None else 0
+        settled = self.domain(e.domain).watermark.get(p.node.name, 0)
         if e.step > settled:
             self.fail("G4", f"{p.name} flips {e.key} for step {e.step}, settled is {settled}")
         versions = store.owner_residual if e.owner else store.residual
@@ -151,6 +151,7 @@ class Checks:
         d = self.domain(e.domain)
         if e.step != ledger.settled + 1:
             self.fail("G8", f"{p.name} settles step {e.step} after {ledger.settled}")
+        d.watermark[p.node.name] = e.step
         void, plan, who = d.settled.setdefault(e.step, (e.void, e.plan, p.name))
         if (void, plan) != (e.void, e.plan):
             self.fail("G8", f"step {e.step}: void={e.void} plan {e.plan} on {p.name}, {void} and {plan} on {who}")
@@ -160,7 +161,7 @@ class Checks:
         if decided is not None and decided[0] != e.plan:
             self.fail("G8", f"step {e.step + e.lag} ran plan {decided[0]}, settling {e.step} fixed {e.plan}")
 
-    def on_told(self, message: messages.ToWorker) -> None:
+    def on_told(self, p: Process, message: messages.ToWorker) -> None:
         """G6: a fault says what failed and what to do."""
         if not isinstance(message, messages.Fault):
             return

@@ -120,7 +120,7 @@ class LaneProcess(Process):
         hello = messages.Hello(node.name, node.address, world.shape.lanes, lane, node.memory.generation, "sim")
         self.machine = LaneMachine(LaneConfig(hello, self.incarnation, world.shape.credit))
         self.handles: dict[int, Payload] = {}
-        self.slot_of: dict[int, tuple[int, int]] = {}
+        self.slot_of: dict[int, tuple[ev.DomainKey, int, int]] = {}
         self.accumulators: dict[tuple[ev.DomainKey, int, int], Vector | None] = {}
         self.stores: dict[tuple[ev.DomainKey, int], BlockStore] = {}
         self.spaces: dict[ev.DomainKey, AddressSpace] = {}
@@ -131,7 +131,7 @@ class LaneProcess(Process):
         self.ghosts: set[int] = set()
 
     # ------------------------------------------------------------------------------------- payloads
-    def new_handle(self, payload: Payload, slot: tuple[int, int] | None = None) -> int:
+    def new_handle(self, payload: Payload, slot: tuple[ev.DomainKey, int, int] | None = None) -> int:
         handle = self.world.next_handle()
         self.handles[handle] = payload
         if slot is not None:
@@ -218,7 +218,7 @@ class LaneProcess(Process):
             if kept is not None:
                 handle = None
                 if kept.payload is not None:
-                    handle = self.new_handle(kept.payload, (block.key, kept.record.slot))
+                    handle = self.new_handle(kept.payload, (e.domain, block.key, kept.record.slot))
                 r = kept.record
                 retained.append(
                     ev.Retained(r.step, r.slot, handle, r.nbytes, r.digest, r.codec, r.level, r.flags, r.proposal)
@@ -254,16 +254,16 @@ class LaneProcess(Process):
         store = self.store(e.domain, e.key)
         self.world.checks.on_encode(self, e, store)
         if e.retain is not None:
-            self._overwrites((e.key, e.retain))
+            self._overwrites((e.domain, e.key, e.retain))
         payload = store.encode(e)
         handle = None
         nbytes = digest = 0
         if payload is not None:
-            handle = self.new_handle(payload, None if e.retain is None else (e.key, e.retain))
+            handle = self.new_handle(payload, None if e.retain is None else (e.domain, e.key, e.retain))
             nbytes, digest = store.payload_bytes(e.codec), hash(payload) & (2**64 - 1)
         self.answer(ev.Encoded(e.domain, e.key, e.step, handle, nbytes, digest, payload is None))
 
-    def _overwrites(self, slot: tuple[int, int]) -> None:
+    def _overwrites(self, slot: tuple[ev.DomainKey, int, int]) -> None:
         for handle, used in self.slot_of.items():
             if used == slot:
                 self.world.checks.fail(
@@ -283,13 +283,13 @@ class LaneProcess(Process):
         store = self.store(e.domain, e.key)
         self.world.checks.on_finalise(self, e)
         if e.codec is not None:
-            self._overwrites((e.key, e.retain))
+            self._overwrites((e.domain, e.key, e.retain))
         total = self.accumulators.pop((e.domain, e.key, e.step))
         payload = store.finalise(e, None if e.nonfinite else total)
         handle = None
         nbytes = digest = 0
         if payload is not None and e.codec is not None:
-            handle = self.new_handle(payload, (e.key, e.retain))
+            handle = self.new_handle(payload, (e.domain, e.key, e.retain))
             nbytes, digest = store.payload_bytes(e.codec), hash(payload) & (2**64 - 1)
         self.answer(ev.Finalised(e.domain, e.key, e.step, handle, nbytes, digest, e.nonfinite))
 
@@ -429,13 +429,14 @@ class ControlProcess(Process):
     def _drained(self, e: ce.Drained) -> None:
         self.world.say(self.name, e)
 
-    def _log(self, e: ce.Log) -> None:
+    def _log(self, e: ce.Log | fx.ReportLink) -> None:
         self.world.say(self.name, e)
 
     DO = {
         fx.Send: Process._send,
         fx.Reconnect: Process._reconnect,
         fx.Count: Process._count,
+        fx.ReportLink: _log,
         ce.Tell: _tell,
         ce.ToLane: _to_lane,
         ce.KnowPeer: _know_peer,

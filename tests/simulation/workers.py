@@ -145,9 +145,9 @@ class DomainThread:
                 self.worker.thread_finished()
             return
         due = self._due()
-        if due > self.declared:
-            self.declared = due
-            self.worker.say(messages.DeclareSection(self.spec.id, self.spec.sections[due - 1]))
+        while due > self.declared:
+            self.worker.say(messages.DeclareSection(self.spec.id, self.spec.sections[self.declared]))
+            self.declared += 1
         if len(self.space.sections) < due or self.unmapped:
             return
         if self.outstanding and (self.spec.scoped or len(self.outstanding) >= self.spec.window):

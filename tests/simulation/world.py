@@ -41,7 +41,7 @@ class Node:
         self.supervisor: ControlProcess | None = None
         self.lanes: dict[int, LaneProcess] = {}
         self.pipes: dict[tuple[int, int], float] = {}
-        self.up = False
+        self.gone = False
 
     def processes(self) -> Iterator[Process]:
         if self.supervisor is not None and self.supervisor.alive:
@@ -53,10 +53,9 @@ class Node:
     # ------------------------------------------------------------------------------------- starting
     def start(self) -> None:
         """The daemon starts: takes up what memory remembers, then its lanes."""
-        if self.supervisor is not None and self.supervisor.alive:
+        if self.gone or (self.supervisor is not None and self.supervisor.alive):
             return
         world = self.world
-        self.up = True
         p = self.supervisor = ControlProcess(world, self)
         for memory in list(self.memory.jobs.values()):
             ledgers = tuple(self.memory.ledger((memory.record.job, d.domain)).found() for d, _ in memory.domains)
@@ -181,6 +180,12 @@ class World:
         if supervisor is not None and supervisor.alive and self.restarts:
             self.at(self.now + 0.02 + 0.2 * self.random.random(), node.start_lane, p.lane, supervisor)
 
+    def remove(self, node: Node) -> None:
+        """The machine is gone for good."""
+        node.gone = True
+        if node.supervisor is not None:
+            self.kill(node.supervisor)
+
     def lose_memory(self, node: Node) -> None:
         """The host restarts: everything under /dev/shm is gone, workers too."""
         self.fatal = self.fatal or f"{node.name} loses its memory"
@@ -277,10 +282,17 @@ class World:
             failed = [w for w in self.workers if w.fault is not None or w.ended_by_launcher]
             if failed:
                 raise Violation("G4", f"{failed[0].name} failed though nothing fatal struck: {failed[0].fault}")
+        # A member that was cut off or stopped still has to say that it left.
+        patience = self.now + limit
+        while self.now < patience and any(p.machine.jobs for p in self._supervisors()):
+            self.step()
         until = self.now + REST
         while self.queue and self.queue[0][0] < until:
             self.step()
         self.checks.at_rest()
+
+    def _supervisors(self) -> list[ControlProcess]:
+        return [n.supervisor for n in self.nodes if n.supervisor is not None and n.supervisor.alive]
 
     def _where(self, w: Worker) -> Iterator[str]:
         if not w.job:

@@ -22,8 +22,8 @@ def test_generated_code_is_current() -> None:
 def test_service_is_complete() -> None:
     from gcproto import admin_pb2
 
-    service = admin_pb2.DESCRIPTOR.services_by_name["Admin"]
-    assert service.full_name == "gradcomm.admin.v1.Admin"
+    service = admin_pb2.DESCRIPTOR.services_by_name["AdminService"]
+    assert service.full_name == "gradcomm.admin.v1.AdminService"
     assert [method.name for method in service.methods] == [
         "GetStatus",
         "ListPeers",
@@ -40,5 +40,5 @@ def test_service_is_complete() -> None:
 def test_grpc_code_offers_every_method() -> None:
     from gcproto import admin_pb2, admin_pb2_grpc
 
-    for method in admin_pb2.DESCRIPTOR.services_by_name["Admin"].methods:
-        assert hasattr(admin_pb2_grpc.AdminServicer, method.name)
+    for method in admin_pb2.DESCRIPTOR.services_by_name["AdminService"].methods:
+        assert hasattr(admin_pb2_grpc.AdminServiceServicer, method.name)

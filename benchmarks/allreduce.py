@@ -1,0 +1,287 @@
+"""push_pull of gradcomm beside gloo's all-reduce, in turn within one run.
+
+``python -m benchmarks.allreduce [--nodes 2,4] [--sizes 4KiB..256MiB] [--network loopback|1gbit|RATE] [--codec none]
+[--json FILE] [--quick]``
+
+The same worker processes hold a gloo group and a gradcomm session. Every repetition calls each system once, each after
+a barrier; a call's time is the longest of all ranks, the figure the median over repetitions (at least 7). Inputs are
+written anew before each call, outside the time. gloo sums, gradcomm averages: gloo is spared the division.
+
+CPU time is what the calls cost every process that works for them: the workers for gloo, workers and daemons for
+gradcomm, from barrier to barrier, for each GB (1e9 bytes) of tensor, all nodes together.
+
+``link`` is the share of the link's payload rate that was reached, counting the 2(n-1)/n of the data that must leave
+(and enter) each node. The payload rate is 95.6 % of the shaped rate: 1448 bytes of every 1514 (TCP over Ethernet).
+
+What may live here: this measurement. What may not: the lab and the daemons (``benchmarks.lab``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from benchmarks import common
+from benchmarks.lab import daemons, netns, processes, procfs
+
+PAYLOAD_SHARE = 1448 / 1514
+SYSTEMS = ("gradcomm", "gradcomm new", "gloo")
+CALL = {"gradcomm": "in place", "gradcomm new": "new tensor", "gloo": "in place"}
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What one worker has to do; crosses to it as JSON."""
+
+    rank: int
+    nodes: int
+    store: str
+    port: int
+    sizes: tuple[int, ...]
+    systems: tuple[str, ...]
+    runs: int
+    seconds: float
+    check: bool
+    daemon_pids: tuple[int, ...]
+
+
+# ------------------------------------------------------------------------------------------------ worker
+def worker(task: Task) -> None:
+    """Measures every size; rank 0 prints one JSON line a size with times and CPU seconds by system."""
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    address = f"tcp://{task.store}:{task.port}"
+    dist.init_process_group("gloo", init_method=address, rank=task.rank, world_size=task.nodes)
+    gradcomm: Any = None
+    if any(s.startswith("gradcomm") for s in task.systems):
+        import gcclient as gradcomm
+
+        gradcomm.init()
+    pids = [*task.daemon_pids, os.getpid()]
+    try:
+        for nbytes in task.sizes:
+            calls = _Calls(torch, dist, gradcomm, task, nbytes)
+            times, cpu = _measure(dist, torch, task, calls, pids)
+            if task.rank == 0:
+                print(json.dumps({"bytes": nbytes, "times": times, "cpu": cpu}), flush=True)
+        dist.barrier()
+    finally:
+        if gradcomm is not None:
+            gradcomm.shutdown()
+        dist.destroy_process_group()
+
+
+class _Calls:
+    """The systems as functions of one buffer, and whether they return what they should."""
+
+    def __init__(self, torch: Any, dist: Any, gradcomm: Any, task: Task, nbytes: int) -> None:
+        self.task = task
+        elements = max(1, nbytes // 4)
+        # small integers: sums and averages are exact, so that a wrong byte is seen
+        self.base = torch.arange(elements, dtype=torch.float32).remainder_(251.0)
+        self.x = self.base.clone()
+        name = f"x{nbytes}"
+        act: dict[str, Callable[[], Any]] = {
+            "gradcomm": lambda: gradcomm.push_pull_(self.x, name=name),
+            "gradcomm new": lambda: gradcomm.push_pull(self.x, name=name),
+            "gloo": lambda: (dist.all_reduce(self.x), self.x)[1],
+        }
+        self.act = {system: act[system] for system in task.systems}
+
+    def refill(self) -> None:
+        self.x.copy_(self.base).add_(2.0 * self.task.rank)
+
+    def check(self, system: str, got: Any) -> None:
+        """Raises RuntimeError if the result is not the exact average (gloo: sum)."""
+        n = self.task.nodes
+        want = self.base + (n - 1.0)
+        if system == "gloo":
+            want = want * n
+        wrong = int((got != want).sum())
+        if wrong:
+            raise RuntimeError(f"{system}: {wrong} of {want.numel()} elements are wrong on rank {self.task.rank}")
+
+
+def _measure(
+    dist: Any, torch: Any, task: Task, calls: _Calls, pids: Sequence[int]
+) -> tuple[dict[str, list[float]], dict[str, float]]:
+    """(times of the slowest rank, CPU seconds of one call over all processes), by system."""
+
+    def turn(system: str) -> tuple[float, float, Any]:
+        calls.refill()
+        dist.barrier()
+        cpu = procfs.cpu_seconds(pids)
+        start = time.perf_counter()
+        got = calls.act[system]()
+        taken = time.perf_counter() - start
+        dist.barrier()  # what daemons still do for the other ranks belongs to the call
+        return taken, procfs.cpu_seconds(pids) - cpu, got
+
+    longest = 0.0
+    for _ in range(2):  # declares tensors, opens connections, touches pages
+        for system in calls.act:
+            taken, _, got = turn(system)
+            longest = max(longest, taken)
+            if task.check:
+                calls.check(system, got)
+            del got
+    agreed = torch.tensor([longest])
+    dist.all_reduce(agreed, dist.ReduceOp.MAX)
+    runs = min(200, max(task.runs, int(task.seconds / (float(agreed) * len(calls.act)))))
+
+    times = torch.zeros(len(calls.act), runs, dtype=torch.float64)
+    cpu = torch.zeros(len(calls.act), dtype=torch.float64)
+    for run in range(runs):
+        for i, system in enumerate(calls.act):
+            times[i, run], used, _ = turn(system)
+            cpu[i] += used / runs
+    dist.all_reduce(times, dist.ReduceOp.MAX)
+    dist.all_reduce(cpu)
+    return (
+        {s: times[i].tolist() for i, s in enumerate(calls.act)},
+        {s: float(cpu[i]) for i, s in enumerate(calls.act)},
+    )
+
+
+# ------------------------------------------------------------------------------------------------ parent
+def measure(
+    nodes: int, network: str, sizes: Sequence[int], codec: str, args: argparse.Namespace
+) -> Iterator[list[common.Row]]:
+    """Starts lab, daemons and workers; yields the rows of one size after the other."""
+    with contextlib.ExitStack() as stack:
+        rate = None if network in ("loopback", "unshaped") else network
+        lab: netns.Lab | netns.Loopback = (
+            netns.Loopback(nodes) if network == "loopback" else netns.Lab(nodes, rate, netns.shaping())
+        )
+        stack.enter_context(lab)
+        settings = {"codec.default": codec} | dict(pair.split("=", 1) for pair in args.set)
+        cluster = stack.enter_context(daemons.Daemons(lab.hosts, settings)) if args.gradcomm else None
+        systems = SYSTEMS if cluster is not None else ("gloo",)
+        port, job = daemons.free_ports(1), daemons.job_name("allreduce")
+        workers: list[subprocess.Popen[Any]] = []
+        stack.callback(lambda: processes.end(workers, grace=3.0))
+        for host in lab.hosts:
+            pids = tuple(cluster[host.index].pids()) if cluster is not None else ()
+            task = Task(
+                host.index, nodes, lab.hosts[0].address, port, tuple(sizes), systems, args.runs, args.seconds,
+                codec == "none", pids,
+            )  # fmt: skip
+            env = cluster[host.index].environment(job) if cluster is not None else host.environment()
+            env |= {
+                "RANK": str(host.index),
+                "WORLD_SIZE": str(nodes),
+                "LOCAL_RANK": "0",
+                "LOCAL_WORLD_SIZE": "1",
+                "OMP_NUM_THREADS": "1",
+            }
+            argv = [sys.executable, "-m", "benchmarks.allreduce", "--worker", json.dumps(asdict(task))]
+            workers.append(host.start(argv, env=env, stdout=subprocess.PIPE if host.index == 0 else None))
+        assert workers[0].stdout is not None
+        for line in workers[0].stdout:
+            yield rows_of(json.loads(line), nodes, network, codec, rate)
+        codes = daemons.workers_stopped(workers, 20.0)
+        if any(codes):
+            logs = "\n".join(d.log_tail(10) for d in cluster) if cluster is not None else ""
+            raise RuntimeError(f"workers ended with {codes}\n{logs}")
+
+
+def rows_of(result: dict[str, Any], nodes: int, network: str, codec: str, rate: str | None) -> list[common.Row]:
+    """Rows of one size, each with the ratio to gloo and, on a shaped network, the share of the link."""
+    nbytes = result["bytes"]
+    rows = []
+    for system, times in result["times"].items():
+        row = common.median_row(
+            system.split()[0], times, call=CALL[system], nodes=nodes, bytes=nbytes, network=network,
+            codec="none" if system == "gloo" else codec,
+        )  # fmt: skip
+        row["gbs"] = nbytes / row["median_s"] / 1e9
+        row["cpu_s_per_gb"] = result["cpu"][system] / nbytes * 1e9
+        if rate is not None:
+            must_cross = 2 * (nodes - 1) / nodes * nbytes * 8
+            row["link_share"] = must_cross / row["median_s"] / (netns.bits_per_second(rate) * PAYLOAD_SHARE)
+        rows.append(row)
+    gloo = next((r for r in rows if r["system"] == "gloo"), None)
+    if gloo is not None:
+        for row in rows:
+            row["ratio_gloo"] = gloo["median_s"] / row["median_s"]
+            row["cpu_ratio_gloo"] = row["cpu_s_per_gb"] / gloo["cpu_s_per_gb"] if gloo["cpu_s_per_gb"] else math.nan
+    return rows
+
+
+TABLE = common.Table(
+    {"size": 9, "system": 10, "call": 12, "median": 10, "GB/s": 8, "x gloo": 8, "CPU s/GB": 10, "x gloo ": 9, "link": 7}
+)
+
+
+def show(row: common.Row) -> str:
+    """The row as a line of the table."""
+    return TABLE.line(
+        common.show_size(row["bytes"]),
+        row["system"],
+        row["call"],
+        common.show_seconds(row["median_s"]),
+        f"{row['gbs']:.3f}",
+        f"{row.get('ratio_gloo', math.nan):.2f}",
+        f"{row['cpu_s_per_gb']:.2f}",
+        f"{row.get('cpu_ratio_gloo', math.nan):.2f}",
+        f"{row['link_share']:.1%}" if "link_share" in row else "-",
+    )
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nodes", default="2,4", help="numbers of nodes, each measured in turn (default 2,4)")
+    parser.add_argument("--sizes", help="of the fp32 tensor: FROM..TO in steps of four, or a list (default 4KiB..256MiB)")
+    parser.add_argument("--network", default="loopback", help="loopback, unshaped (namespaces), or a rate such as 1gbit")
+    parser.add_argument("--codec", default="none", help="the daemons' codec.default (default none)")
+    parser.add_argument("--runs", type=int, default=7, help="repetitions, at least (default 7)")
+    parser.add_argument("--seconds", type=float, default=3.0, help="goes on repeating for this long a size (default 3)")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a key of the daemons")
+    parser.add_argument("--no-gradcomm", dest="gradcomm", action="store_false", help="gloo alone, as a baseline")
+    parser.add_argument("--quick", action="store_true", help="two nodes, 4 KiB, 1 MiB and 16 MiB, under a minute")
+    parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    args = parser.parse_args(argv)
+    if args.quick:
+        args.nodes, args.sizes, args.seconds = "2", args.sizes or "4KiB,1MiB,16MiB", 1.0
+    args.sizes = args.sizes or "4KiB..256MiB"
+    if args.runs < 1:
+        parser.error("--runs: expected at least 1")
+    return args
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = parse(argv)
+    if args.worker:
+        fields = json.loads(args.worker)
+        worker(Task(**{k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}))
+        return 0
+    if args.network != "loopback" and netns.shaping() is None:
+        print(f"--network {args.network}: {netns.probe().reason}", file=sys.stderr)
+        return 1
+    sizes = common.read_sizes(args.sizes)
+    rows: list[common.Row] = []
+    print(common.describe(common.machine()))
+    with processes.exits_on_signals():
+        for nodes in (int(n) for n in args.nodes.split(",")):
+            print(f"\n{nodes} nodes, {args.network}, codec {args.codec}\n{TABLE.head()}", flush=True)
+            for part in measure(nodes, args.network, sizes, args.codec, args):
+                rows += part
+                print("\n".join(show(row) for row in part), flush=True)
+    common.write_json(args.json, rows, command=" ".join(["python -m benchmarks.allreduce", *(argv or sys.argv[1:])]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

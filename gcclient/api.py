@@ -1,0 +1,242 @@
+"""The one session of this process and what users call on it.
+
+What may live here: `init`/`shutdown`, the functions of `gcclient.__init__`, each a thin layer over a session.
+What may not: protocol, copies.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from gcclient import broadcast, rendezvous
+from gcclient.calls import Call, Calls
+from gcclient.errors import NotInitialized
+from gcclient.ranks import World, find_label, find_world
+from gcclient.session import Session
+from gcproto.paths import default_socket
+
+_session: Session | None = None
+_calls: Calls | None = None
+
+#: How long init() waits for the other ranks unless ``deadline`` says otherwise, seconds (torch's group timeout).
+JOIN_FOR = 1800.0
+
+
+def init(
+    rank: int | None = None,
+    world_size: int | None = None,
+    local_rank: int | None = None,
+    local_size: int | None = None,
+    *,
+    job: str | None = None,
+    socket: str | None = None,
+    deadline: float | None = None,
+    on_loss: str | None = None,
+) -> None:
+    """Join the job through this node's daemon; returns once all ranks have. Must be called on every rank.
+
+    Ranks come from the arguments, else from an initialised torch.distributed, else from torchrun's, Slurm's or
+    Open MPI's variables, else this is process 0 of 1. ``job`` is the job's name (GC_JOB; two jobs at once on one
+    daemon need different ones), ``socket`` the daemon's socket (GC_NODE_SOCKET), ``deadline`` (GC_JOB_DEADLINE)
+    the longest any rank waits for another, seconds (rank 0's counts; default: the daemon's job.deadline),
+    ``on_loss`` (GC_JOB_ON_LOSS) the job's policy.
+
+    Raises ValueError (ranks that do not fit), :class:`~gcclient.NoDaemon`, :class:`~gcclient.JoinRefused`,
+    :class:`~gcclient.Draining`. A second call before ``shutdown()`` does nothing while the job is healthy; after
+    a failure it leaves the failed job and joins anew.
+    """
+    global _session, _calls
+    if _session is not None:
+        if _session.failure is None and _session.pid == os.getpid():
+            return
+        shutdown()
+    environ = os.environ
+    world = find_world(rank, world_size, local_rank, local_size, environ, _distributed())
+    label = job or find_label(environ)
+    limit = deadline if deadline is not None else float(environ.get("GC_JOB_DEADLINE", "0"))
+    session = Session(label, socket or environ.get("GC_NODE_SOCKET") or default_socket())
+    try:
+        session.connect()
+        peers: tuple[tuple[str, str], ...] = ()
+        store = rendezvous.find_store() if rank is None and world.size > 1 else None
+        if store is not None:
+            identity = session.who()
+            mine = rendezvous.Place(identity.node, identity.address)
+            places = rendezvous.meet(
+                store, rendezvous.prefix(label), world.rank, world.size, mine, limit or JOIN_FOR
+            )
+            peers = rendezvous.peers(places, world.rank)
+            if local_rank is None and local_size is None:
+                world = World(world.rank, world.size, *rendezvous.local_part(places, world.rank), world.source)
+        session.register(world, peers, limit, on_loss or environ.get("GC_JOB_ON_LOSS", ""), limit or JOIN_FOR)
+    except BaseException:
+        session.close(orderly=False)
+        raise
+    _session, _calls = session, Calls(session)
+    atexit.unregister(_at_exit)
+    atexit.register(_at_exit)
+
+
+def _distributed() -> tuple[int, int] | None:
+    dist = torch.distributed
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return None
+
+
+def shutdown() -> None:
+    """Leave the job in good order. Handles not synchronized by then fail. Also called at exit."""
+    global _session, _calls
+    session, _session, _calls = _session, None, None
+    if session is not None and session.pid == os.getpid():
+        session.close(orderly=True)
+
+
+def _at_exit() -> None:
+    global _session, _calls
+    if _session is not None and _session.pid == os.getpid() and getattr(sys, "last_value", None) is not None:
+        # An exception ends this process: the others should hear of it now, not after their deadline.
+        session, _session, _calls = _session, None, None
+        session.close(orderly=False)
+    else:
+        shutdown()
+
+
+def _after_fork() -> None:
+    global _session, _calls
+    if _session is not None:
+        _session.daemon.abandon()
+        _session, _calls = None, None
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def current() -> Session:
+    """This process's session. Raises :class:`~gcclient.NotInitialized`."""
+    if _session is None:
+        raise NotInitialized("gcclient is not initialised in this process", advice="call gcclient.init() first")
+    return _session
+
+
+def _current_calls() -> Calls:
+    current()
+    assert _calls is not None
+    return _calls
+
+
+def is_initialized() -> bool:
+    """Whether ``init()`` was called (and ``shutdown()`` was not)."""
+    return _session is not None
+
+
+def rank() -> int:
+    """This process's global rank."""
+    return current().me.rank
+
+
+def size() -> int:
+    """The number of ranks in the job."""
+    return current().me.size
+
+
+def local_rank() -> int:
+    """This process's place among the ranks that share its daemon."""
+    return current().me.local_rank
+
+
+def local_size() -> int:
+    """The number of ranks that share this process's daemon."""
+    return current().me.local_size
+
+
+# ------------------------------------------------------------------------------------------ push_pull
+def push_pull(tensor: torch.Tensor, name: str | None = None, average: bool = True) -> torch.Tensor:
+    """The average (or sum) of ``tensor`` over all ranks, as a new tensor on the same device.
+
+    Any shape, also non-contiguous or empty; float32, float16, bfloat16, float64, and, with ``average=False``,
+    int8..int64, uint8 and bool, whose sum is exact in their own type (it wraps; for bool it is the logical or).
+    ``name`` makes it the same tensor from call to call: the daemon's codec and its error feedback apply to it.
+    Unnamed tensors are exchanged losslessly. All ranks must make the same calls in the same order. Not
+    differentiable. Raises ValueError and the job's failure (:class:`~gcclient.GradcommError`).
+    """
+    return _current_calls().start(tensor, name, average, in_place=False).finish()
+
+
+def push_pull_(tensor: torch.Tensor, name: str | None = None, average: bool = True) -> torch.Tensor:
+    """:func:`push_pull` into ``tensor`` itself, which is returned."""
+    _current_calls().start(tensor, name, average, in_place=True).finish()
+    return tensor
+
+
+def push_pull_async(tensor: torch.Tensor, name: str | None = None, average: bool = True) -> Call:
+    """:func:`push_pull` that returns a handle at once; :func:`synchronize` gives the new tensor.
+
+    ``tensor`` may be changed as soon as this returns. A second push of the same name fetches the first one's
+    result before it goes.
+    """
+    return _current_calls().start(tensor, name, average, in_place=False)
+
+
+def push_pull_async_(tensor: torch.Tensor, name: str | None = None, average: bool = True) -> Call:
+    """:func:`push_pull_async` whose result replaces the contents of ``tensor`` when it is synchronized."""
+    return _current_calls().start(tensor, name, average, in_place=True)
+
+
+def poll(handle: Call) -> bool:
+    """Whether :func:`synchronize` would return (or raise) without waiting."""
+    if not handle.arrived and _session is not None:
+        _session.daemon.read_now()
+    return handle.arrived
+
+
+def synchronize(handle: Call) -> torch.Tensor:
+    """Wait for the result of an asynchronous call and return it. Raises the job's failure."""
+    return handle.finish()
+
+
+# ------------------------------------------------------------------------------------------ broadcast
+def broadcast_parameters(
+    params: Mapping[str, Any] | Iterable[tuple[str, torch.Tensor]], root_rank: int = 0
+) -> None:
+    """Overwrite the tensors of ``params`` (a state_dict, or named parameters) with rank ``root_rank``'s, bit by bit.
+
+    Raises :class:`~gcclient.TensorMismatch` on every rank when names, shapes or dtypes differ.
+    """
+    items = params.items() if isinstance(params, Mapping) else params
+    tensors = [(str(n), t) for n, t in items if isinstance(t, torch.Tensor)]
+    broadcast.tensors(_current_calls(), tensors, root_rank)
+
+
+def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int = 0) -> None:
+    """Make ``optimizer``'s state and options (learning rates, momentum buffers, ...) those of rank ``root_rank``.
+
+    State that only the root has is created here. Tensors travel bit by bit, everything else as JSON: numbers,
+    strings, booleans, None and lists of them; anything else raises TypeError on the root.
+    """
+    broadcast.optimizer_state(_current_calls(), optimizer, root_rank)
+
+
+def stats() -> dict[str, Any]:
+    """Counters of this worker since ``init()``: calls, steps, bytes (uncompressed), seconds waited, reconnects."""
+    session = current()
+    c = session.counters
+    return {
+        "job": session.label,
+        "rank": session.me.rank,
+        "size": session.me.size,
+        "node": session.job.node,
+        "calls": c.calls,
+        "steps": c.steps,
+        "bytes_pushed": c.bytes_pushed,
+        "bytes_pulled": c.bytes_pulled,
+        "nonfinite_steps": c.nonfinite_steps,
+        "wait_seconds": c.wait_seconds,
+        "reconnects": session.daemon.reconnects,
+    }

@@ -1,0 +1,227 @@
+"""One tensor, one call: declared names, pushes, and handles to results.
+
+What may live here: push_pull of a single tensor from call to result. What may not: the module-level API
+(`__init__.py`), many tensors at once (`broadcast.py`, `ddp.py`).
+
+Two domains serve calls. Named tensors go through CALLS, where the daemon's codec applies to them. Tensors
+without a name go through EXACT, which is always lossless: error feedback belongs to a tensor, and nothing says
+that the next unnamed call brings the same one.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from typing import Final
+
+import torch
+
+from gcclient import device
+from gcclient.arena import BlockPlace
+from gcclient.domain import Domain, Step
+from gcclient.errors import GradcommError, StepTimeout
+from gcclient.session import GRACE, SAY_EVERY, Session, log
+from gcproto.dtypes import DType
+from gcproto.manifest import TensorSpec
+from gcproto.wire import Flag
+
+CALLS: Final = 0
+EXACT: Final = 1
+
+
+def calls_domain(session: Session) -> Domain:
+    """Named calls; one step each."""
+    return session.domain("calls", CALLS, tuple(range(session.me.size)), scoped=False, codec="")
+
+
+def exact_domain(session: Session) -> Domain:
+    """Unnamed calls and broadcasts: lossless whatever the plan says."""
+    return session.domain("exact", EXACT, tuple(range(session.me.size)), scoped=False, codec="none")
+
+
+class Tensor:
+    """A declared tensor: its blocks, and the call that is under way with it."""
+
+    __slots__ = ("spec", "index", "places", "call")
+
+    def __init__(self, spec: TensorSpec, index: int, places: list[BlockPlace]) -> None:
+        self.spec = spec
+        self.index = index
+        self.places = places
+        self.call: Call | None = None
+
+
+class Call:
+    """Handle of one push_pull. ``result`` is valid after :meth:`finish`.
+
+    Results are copied out by whoever waits, block by block as they arrive.
+    """
+
+    __slots__ = ("session", "tensor", "step", "result", "_flat", "_memory", "_ready", "_left", "_lock", "_error", "over")
+
+    def __init__(self, session: Session, tensor: Tensor, flat: torch.Tensor, result: torch.Tensor) -> None:
+        self.session = session
+        self.tensor = tensor
+        self.step = 0
+        self.result = result
+        self._flat = flat
+        self._memory = device.memory_of(flat)
+        self._ready: deque[BlockPlace] = deque()
+        self._left = len(tensor.places)
+        self._lock = threading.RLock()
+        self._error: GradcommError | None = None
+        self.over = False
+
+    def deliver(self, places: list[BlockPlace]) -> None:
+        self._ready.extend(places)
+
+    def fail(self, error: GradcommError) -> None:
+        self._error = error
+
+    @property
+    def arrived(self) -> bool:
+        """Whether :meth:`finish` would not wait."""
+        return self.over or self._error is not None or len(self._ready) == self._left
+
+    def _something(self) -> bool:
+        return bool(self._ready) or self._error is not None
+
+    def finish(self) -> torch.Tensor:
+        """Wait for the result and copy it out. Raises the job's failure."""
+        with self._lock:
+            if self.over:
+                return self.result
+            session, began = self.session, time.monotonic()
+            while self._left:
+                if not self._ready:
+                    self._wait(began)
+                while self._ready:
+                    place = self._ready.popleft()
+                    at = place.block.start * place.block.dtype.itemsize
+                    self._memory.store(at, at + place.block.nbytes, place.output)
+                    place.op = None
+                    self._left -= 1
+            self._memory.settle()
+            if self._flat.dtype is torch.bool:
+                # Summed as bytes; torch expects a bool to be 0 or 1.
+                self._flat.view(torch.uint8).ne_(0)
+            if self._flat.data_ptr() != self.result.data_ptr():
+                self.result.copy_(self._flat.view(self.result.shape))
+            self.over = True
+            session.pending.discard(self)
+            session.counters.wait_seconds += time.monotonic() - began
+            session.counters.bytes_pulled += self._flat.nbytes
+            if self.tensor.call is self:
+                self.tensor.call = None
+            return self.result
+
+    def _wait(self, began: float) -> None:
+        session = self.session
+        while not session.daemon.wait(self._something, SAY_EVERY):
+            session.check()
+            elapsed = time.monotonic() - began
+            if elapsed > session.job.deadline + GRACE:
+                raise StepTimeout(
+                    f"no result for {self.tensor.spec.describe()}",
+                    job=session.label,
+                    step=self.step,
+                    phase="exchange",
+                    elapsed=elapsed,
+                    advice="look at the daemon's log on this node",
+                )
+            if elapsed > 2 * SAY_EVERY:
+                log.warning("push_pull of %s: no result since %.0f s", self.tensor.spec.describe(), elapsed)
+        if self._error is not None and not self._ready:
+            raise self._error.again()
+
+
+class Calls:
+    """Names, unnamed places and pushes of one session."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self._named: dict[tuple[bool, str], Tensor] = {}
+        self._unnamed: dict[tuple[tuple[int, ...], DType], list[Tensor]] = {}
+        self._unnamed_count = 0
+        self._lock = threading.RLock()
+
+    def start(
+        self, tensor: torch.Tensor, name: str | None, average: bool, in_place: bool, exact: bool = False
+    ) -> Call:
+        """Push ``tensor``; returns its handle. ``exact``: losslessly, although it has a name.
+
+        Raises ValueError for what cannot be exchanged or averaged.
+        """
+        session = self.session
+        session.check()
+        if tensor.layout is not torch.strided:
+            raise ValueError(f"a tensor of layout {tensor.layout} cannot be pushed; use tensor.to_dense()")
+        dtype = device.dtype_of(tensor, name or "(unnamed)")
+        if average and not dtype.is_float:
+            raise ValueError(
+                f"tensor {name or '(unnamed)'} has dtype {dtype.label}, whose average is not exact: pass average=False "
+                "for the sum (then divide), or convert the tensor to a floating type"
+            )
+        source = tensor.detach()
+        flat = source.reshape(-1) if source.is_contiguous() else source.contiguous().view(-1)
+        with self._lock:
+            domain = exact_domain(session) if exact or name is None else calls_domain(session)
+            known = self._find(domain, name, tuple(tensor.shape), dtype)
+            if known.call is not None:
+                # Its output slot is about to be reused: fetch the earlier result first.
+                known.call.finish()
+            if in_place:
+                result, target = source, flat
+            else:
+                target = torch.empty_like(flat)
+                result = target.view(tensor.shape)
+            call = Call(session, known, target, result)
+            known.call = call
+            session.pending.add(call)
+            self._push(domain, call, flat, Flag.AVERAGE if average else Flag.NONE)
+        if session.failure is not None:
+            call.fail(session.failure.again())
+        return call
+
+    def _push(self, domain: Domain, call: Call, flat: torch.Tensor, flags: Flag) -> None:
+        memory = device.memory_of(flat)
+        with domain.pushing:
+            step = Step(domain, int(flags), 1.0, memory.settle)
+            call.step = step.number
+            for place in call.tensor.places:
+                at = place.block.start * place.block.dtype.itemsize
+                place.op = call
+                memory.load(at, at + place.block.nbytes, place.input)
+                step.add(place)
+            step.close()
+        self.session.counters.calls += 1
+        self.session.counters.bytes_pushed += flat.nbytes
+
+    # ------------------------------------------------------------------------------------------ names
+    def _find(self, domain: Domain, name: str | None, shape: tuple[int, ...], dtype: DType) -> Tensor:
+        if name is None:
+            return self._find_unnamed(domain, shape, dtype)
+        key = (domain.id == EXACT, name)
+        known = self._named.get(key)
+        spec = TensorSpec(name, shape, int(dtype))
+        if known is None:
+            known = self._named[key] = self._declare(domain, spec)
+        elif known.spec != spec:
+            self.session.contradict(domain, known.index, spec)
+        return known
+
+    def _find_unnamed(self, domain: Domain, shape: tuple[int, ...], dtype: DType) -> Tensor:
+        """A place that no call uses; else a new one, ``push_pull.noname.N`` with N in program order."""
+        places = self._unnamed.setdefault((shape, dtype), [])
+        for known in places:
+            if known.call is None:
+                return known
+        spec = TensorSpec(f"push_pull.noname.{self._unnamed_count}", shape, int(dtype))
+        self._unnamed_count += 1
+        places.append(self._declare(domain, spec))
+        return places[-1]
+
+    def _declare(self, domain: Domain, spec: TensorSpec) -> Tensor:
+        index = len(domain.sections)
+        return Tensor(spec, index, self.session.declare(domain, (spec,)))

@@ -1,0 +1,340 @@
+"""DistributedDataParallel through the daemon: a state made from the model, and a communication hook.
+
+What may live here: where each parameter lives in the domain, what a bucket brings to a step, futures. What may
+not: any other way of training.
+
+DDP rebuilds its buckets after the first step, so nothing here depends on them: a bucket is a list of
+parameters, each with an address. A block is pushed when the last of its bytes has come, with whichever bucket
+brings them; a bucket's future completes when all blocks its parameters touch are back.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import xxhash
+
+from gcclient import device
+from gcclient.api import current
+from gcclient.arena import BlockPlace
+from gcclient.device import Bytes, Memory
+from gcclient.domain import Domain, Step
+from gcclient.errors import GradcommError
+from gcclient.session import Session
+from gcproto.dtypes import DType
+from gcproto.manifest import TensorSpec
+from gcproto.wire import Flag
+
+#: Domain numbers below this are not states'.
+_FIRST_STATE = 16
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Piece:
+    """Bytes ``lo:hi`` of a parameter (or of a bucket) and the block memory they correspond to."""
+
+    place: BlockPlace
+    input: Bytes
+    output: Bytes
+    lo: int
+    hi: int
+
+    def shifted(self, by: int) -> Piece:
+        return Piece(self.place, self.input, self.output, self.lo + by, self.hi + by)
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One parameter of the model and where its gradient lives."""
+
+    name: str
+    tensor: torch.Tensor
+    dtype: DType
+    pieces: tuple[Piece, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """What one bucket moves: pieces in bucket order, and the same by block."""
+
+    pieces: tuple[Piece, ...]
+    by_block: dict[BlockPlace, tuple[Piece, ...]]
+
+
+class Bucket:
+    """A bucket under way. Its future completes when every block it touches is copied back."""
+
+    def __init__(self, state: State, plan: Plan, buffer: torch.Tensor) -> None:
+        self.state = state
+        self.plan = plan
+        self.buffer = buffer
+        self.memory: Memory = device.memory_of(buffer)
+        self.future = device.future_for(buffer)
+        self._left = len(plan.by_block)
+        self._lock = threading.Lock()
+        self._over = False
+
+    def back(self, place: BlockPlace) -> None:
+        """Copy out this bucket's part of a block; with the last one, complete the future."""
+        for piece in self.plan.by_block[place]:
+            self.memory.store(piece.lo, piece.hi, piece.output)
+        self._left -= 1
+        if not self._left:
+            self.complete()
+
+    def complete(self) -> None:
+        self.state.session.pending.discard(self)
+        self.state.session.counters.bytes_pulled += self.buffer.nbytes
+        if self._first():
+            device.complete(self.future, self.buffer, self.memory)
+
+    def fail(self, error: BaseException) -> None:
+        if self._first():
+            self.future.set_exception(error)  # type: ignore[arg-type]
+
+    def _first(self) -> bool:
+        with self._lock:
+            first, self._over = not self._over, True
+            return first
+
+
+class Scope:
+    """One backward pass: the open step and the buckets that wait for its blocks."""
+
+    def __init__(self, state: State, scale: float) -> None:
+        self.state = state
+        self.step = Step(state.domain, int(Flag.AVERAGE), scale, lambda: None)
+        self.buckets: dict[BlockPlace, list[Bucket]] = {}
+        self.nonfinite = False
+
+    def add(self, bucket: Bucket) -> None:
+        """Copy in what a bucket brings and push the blocks that are complete with it."""
+        step = self.step
+        step.settle = bucket.memory.settle
+        for place in bucket.plan.by_block:
+            waiting = self.buckets.get(place)
+            if waiting is None:
+                self.buckets[place] = [bucket]
+                place.op, place.filled = self, 0
+            else:
+                waiting.append(bucket)
+        for piece in bucket.plan.pieces:
+            bucket.memory.load(piece.lo, piece.hi, piece.input)
+            place = piece.place
+            place.filled += piece.hi - piece.lo
+            if place.filled == place.block.nbytes:
+                step.add(place)
+        bucket.memory.settle()
+        step.flush()
+
+    def close(self) -> None:
+        """The backward pass is over. Blocks some of whose parameters DDP never reduces go as they are."""
+        for place in self.buckets:
+            if place.filled < place.block.nbytes:
+                self.step.add(place)
+        self.step.close()
+
+    def deliver(self, places: list[BlockPlace]) -> None:
+        """Results arrived; called by the reading thread."""
+        for place in places:
+            if place.nonfinite and not self.nonfinite:
+                self.nonfinite = True
+                self.state.session.counters.nonfinite_steps += 1
+            for bucket in self.buckets[place]:
+                try:
+                    bucket.back(place)
+                except Exception as error:
+                    bucket.fail(error)
+
+
+class State:
+    """What :func:`ddp_hook` needs of a model. Made by :func:`state`; give it to ``register_comm_hook``."""
+
+    def __init__(
+        self, session: Session, domain: Domain, group: dist.ProcessGroup | None, scaler: Any, ranks: int
+    ) -> None:
+        self.session = session
+        self.domain = domain
+        self.group = group
+        self.scaler = scaler
+        self.ranks = ranks
+        self.parameters: dict[int, Parameter] = {}
+        self._plans: dict[tuple[int, ...], Plan] = {}
+        self._scope: Scope | None = None
+        self._last_index = -1
+        self._warned_sparse = False
+
+    def place(self, tensors: list[tuple[TensorSpec, torch.Tensor]], places: list[BlockPlace]) -> None:
+        """Note where the parameters of one section live."""
+        at = which = 0
+        for spec, tensor in tensors:
+            dtype = DType(spec.dtype)
+            size, pieces, lo = spec.elements * dtype.itemsize, [], 0
+            while lo < size:
+                place = places[which]
+                inside = at + lo - place.block.start * dtype.itemsize
+                n = min(size - lo, place.block.nbytes - inside)
+                if n == 0:
+                    which += 1
+                    continue
+                part = slice(inside, inside + n)
+                pieces.append(Piece(place, place.input[part], place.output[part], lo, lo + n))
+                lo += n
+            at += size
+            self.parameters[id(tensor)] = Parameter(spec.name, tensor, dtype, tuple(pieces))
+
+    # ------------------------------------------------------------------------------------- backward
+    def on_bucket(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """What the hook does; may raise."""
+        self.session.check()
+        index, last = bucket.index(), bucket.is_last()
+        if index <= self._last_index:
+            self._broken()
+        self._last_index = -1 if last else index
+        buffer = bucket.buffer()
+        if buffer.layout is not torch.strided:
+            future = self._sparse(buffer)
+        else:
+            work = Bucket(self, self._plan(bucket, buffer), buffer)
+            self.session.pending.add(work)
+            if self._scope is None:
+                self._scope = Scope(self, float(self.scaler.get_scale()) if self.scaler is not None else 1.0)
+            self._scope.add(work)
+            self.session.counters.bytes_pushed += buffer.nbytes
+            future = work.future
+            if not work.plan.by_block:
+                work.complete()
+            if self.session.failure is not None:
+                work.fail(self.session.failure.again())
+        if last and self._scope is not None:
+            scope, self._scope = self._scope, None
+            scope.close()
+            self.session.counters.steps += 1
+        return future
+
+    def _broken(self) -> None:
+        """A backward pass began although the one before did not reach its last bucket."""
+        error = GradcommError(
+            "the backward pass before this one ended before its last bucket (an exception in it, most likely)",
+            job=self.session.label,
+            domain=self.domain.id,
+            step=self.domain.step,
+            phase="push",
+            advice="let the exception end the training process, and start again from the last checkpoint",
+        )
+        self.session.fail(error)
+        raise error.again()
+
+    def _plan(self, bucket: dist.GradBucket, buffer: torch.Tensor) -> Plan:
+        parameters = bucket.parameters()
+        key = tuple(map(id, parameters))
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._plans[key] = self._make_plan(parameters, buffer)
+        return plan
+
+    def _make_plan(self, parameters: list[torch.Tensor], buffer: torch.Tensor) -> Plan:
+        pieces: list[Piece] = []
+        at = 0
+        for tensor in parameters:
+            known = self.parameters.get(id(tensor))
+            if known is None:
+                raise ValueError(
+                    f"a parameter of shape {list(tensor.shape)} is not among those given to gcclient.state(): make the "
+                    "state from the same model, after requires_grad was set"
+                )
+            if device.DTYPES.get(buffer.dtype) is not known.dtype:
+                raise ValueError(
+                    f"the gradient of {known.name!r} is {buffer.dtype}, the parameter {known.dtype.label}: "
+                    "gradients are exchanged in their parameter's dtype"
+                )
+            pieces.extend(piece.shifted(at) for piece in known.pieces)
+            at += tensor.numel() * buffer.element_size()
+        if at != buffer.nbytes:
+            raise ValueError(f"a bucket of {buffer.nbytes} bytes holds parameters of {at} bytes")
+        by_block: dict[BlockPlace, tuple[Piece, ...]] = {}
+        for piece in pieces:
+            by_block[piece.place] = (*by_block.get(piece.place, ()), piece)
+        return Plan(tuple(pieces), by_block)
+
+    def _sparse(self, buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+        """Sparse gradients go through torch's own reduction."""
+        if not self._warned_sparse:
+            self._warned_sparse = True
+            warnings.warn("sparse gradients are averaged by torch's own all-reduce, uncompressed", stacklevel=2)
+        work = dist.all_reduce(buffer, group=self.group, async_op=True)
+        assert work is not None
+        count = self.ranks
+        return work.get_future().then(lambda f: f.value()[0] / count)
+
+
+def ddp_hook(state: State, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Average a bucket through the daemon: ``model.register_comm_hook(gcclient.state(model), gcclient.ddp_hook)``.
+
+    Never raises: a failure comes out of ``backward()`` as a RuntimeError with the failure's text, and the next
+    gcclient call raises the typed error.
+    """
+    try:
+        future = state.on_bucket(bucket)
+    except BaseException as error:
+        future = torch.futures.Future()
+        future.set_exception(error)  # type: ignore[arg-type]
+    # Without this, DDP tries to cast the exception to a tensor.
+    value: Callable[[torch.futures.Future[torch.Tensor]], torch.Tensor] = lambda f: f.value()  # noqa: E731
+    return future.then(value)
+
+
+# DDP compares these with the types themselves; deferred annotations are strings.
+ddp_hook.__annotations__.update({"bucket": dist.GradBucket, "return": torch.futures.Future[torch.Tensor]})
+
+
+def state(
+    model: torch.nn.Module,
+    group: dist.ProcessGroup | None = None,
+    compression: str | None = None,
+    scaler: Any = None,
+) -> State:
+    """Declare a model's gradients; returns the state for :func:`ddp_hook`. Call it on every rank of the group.
+
+    ``group``: the process group the gradients are averaged over (default: the DDP model's own, else all ranks).
+    ``compression``: a codec spec such as ``"topk(ratio=0.01)"`` (default: the daemon's ``codec.default``).
+    ``scaler``: the GradScaler in use, if any: residuals are then kept unscaled while its scale changes.
+    Raises ValueError for a model without gradients or with an unknown dtype, :class:`~gcclient.TensorMismatch`
+    on every rank when models differ, :class:`~gcclient.CodecError` for a codec that cannot be used.
+    """
+    session = current()
+    if group is None:
+        group = getattr(model, "process_group", None)
+    if group is not None and not (dist.is_available() and dist.is_initialized()):
+        group = None
+    ranks = tuple(sorted(dist.get_process_group_ranks(group))) if group is not None else tuple(range(session.me.size))
+    named = [(n.removeprefix("module."), p) for n, p in model.named_parameters() if p.requires_grad]
+    if not named:
+        raise ValueError("the model has no parameter that requires a gradient")
+    number, label = _number(session, ranks)
+    domain = session.domain(label, number, ranks, scoped=True, codec=compression or "")
+    made = State(session, domain, group, scaler, len(ranks))
+    # Backward order: what is ready first comes first in the address space.
+    sections: dict[DType, list[tuple[TensorSpec, torch.Tensor]]] = {}
+    for name, parameter in reversed(named):
+        dtype = device.dtype_of(parameter, name)
+        sections.setdefault(dtype, []).append((TensorSpec(name, tuple(parameter.shape), int(dtype)), parameter))
+    for tensors in sections.values():
+        made.place(tensors, session.declare(domain, tuple(spec for spec, _ in tensors)))
+    return made
+
+
+def _number(session: Session, ranks: tuple[int, ...]) -> tuple[int, str]:
+    """(domain number, label) of the next state over ``ranks``: alike on all of them, and unlike any other's."""
+    count = session.states.get(ranks, 0)
+    session.states[ranks] = count + 1
+    whole = len(ranks) == session.me.size
+    label = f"ddp.{count}" if whole else f"ddp.{count} of ranks {','.join(map(str, ranks))}"
+    number = xxhash.xxh3_64_intdigest(f"{count}/{ranks}".encode()) & 0x7FFFFFFF
+    return max(number, _FIRST_STATE), label

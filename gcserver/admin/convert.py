@@ -1,0 +1,146 @@
+"""Between the values of `source.py`, the messages of `proto/admin.proto` and plain JSON.
+
+What may live here: field by field translation. What may not: gRPC calls, tables, anything that asks a daemon.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+
+from gcproto import admin_pb2 as pb
+from gcserver.admin import source
+
+
+def status(s: source.NodeStatus) -> pb.GetStatusResponse:
+    return pb.GetStatusResponse(
+        version=s.version,
+        protocol_version=s.protocol_version,
+        node=s.node,
+        incarnation=s.incarnation,
+        uptime_seconds=s.uptime,
+        listen=s.listen,
+        advertise=s.advertise,
+        state=_name("NODE_STATE", s.state),
+        reason=s.reason,
+        lanes=[
+            pb.LaneStatus(
+                index=lane.index,
+                pid=lane.pid,
+                incarnation=lane.incarnation,
+                cores=lane.cores,
+                state=lane.state,
+                restarts=lane.restarts,
+                bytes_in=lane.bytes_in,
+                bytes_out=lane.bytes_out,
+                rounds=lane.rounds,
+            )
+            for lane in s.lanes
+        ],
+        arena_bytes=s.arena_bytes,
+        errors=s.errors,
+    )
+
+
+def peer(p: source.PeerStatus) -> pb.Peer:
+    return pb.Peer(
+        name=p.name,
+        address=p.address,
+        state=_name("PEER_STATE", p.state),
+        reason=p.reason,
+        incarnation=p.incarnation,
+        last_heard_seconds=p.last_heard,
+        rtt_seconds=p.rtt,
+        bytes_in=p.bytes_in,
+        bytes_out=p.bytes_out,
+        frames_resent=p.frames_resent,
+        frames_corrupt=p.frames_corrupt,
+    )
+
+
+def job(j: source.JobStatus) -> pb.Job:
+    return pb.Job(
+        label=j.label,
+        id=j.id,
+        state=_name("JOB_STATE", j.state),
+        reason=j.reason,
+        epoch=j.epoch,
+        world_size=j.world_size,
+        members=[pb.Member(node=m.node, ranks=m.ranks) for m in j.members],
+        step=j.step,
+        plan_version=j.plan_version,
+        on_loss=j.on_loss,
+        deadline_seconds=j.deadline,
+        domains=[_domain(d) for d in j.domains],
+    )
+
+
+def _domain(d: source.DomainStatus) -> pb.Domain:
+    return pb.Domain(
+        id=d.id,
+        label=d.label,
+        steps_settled=d.steps_settled,
+        steps_void=d.steps_void,
+        tensors=d.tensors,
+        elements=d.elements,
+        codec=d.codec,
+        waiting_for=[
+            pb.WaitingFor(node=w.node, since_seconds=w.since, step=w.step, reason=w.reason) for w in d.waiting_for
+        ],
+    )
+
+
+def tensor(t: source.TensorStatus) -> pb.Tensor:
+    return pb.Tensor(
+        name=t.name,
+        domain=t.domain,
+        dtype=t.dtype,
+        shape=t.shape,
+        address=t.address,
+        codec=t.codec,
+        bytes_raw=t.bytes_raw,
+        bytes_wire=t.bytes_wire,
+        residual_norm=t.residual_norm,
+    )
+
+
+def _name(prefix: str, value: enum.StrEnum) -> str:
+    return f"{prefix}_{value.name}"
+
+
+def enum_word(field: FieldDescriptor, number: int) -> str:
+    """``NODE_STATE_SERVING`` as "serving"; the number itself for a value of a newer daemon."""
+    known = field.enum_type.values_by_number.get(number)
+    if known is None:
+        return str(number)
+    zero: str = field.enum_type.values_by_number[0].name
+    word: str = known.name
+    return word.removeprefix(zero.removesuffix("UNSPECIFIED")).lower()
+
+
+def plain(message: Message) -> dict[str, Any]:
+    """A message as JSON would hold it: every field, numbers as numbers, enums as words, null for what is absent.
+
+    Protobuf's own JSON writes 64-bit numbers as strings, which no script wants to compare.
+    """
+    return {field.name: _plain_field(message, field) for field in message.DESCRIPTOR.fields}
+
+
+def _plain_field(message: Message, field: FieldDescriptor) -> Any:
+    value = getattr(message, field.name)
+    if field.message_type is not None and field.message_type.GetOptions().map_entry:
+        return dict(value)
+    if field.is_repeated:
+        return [_plain_value(field, item) for item in value]
+    if field.has_presence and not message.HasField(field.name):
+        return None
+    return _plain_value(field, value)
+
+
+def _plain_value(field: FieldDescriptor, value: Any) -> Any:
+    if field.message_type is not None:
+        return plain(value)
+    return enum_word(field, value) if field.enum_type is not None else value

@@ -1,0 +1,226 @@
+"""The gRPC service on `node.admin`: what the daemon says and does for an operator.
+
+What may live here: the server, its methods, health, reflection and how refusals become gRPC statuses. What may not: the
+answers (a `Source` gives them), field by field translation (`convert.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import socket
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+# gRPC's own lines on stderr ("E0000 ... add_port") say nothing that the errors below do not say better.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+import grpc
+from google.protobuf import any_pb2
+from google.rpc import code_pb2, error_details_pb2, status_pb2
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+from grpc_status import rpc_status
+
+from gcproto import admin_pb2 as pb
+from gcproto import admin_pb2_grpc as pb_grpc
+from gcserver.admin import convert
+from gcserver.admin.source import AdminError, ErrorKind, NodeState, Source
+
+SERVICE: Final[str] = pb.DESCRIPTOR.services_by_name["AdminService"].full_name
+_CODES: Final = {
+    ErrorKind.INVALID: code_pb2.INVALID_ARGUMENT,
+    ErrorKind.NOT_FOUND: code_pb2.NOT_FOUND,
+    ErrorKind.PRECONDITION: code_pb2.FAILED_PRECONDITION,
+    ErrorKind.UNAVAILABLE: code_pb2.UNAVAILABLE,
+    ErrorKind.DEADLINE: code_pb2.DEADLINE_EXCEEDED,
+    ErrorKind.INTERNAL: code_pb2.INTERNAL,
+}
+#: A request is a few names; an answer lists every tensor of a job and may be longer than gRPC's 4 MiB.
+_MAX_REQUEST: Final = 64 << 10
+#: How long requests under way may take when the server stops, seconds.
+_GRACE: Final = 1.0
+log = logging.getLogger("gcserver.admin")
+T = TypeVar("T")
+
+
+class Admin(pb_grpc.AdminServiceServicer):
+    """The methods of `AdminService` over a source."""
+
+    def __init__(self, source: Source, changed: Callable[[], Awaitable[None]]) -> None:
+        self._source = source
+        self._changed = changed
+
+    async def GetStatus(self, request: pb.GetStatusRequest, context: Any) -> pb.GetStatusResponse:
+        return await _answer(context, lambda: convert.status(self._source.node()))
+
+    async def ListPeers(self, request: pb.ListPeersRequest, context: Any) -> pb.ListPeersResponse:
+        return await _answer(
+            context, lambda: pb.ListPeersResponse(peers=[convert.peer(p) for p in self._source.peers()])
+        )
+
+    async def ListJobs(self, request: pb.ListJobsRequest, context: Any) -> pb.ListJobsResponse:
+        return await _answer(context, lambda: pb.ListJobsResponse(jobs=[convert.job(j) for j in self._source.jobs()]))
+
+    async def ListTensors(self, request: pb.ListTensorsRequest, context: Any) -> pb.ListTensorsResponse:
+        async def work() -> pb.ListTensorsResponse:
+            found = await self._source.tensors(request.job, request.domain, request.pattern)
+            return pb.ListTensorsResponse(tensors=[convert.tensor(t) for t in found])
+
+        return await _answer_later(context, work())
+
+    async def SetCodec(self, request: pb.SetCodecRequest, context: Any) -> pb.SetCodecResponse:
+        async def work() -> pb.SetCodecResponse:
+            if not request.codec.strip():
+                text = 'codec: expected a spec such as "none" or "topk(ratio=0.01)", got an empty one'
+                raise AdminError(ErrorKind.INVALID, text, "codec")
+            result = await self._source.set_codec(request.job, request.pattern or "*", request.codec.strip())
+            return pb.SetCodecResponse(
+                plan_version=result.plan_version, effective_step=result.effective_step, message=result.message
+            )
+
+        return await _answer_later(context, work())
+
+    async def Drain(self, request: pb.DrainRequest, context: Any) -> pb.DrainResponse:
+        async def work() -> pb.DrainResponse:
+            timeout = request.timeout_seconds
+            if not math.isfinite(timeout) or timeout < 0:
+                text = f"timeout_seconds: expected 0 or more seconds, got {timeout}"
+                raise AdminError(ErrorKind.INVALID, text, "timeout_seconds")
+            result = await self._source.drain(timeout, request.reason)
+            await self._changed()
+            return pb.DrainResponse(message=result.message, jobs_running=result.jobs_running)
+
+        return await _answer_later(context, work())
+
+
+async def _answer(context: Any, work: Callable[[], T]) -> T:
+    async def later() -> T:
+        return work()
+
+    return await _answer_later(context, later())
+
+
+async def _answer_later(context: Any, work: Awaitable[T]) -> T:
+    """The answer, or its refusal as a status with details (google.rpc.ErrorInfo, BadRequest)."""
+    try:
+        return await work
+    except AdminError as error:
+        refused = error
+    except Exception as error:  # a defect: the operator gets a status, the daemon's log the traceback
+        log.exception("an admin request failed")
+        refused = AdminError(ErrorKind.INTERNAL, f"{type(error).__name__}: {error}; the daemon's log has the traceback")
+    status = rpc_status.to_status(rich_status(refused))
+    await context.abort(status.code, status.details, status.trailing_metadata)
+    raise AssertionError("abort returned")
+
+
+def rich_status(error: AdminError) -> status_pb2.Status:
+    """An AdminError as google.rpc.Status."""
+    info = error_details_pb2.ErrorInfo(reason=error.kind.name, domain=SERVICE)
+    if error.field:
+        info.metadata["field"] = error.field
+    details: list[Any] = [info]
+    if error.kind is ErrorKind.INVALID and error.field:
+        violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=error.message)
+        details.append(error_details_pb2.BadRequest(field_violations=[violation]))
+    packed = []
+    for detail in details:
+        packed.append(any_pb2.Any())
+        packed[-1].Pack(detail)
+    return status_pb2.Status(code=_CODES[error.kind], message=error.message, details=packed)
+
+
+class Health(health.aio.HealthServicer):
+    """grpc.health.v1 that looks at the source whenever it is asked."""
+
+    def __init__(self, source: Source) -> None:
+        super().__init__()
+        self._source = source
+
+    async def refresh(self) -> None:
+        """Tell watchers. A degraded daemon serves; one that drains takes no new jobs."""
+        serving = self._source.node().state in (NodeState.SERVING, NodeState.DEGRADED)
+        kinds = health_pb2.HealthCheckResponse.ServingStatus
+        for name in ("", SERVICE):
+            await self.set(name, kinds.SERVING if serving else kinds.NOT_SERVING)
+
+    async def Check(self, request: Any, context: Any) -> Any:
+        await self.refresh()
+        return await super().Check(request, context)
+
+
+class AdminServer:
+    """A running server. ``address`` is what was bound, with the port the system chose if it was 0."""
+
+    def __init__(self, server: Any, health_service: Health, address: str) -> None:
+        self._server = server
+        self._health = health_service
+        self.address = address
+
+    async def stop(self) -> None:
+        """Let requests under way end, then close."""
+        await self._health.enter_graceful_shutdown()
+        await self._server.stop(_GRACE)
+        if self.address.startswith("unix:"):
+            Path(self.address.removeprefix("unix:")).unlink(missing_ok=True)
+
+
+async def serve(source: Source, address: str) -> AdminServer:
+    """Serve `source` on ``host:port`` or ``unix:/path`` in the running loop. Raises OSError, whose text is all."""
+    server = grpc.aio.server(
+        options=[
+            # without this a second daemon would share the port and take half of the requests
+            ("grpc.so_reuseport", 0),
+            ("grpc.max_receive_message_length", _MAX_REQUEST),
+            ("grpc.max_send_message_length", -1),
+        ]
+    )
+    health_service = Health(source)
+    await health_service.refresh()
+    pb_grpc.add_AdminServiceServicer_to_server(Admin(source, health_service.refresh), server)
+    health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
+    reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+    path = Path(address.removeprefix("unix:")) if address.startswith("unix:") else None
+    if path is not None:
+        _clear(path)
+    try:
+        port = server.add_insecure_port(address)
+    except RuntimeError as error:
+        raise _why(address, error) from None
+    await server.start()
+    if path is not None:
+        path.chmod(0o600)
+        return AdminServer(server, health_service, address)
+    return AdminServer(server, health_service, f"{address.rpartition(':')[0]}:{port}")
+
+
+def _clear(path: Path) -> None:
+    """Make way for a Unix socket: remove one that nobody serves. gRPC would take even a served one away."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(os.fspath(path))
+        except FileNotFoundError:
+            return
+        except ConnectionRefusedError:
+            path.unlink(missing_ok=True)
+            return
+    raise OSError(f"node.admin: unix:{path} is served by another process; stop it or set another node.admin")
+
+
+def _why(address: str, error: RuntimeError) -> OSError:
+    """gRPC says only that it could not bind; bind once more to hear the reason."""
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_server(
+            (host.strip("[]"), int(port)), family=socket.AF_INET6 if "[" in host else socket.AF_INET
+        ):
+            return OSError(f"node.admin: {address} cannot be bound: {error}")
+    except OSError as reason:
+        hint = f"`ss -ltnp 'sport = :{port}'` shows who uses it; stop that or set another node.admin"
+        return OSError(f"node.admin: {address} cannot be bound: {reason.strerror}; {hint}")
+    except (ValueError, OverflowError):
+        return OSError(f"node.admin: expected host:port or unix:/path, got {address!r}")

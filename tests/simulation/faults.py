@@ -1,0 +1,228 @@
+"""Which faults strike a seeded world, and when.
+
+What may live here: drawing faults from the seed and doing them to the world. What may not: how a process dies or
+a frame is lost (`world.py`, `network.py`), whether the outcome is right (`checks.py`).
+
+Most faults are *survivable*: whatever their mix, every job must end well, with the outputs of the undisturbed
+run. A *fatal* one (`World.fatal` says which) may end a job, but only by a fault that names itself, never by a
+hang or a wrong number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import TYPE_CHECKING
+
+from gcproto.wire import Flag, FrameType, Header, Phase
+from gcserver.core import control_events as ce
+from gcserver.core import effects as fx
+from tests.simulation.memory import CODECS, TORN
+from tests.simulation.processes import CONTROL, LaneProcess, Process
+
+if TYPE_CHECKING:
+    from tests.simulation.world import Node, World
+
+#: faults strike between the first pushes and about the end of an undisturbed run, seconds
+FIRST, LAST = 0.1, 0.6
+
+
+def node(w: World, r: Random) -> Node:
+    return r.choice(w.nodes)
+
+
+def pair(w: World, r: Random) -> tuple[str, str]:
+    a, b = r.sample(w.nodes, 2)
+    return a.name, b.name
+
+
+def lane(w: World, r: Random) -> int:
+    """A lane, or sometimes the supervisors' link."""
+    return CONTROL if r.random() < 0.25 else r.randrange(w.shape.lanes)
+
+
+def arm(p: Process | None, r: Random) -> None:
+    """Kill a process between two of its next effects, perhaps in the middle of one that writes."""
+    if p is not None and p.fuse < 0:
+        p.fuse = r.randint(0, 25)
+        p.tear = r.random() < 0.5
+
+
+# ------------------------------------------------------------------------------------------ survivable
+def crash_lane(w: World, r: Random) -> None:
+    arm(w.process(node(w, r).name, r.randrange(w.shape.lanes)), r)
+
+
+def crash_supervisor(w: World, r: Random) -> None:
+    n = node(w, r)
+    forming(w, n)
+    arm(n.supervisor, r)
+
+
+def crash_node(w: World, r: Random) -> None:
+    """kill -9 of all processes of a daemon at one instant."""
+    n = node(w, r)
+    forming(w, n)
+    if n.supervisor is not None:
+        w.kill(n.supervisor)
+
+
+def forming(w: World, n: Node) -> None:
+    """A job that is only being formed need not survive the loss of a supervisor."""
+    for spec in w.shape.jobs:
+        if any(not x.job for x in w.workers if x.spec is spec):
+            w.fatal = w.fatal or f"{n.name}'s supervisor dies while {spec.label} is being formed"
+
+
+def reset(w: World, r: Random) -> None:
+    if len(w.nodes) > 1:
+        w.network.reset(*pair(w, r), lane(w, r), (r.random() < 0.7, r.random() < 0.7))
+
+
+def lose(w: World, r: Random) -> None:
+    """Frames of one direction vanish; nobody is told."""
+    if len(w.nodes) > 1:
+        a, b = pair(w, r)
+        w.network.drop_queue(a, b, lane(w, r))
+
+
+def replay(w: World, r: Random) -> None:
+    if len(w.nodes) > 1:
+        for _ in range(r.randint(1, 5)):
+            a, b = pair(w, r)
+            w.network.replay(a, b, lane(w, r))
+
+
+def corrupt(w: World, r: Random) -> None:
+    if len(w.nodes) > 1:
+        a, b = pair(w, r)
+        w.network.spoil(a, b, r.randrange(w.shape.lanes), r.choice(["payload", "payload", "header"]), r.randint(1, 2))
+
+
+def partition(w: World, r: Random) -> None:
+    if len(w.nodes) > 1:
+        w.network.partition(*pair(w, r), w.now + r.choice([0.1, 1.0, 8.0]), r.random() < 0.5)
+
+
+def pause(w: World, r: Random) -> None:
+    p = r.choice(list(node(w, r).processes()) or [None])
+    if p is not None and not p.paused:
+        p.paused = True
+        w.at(w.now + r.choice([0.05, 0.5, 6.0]), p.resume)
+
+
+def set_codec(w: World, r: Random) -> None:
+    """An operator changes codecs: everywhere at the same step, no step lost."""
+    spec = r.choice(w.shape.jobs)
+    codecs = ["feedback", "none", "coarse"] + (["all-feedback", "all-none"] if w.shape.everyone else [])
+    pattern = r.choice(["*", "d0.*", "*t0", "d*.s1.*"])
+    p = w.nodes[r.choice(spec.layout)[0]].supervisor
+    if p is not None:
+        p.deliver(ce.SetCodec(w.next_handle(), spec.label, pattern, r.choice(codecs)))
+
+
+def old_epoch(w: World, r: Random) -> None:
+    """A member that is still in another epoch sends, with a proper link sequence."""
+    lanes = [p for n in w.nodes for p in n.processes() if isinstance(p, LaneProcess) and not p.paused]
+    for p in r.sample(lanes, len(lanes)):
+        for domain in p.machine.domains.values():
+            peers = [m.node for m in domain.config.members if m.node != p.node.id and p.machine.links[m.node].up]
+            if not peers or not domain.partitions:
+                continue
+            part = domain.partitions[r.choice(list(domain.partitions))]
+            peer = r.choice(peers)
+            owner = domain.config.members[part.block.owner].node == p.node.id
+            codec = CODECS["none"]
+            header = Header(
+                FrameType.DATA, Phase.AGGREGATE if owner else Phase.CONTRIBUTION, dtype=int(part.block.dtype),
+                flags=int(Flag.AVERAGE) if r.random() < 0.5 else 0, codec=codec.id, job=domain.config.job,
+                domain=domain.config.domain, epoch=domain.config.epoch - 1, step=part.out_step + 1, key=part.block.key,
+                sender=p.node.id, incarnation=p.incarnation, elements=part.block.elements, payload_bytes=0,
+            )  # fmt: skip
+            handle = p.new_handle((TORN, 1))
+            p.ghosts.add(handle)
+            p.DO[fx.Send](p, p.machine.links[peer].send(header, handle))
+            return
+
+
+SURVIVABLE: dict[Callable[[World, Random], None], int] = {
+    crash_lane: 6,
+    crash_supervisor: 3,
+    crash_node: 2,
+    reset: 4,
+    lose: 4,
+    replay: 4,
+    corrupt: 3,
+    partition: 2,
+    pause: 2,
+    set_codec: 4,
+    old_epoch: 1,
+}
+
+
+# ----------------------------------------------------------------------------------------------- fatal
+def lose_memory(w: World, r: Random) -> None:
+    w.lose_memory(node(w, r))
+
+
+def long_partition(w: World, r: Random) -> None:
+    if len(w.nodes) > 1:
+        a, b = pair(w, r)
+        w.fatal = w.fatal or f"{a} and {b} are apart for longer than a lease"
+        w.network.partition(a, b, w.now + 45.0, True)
+
+
+def dead_node(w: World, r: Random) -> None:
+    """A machine that does not come back."""
+    n = node(w, r)
+    w.fatal = w.fatal or f"{n.name} dies"
+    for worker in w.workers:
+        if worker.node is n and not worker.over:
+            worker.kill()
+    w.remove(n)
+
+
+def corrupt_twice(w: World, r: Random) -> None:
+    if len(w.nodes) > 1:
+        a, b = pair(w, r)
+        w.fatal = w.fatal or f"frames from {a} to {b} stay damaged"
+        w.network.spoil(a, b, r.randrange(w.shape.lanes), "payload!", 4)
+
+
+def crash_worker(w: World, r: Random) -> None:
+    alive = [x for x in w.workers if not x.over]
+    if alive:
+        worker = r.choice(alive)
+        w.fatal = w.fatal or f"{worker.name} dies"
+        worker.kill()
+
+
+FATAL: tuple[Callable[[World, Random], None], ...] = (
+    lose_memory,
+    long_partition,
+    dead_node,
+    corrupt_twice,
+    crash_worker,
+)
+
+
+def strike(w: World) -> None:
+    """Put a seed's faults into the world's queue."""
+    r = Random(w.seed * 2 + 999)
+    if r.random() < 0.1:
+        return
+    kinds = r.sample(list(SURVIVABLE), r.randint(1, 5))
+    weights = [SURVIVABLE[k] for k in kinds]
+    for fault in r.choices(kinds, weights, k=r.choice([1, 2, 4, 8, 12])):
+        early = r.random() < 0.05
+        w.at(r.uniform(0.0, FIRST) if early else r.uniform(FIRST, LAST), act, w, fault, r)
+    if r.random() < 0.15:
+        w.at(r.uniform(FIRST, LAST), act, w, r.choice(FATAL), r)
+
+
+def act(w: World, fault: Callable[[World, Random], None], r: Random) -> None:
+    if w.open_workers:
+        w.say("fault", fault.__name__)
+        w.counts[fault.__name__] = w.counts.get(fault.__name__, 0) + 1
+        fault(w, r)
+
