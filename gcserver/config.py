@@ -202,7 +202,7 @@ def _build(read: dict[str, Any], sources: dict[str, str]) -> Config:
         advertise = Address(_hostname(), listen.port) if listen.wildcard else listen
     state = read.get("node.state") or Path(f"/dev/shm/gradcomm-{os.getuid()}") / name
     node = NodeConfig(
-        name, listen, advertise, read.get("node.socket") or paths.default_socket(), state,
+        name, listen, advertise, read.get("node.socket") or Path(paths.default_socket()), state,
         read["node.admin"], read["node.metrics"], lanes, read["node.cores"],
     )  # fmt: skip
     config = Config(

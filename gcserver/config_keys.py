@@ -201,7 +201,7 @@ KEYS: Final[tuple[Key, ...]] = (
     ),
     Key(
         "node.cores", values.read_cores, values.CORES_FORM,
-        "Cores the lanes are pinned to; of these, only the ones the system lets the daemon use.", "auto",
+        "Cores the lanes are pinned to, as far as the system lets the daemon use them; auto pins nothing.", "auto",
     ),
     Key(
         "cluster.peers", _peers, '["name=tcp://host:port", ...]',

@@ -19,8 +19,14 @@ from gcserver.admin.metrics import Metrics
 _MAX_HEAD: Final = 16 << 10
 #: A client that has sent nothing complete or read nothing by then is cut off, seconds.
 _PATIENCE: Final = 5.0
-_REASONS: Final = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 500: "Internal Server Error",
-                   503: "Service Unavailable"}  # fmt: skip
+_REASONS: Final = {
+    200: "OK",
+    400: "Bad Request",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    500: "Internal Server Error",
+    503: "Service Unavailable",
+}
 _TEXT: Final = "text/plain; charset=utf-8"
 log = logging.getLogger("gcserver.admin")
 
@@ -67,7 +73,8 @@ class MetricsServer:
         except asyncio.LimitOverrunError:
             writer.write(_message(400, _TEXT, b"the request is too long\n", True))
         except (TimeoutError, asyncio.IncompleteReadError, OSError):
-            pass  # a port scanner, or a scraper that went away
+            # a port scanner, or a scraper that went away: what it has not read is not kept for it
+            writer.transport.abort()
         finally:
             writer.close()
 

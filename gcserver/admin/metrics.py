@@ -48,7 +48,7 @@ class Metrics:
 
         self._bytes = counter(
             "bytes",
-            "Gradient bytes from (in) and to (out) peers: as they crossed the wire, and raw, had they been uncompressed.",
+            "Gradient bytes from (in) and to (out) peers: on the wire, and raw, had they been uncompressed.",
             "direction", "kind", "peer",
         )  # fmt: skip
         self._frames = counter("frames", "Frames from (in) and to (out) peers.", "direction", "peer")

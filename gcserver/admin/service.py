@@ -26,6 +26,7 @@ from grpc_status import rpc_status
 
 from gcproto import admin_pb2 as pb
 from gcproto import admin_pb2_grpc as pb_grpc
+from gcserver import values
 from gcserver.admin import convert
 from gcserver.admin.source import AdminError, ErrorKind, NodeState, Source
 
@@ -184,17 +185,31 @@ async def serve(source: Source, address: str) -> AdminServer:
     health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
     reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
     path = Path(address.removeprefix("unix:")) if address.startswith("unix:") else None
-    if path is not None:
-        _clear(path)
     try:
-        port = server.add_insecure_port(address)
-    except RuntimeError as error:
-        raise _why(address, error) from None
+        port = _bind(server, address, path)
+    except OSError:
+        await server.stop(None)
+        raise
     await server.start()
     if path is not None:
         path.chmod(0o600)
         return AdminServer(server, health_service, address)
     return AdminServer(server, health_service, f"{address.rpartition(':')[0]}:{port}")
+
+
+def _bind(server: Any, address: str, path: Path | None) -> int:
+    if path is not None:
+        _clear(path)
+    elif address.rpartition(":")[2] != "0":
+        try:
+            values.read_endpoint(address)  # gRPC would take port 99999 modulo 65536
+        except ValueError as error:
+            raise OSError(f"node.admin: {error}; got {address!r}") from None
+    try:
+        port: int = server.add_insecure_port(address)
+        return port
+    except RuntimeError as error:
+        raise _why(address, error) from None
 
 
 def _clear(path: Path) -> None:
@@ -213,14 +228,13 @@ def _clear(path: Path) -> None:
 
 def _why(address: str, error: RuntimeError) -> OSError:
     """gRPC says only that it could not bind; bind once more to hear the reason."""
+    if address.startswith("unix:"):
+        return OSError(f"node.admin: {address} cannot be bound: {error}")
     host, _, port = address.rpartition(":")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        with socket.create_server(
-            (host.strip("[]"), int(port)), family=socket.AF_INET6 if "[" in host else socket.AF_INET
-        ):
+        with socket.create_server((host.strip("[]"), int(port)), family=family):
             return OSError(f"node.admin: {address} cannot be bound: {error}")
     except OSError as reason:
         hint = f"`ss -ltnp 'sport = :{port}'` shows who uses it; stop that or set another node.admin"
-        return OSError(f"node.admin: {address} cannot be bound: {reason.strerror}; {hint}")
-    except (ValueError, OverflowError):
-        return OSError(f"node.admin: expected host:port or unix:/path, got {address!r}")
+        return OSError(f"node.admin: {address} cannot be bound: {os.strerror(reason.errno or 0)}; {hint}")

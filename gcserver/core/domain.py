@@ -302,6 +302,8 @@ class Domain:
 
     def requeue(self, peer: int) -> None:
         """``peer`` is a new process: whatever rounds under way need from us goes to it again."""
+        if all(m.node != peer for m in self.config.members):
+            return
         for p in self.partitions.values():
             for r in p.rounds.values():
                 if r.own is not None and (r.everyone or self.config.members[p.block.owner].node == peer):
@@ -621,6 +623,11 @@ class Domain:
         if not self.faulted:
             self.faulted = True
             self.out.append(ReportFault(self.config.id, kind, message, step, phase, missing, advice))
+
+    @property
+    def oldest_step(self) -> int:
+        """The step that is held up when something is wrong with a link."""
+        return min((n for n, s in self.steps.open.items() if not s.finished), default=self.steps.settled + 1)
 
     def report_waiting(self, now: float, after: float) -> None:
         """Say whom the oldest open step waits for, once it is older than ``after`` seconds."""

@@ -247,7 +247,7 @@ class LaneMachine:
                 domain.fault(
                     kind,
                     message,
-                    h.step if h is not None else 0,
+                    h.step if h is not None and h.step else domain.oldest_step,
                     "exchange",
                     (link.name,),
                     "check the network and memory of that machine; the step was not averaged",
@@ -347,8 +347,10 @@ class LaneMachine:
         if e.domain[0] in self.ended:
             return
         domain = self.domains.get(e.domain)
-        if domain is None or any(k not in domain.partitions for k in e.keys):
-            # After a restart workers may ring before the control machine has told us of their job.
+        early = domain is None or e.domain in self.early_pushes or any(k not in domain.partitions for k in e.keys)
+        if domain is None or early:
+            # After a restart workers may ring before the control machine has told us of their job. What they
+            # ring after that waits too: a close must not overtake the keys it closes.
             self.early_pushes.setdefault(e.domain, []).append(e)
         else:
             domain.on_push(e, now)

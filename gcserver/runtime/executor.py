@@ -92,7 +92,6 @@ class Executor:
         self.domains: dict[DomainKey, DomainMemory] = {}
         self.pool = Pool()
         self._sums: dict[tuple[DomainKey, int, int], Accumulator] = {}
-        self.raw_bytes = 0
         #: payload bytes of each block's newest contribution
         self.wire_bytes: dict[DomainKey, dict[int, int]] = {}
 
@@ -101,7 +100,6 @@ class Executor:
         """The node's contribution: local ranks summed in rank order, then encoded."""
         memory = self.domains[e.domain]
         state = memory.blocks[e.key]
-        self.raw_bytes += state.block.nbytes
         retained = None
         if e.codec.id == NONE_ID:
             payload = self._dense_contribution(state)

@@ -27,13 +27,15 @@ import zmq
 
 from gcproto import messages, wire
 from gcproto.channel import Channel, ChannelClosed
+from gcproto.dtypes import DType
 from gcproto.messages import Attach, Done, Mapped, MapSection, MessageError, Push
-from gcproto.wire import Flag, FrameError, FrameType
+from gcproto.wire import Flag, FrameError, FrameType, Header
 from gcserver.codecs import CodecError
 from gcserver.codecs.warmup import warmup
 from gcserver.core import effects as fx
 from gcserver.core import events as ev
 from gcserver.core.control_events import OpenSection
+from gcserver.core.events import DomainKey
 from gcserver.core.job import SCOPED_LAG
 from gcserver.core.lane import LaneConfig, LaneMachine
 from gcserver.runtime.blocks import DomainMemory
@@ -47,6 +49,8 @@ from gcserver.runtime.lanelink import (
     LaneReady,
     LaneStats,
     LaneTrouble,
+    PeerTraffic,
+    StepTimes,
 )
 from gcserver.runtime.statefiles import MemoryShort
 from gcserver.runtime.transport import ZmqTransport
@@ -55,6 +59,7 @@ TICK: Final = 0.5
 STATS_EVERY: Final = 1.0
 _PR_SET_PDEATHSIG: Final = 1
 #: Finished steps of domains with many in flight are reported together: at most so many, so many seconds late.
+ITEMSIZE: Final = {int(d): d.itemsize for d in DType}
 REPORTS: Final = 32
 REPORT_WITHIN: Final = 0.01
 _decode_worker = messages.Decoder[messages.FromLaneWorker](messages.FromLaneWorker)
@@ -104,8 +109,10 @@ class LaneProcess:
     waiting_pushes: list[tuple[Worker, Push]] = field(default_factory=list)
     names: dict[int, str] = field(default_factory=dict)
     counts: dict[tuple[str, int], int] = field(default_factory=dict)
-    peer_bytes: dict[int, list[int]] = field(default_factory=dict)
-    rounds: int = 0
+    #: per peer: bytes in, out, frames in, out, uncompressed bytes in, out
+    traffic: dict[int, list[int]] = field(default_factory=dict)
+    rounds: dict[bytes, int] = field(default_factory=dict)
+    step_began: dict[tuple[DomainKey, int], float] = field(default_factory=dict)
     reports: list[fx.ReportStep] = field(default_factory=list)
     report_by: float = 0.0
     queue: deque[ev.LaneEvent] = field(default_factory=deque)
@@ -167,8 +174,7 @@ class LaneProcess:
                 elif error.field == "digest":
                     self.feed(ev.FrameDamaged(None, None, str(error)))
                 continue
-            counted = self.peer_bytes.setdefault(header.sender, [0, 0])
-            counted[0] += len(raw) + (len(payload) if payload is not None else 0)
+            self._measure(header, header.sender, 0)
             try:
                 wire.check_payload(header, payload)
             except FrameError as error:
@@ -188,6 +194,15 @@ class LaneProcess:
                 continue
             handle = self.executor.handles.add(payload) if payload is not None and len(payload) else None
             self.feed(ev.FrameReceived(header, handle))
+
+    def _measure(self, h: Header, peer: int, direction: int) -> None:
+        counted = self.traffic.get(peer)
+        if counted is None:
+            counted = self.traffic[peer] = [0] * 6
+        counted[direction] += wire.HEADER_BYTES + h.payload_bytes
+        counted[2 + direction] += 1
+        if h.type is FrameType.DATA:
+            counted[4 + direction] += h.elements * ITEMSIZE.get(h.dtype, 0)
 
     def _trouble_once(self, text: str) -> None:
         if self.counts.setdefault((text, -1), 0) == 0:
@@ -219,6 +234,9 @@ class LaneProcess:
             self._open_section(message)
         elif isinstance(message, ev.DomainClosed):
             self.feed(message)
+            self.rounds.pop(message.domain[0], None)
+            for key in [k for k in self.step_began if k[0] == message.domain]:
+                del self.step_began[key]
             self.executor.close(message.domain)
         elif isinstance(message, ForgetJob):
             for descriptor, worker in list(self.workers.items()):
@@ -320,6 +338,7 @@ class LaneProcess:
         if worker.rank not in memory.config.ranks:
             self._trouble_once(f"rank {worker.rank} pushed to a process group it is not in")
             return
+        self.step_began.setdefault((domain, push.step), time.monotonic())
         rank = memory.config.ranks.index(worker.rank)
         self.feed(ev.Pushed(domain, rank, push.step, push.keys, push.close, push.flags, push.grad_scale))
 
@@ -349,8 +368,7 @@ class LaneProcess:
         payload: memoryview | bytes | None = e.body
         if e.handle is not None:
             payload = self.executor.handles.table[e.handle]
-        counted = self.peer_bytes.setdefault(e.peer, [0, 0])
-        counted[1] += wire.HEADER_BYTES + e.header.payload_bytes
+        self._measure(e.header, e.peer, 1)
         if not self.transport.send(e.peer, wire.pack(e.header), payload, copy=bool(e.header.flags & Flag.RESENT)):
             self._count("frames_unroutable", e.peer)
 
@@ -361,7 +379,7 @@ class LaneProcess:
             self._memory_short(e.domain[0], error)
 
     def _do_finalise(self, e: fx.Finalise) -> None:
-        self.rounds += 1
+        self.rounds[e.domain[0]] = self.rounds.get(e.domain[0], 0) + 1
         try:
             self.queue.append(self.executor.finalise(e))
         except MemoryShort as error:
@@ -382,6 +400,14 @@ class LaneProcess:
     def _flush_reports(self) -> None:
         self.report_by = 0.0
         reports, self.reports = self.reports, []
+        now = time.monotonic()
+        times: dict[DomainKey, list[tuple[int, float]]] = {}
+        for report in reports:
+            began = self.step_began.pop((report.domain, report.step), None)
+            if began is not None:
+                times.setdefault(report.domain, []).append((report.step, now - began))
+        for domain, steps in times.items():
+            self.link.send(StepTimes(domain, tuple(steps)))
         for report in reports:
             self.link.send(report)
 
@@ -404,9 +430,15 @@ class LaneProcess:
         for key, memory in domains.items():
             arenas[key[0]] = arenas.get(key[0], 0) + memory.nbytes
         counts = tuple((name, peer, value) for (name, peer), value in self.counts.items() if peer >= 0)
-        traffic = tuple((peer, i, o) for peer, (i, o) in self.peer_bytes.items())
-        return LaneStats(self.transport.bytes_in, self.transport.bytes_out, self.executor.raw_bytes, self.rounds,
-                         tuple(arenas.items()), counts, traffic, ())  # fmt: skip
+        peers = tuple(PeerTraffic(peer, *numbers) for peer, numbers in self.traffic.items())
+        return LaneStats(
+            self.transport.bytes_in,
+            self.transport.bytes_out,
+            tuple(self.rounds.items()),
+            tuple(arenas.items()),
+            counts,
+            peers,
+        )
 
 
 _PERFORM: dict[type, Any] = {

@@ -45,17 +45,36 @@ class LaneReady:
 
 
 @dataclass(frozen=True, slots=True)
+class PeerTraffic:
+    """What a lane exchanged with one peer since it started. ``raw``: what gradients would have been uncompressed."""
+
+    peer: int
+    bytes_in: int = 0
+    bytes_out: int = 0
+    frames_in: int = 0
+    frames_out: int = 0
+    raw_in: int = 0
+    raw_out: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class LaneStats:
     """From a lane: counters since it started. ``counts`` are (name, peer id, value)."""
 
     bytes_in: int
     bytes_out: int
-    raw_bytes: int
-    rounds: int
+    rounds: tuple[tuple[bytes, int], ...]
     arena_bytes: tuple[tuple[bytes, int], ...]
     counts: tuple[tuple[str, int, int], ...]
-    peer_bytes: tuple[tuple[int, int, int], ...]
-    residual_norms: tuple[tuple[bytes, float], ...]
+    peers: tuple[PeerTraffic, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """From a lane: (step, seconds from its first push to its end here)."""
+
+    domain: events.DomainKey
+    steps: tuple[tuple[int, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +121,7 @@ _TYPES: dict[str, Any] = {
         effects.ReportLink,
         LaneReady,
         LaneStats,
+        StepTimes,
         LaneTrouble,
         AskBlocks,
         BlockFacts,

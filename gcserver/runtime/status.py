@@ -35,7 +35,7 @@ from gcserver.admin.source import (
 from gcserver.core import control_events as cx
 from gcserver.core.job import ControlDomain, Job
 from gcserver.core.plan import choose
-from gcserver.runtime.lanelink import AskBlocks, BlockFacts
+from gcserver.runtime.lanelink import AskBlocks, BlockFacts, StepTimes
 
 if TYPE_CHECKING:
     from gcserver.runtime.supervisor import Supervisor
@@ -66,8 +66,8 @@ class Status:
         if node.metrics is not None:
             from gcserver.runtime.observe import Observer
 
-            self._metrics = Observer(self._s)
-            await self._metrics.start(node.metrics)
+            self._metrics = Observer(self._s, self)
+            await self._metrics.start(node.metrics.host, node.metrics.port)
 
     async def stop(self) -> None:
         for server in (self._service, self._metrics):
@@ -75,8 +75,18 @@ class Status:
                 await server.stop()
 
     def on_settled(self, e: cx.LogSettled) -> None:
+        """A step of a domain is over, for the metrics."""
         if self._metrics is not None:
             self._metrics.on_settled(e)
+
+    def on_times(self, message: StepTimes) -> None:
+        """How long steps took on a lane; comes before the reports that settle them."""
+        if self._metrics is not None:
+            self._metrics.on_times(message)
+
+    def forget_job(self, job: bytes) -> None:
+        if self._metrics is not None:
+            self._metrics.forget_job(job)
 
     # --------------------------------------------------------------------------------------- the node
     def node(self) -> NodeStatus:
@@ -112,7 +122,9 @@ class Status:
             return LaneStatus(index, "restarting")
         state = "ready" if lane.ready else "starting"
         stats = lane.stats
-        traffic = (stats.bytes_in, stats.bytes_out, stats.rounds) if stats is not None else (0, 0, 0)
+        traffic = (0, 0, 0)
+        if stats is not None:
+            traffic = (stats.bytes_in, stats.bytes_out, sum(n for _, n in stats.rounds))
         return LaneStatus(index, state, lane.process.pid, lane.incarnation, lane.cores, lane.restarts, *traffic)
 
     def arenas(self) -> list[tuple[bytes, int]]:
@@ -174,11 +186,11 @@ class Status:
     def traffic(self, node: int) -> tuple[int, int]:
         """Bytes from and to a peer, over all lanes."""
         pairs = [
-            (i, o)
+            (t.bytes_in, t.bytes_out)
             for lane in self._s.lanes
             if lane is not None and lane.stats is not None
-            for peer, i, o in lane.stats.peer_bytes
-            if peer == node
+            for t in lane.stats.peers
+            if t.peer == node
         ]
         return sum(i for i, _ in pairs), sum(o for _, o in pairs)
 
@@ -297,14 +309,15 @@ class Status:
                 ErrorKind.NOT_FOUND, f"no process group {domain!r} in this job; there are: {have}", "domain"
             )
         for d in matching:
-            facts = await self._ask(d)
+            facts = await self.ask(d)
             blocks = [b for section in self._space(d).blocks for b in section]
             for t in self._tensors(found, d):
                 if fnmatchcase(t.name, pattern or "*"):
                     out.append(_with_facts(t, blocks, facts))
         return out
 
-    async def _ask(self, domain: ControlDomain) -> dict[int, tuple[int, float]]:
+    async def ask(self, domain: ControlDomain) -> dict[int, tuple[int, float]]:
+        """Per block of this node: payload bytes of the newest contribution, squared norm of its residual."""
         self._last_request += 1
         request = self._last_request
         lanes = {lane.index for lane in self._s.lanes if lane is not None and lane.ready}

@@ -35,7 +35,7 @@ from gcserver.core.arbiter import MemoryArbiter
 from gcserver.core.control import ControlConfig, ControlMachine
 from gcserver.core.link import DEFAULT_CREDIT
 from gcserver.runtime.lane import LaneSetup, lane_address, listen_unix
-from gcserver.runtime.lanelink import AddPeer, BlockFacts, ForgetJob, LaneReady, LaneStats, LaneTrouble
+from gcserver.runtime.lanelink import AddPeer, BlockFacts, ForgetJob, LaneReady, LaneStats, LaneTrouble, StepTimes
 from gcserver.runtime.lanes import Lane, LanePool, cores_for
 from gcserver.runtime.ledger import JobStore
 from gcserver.runtime.resolve import resolve
@@ -355,6 +355,8 @@ class Supervisor:
                 lane.stats = message
             elif isinstance(message, LaneTrouble):
                 self._lane_trouble(message)
+            elif isinstance(message, StepTimes):
+                self.status.on_times(message)
             elif isinstance(message, BlockFacts):
                 self.status.on_facts(lane.index, message)
             else:
@@ -430,6 +432,7 @@ class Supervisor:
         for lane in self.lanes:
             if lane is not None and lane.ready:
                 self.to_lane(lane, ForgetJob(e.job))
+        self.status.forget_job(e.job)
         self.store.forget(e.job)
 
     def _do_log_settled(self, e: cx.LogSettled) -> None:

@@ -161,7 +161,8 @@ class Network:
             self._launch(channel, replace(frame, damage="", gone=False))
 
     def partition(self, a: str, b: str, until: float, lose: bool) -> None:
-        self.cut[frozenset((a, b))] = until
+        both = frozenset((a, b))
+        self.cut[both] = max(until, self.cut.get(both, 0.0))
         if lose:
             for lane in range(CONTROL, self.world.shape.lanes):
                 self.drop_queue(a, b, lane)

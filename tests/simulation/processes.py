@@ -160,6 +160,8 @@ class LaneProcess(Process):
             self._open_section(event)
             return
         if isinstance(event, ev.DomainOpened):
+            if event.config.job not in self.node.memory.jobs:
+                return  # the job's files are gone already; that it ended comes next
             self._lay_out(event)
             ring = self.node.memory.ledger(event.config.id).rings.get(self.lane, [])
             plans = tuple(self._schemes(p) for p in event.plans)

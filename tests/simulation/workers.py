@@ -227,7 +227,7 @@ class Worker:
         self.lanes: dict[int, Any] = {}
         self.fault: messages.Fault | None = None
         self.over = False
-        self.ended_by_launcher = False
+        self.ended_by_launcher = self.killed = False
         self.said_at = 0.0
         self.rang_at = [0.0] * world.shape.lanes
         self.name = f"{spec.label}:{rank}"
@@ -355,6 +355,9 @@ class Worker:
 
     def _unregister(self) -> None:
         """shutdown() returns when the daemon closed the socket: only then is it known to have heard."""
+        if self.node.gone:
+            self._vanish()
+            return
         if self.supervisor is None:
             supervisor = self.node.supervisor
             if supervisor is None or not supervisor.alive:
@@ -368,8 +371,8 @@ class Worker:
         self.world.at(self.said_at, self._closed, self.supervisor)
 
     def _closed(self, supervisor: Any) -> None:
-        if self.supervisor is not supervisor:
-            return
+        if self.supervisor is not supervisor or not supervisor.alive:
+            return  # what it heard is not known: ask the next one
         if supervisor.paused:
             self.world.at(self.world.now + 0.1, self._closed, supervisor)
         else:
@@ -387,7 +390,7 @@ class Worker:
 
     def kill(self) -> None:
         """The training process is killed."""
-        self.over = True
+        self.over = self.killed = True
         self._vanish()
 
     def _vanish(self) -> None:

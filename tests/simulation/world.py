@@ -254,7 +254,7 @@ class World:
     def worker_over(self, worker: Worker) -> None:
         self.open_workers -= 1
         self.say(worker.name, "is done" if worker.fault is None else f"ends by {worker.fault.kind}")
-        if worker.fault is not None or worker.ended_by_launcher:
+        if worker.fault is not None or worker.killed:
             # As torchrun does: when one rank fails, the others of the run are ended after a while.
             for other in self.workers:
                 if other.spec is worker.spec and not other.over and not other.job:
@@ -284,15 +284,16 @@ class World:
                 raise Violation("G4", f"{failed[0].name} failed though nothing fatal struck: {failed[0].fault}")
         # A member that was cut off or stopped still has to say that it left.
         patience = self.now + limit
-        while self.now < patience and any(p.machine.jobs for p in self._supervisors()):
+        while self.now < patience and self._busy():
             self.step()
         until = self.now + REST
         while self.queue and self.queue[0][0] < until:
             self.step()
         self.checks.at_rest()
 
-    def _supervisors(self) -> list[ControlProcess]:
-        return [n.supervisor for n in self.nodes if n.supervisor is not None and n.supervisor.alive]
+    def _busy(self) -> bool:
+        """Whether a supervisor still has a job, or a process is stopped."""
+        return any(p.paused or (p.lane == CONTROL and p.machine.jobs) for n in self.nodes for p in n.processes())
 
     def _where(self, w: Worker) -> Iterator[str]:
         if not w.job:

@@ -1,0 +1,202 @@
+"""The command `gcctl`: ask a daemon what it is doing, and steer it.
+
+What may live here: arguments, one call, what is printed, exit statuses. What may not: how answers look as tables
+(`tables.py`), anything the daemon should do itself.
+
+Exit status: 0 done, 1 the daemon refused or cannot be reached, 2 the command line is wrong, 130 interrupted. Errors are
+one line on stderr; with `--json` stdout holds the answer alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+import grpc
+from google.protobuf.message import Message
+
+from gcproto import admin_pb2 as pb
+from gcproto import admin_pb2_grpc as pb_grpc
+from gcserver import __version__, values
+from gcserver.admin import convert, tables
+
+DEFAULT_ADDRESS = "127.0.0.1:7460"
+OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
+
+Call = Callable[[pb_grpc.AdminServiceStub, argparse.Namespace], Message]
+
+
+def _duration(text: str) -> float:
+    try:
+        return values.read_duration(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{error}; got {text!r}") from None
+
+
+def _address(text: str) -> str:
+    if text.startswith("unix:"):
+        return text
+    try:
+        return values.read_endpoint(text, "host:port or unix:/path").endpoint
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{error}; got {text!r}") from None
+
+
+def parser() -> argparse.ArgumentParser:
+    # The same options before and after the command; SUPPRESS keeps the second parse from undoing the first.
+    common = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)
+    common.add_argument(
+        "--address", type=_address, metavar="HOST:PORT",
+        help=f"node.admin of the daemon, or unix:/path (variable GC_NODE_ADMIN, else {DEFAULT_ADDRESS})",
+    )  # fmt: skip
+    common.add_argument("--json", action="store_true", help="the answer as JSON: every field, numbers as numbers")
+    common.add_argument("--timeout", type=_duration, metavar="TIME", help="how long the daemon may take (10s)")
+    top = argparse.ArgumentParser(prog="gcctl", parents=[common], description="look at a gradcomm daemon and steer it")
+    top.add_argument("--version", action="version", version=f"gcctl {__version__}")
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def add(name: str, about: str) -> argparse.ArgumentParser:
+        return commands.add_parser(name, parents=[common], help=about, description=about)
+
+    add("status", "the daemon: its state, its lanes, what went wrong so far")
+    add("peers", "the other nodes as this one sees them")
+    add("jobs", "training runs, their process groups, and who is waited for")
+    tensors = add("tensors", "a job's tensors: codec, bytes before and after, residual")
+    _add_job(tensors)
+    tensors.add_argument("--domain", default="", help="label or number of one process group (default: all)")
+    tensors.add_argument("--pattern", default="", metavar="GLOB", help="names of tensors (default: all)")
+    codec = add("set-codec", "change the codec of a running job, on every node at the same step")
+    _add_job(codec)
+    codec.add_argument("--pattern", default="*", metavar="GLOB", help="names of tensors (default: all)")
+    codec.add_argument("spec", metavar="SPEC", help='such as none, fp16 or "topk(ratio=0.01)"')
+    drain = add("drain", "take no new jobs, let running ones end, then exit")
+    drain.add_argument("--within", type=_duration, default=0.0, metavar="TIME", help="how long jobs may still take")
+    drain.add_argument("--reason", default="", help="shown in the daemon's log and to the jobs")
+    return top
+
+
+def _add_job(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("--job", default="", help="label or id (default: the only one)")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit status (argparse itself exits with 2)."""
+    top = parser()
+    options = top.parse_args(argv)
+    try:
+        address = getattr(options, "address", None) or _address(os.environ.get("GC_NODE_ADMIN") or DEFAULT_ADDRESS)
+    except argparse.ArgumentTypeError as error:
+        return _complain(f"GC_NODE_ADMIN: {error}", USAGE)
+    call, show = _COMMANDS[options.command]
+    try:
+        answer = _ask(address, call, options)
+    except grpc.RpcError as error:
+        return _complain(_explain(error, address, options), FAILED)
+    except KeyboardInterrupt:
+        return _complain("interrupted", INTERRUPTED)
+    plain = convert.plain(answer)
+    text = json.dumps(plain, indent=2, ensure_ascii=False) if getattr(options, "json", False) else show(plain)
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        # the reader (head, less) has seen enough; keep the interpreter from complaining about it at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return OK
+
+
+def _complain(text: str, status: int) -> int:
+    print("gcctl:", " ".join(text.split()), file=sys.stderr, flush=True)
+    return status
+
+
+def _ask(address: str, call: Call, options: argparse.Namespace) -> Message:
+    # A proxy named in the environment is for the web, not for the daemon next door.
+    channel_options = [("grpc.max_receive_message_length", -1), ("grpc.enable_http_proxy", 0)]
+    with grpc.insecure_channel(address, options=channel_options) as channel:
+        return call(pb_grpc.AdminServiceStub(channel), options)
+
+
+def _explain(error: Any, address: str, options: argparse.Namespace) -> str:
+    """One line that says what to do."""
+    code, details = error.code(), error.details() or ""
+    if code is grpc.StatusCode.UNAVAILABLE:
+        return (
+            f"no daemon answers at {address}: check that gcserver runs there (`gcserver doctor`), that its node.admin "
+            "is this address, and name another by --address or GC_NODE_ADMIN"
+        )
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        return f"what answers at {address} does not know this command: another service, or an older daemon ({details})"
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED and "Deadline Exceeded" in details:
+        wait = values.human_duration(_timeout(options))
+        if options.command == "set-codec":
+            return (
+                f"{address}: the job did not reach the step of the change within {wait}; it may still take effect "
+                "(`gcctl jobs` shows the plan in force)"
+            )
+        return f"{address} did not answer within {wait}; --timeout allows more"
+    return details or code.name
+
+
+def _timeout(options: argparse.Namespace) -> float:
+    # A change of codec waits until the job has made a step.
+    usual = 60.0 if options.command == "set-codec" else 10.0
+    return float(getattr(options, "timeout", usual))
+
+
+def _status(stub: Any, options: argparse.Namespace) -> Message:
+    return _message(stub.GetStatus(pb.GetStatusRequest(), timeout=_timeout(options)))
+
+
+def _peers(stub: Any, options: argparse.Namespace) -> Message:
+    return _message(stub.ListPeers(pb.ListPeersRequest(), timeout=_timeout(options)))
+
+
+def _jobs(stub: Any, options: argparse.Namespace) -> Message:
+    return _message(stub.ListJobs(pb.ListJobsRequest(), timeout=_timeout(options)))
+
+
+def _tensors(stub: Any, options: argparse.Namespace) -> Message:
+    request = pb.ListTensorsRequest(job=options.job, domain=options.domain, pattern=options.pattern)
+    return _message(stub.ListTensors(request, timeout=_timeout(options)))
+
+
+def _set_codec(stub: Any, options: argparse.Namespace) -> Message:
+    request = pb.SetCodecRequest(job=options.job, pattern=options.pattern, codec=options.spec)
+    return _message(stub.SetCodec(request, timeout=_timeout(options)))
+
+
+def _drain(stub: Any, options: argparse.Namespace) -> Message:
+    request = pb.DrainRequest(timeout_seconds=options.within, reason=options.reason)
+    return _message(stub.Drain(request, timeout=_timeout(options)))
+
+
+def _message(answer: Any) -> Message:
+    assert isinstance(answer, Message)
+    return answer
+
+
+def _changed(answer: dict[str, Any]) -> str:
+    return f"plan {answer['plan_version']} takes effect at step {answer['effective_step']}: {answer['message']}"
+
+
+def _draining(answer: dict[str, Any]) -> str:
+    return f"{answer['message']} ({answer['jobs_running']} running)"
+
+
+_COMMANDS: dict[str, tuple[Call, Callable[[dict[str, Any]], str]]] = {
+    "status": (_status, tables.status),
+    "peers": (_peers, tables.peers),
+    "jobs": (_jobs, tables.jobs),
+    "tensors": (_tensors, tables.tensors),
+    "set-codec": (_set_codec, _changed),
+    "drain": (_drain, _draining),
+}
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,126 @@
+"""Answers of the daemon as tables for a person.
+
+What may live here: which columns a person wants, how wide, how numbers are written. What may not: asking the daemon
+(`gcctl.py`). Input is what `convert.plain` makes of a message, so a table shows the same as `--json`.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from gcserver.values import human_duration, human_size, show_cores
+
+Row = Sequence[object]
+
+
+def table(header: Sequence[str], rows: Sequence[Row]) -> str:
+    """Columns two spaces apart; a column of numbers only is flush right. Control characters are shown, not obeyed."""
+    cells = [[_clean(str(cell)) for cell in row] for row in rows]
+    right = [bool(rows) and all(isinstance(row[i], int | float) for row in rows) for i in range(len(header))]
+    widths = [max(len(line[i]) for line in [list(header), *cells]) for i in range(len(header))]
+
+    def line(texts: Sequence[str]) -> str:
+        parts = (t.rjust(w) if r else t.ljust(w) for t, w, r in zip(texts, widths, right, strict=True))
+        return "  ".join(parts).rstrip()
+
+    return "\n".join([line(header), *map(line, cells)])
+
+
+def _clean(text: str) -> str:
+    """Names come from training programs; an escape sequence in one must not reach the terminal."""
+    return "".join(repr(c)[1:-1] if unicodedata.category(c)[0] == "C" else c for c in text) or "-"
+
+
+def facts(pairs: Sequence[tuple[str, object]]) -> str:
+    width = max(len(name) for name, _ in pairs)
+    return "\n".join(f"{name:<{width}}  {_clean(str(value))}" for name, value in pairs)
+
+
+def status(s: dict[str, Any]) -> str:
+    state = s["state"] + (f": {s['reason']}" if s["reason"] else "")
+    pairs = [
+        ("node", s["node"]),
+        ("state", state),
+        ("version", f"gradcomm {s['version']}, protocol {s['protocol_version']}"),
+        ("up for", human_duration(s["uptime_seconds"])),
+        ("incarnation", s["incarnation"]),
+        ("listens on", s["listen"] + (f", advertised as {s['advertise']}" if s["advertise"] != s["listen"] else "")),
+        ("arenas", human_size(s["arena_bytes"])),
+    ]
+    rows = [
+        (
+            lane["index"], lane["state"], lane["pid"], show_cores(lane["cores"]), lane["restarts"],
+            human_size(lane["bytes_in"]), human_size(lane["bytes_out"]), lane["rounds"],
+        )
+        for lane in s["lanes"]
+    ]  # fmt: skip
+    parts = [facts(pairs), table(("LANE", "STATE", "PID", "CORES", "RESTARTS", "IN", "OUT", "ROUNDS"), rows)]
+    if s["errors"]:
+        parts.append(table(("ERROR", "COUNT"), sorted(s["errors"].items())))
+    return "\n\n".join(parts)
+
+
+def peers(answer: dict[str, Any]) -> str:
+    def since(seconds: float | None, text: Callable[[str], str]) -> str:
+        return "-" if seconds is None else text(human_duration(seconds))
+
+    rows = [
+        (
+            p["name"], p["address"], p["state"], since(p["last_heard_seconds"], "{} ago".format),
+            since(p["rtt_seconds"], str), human_size(p["bytes_in"]), human_size(p["bytes_out"]), p["frames_resent"],
+            p["frames_corrupt"], p["reason"],
+        )
+        for p in answer["peers"]
+    ]  # fmt: skip
+    if not rows:
+        return "no peers"
+    return table(("PEER", "ADDRESS", "STATE", "HEARD", "RTT", "IN", "OUT", "RESENT", "CORRUPT", "REASON"), rows)
+
+
+def jobs(answer: dict[str, Any]) -> str:
+    if not answer["jobs"]:
+        return "no jobs"
+    return "\n\n".join(_job(job) for job in answer["jobs"])
+
+
+def _job(j: dict[str, Any]) -> str:
+    members = "; ".join(f"{m['node']}: {show_cores(m['ranks'])}" for m in j["members"]) or "-"
+    deadline = f", deadline {human_duration(j['deadline_seconds'])}" if j["deadline_seconds"] else ""
+    pairs = [
+        ("job", f"{j['label']} ({j['id']})" if j["id"] else j["label"]),
+        ("state", j["state"] + (f": {j['reason']}" if j["reason"] else "")),
+        ("ranks", f"{j['world_size']} ({members})"),
+        ("epoch, step, plan", f"{j['epoch']}, {j['step']}, {j['plan_version']}"),
+        ("on loss", j["on_loss"] + deadline),
+    ]
+    rows = [
+        (d["id"], d["label"], d["steps_settled"], d["steps_void"], d["tensors"], d["elements"], d["codec"])
+        for d in j["domains"]
+    ]
+    parts = [facts(pairs)]
+    if rows:
+        parts.append(table(("DOMAIN", "LABEL", "SETTLED", "VOID", "TENSORS", "ELEMENTS", "CODEC"), rows))
+    parts += [
+        f"domain {d['id']} waits {human_duration(w['since_seconds'])} for {_clean(w['node'])} in step {w['step']}: "
+        f"{_clean(w['reason'])}"
+        for d in j["domains"]
+        for w in d["waiting_for"]
+    ]
+    return "\n".join(parts)
+
+
+def tensors(answer: dict[str, Any]) -> str:
+    rows = []
+    for t in answer["tensors"]:
+        shape = "x".join(map(str, t["shape"])) or "scalar"
+        raw, on_wire = t["bytes_raw"], t["bytes_wire"]
+        ratio = f"{raw / on_wire:.3g}x" if on_wire else "-"
+        rows.append(
+            (t["name"], t["domain"], t["dtype"], shape, t["codec"], human_size(raw), human_size(on_wire), ratio,
+             f"{t['residual_norm']:.4g}")
+        )  # fmt: skip
+    if not rows:
+        return "no tensors match"
+    return table(("TENSOR", "DOMAIN", "DTYPE", "SHAPE", "CODEC", "RAW", "WIRE", "RATIO", "RESIDUAL"), rows)

@@ -1,0 +1,137 @@
+"""Feeds the metrics: what the supervisor and its lanes counted, when somebody scrapes.
+
+What may live here: turning the daemon's state into calls of `gcserver.admin.metrics`. What may not: names and
+labels of series (there), HTTP (`gcserver.admin.exposition`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Final
+
+from gcproto import wire
+from gcserver import __version__
+from gcserver.admin.exposition import MetricsServer
+from gcserver.admin.metrics import Metrics
+from gcserver.core.control_events import LogSettled
+from gcserver.core.events import DomainKey
+from gcserver.runtime.lanelink import StepTimes
+
+if TYPE_CHECKING:
+    from gcserver.runtime.status import Status
+    from gcserver.runtime.supervisor import Supervisor
+
+#: Residual norms read all residuals: at most this often, seconds.
+NORMS_EVERY: Final = 10.0
+
+
+class Observer:
+    """Metrics of one daemon. Nothing happens here unless a step settles or somebody scrapes."""
+
+    def __init__(self, supervisor: Supervisor, status: Status) -> None:
+        self._s, self._status = supervisor, status
+        self._metrics = Metrics(__version__, supervisor.node, wire.PROTOCOL_VERSION)
+        self._server = MetricsServer(self._metrics, self._why_not_ready, self.refresh)
+        self._times: dict[tuple[DomainKey, int], float] = {}
+        self._labels: dict[bytes, str] = {}
+        self._norms_at = -NORMS_EVERY
+        self._norms_task: asyncio.Task[None] | None = None
+
+    async def start(self, host: str, port: int) -> None:
+        """Raises OSError naming the address."""
+        await self._server.start(host, port)
+
+    async def stop(self) -> None:
+        if self._norms_task is not None:
+            self._norms_task.cancel()
+        await self._server.stop()
+
+    def _why_not_ready(self) -> str:
+        node = self._status.node()
+        return "" if node.state.value in ("serving", "degraded") else f"{node.state.value}: {node.reason}"
+
+    # ----------------------------------------------------------------------------------------- events
+    def on_times(self, message: StepTimes) -> None:
+        for step, seconds in message.steps:
+            key = (message.domain, step)
+            self._times[key] = max(seconds, self._times.get(key, 0.0))
+
+    def on_settled(self, e: LogSettled) -> None:
+        job = self._s.machine.jobs.get(e.domain[0])
+        if job is not None:
+            label = self._labels[job.id] = job.record.label
+            self._metrics.observe_step(
+                label, "void" if e.void else "settled", self._times.pop((e.domain, e.step), None)
+            )
+
+    def forget_job(self, job: bytes) -> None:
+        label = self._labels.pop(job, None)
+        for key in [k for k in self._times if k[0][0] == job]:
+            del self._times[key]
+        if label is not None and label not in self._labels.values():
+            self._metrics.forget_job(label)
+
+    # ----------------------------------------------------------------------------------------- scrape
+    def refresh(self) -> None:
+        """Bring everything that is counted elsewhere up to date."""
+        s, m = self._s, self._metrics
+        names = {wire.node_id(name): name for name in s.addresses}
+        jobs = {job.id: job.record.label for job in s.machine.jobs.values()}
+        arenas: dict[str, int] = dict.fromkeys(jobs.values(), 0)
+        for lane in s.lanes:
+            if lane is None or lane.stats is None:
+                continue
+            source = f"lane{lane.index}/{lane.incarnation}"
+            for t in lane.stats.peers:
+                peer = names.get(t.peer, "unknown")
+                for direction, wire_bytes, raw, frames in (
+                    ("in", t.bytes_in, t.raw_in, t.frames_in),
+                    ("out", t.bytes_out, t.raw_out, t.frames_out),
+                ):
+                    m.total("bytes", source, wire_bytes, direction=direction, kind="wire", peer=peer)
+                    m.total("bytes", source, raw, direction=direction, kind="raw", peer=peer)
+                    m.total("frames", source, frames, direction=direction, peer=peer)
+            for job, rounds in lane.stats.rounds:
+                if job in jobs:
+                    m.total("rounds", f"{source}/{job.hex()}", rounds, job=jobs[job])
+            for job, size in lane.stats.arena_bytes:
+                if job in jobs:
+                    arenas[jobs[job]] += size
+            m.total("lane_restarts", f"lane{lane.index}", lane.restarts)
+        for kind, n in self._status.errors().items():
+            m.total("errors", "all", n, kind=kind)
+        for label, size in arenas.items():
+            m.arena_bytes(label, size)
+        for peer_status in self._status.peers():
+            m.peer_up(peer_status.name, peer_status.state.value == "up")
+        self._waiting()
+        self._norms()
+
+    def _waiting(self) -> None:
+        now = time.monotonic()
+        waiting: dict[str, dict[str, float]] = {}
+        for job in self._s.machine.jobs.values():
+            peers = waiting.setdefault(job.record.label, {})
+            for domain in job.domains.values():
+                for report in domain.waiting.values():
+                    for missing in report.missing:
+                        peers[missing] = max(peers.get(missing, 0.0), now - report.since)
+        for label, peers in waiting.items():
+            self._metrics.waiting(label, peers)
+
+    def _norms(self) -> None:
+        """Residual norms come with the scrape after the one that asked: lanes have to be asked."""
+        now = time.monotonic()
+        if now - self._norms_at < NORMS_EVERY or (self._norms_task is not None and not self._norms_task.done()):
+            return
+        self._norms_at = now
+        self._norms_task = asyncio.ensure_future(self._ask_norms())
+
+    async def _ask_norms(self) -> None:
+        for job in list(self._s.machine.jobs.values()):
+            square = 0.0
+            for domain in list(job.domains.values()):
+                square += sum(s for _, s in (await self._status.ask(domain)).values())
+            if job.id in self._s.machine.jobs:
+                self._metrics.residual_norm(job.record.label, square**0.5)

@@ -1,0 +1,211 @@
+"""What the workers of test_client_*.py do: each function runs in its own process (see cluster.py).
+
+What may live here: functions that return plain data. What may not: assertions that the parent can make.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from typing import Any
+
+import torch
+
+import gcclient
+from tests.integration.cluster import mark
+
+DTYPES = ("float32", "float64", "float16", "bfloat16", "int8", "int16", "int32", "int64", "uint8", "bool")
+
+
+def _hash(tensor: torch.Tensor) -> str:
+    return hashlib.sha256(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
+
+
+def _values(dtype: torch.dtype, shape: tuple[int, ...], rank: int) -> torch.Tensor:
+    made = torch.Generator().manual_seed(1000 + rank)
+    values = torch.randint(0, 2 if dtype is torch.bool else 9, shape, generator=made)
+    return values.to(dtype)
+
+
+def sums() -> dict[str, Any]:
+    """Every dtype and many shapes, summed and averaged; returns what differs from the exact result, and a hash."""
+    gcclient.init()
+    rank, size = gcclient.rank(), gcclient.size()
+    wrong: list[str] = []
+    digest = hashlib.sha256()
+
+    def check(what: str, got: torch.Tensor, wanted: torch.Tensor, alike: bool = True) -> None:
+        if got.shape != wanted.shape or got.dtype != wanted.dtype or not torch.equal(got, wanted):
+            wrong.append(f"{what}: {got.flatten()[:5]} for {wanted.flatten()[:5]}")
+        if alike:
+            digest.update(_hash(got).encode())
+
+    shapes = ((), (1,), (0,), (3, 0, 2), (7,), (5, 3, 2), (300_001,))
+    for label in DTYPES:
+        dtype = getattr(torch, label)
+        for shape in shapes:
+            inputs = [_values(dtype, shape, r) for r in range(size)]
+            total = torch.stack([i.to(torch.float64) for i in inputs]).sum(0)
+            exact = total.ne(0) if dtype is torch.bool else total.to(dtype)
+            name = None if len(shape) == 1 else f"{label}{list(shape)}"
+            check(f"sum {label} {shape}", gcclient.push_pull(inputs[rank], name, average=False), exact)
+            if dtype.is_floating_point:
+                mean = (total / size).to(dtype)
+                got = gcclient.push_pull(inputs[rank], name)
+                digest.update(_hash(got).encode())
+                if not torch.allclose(got.double(), mean.double(), rtol=1e-6 if dtype.itemsize >= 4 else 1e-2):
+                    wrong.append(f"mean {label} {shape}")
+    base = torch.arange(24.0).view(4, 6) * (rank + 1)
+    total = torch.arange(24.0).view(4, 6) * sum(range(1, size + 1))
+    check("transposed", gcclient.push_pull(base.t(), "t", average=False), total.t())
+    strided = base.clone()
+    returned = gcclient.push_pull_(strided[:, ::2], "s", average=False)
+    check("strided in place", strided[:, ::2], total[:, ::2])
+    check("strided, the rest", strided[:, 1::2], base[:, 1::2], alike=False)
+    check("returned", returned, total[:, ::2])
+    leaf = torch.full((3,), float(rank), requires_grad=True)
+    gcclient.push_pull_(leaf, "leaf", average=False)
+    check("leaf in place", leaf.detach(), torch.full((3,), float(sum(range(size)))))
+    handles = [gcclient.push_pull_async(torch.full((n + 1,), float(n)), f"async{n}") for n in range(20)]
+    handles.append(gcclient.push_pull_async_(base, "async base", average=False))
+    for n in reversed(range(20)):
+        check(f"async {n}", gcclient.synchronize(handles[n]), torch.full((n + 1,), float(n)))
+    while not gcclient.poll(handles[-1]):
+        time.sleep(0.001)
+    check("async in place", gcclient.synchronize(handles[-1]), total)
+    first = gcclient.push_pull_async(torch.full((4,), 1.0), "again")
+    second = gcclient.push_pull_async(torch.full((4,), 2.0), "again")
+    check("first of two", gcclient.synchronize(first), torch.full((4,), 1.0))
+    check("second of two", gcclient.synchronize(second), torch.full((4,), 2.0))
+    for _ in range(600):  # more steps than doorbells are kept for
+        got = gcclient.push_pull(torch.full((8,), float(rank)), "many", average=False)
+    check("many", got, torch.full((8,), float(sum(range(size)))))
+    refused = []
+    for tensor, average in ((torch.ones(2, dtype=torch.int32), True), (torch.ones(2, dtype=torch.complex64), False)):
+        try:
+            gcclient.push_pull(tensor, "refused", average)
+        except ValueError as error:
+            refused.append(str(error))
+    place = (rank, size, gcclient.local_rank(), gcclient.local_size())
+    stats = gcclient.stats()
+    gcclient.shutdown()
+    return {"wrong": wrong, "digest": digest.hexdigest(), "place": place, "refused": refused, "stats": stats}
+
+
+def mismatch(kind: str) -> None:
+    """Rank 1 does something else than the others; what is raised is the outcome."""
+    gcclient.init(deadline=20)
+    odd = gcclient.rank() == 1
+    gcclient.push_pull(torch.ones(4), "before")
+    if kind == "shape":
+        gcclient.push_pull(torch.ones(5 if odd else 4), "layer.weight")
+    elif kind == "dtype":
+        gcclient.push_pull(torch.ones(4, dtype=torch.float64 if odd else torch.float32), "layer.weight")
+    elif kind == "order":
+        gcclient.push_pull(torch.ones(4), "second" if odd else "first")
+    elif kind == "known order":
+        gcclient.push_pull(torch.ones(4), "other")
+        gcclient.push_pull(torch.ones(4), "before" if odd else "other")
+    elif kind == "known shape":
+        gcclient.push_pull(torch.ones(5 if odd else 4), "before")
+    elif kind == "average":
+        gcclient.push_pull(torch.ones(4), "before", average=odd)
+    elif kind == "model":
+        gcclient.state(torch.nn.Linear(3, 5 if odd else 4))
+    elif kind == "codec":
+        gcclient.state(torch.nn.Linear(3, 4), compression="nosuchcodec")
+    elif kind == "broadcast":
+        gcclient.broadcast_parameters({"w": torch.ones(3 if odd else 4)})
+    elif kind == "root":
+        gcclient.broadcast_parameters({"w": torch.ones(4)}, root_rank=1 if odd else 0)
+    raise AssertionError("nothing was raised")
+
+
+def vanish(how: str) -> None:
+    """Rank 1 ends in the middle of the job; the others wait for it."""
+    gcclient.init(deadline=30)
+    gcclient.push_pull(torch.ones(4), "t")
+    if gcclient.rank() == 1:
+        if how == "exception":
+            raise RuntimeError("the training script has a bug")
+        os._exit(3)
+    began = time.monotonic()
+    try:
+        gcclient.push_pull(torch.ones(4), "t")
+    except gcclient.GradcommError as error:
+        if time.monotonic() - began > 10:
+            raise AssertionError("the others heard of it too late") from error
+        try:
+            gcclient.push_pull(torch.ones(4), "t")
+        except type(error):
+            raise error from None
+    raise AssertionError("nothing was raised")
+
+
+def broadcasts() -> dict[str, Any]:
+    """Parameters and optimizer state from rank 1 to all, bit by bit."""
+    gcclient.init()
+    rank = gcclient.rank()
+    made = torch.Generator().manual_seed(rank)
+    specials = torch.tensor([float("nan"), -0.0, float("inf"), 1e-42, 1.0])
+    values = {
+        "specials": specials * (1 if rank == 1 else 0),
+        "half": torch.randn(7, 3, generator=made).half(),
+        "brain": torch.randn(5, generator=made).bfloat16(),
+        "count": torch.tensor(rank),
+        "empty": torch.zeros(0),
+        "flags": torch.rand(9, generator=made) > 0.5,
+        "complex": torch.randn(4, generator=made, dtype=torch.complex64),
+        "strided": torch.randn(6, 8, generator=made).t(),
+        "large": torch.randn(3_000_000, generator=made),
+        "not a tensor": 3,
+    }
+    if rank == 1:
+        values["specials"] = specials
+    gcclient.broadcast_parameters(values, root_rank=1)
+    hashes = {k: _hash(v) for k, v in values.items() if isinstance(v, torch.Tensor) and v.numel()}
+    model = torch.nn.Linear(3, 2)
+    gcclient.broadcast_parameters(model.named_parameters())
+    adam = torch.optim.Adam(model.parameters(), lr=0.1 if rank == 0 else 0.7, betas=(0.5, 0.6 + rank / 10))
+    if rank == 0:
+        model(torch.ones(3)).sum().backward()
+        adam.step()
+        model.zero_grad()
+    gcclient.broadcast_parameters(model.state_dict())
+    gcclient.broadcast_optimizer_state(adam)
+    model(torch.full((3,), 2.0)).sum().backward()
+    adam.step()
+    options = {k: v for k, v in adam.param_groups[0].items() if k != "params"}
+    refused = ""
+    adam.param_groups[0]["odd"] = object() if rank == 0 else None
+    try:
+        gcclient.broadcast_optimizer_state(adam)
+    except TypeError as error:
+        refused = str(error)
+    return {
+        "hashes": hashes,
+        "model": _hash(torch.cat([p.flatten() for p in model.parameters()])),
+        "options": repr(options),
+        "refused": refused,
+    }
+
+
+def counting(steps: int, elements: int, pause: float = 0.0) -> dict[str, Any]:
+    """Integer-valued gradients under two names, every sum checked exactly; marks each step."""
+    gcclient.init(deadline=60)
+    rank, size = gcclient.rank(), gcclient.size()
+    wrong = 0
+    factor = sum(r + 1 for r in range(size))
+    ramp = torch.arange(elements, dtype=torch.float32) % 1000
+    for step in range(1, steps + 1):
+        got = gcclient.push_pull(ramp * (rank + 1) + step, "ramp", average=False)
+        wrong += int(not torch.equal(got, ramp * factor + step * size))
+        small = gcclient.push_pull(torch.full((10,), float(step)), "small")
+        wrong += int(not torch.equal(small, torch.full((10,), float(step))))
+        mark(f"step {step}")
+        if pause:
+            time.sleep(pause)
+    stats = gcclient.stats()
+    gcclient.shutdown()
+    return {"wrong": wrong, "reconnects": stats["reconnects"]}

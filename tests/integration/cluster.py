@@ -1,0 +1,364 @@
+"""Real daemons and real workers on loopback, for tests.
+
+What may live here: starting, killing and restarting daemons; running functions as worker processes and
+collecting what they return. What may not: assertions about the protocol, torch (the parent stays light).
+
+    with Cluster(tmp_path, nodes=2) as cluster:
+        for outcome in cluster.run("tests.integration.client_workers:sums", ranks=[0, 0, 1]):
+            assert outcome.value == ...
+
+``ranks=[0, 0, 1]``: ranks 0 and 1 live on node 0, rank 2 on node 1. A worker function is called with the keyword
+arguments given to ``run`` in its own process, with the variables torchrun would set and GC_NODE_SOCKET and GC_JOB,
+and returns something JSON can hold.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+START_WITHIN = 30.0
+
+
+def free_ports(count: int) -> int:
+    """The first of ``count`` consecutive free TCP ports on loopback.
+
+    Below the ephemeral range, so that no outgoing connection of a neighbour takes one in between.
+    """
+    for _ in range(200):
+        first = 12000 + secrets.randbelow(20000)
+        held = []
+        try:
+            for port in range(first, first + count):
+                sock = socket.socket()
+                held.append(sock)
+                sock.bind(("127.0.0.1", port))
+            return first
+        except OSError:
+            continue
+        finally:
+            for sock in held:
+                sock.close()
+    raise RuntimeError(f"no {count} consecutive free ports found")
+
+
+def _ends_with_parent() -> None:
+    import ctypes
+
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+
+
+class Daemon:
+    """One `gcserver run`. Its log is ``log``; ``pid`` is the supervisor's."""
+
+    def __init__(self, name: str, port: int, folder: Path, options: Mapping[str, str]) -> None:
+        self.name = name
+        self.address = f"tcp://127.0.0.1:{port}"
+        self.socket = folder / f"{name}.sock"
+        self.log = folder / f"{name}.log"
+        self.state = Path("/dev/shm") / f"gradcomm-test-{name}"
+        self.options = dict(options)
+        self.process: subprocess.Popen[bytes] | None = None
+        self.lives = 0
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.pid
+
+    def start(self) -> None:
+        """Start it (again); returns at once."""
+        self.lives += 1
+        flags = {
+            "node.name": self.name,
+            "node.listen": self.address,
+            "node.socket": str(self.socket),
+            "node.state": str(self.state),
+            "node.admin": "",
+            "node.metrics": "",
+            **self.options,
+        }
+        argv = [sys.executable, "-m", "gcserver.cli", "run"]
+        for key, value in flags.items():
+            argv += [f"--{key}", value]
+        environ = {k: v for k, v in os.environ.items() if not k.startswith("GC_")}
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                argv, cwd=ROOT, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                preexec_fn=_ends_with_parent,
+            )  # fmt: skip
+
+    def wait_ready(self) -> None:
+        """Until this life says it is ready. Raises RuntimeError with its log if it ends or takes too long."""
+        end = time.monotonic() + START_WITHIN
+        while self.text().count("ready: node") < self.lives:
+            assert self.process is not None
+            if self.process.poll() is not None or time.monotonic() > end:
+                raise RuntimeError(f"daemon {self.name} did not become ready; its log:\n{self.text()}")
+            time.sleep(0.02)
+
+    def text(self) -> str:
+        """All lives' log."""
+        return self.log.read_text(errors="replace") if self.log.exists() else ""
+
+    def lane_pids(self) -> list[int]:
+        """Processes of its lanes."""
+        children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
+        return [int(c) for c in children if b"gcserver.runtime.lane" in Path(f"/proc/{c}/cmdline").read_bytes()]
+
+    def kill(self) -> None:
+        """SIGKILL the supervisor and its lanes, as a crash of the whole daemon would."""
+        lanes = self.lane_pids()
+        self.kill_supervisor()
+        for pid in lanes:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+
+    def kill_supervisor(self) -> None:
+        """SIGKILL the supervisor alone."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self) -> int | None:
+        """SIGTERM, then SIGKILL after ten seconds; removes its memory. Returns the exit status."""
+        if self.process is None:
+            return None
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(10)
+            except subprocess.TimeoutExpired:
+                self.kill()
+        shutil.rmtree(self.state, ignore_errors=True)
+        return self.process.returncode
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a worker came to: ``value`` returned, or ``error`` (exception class name) with ``message``."""
+
+    rank: int
+    status: int
+    value: Any = None
+    error: str = ""
+    message: str = ""
+    facts: dict[str, Any] = field(default_factory=dict)
+    log: str = ""
+
+    def ok(self) -> Any:
+        """The value; AssertionError with the worker's log if there is none."""
+        assert not self.error and self.status == 0, f"rank {self.rank}: {self.error}: {self.message}\n{self.log}"
+        return self.value
+
+
+@dataclass(slots=True)
+class Worker:
+    """One worker process."""
+
+    rank: int
+    process: subprocess.Popen[bytes]
+    folder: Path
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def marks(self) -> list[str]:
+        """What the worker noted with :func:`mark` so far."""
+        path = self.folder / "marks"
+        return path.read_text().splitlines() if path.exists() else []
+
+    def outcome(self) -> Outcome:
+        log = (self.folder / "log").read_text(errors="replace")
+        status = self.process.returncode
+        path = self.folder / "result.json"
+        if not path.exists():
+            return Outcome(self.rank, status, error="Died", message=f"exit status {status}, no result", log=log)
+        return Outcome(self.rank, status, log=log, **json.loads(path.read_text()))
+
+
+class Job:
+    """Workers of one run. ``wait`` for their outcomes, in rank order."""
+
+    def __init__(self, workers: list[Worker]) -> None:
+        self.workers = workers
+
+    def wait(self, timeout: float = 90.0) -> list[Outcome]:
+        """All outcomes; workers still running after ``timeout`` seconds are killed and reported as such."""
+        end = time.monotonic() + timeout
+        for worker in self.workers:
+            try:
+                worker.process.wait(max(0.0, end - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                pass
+        self.kill()
+        return [worker.outcome() for worker in self.workers]
+
+    def wait_mark(self, text: str, rank: int = 0, timeout: float = 60.0) -> None:
+        """Until worker ``rank`` noted ``text``; RuntimeError if it ends before."""
+        end = time.monotonic() + timeout
+        worker = self.workers[rank]
+        while text not in worker.marks():
+            if worker.process.poll() is not None or time.monotonic() > end:
+                raise RuntimeError(f"rank {rank} never noted {text!r}: {worker.folder.joinpath('log').read_text()}")
+            time.sleep(0.002)
+
+    def kill(self) -> None:
+        for worker in self.workers:
+            if worker.process.poll() is None:
+                worker.process.kill()
+                worker.process.wait()
+
+
+class Cluster:
+    """``nodes`` daemons that know each other, on loopback. Use as a context manager.
+
+    ``options``: configuration keys for all daemons (``{"codec.default": "fp16"}``); ``lanes`` each.
+    ``know_peers=False`` leaves out the static list, for rendezvous through torch's store.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        nodes: int = 2,
+        lanes: int = 1,
+        options: Mapping[str, str] | None = None,
+        know_peers: bool = True,
+    ) -> None:
+        self.folder = folder
+        self.lanes = lanes
+        mark = secrets.token_hex(3)
+        ports = free_ports((lanes + 1) * nodes)
+        common = {"node.lanes": str(lanes), **(options or {})}
+        self.daemons = [
+            Daemon(f"{chr(ord('a') + i)}{mark}", ports + i * (lanes + 1), folder, common) for i in range(nodes)
+        ]
+        for daemon in self.daemons:
+            others = [f"{d.name}={d.address}" for d in self.daemons if d is not daemon]
+            if know_peers and others:
+                daemon.options["cluster.peers"] = ",".join(others)
+        self._jobs: list[Job] = []
+        self._runs = 0
+
+    def __enter__(self) -> Cluster:
+        try:
+            for daemon in self.daemons:
+                daemon.start()
+            for daemon in self.daemons:
+                daemon.wait_ready()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End every process this cluster started."""
+        for job in self._jobs:
+            job.kill()
+        for daemon in self.daemons:
+            if daemon.process is not None and daemon.process.poll() is None:
+                daemon.process.terminate()
+        for daemon in self.daemons:
+            daemon.stop()
+
+    def start(
+        self, function: str, ranks: Sequence[int], *, job: str = "", environ: Mapping[str, str] | None = None, **args: Any
+    ) -> Job:
+        """Start a worker for each entry of ``ranks``; rank r lives on node ``ranks[r]``. See the module's text."""
+        self._runs += 1
+        label = job or f"job{self._runs}"
+        store = free_ports(1)
+        workers = []
+        for rank, node in enumerate(ranks):
+            folder = self.folder / f"{label}-{self._runs}-{rank}"
+            folder.mkdir(parents=True)
+            local = [r for r, n in enumerate(ranks) if n == node]
+            variables = {
+                **{k: v for k, v in os.environ.items() if not k.startswith("GC_")},
+                "RANK": str(rank),
+                "WORLD_SIZE": str(len(ranks)),
+                "LOCAL_RANK": str(local.index(rank)),
+                "LOCAL_WORLD_SIZE": str(len(local)),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(store),
+                "GC_NODE_SOCKET": str(self.daemons[node].socket),
+                "GC_JOB": label,
+                "OMP_NUM_THREADS": "1",
+                **(environ or {}),
+            }
+            with (folder / "log").open("wb") as log:
+                process = subprocess.Popen(
+                    [sys.executable, "-m", "tests.integration.cluster", function, json.dumps(args), str(folder)],
+                    cwd=ROOT, env=variables, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                    preexec_fn=_ends_with_parent,
+                )  # fmt: skip
+            workers.append(Worker(rank, process, folder))
+        started = Job(workers)
+        self._jobs.append(started)
+        return started
+
+    def run(
+        self,
+        function: str,
+        ranks: Sequence[int],
+        *,
+        job: str = "",
+        environ: Mapping[str, str] | None = None,
+        timeout: float = 90.0,
+        **args: Any,
+    ) -> list[Outcome]:
+        """:meth:`start` and wait."""
+        return self.start(function, ranks, job=job, environ=environ, **args).wait(timeout)
+
+
+# --------------------------------------------------------------------------------------- in the worker
+def mark(text: str) -> None:
+    """In a worker: note ``text`` for the parent (:meth:`Job.wait_mark`)."""
+    with open(os.path.join(os.environ["GC_TEST_FOLDER"], "marks"), "a") as file:
+        file.write(text + "\n")
+
+
+def _main() -> None:
+    where, args, folder = sys.argv[1], json.loads(sys.argv[2]), Path(sys.argv[3])
+    os.environ["GC_TEST_FOLDER"] = str(folder)
+    module, name = where.split(":")
+
+    def finish(result: dict[str, Any]) -> None:
+        partial = folder / "result.tmp"
+        partial.write_text(json.dumps(result))
+        partial.replace(folder / "result.json")
+
+    try:
+        value = getattr(importlib.import_module(module), name)(**args)
+    except Exception as error:
+        facts = {k: v for k, v in vars(error).items() if isinstance(v, str | int | float | tuple)}
+        finish({"error": type(error).__name__, "message": str(error), "facts": facts})
+        raise  # to the top, as in a training script
+    finish({"value": value})
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,226 @@
+"""What the workers of test_client_ddp.py and of the kill tests do: DDP training, in its own process.
+
+What may live here: functions that return plain data. What may not: assertions that the parent can make.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import gcclient
+from tests.integration.cluster import mark
+
+
+def _start(gloo: bool = True) -> int:
+    """A DDP model needs a process group of torch even where a hook does all the communication."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    gcclient.init(deadline=60)
+    return dist.get_rank()
+
+
+def _stop() -> None:
+    gcclient.shutdown()
+    dist.destroy_process_group()
+
+
+def _model() -> nn.Module:
+    torch.manual_seed(7)
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.Flatten(),
+        nn.Linear(32 * 8 * 8, 400), nn.ReLU(), nn.Linear(400, 10),
+    )  # fmt: skip
+
+
+def _batch(rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    made = torch.Generator().manual_seed(100 * step + rank)
+    x = torch.randn(8, 1, 8, 8, generator=made)
+    return x, (x.mean(dim=(1, 2, 3)) * 40).long().clamp(-4, 5) + 4
+
+
+def _flat(model: nn.Module, grads: bool = False) -> torch.Tensor:
+    return torch.cat([(p.grad if grads else p.detach()).flatten() for p in model.parameters()])  # type: ignore[union-attr]
+
+
+def _hash(tensor: torch.Tensor) -> str:
+    return hashlib.sha256(tensor.contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
+
+
+def _train(
+    steps: int, hook: bool, compression: str | None = None, rank: int = 0, tell: bool = False, pause: float = 0.0
+) -> tuple[nn.Module, list[float], torch.Tensor]:
+    """Returns the model, the losses and the first step's averaged gradients."""
+    model = DistributedDataParallel(_model(), bucket_cap_mb=0.3)  # type: ignore[arg-type]
+    if hook:
+        model.register_comm_hook(gcclient.state(model, compression=compression), gcclient.ddp_hook)
+    optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+    losses, first = [], torch.empty(0)
+    for step in range(steps):
+        x, y = _batch(rank, step)
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        if not step:
+            first = _flat(model, grads=True).clone()
+        optimizer.step()
+        losses.append(float(loss))
+        if tell:
+            mark(f"step {step}")
+        if pause:
+            time.sleep(pause)
+    return model, losses, first
+
+
+def against_gloo(steps: int) -> dict[str, Any]:
+    """The same training twice, by torch's all-reduce and by the hook."""
+    rank = _start()
+    _, theirs, their_first = _train(steps, hook=False, rank=rank)
+    model, ours, our_first = _train(steps, hook=True, rank=rank)
+    scale = their_first.abs().clamp_min(1e-3)
+    result = {
+        "loss": (theirs[-1], ours[-1]),
+        "first_loss": ours[0],
+        "difference": float(((our_first - their_first).abs() / scale).max()),
+        "hash": _hash(_flat(model)),
+        "steps": gcclient.stats()["steps"],
+    }
+    _stop()
+    return result
+
+
+def training(steps: int, compression: str | None = None, pause: float = 0.0) -> dict[str, Any]:
+    """Training that tells of its steps, so that the parent can kill daemons in between; returns the weights' hash."""
+    rank = _start()
+    model, losses, _ = _train(steps, True, compression, rank, tell=True, pause=pause)
+    reconnects = gcclient.stats()["reconnects"]
+    _stop()
+    return {"hash": _hash(_flat(model)), "loss": losses[-1], "reconnects": reconnects}
+
+
+def accumulation() -> dict[str, Any]:
+    """no_sync for two of three backward passes: local gradients add up, then one exchange."""
+    rank = _start()
+    results = []
+    for hook in (False, True):
+        model = DistributedDataParallel(_model(), bucket_cap_mb=0.3)  # type: ignore[arg-type]
+        if hook:
+            model.register_comm_hook(gcclient.state(model), gcclient.ddp_hook)
+        for round_ in range(3):
+            model.zero_grad()
+            with model.no_sync():
+                for part in range(2):
+                    x, y = _batch(rank, 10 * round_ + part)
+                    nn.functional.cross_entropy(model(x), y).backward()
+            x, y = _batch(rank, 10 * round_ + 2)
+            nn.functional.cross_entropy(model(x), y).backward()
+        results.append(_flat(model, grads=True))
+    steps = gcclient.stats()["steps"]
+    _stop()
+    return {"equal": torch.allclose(*results, rtol=1e-6, atol=1e-7), "steps": steps}
+
+
+def scaled() -> dict[str, Any]:
+    """GradScaler with an overflow on rank 0 only: every rank must skip that step and lower its scale."""
+    rank = _start()
+    model = DistributedDataParallel(_model(), bucket_cap_mb=0.3)  # type: ignore[arg-type]
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1000)
+    model.register_comm_hook(gcclient.state(model, scaler=scaler), gcclient.ddp_hook)
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    scales, hashes = [], []
+    for step in range(4):
+        x, y = _batch(rank, step)
+        if step == 1 and rank == 0:
+            x = x * math.inf
+        optimizer.zero_grad()
+        scaler.scale(nn.functional.cross_entropy(model(x), y)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        scales.append(scaler.get_scale())
+        hashes.append(_hash(_flat(model)))
+    result = {"scales": scales, "hashes": hashes, "nonfinite": gcclient.stats()["nonfinite_steps"]}
+    _stop()
+    return result
+
+
+class _Branches(nn.Module):
+    """One branch unused on some ranks, one unused everywhere, one in float64, one embedding with sparse gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.sparse = nn.Embedding(20, 6, sparse=True)
+        self.left, self.right, self.never = (nn.Linear(6, 4) for _ in range(3))
+        self.wide = nn.Linear(4, 2).double()
+        self.frozen = nn.Linear(2, 2).requires_grad_(False)
+
+    def forward(self, index: torch.Tensor, left: bool) -> torch.Tensor:
+        hidden = self.sparse(index)
+        return self.wide((self.left if left else self.right)(hidden).double())
+
+
+def branches() -> dict[str, Any]:
+    """Unused parameters, mixed dtypes, sparse gradients; gradients against gloo's."""
+    rank = _start()
+    results = []
+    for hook in (False, True):
+        model = DistributedDataParallel(_Branches(), find_unused_parameters=True)
+        if hook:
+            model.register_comm_hook(gcclient.state(model), gcclient.ddp_hook)
+        for step in range(3):
+            model.zero_grad()
+            model(torch.arange(5) + rank + step, rank % 2 == 0).pow(2).sum().backward()
+        grads = {
+            n: None if p.grad is None else p.grad.to_dense().double().flatten().tolist()
+            for n, p in model.module.named_parameters()
+        }
+        results.append(grads)
+    _stop()
+    close = {
+        n: (a is None) == (b is None) and (a is None or torch.allclose(torch.tensor(a), torch.tensor(b), rtol=1e-6))
+        for (n, a), b in zip(results[0].items(), results[1].values(), strict=True)
+    }
+    return {"close": close}
+
+
+def groups() -> dict[str, Any]:
+    """Two data-parallel groups of two ranks each, at once; each averages only its own."""
+    rank = _start()
+    mine = [dist.new_group([0, 2]), dist.new_group([1, 3])][rank % 2]
+    model = DistributedDataParallel(nn.Linear(4, 3), process_group=mine)
+    model.register_comm_hook(gcclient.state(model), gcclient.ddp_hook)
+    for _ in range(3):
+        model.zero_grad()
+        model(torch.full((1, 4), float(rank))).sum().backward()
+    grad = model.module.weight.grad
+    total = gcclient.push_pull(torch.tensor([float(rank)]), "all", average=False)
+    _stop()
+    return {"grad": sorted(set(grad.flatten().tolist())), "total": float(total)}
+
+
+def failing() -> dict[str, Any]:
+    """Rank 1 dies within training; the others' backward() must raise with the text, and the next call typed."""
+    rank = _start()
+    model = DistributedDataParallel(_model(), bucket_cap_mb=0.3)  # type: ignore[arg-type]
+    model.register_comm_hook(gcclient.state(model), gcclient.ddp_hook)
+    for step in range(100):
+        if rank == 1 and step == 3:
+            os._exit(9)
+        x, y = _batch(rank, step)
+        model.zero_grad()
+        try:
+            nn.functional.cross_entropy(model(x), y).backward()
+        except RuntimeError as error:
+            try:
+                gcclient.push_pull(torch.ones(1))
+            except gcclient.GradcommError as later:
+                return {"step": step, "backward": str(error), "later": type(later).__name__}
+    return {}

@@ -1,0 +1,64 @@
+"""DistributedDataParallel through real daemons, against torch's own all-reduce."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.integration.cluster import Cluster
+
+WORKERS = "tests.integration.ddp_workers"
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Two daemons that are not told of each other: workers publish them through torch's store."""
+    options = {"partition_bytes": str(256 << 10)}
+    with Cluster(tmp_path_factory.mktemp("ddp"), nodes=2, lanes=2, options=options, know_peers=False) as cluster:
+        yield cluster
+
+
+@pytest.mark.parametrize("ranks", [[0, 1], [0, 0, 1]], ids=["one each", "two and one"])
+def test_training_equals_gloo(pair: Cluster, ranks: list[int]) -> None:
+    values = [o.ok() for o in pair.run(f"{WORKERS}:against_gloo", ranks, steps=50)]
+    for value in values:
+        theirs, ours = value["loss"]
+        assert ours == pytest.approx(theirs, abs=1e-5)
+        assert ours < value["first_loss"]
+        assert value["difference"] < 1e-6
+        assert value["steps"] == 50
+    assert len({v["hash"] for v in values}) == 1
+
+
+def test_gradient_accumulation_with_no_sync(pair: Cluster) -> None:
+    for outcome in pair.run(f"{WORKERS}:accumulation", [0, 1]):
+        assert outcome.ok() == {"equal": True, "steps": 3}
+
+
+def test_an_overflow_on_one_rank_is_seen_by_every_scaler(pair: Cluster) -> None:
+    values = [o.ok() for o in pair.run(f"{WORKERS}:scaled", [0, 1])]
+    for value in values:
+        assert value["scales"] == [1024.0, 512.0, 512.0, 512.0]
+        assert value["hashes"][0] == value["hashes"][1] != value["hashes"][2]
+        assert value["nonfinite"] == 1
+    assert values[0]["hashes"] == values[1]["hashes"]
+
+
+def test_unused_sparse_and_mixed_parameters(pair: Cluster) -> None:
+    for outcome in pair.run(f"{WORKERS}:branches", [0, 1]):
+        close = outcome.ok()["close"]
+        assert all(close.values()), close
+
+
+def test_two_groups_at_once(pair: Cluster) -> None:
+    values = [o.ok() for o in pair.run(f"{WORKERS}:groups", [0, 0, 1, 1])]
+    assert [v["grad"] for v in values] == [[1.0], [2.0], [1.0], [2.0]]
+    assert {v["total"] for v in values} == {6.0}
+
+
+def test_a_lost_worker_comes_out_of_backward(pair: Cluster) -> None:
+    outcome = pair.run(f"{WORKERS}:failing", [0, 1])[0]
+    value = outcome.ok()
+    assert value["later"] == "WorkerLost"
+    assert "rank 1" in value["backward"] and "without shutdown" in value["backward"]

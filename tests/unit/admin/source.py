@@ -1,0 +1,99 @@
+"""A source with fixed answers, for the service, the tables and gcctl. It is the other side of an interface, not a mock:
+what it refuses, it refuses as the supervisor does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fnmatch import fnmatchcase
+
+from gcserver.admin.source import (
+    AdminError,
+    DomainStatus,
+    DrainResult,
+    ErrorKind,
+    JobState,
+    JobStatus,
+    LaneStatus,
+    Member,
+    NodeState,
+    NodeStatus,
+    PeerState,
+    PeerStatus,
+    SetCodecResult,
+    TensorStatus,
+    WaitingFor,
+)
+from gcserver.codecs import CodecError, parse
+
+BIG = (1 << 60) + 1  # does not fit a double: JSON must not lose its last digit
+
+NODE = NodeStatus(
+    node="a", incarnation=BIG, state=NodeState.SERVING, version="0.1.0", protocol_version=1, uptime=7500.0,
+    listen="tcp://0.0.0.0:7470", advertise="tcp://10.0.0.1:7470", arena_bytes=3 << 20, errors={"frames_corrupt": 2},
+    lanes=(LaneStatus(0, "ready", 411, 9, (0, 1), 1, 5 << 20, 6 << 20, 77),),
+)  # fmt: skip
+PEERS = [
+    PeerStatus("b", "tcp://10.0.0.2:7470", PeerState.UP, "", 5, 0.25, 0.0012, 1 << 20, 2 << 20, 3, 4),
+    PeerStatus("c", "tcp://10.0.0.3:7470", PeerState.REFUSED, "it has 2 lanes, this node has 1"),
+]
+JOB = JobStatus(
+    label="gpt", id="0123456789abcdef" * 2, state=JobState.RUNNING, epoch=1, world_size=3,
+    members=(Member("a", (0, 1)), Member("b", (2,))), step=41, plan_version=2, deadline=1800.0,
+    domains=(
+        DomainStatus(0, "world", 41, 1, 2, 1064, "fp16", (WaitingFor("b", 3.5, 42, "its push of 3 of 12 partitions"),)),
+    ),
+)  # fmt: skip
+TENSORS = [
+    TensorStatus("wte.weight", "world", "float32", (64, 16), 0, "fp16", 4096, 2048, 0.0),
+    TensorStatus("ln.bias", "world", "float32", (40,), 4096, "none", 160, 0, 0.125),
+]
+
+
+class FixedSource:
+    """One job, two peers, two tensors. ``state``, ``jobs_here`` and ``defect`` can be set by a test."""
+
+    def __init__(self) -> None:
+        self.state = NodeState.SERVING
+        self.jobs_here = [JOB]
+        self.defect = False
+        self.asked: list[tuple[object, ...]] = []
+
+    def node(self) -> NodeStatus:
+        if self.defect:
+            raise ZeroDivisionError("of all things")
+        return replace(NODE, state=self.state, reason="drained by hand" if self.state is NodeState.DRAINING else "")
+
+    def peers(self) -> list[PeerStatus]:
+        return PEERS
+
+    def jobs(self) -> list[JobStatus]:
+        return self.jobs_here
+
+    def _job(self, job: str) -> JobStatus:
+        found = [j for j in self.jobs_here if job in ("", j.label, j.id)]
+        have = ", ".join(j.label for j in self.jobs_here)
+        if not found:
+            raise AdminError(ErrorKind.NOT_FOUND, f"no job {job!r} here; jobs: {have}", "job")
+        if len(found) > 1:
+            raise AdminError(ErrorKind.PRECONDITION, f"several jobs match {job!r}; name one of: {have}", "job")
+        return found[0]
+
+    async def tensors(self, job: str, domain: str, pattern: str) -> list[TensorStatus]:
+        self._job(job)
+        return [t for t in TENSORS if domain in ("", t.domain) and fnmatchcase(t.name, pattern or "*")]
+
+    async def set_codec(self, job: str, pattern: str, spec: str) -> SetCodecResult:
+        self.asked.append(("set_codec", job, pattern, spec))
+        self._job(job)
+        if spec == "later":
+            raise AdminError(ErrorKind.UNAVAILABLE, "peer b does not answer")
+        try:
+            codec = parse(spec)
+        except CodecError as error:
+            raise AdminError(ErrorKind.INVALID, str(error), "codec") from None
+        return SetCodecResult(3, 44, f"{pattern} uses {codec.spec}")
+
+    async def drain(self, timeout: float, reason: str) -> DrainResult:
+        self.asked.append(("drain", timeout, reason))
+        self.state = NodeState.DRAINING
+        return DrainResult("stops when the last job has left", len(self.jobs_here))

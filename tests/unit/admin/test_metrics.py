@@ -1,0 +1,217 @@
+"""What is counted, and how it is scraped: over real HTTP, parsed by Prometheus' own parser, judged by promtool."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import pytest
+from prometheus_client import generate_latest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse_text
+
+from gcserver.admin import exposition
+from gcserver.admin.metrics import MAX_JOBS, Metrics
+
+T = TypeVar("T")
+
+
+def filled() -> Metrics:
+    """Every series at least once."""
+    m = Metrics("0.1.0", "a", 1)
+    m.count_bytes("in", "wire", "b", 100)
+    m.count_bytes("in", "raw", "b", 400)
+    m.count_frames("out", "b", 3)
+    m.count_rounds("gpt", 5)
+    m.observe_step("gpt", "settled", 0.03)
+    m.observe_step("gpt", "void", None)
+    m.residual_norm("gpt", 1.5)
+    m.count("frames_corrupt", 2)
+    m.waiting("gpt", {"b": 3.0})
+    m.peer_up("b", True)
+    m.lane_restarted()
+    m.arena_bytes("gpt", 1 << 20)
+    return m
+
+
+def value(m: Metrics, name: str, **labels: str) -> float | None:
+    return m.registry.get_sample_value(f"gradcomm_{name}", labels)
+
+
+def jobs_in(m: Metrics) -> set[str]:
+    return {s.labels["job"] for family in m.registry.collect() for s in family.samples if "job" in s.labels}
+
+
+def test_what_is_counted_can_be_read() -> None:
+    m = filled()
+    assert value(m, "bytes_total", direction="in", kind="wire", peer="b") == 100
+    assert value(m, "bytes_total", direction="in", kind="raw", peer="b") == 400
+    assert value(m, "frames_total", direction="out", peer="b") == 3
+    assert value(m, "rounds_total", job="gpt") == 5
+    assert value(m, "steps_total", job="gpt", outcome="settled") == 1
+    assert value(m, "steps_total", job="gpt", outcome="void") == 1
+    assert value(m, "step_seconds_count", job="gpt") == 1
+    assert value(m, "step_seconds_bucket", job="gpt", le="0.02") == 0
+    assert value(m, "step_seconds_bucket", job="gpt", le="0.05") == 1
+    assert value(m, "residual_norm", job="gpt") == 1.5
+    assert value(m, "errors_total", kind="frames_corrupt") == 2
+    assert value(m, "waiting_seconds", job="gpt", peer="b") == 3
+    assert value(m, "peer_up", peer="b") == 1
+    assert value(m, "lane_restarts_total") == 1
+    assert value(m, "arena_bytes", job="gpt") == 1 << 20
+    assert value(m, "build_info", version="0.1.0", node="a", protocol="1") == 1
+
+
+def test_totals_of_a_lane_survive_its_restart() -> None:
+    m = Metrics("0.1.0", "a", 1)
+    for reported in (100.0, 250.0, 250.0, 40.0, 90.0):  # it died after 250 and counted from 0 again
+        m.total("bytes", "lane0", reported, direction="in", kind="wire", peer="b")
+    m.total("bytes", "lane1", 7, direction="in", kind="wire", peer="b")
+    m.total("lane_restarts", "supervisor", 2)
+    assert value(m, "bytes_total", direction="in", kind="wire", peer="b") == 250 + 90 + 7
+    assert value(m, "lane_restarts_total") == 2
+    with pytest.raises(KeyError):
+        m.total("byte", "lane0", 1)
+    with pytest.raises(ValueError):
+        m.total("bytes", "lane0", 1, peer="b")
+
+
+def test_whom_nobody_waits_for_any_more_disappears() -> None:
+    m = Metrics("0.1.0", "a", 1)
+    m.waiting("gpt", {"b": 1.0, "c": 2.0})
+    m.waiting("gpt", {"c": 3.0})
+    assert value(m, "waiting_seconds", job="gpt", peer="b") is None
+    assert value(m, "waiting_seconds", job="gpt", peer="c") == 3
+    m.waiting("gpt", {})
+    assert value(m, "waiting_seconds", job="gpt", peer="c") is None
+
+
+def test_a_finished_job_leaves_no_series() -> None:
+    m = filled()
+    m.total("rounds", "lane0", 9, job="gpt")
+    m.observe_step("bert", "settled", 1.0)
+    m.forget_job("gpt")
+    m.forget_job("gpt")
+    assert jobs_in(m) == {"bert"}
+    m.total("rounds", "lane0", 9, job="gpt")
+    assert value(m, "rounds_total", job="gpt") == 9
+
+
+def test_jobs_cannot_flood_the_registry() -> None:
+    m = Metrics("0.1.0", "a", 1)
+    for i in range(MAX_JOBS + 50):
+        m.count_rounds(f"job{i}")
+    assert len(jobs_in(m)) == MAX_JOBS + 1
+    assert value(m, "rounds_total", job="other") == 50
+
+
+# ------------------------------------------------------------------------------------------------- HTTP
+def served(work: Callable[[str, int], T], metrics: Metrics | None = None, reason: str = "") -> T:
+    """``work(host, port)`` in a thread beside a running server."""
+
+    async def all_of_it() -> T:
+        m = metrics or filled()
+        server = await exposition.serve(m, "127.0.0.1", 0, lambda: reason, lambda: m.peer_up("late", True))
+        host, _, port = server.address.rpartition(":")
+        try:
+            return await asyncio.to_thread(work, host, int(port))
+        finally:
+            await server.stop()
+
+    return asyncio.run(all_of_it())
+
+
+def get(path: str, accept: str = "", method: str = "GET") -> Callable[[str, int], tuple[int, str, str]]:
+    def work(host: str, port: int) -> tuple[int, str, str]:
+        connection = http.client.HTTPConnection(host, port, timeout=5)
+        connection.request(method, path, headers={"Accept": accept} if accept else {})
+        answer = connection.getresponse()
+        body = answer.read().decode()
+        connection.close()
+        return answer.status, answer.getheader("Content-Type", ""), body
+
+    return work
+
+
+def test_a_scrape_is_fresh_and_parses() -> None:
+    status, kind, body = served(get("/metrics"))
+    assert status == 200 and kind.startswith("text/plain; version=0.0.4")
+    families = {family.name: family for family in parse_text(body)}
+    assert {"gradcomm_bytes", "gradcomm_step_seconds", "gradcomm_waiting_seconds"} <= families.keys()
+    assert any(s.labels == {"peer": "late"} for s in families["gradcomm_peer_up"].samples)
+    assert "_created" not in body
+
+
+def test_a_scrape_in_openmetrics() -> None:
+    status, kind, body = served(get("/metrics?x=1", "application/openmetrics-text; version=1.0.0"))
+    assert status == 200 and kind.startswith("application/openmetrics-text; version=1.0.0")
+    assert "gradcomm_steps" in {family.name for family in parse_openmetrics(body)}
+
+
+def test_names_that_need_escaping() -> None:
+    m = Metrics("0.1.0", "a", 1)
+    m.count_rounds('a "job"\n\\ of mine')
+    _, _, body = served(get("/metrics"), m)
+    rounds = next(f for f in parse_text(body) if f.name == "gradcomm_rounds")
+    assert rounds.samples[0].labels == {"job": 'a "job"\n\\ of mine'}
+
+
+def test_probes() -> None:
+    assert served(get("/healthz")) == (200, "text/plain; charset=utf-8", "ok\n")
+    assert served(get("/readyz")) == (200, "text/plain; charset=utf-8", "ok\n")
+    assert served(get("/readyz"), reason="draining")[::2] == (503, "draining\n")
+    assert served(get("/healthz"), reason="draining")[0] == 200
+
+
+def test_other_requests_are_refused() -> None:
+    assert served(get("/"))[0] == 404
+    assert served(get("/metrics", method="POST"))[0] == 405
+    assert served(get("/metrics", method="HEAD"))[::2] == (200, "")
+
+
+@pytest.mark.parametrize(
+    "sent", [b"\r\n\r\n", b"GET\r\n\r\n", b"GET / SPDY/3\r\n\r\n", b"GET / HTTP/1.1\r\nX: " + b"x" * 70_000]
+)
+def test_what_is_not_http_is_answered_and_hung_up_on(sent: bytes) -> None:
+    def work(host: str, port: int) -> bytes:
+        with socket.create_connection((host, port), timeout=5) as sock:
+            sock.sendall(sent)
+            try:
+                return sock.makefile("rb").read()
+            except ConnectionResetError:  # the rest of an endless header is thrown away with the connection
+                return b"HTTP/1.1 400"
+
+    assert served(work).startswith(b"HTTP/1.1 400")
+
+
+def test_a_silent_client_keeps_nobody_waiting() -> None:
+    def work(host: str, port: int) -> int:
+        with socket.create_connection((host, port), timeout=5):
+            return get("/healthz")(host, port)[0]
+
+    began = time.monotonic()
+    assert served(work) == 200
+    assert time.monotonic() - began < 3
+
+
+def test_a_port_in_use_is_said() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(OSError, match=rf"node.metrics: 127.0.0.1:{port} cannot be bound: .*; `ss -ltnp"):
+            asyncio.run(exposition.serve(Metrics("0", "a", 1), "127.0.0.1", port, lambda: ""))
+
+
+@pytest.mark.system
+def test_promtool_finds_nothing_to_say() -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not here; on Debian: apt-get install prometheus")
+    text = generate_latest(filled().registry)
+    result = subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True, timeout=30, check=False)
+    assert (result.returncode, result.stdout, result.stderr) == (0, b"", b"")
