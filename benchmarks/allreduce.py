@@ -242,8 +242,8 @@ def show(row: common.Row) -> str:
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", default="2,4", help="numbers of nodes, each measured in turn (default 2,4)")
-    parser.add_argument("--sizes", help="of the fp32 tensor: FROM..TO in steps of four, or a list (default 4KiB..256MiB)")
-    parser.add_argument("--network", default="loopback", help="loopback, unshaped (namespaces), or a rate such as 1gbit")
+    parser.add_argument("--sizes", help="of the tensor: FROM..TO in steps of four, or a list (default 4KiB..256MiB)")
+    parser.add_argument("--network", default="loopback", help="loopback, unshaped (namespaces), or a rate as 1gbit")
     parser.add_argument("--codec", default="none", help="the daemons' codec.default (default none)")
     parser.add_argument("--runs", type=int, default=7, help="repetitions, at least (default 7)")
     parser.add_argument("--seconds", type=float, default=3.0, help="goes on repeating for this long a size (default 3)")
@@ -264,8 +264,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
     if args.worker:
-        fields = json.loads(args.worker)
-        worker(Task(**{k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}))
+        fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in json.loads(args.worker).items()}
+        worker(Task(**fields))
         return 0
     if args.network != "loopback" and netns.shaping() is None:
         print(f"--network {args.network}: {netns.probe().reason}", file=sys.stderr)

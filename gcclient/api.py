@@ -68,9 +68,7 @@ def init(
         if store is not None:
             identity = session.who()
             mine = rendezvous.Place(identity.node, identity.address)
-            places = rendezvous.meet(
-                store, rendezvous.prefix(label), world.rank, world.size, mine, limit or JOIN_FOR
-            )
+            places = rendezvous.meet(store, rendezvous.prefix(label), world.rank, world.size, mine, limit or JOIN_FOR)
             peers = rendezvous.peers(places, world.rank)
             if local_rank is None and local_size is None:
                 world = World(world.rank, world.size, *rendezvous.local_part(places, world.rank), world.source)
@@ -202,9 +200,7 @@ def synchronize(handle: Call) -> torch.Tensor:
 
 
 # ------------------------------------------------------------------------------------------ broadcast
-def broadcast_parameters(
-    params: Mapping[str, Any] | Iterable[tuple[str, torch.Tensor]], root_rank: int = 0
-) -> None:
+def broadcast_parameters(params: Mapping[str, Any] | Iterable[tuple[str, torch.Tensor]], root_rank: int = 0) -> None:
     """Overwrite the tensors of ``params`` (a state_dict, or named parameters) with rank ``root_rank``'s, bit by bit.
 
     Raises :class:`~gcclient.TensorMismatch` on every rank when names, shapes or dtypes differ.

@@ -32,12 +32,14 @@ EXACT: Final = 1
 
 def calls_domain(session: Session) -> Domain:
     """Named calls; one step each."""
-    return session.domain("calls", CALLS, tuple(range(session.me.size)), scoped=False, codec="")
+    known = session.domains.get(CALLS)
+    return known or session.domain("calls", CALLS, tuple(range(session.me.size)), scoped=False, codec="")
 
 
 def exact_domain(session: Session) -> Domain:
     """Unnamed calls and broadcasts: lossless whatever the plan says."""
-    return session.domain("exact", EXACT, tuple(range(session.me.size)), scoped=False, codec="none")
+    known = session.domains.get(EXACT)
+    return known or session.domain("exact", EXACT, tuple(range(session.me.size)), scoped=False, codec="none")
 
 
 class Tensor:
@@ -58,15 +60,29 @@ class Call:
     Results are copied out by whoever waits, block by block as they arrive.
     """
 
-    __slots__ = ("session", "tensor", "step", "result", "_flat", "_memory", "_ready", "_left", "_lock", "_error", "over")
+    __slots__ = (
+        "session",
+        "tensor",
+        "step",
+        "result",
+        "_flat",
+        "_memory",
+        "_ready",
+        "_left",
+        "_lock",
+        "_error",
+        "over",
+    )
 
-    def __init__(self, session: Session, tensor: Tensor, flat: torch.Tensor, result: torch.Tensor) -> None:
+    def __init__(
+        self, session: Session, tensor: Tensor, flat: torch.Tensor, memory: device.Memory, result: torch.Tensor
+    ) -> None:
         self.session = session
         self.tensor = tensor
         self.step = 0
         self.result = result
         self._flat = flat
-        self._memory = device.memory_of(flat)
+        self._memory = memory
         self._ready: deque[BlockPlace] = deque()
         self._left = len(tensor.places)
         self._lock = threading.RLock()
@@ -146,9 +162,7 @@ class Calls:
         self._unnamed_count = 0
         self._lock = threading.RLock()
 
-    def start(
-        self, tensor: torch.Tensor, name: str | None, average: bool, in_place: bool, exact: bool = False
-    ) -> Call:
+    def start(self, tensor: torch.Tensor, name: str | None, average: bool, in_place: bool, exact: bool = False) -> Call:
         """Push ``tensor``; returns its handle. ``exact``: losslessly, although it has a name.
 
         Raises ValueError for what cannot be exchanged or averaged.
@@ -171,23 +185,24 @@ class Calls:
             if known.call is not None:
                 # Its output slot is about to be reused: fetch the earlier result first.
                 known.call.finish()
+            memory = device.memory_of(flat)
             if in_place:
-                result, target = source, flat
+                call = Call(session, known, flat, memory, source)
             else:
                 target = torch.empty_like(flat)
-                result = target.view(tensor.shape)
-            call = Call(session, known, target, result)
+                call = Call(session, known, target, device.memory_of(target), target.view(tensor.shape))
             known.call = call
             session.pending.add(call)
-            self._push(domain, call, flat, Flag.AVERAGE if average else Flag.NONE)
+            self._push(domain, call, memory, int(Flag.AVERAGE) if average else 0)
+            session.counters.calls += 1
+            session.counters.bytes_pushed += flat.nbytes
         if session.failure is not None:
             call.fail(session.failure.again())
         return call
 
-    def _push(self, domain: Domain, call: Call, flat: torch.Tensor, flags: Flag) -> None:
-        memory = device.memory_of(flat)
+    def _push(self, domain: Domain, call: Call, memory: device.Memory, flags: int) -> None:
         with domain.pushing:
-            step = Step(domain, int(flags), 1.0, memory.settle)
+            step = Step(domain, flags, 1.0, memory.settle)
             call.step = step.number
             for place in call.tensor.places:
                 at = place.block.start * place.block.dtype.itemsize
@@ -195,8 +210,6 @@ class Calls:
                 memory.load(at, at + place.block.nbytes, place.input)
                 step.add(place)
             step.close()
-        self.session.counters.calls += 1
-        self.session.counters.bytes_pushed += flat.nbytes
 
     # ------------------------------------------------------------------------------------------ names
     def _find(self, domain: Domain, name: str | None, shape: tuple[int, ...], dtype: DType) -> Tensor:

@@ -130,13 +130,13 @@ def pin(chunk: Bytes) -> bool:
     """
     if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
         return False
-    code: Any = torch.cuda.cudart().cudaHostRegister(chunk.ctypes.data, chunk.nbytes, 0)  # type: ignore[attr-defined]
+    code: Any = torch.cuda.cudart().cudaHostRegister(chunk.ctypes.data, chunk.nbytes, 0)
     return int(code) == 0
 
 
 def unpin(chunk: Bytes) -> None:
     """Undo :func:`pin`; call before the mapping goes away."""
-    torch.cuda.cudart().cudaHostUnregister(chunk.ctypes.data)  # type: ignore[attr-defined]
+    torch.cuda.cudart().cudaHostUnregister(chunk.ctypes.data)
 
 
 def future_for(tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:

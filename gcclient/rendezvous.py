@@ -10,7 +10,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -99,11 +99,8 @@ def peers(places: Sequence[Place], me: int) -> tuple[tuple[str, str], ...]:
     for rank, place in enumerate(places):
         if found.setdefault(place.node, place.address) != place.address:
             raise JoinRefused(
-                f"two daemons are called {place.node!r}: one at {found[place.node]}, one at {place.address} (rank {rank})",
+                f"two daemons are called {place.node!r}: at {found[place.node]} and at {place.address} (rank {rank})",
                 phase="join",
                 advice="give each daemon its own node.name",
             )
     return tuple((n, a) for n, a in sorted(found.items()) if n != places[me].node)
-
-
-Meet = Callable[[Place], tuple[Place, ...]]

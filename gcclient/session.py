@@ -80,8 +80,9 @@ class Session:
         self._waiting_for = ""
 
     # ---------------------------------------------------------------------------------- registration
-    def connect(self, patience: float = CONNECT_FOR) -> None:
-        """Reach the daemon. Raises :class:`NoDaemon` after ``patience`` seconds."""
+    def connect(self) -> None:
+        """Reach the daemon. Raises :class:`NoDaemon` after CONNECT_FOR seconds."""
+        patience = CONNECT_FOR
         began, said = time.monotonic(), False
         while True:
             try:
@@ -313,9 +314,7 @@ class Session:
             self._announce(domain, section)
             names = f"{tensors[0].describe()}" + (f" and {len(tensors) - 1} more" if len(tensors) > 1 else "")
             limit = self.job.deadline + GRACE
-            self.wait_for(
-                lambda: domain.agreed > section.index, f"all ranks to declare {names}", "declare", limit
-            )
+            self.wait_for(lambda: domain.agreed > section.index, f"all ranks to declare {names}", "declare", limit)
             domain.lay_out(section)
             self.wait_for(lambda: domain.mapped, f"the arena of {names}", "declare", limit)
             return domain.take_up(section.index)

@@ -80,7 +80,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         what = f"{word}: {unknown(word[2:])}" if word.startswith("--") else f"unexpected argument {word!r}"
         return _complain(what, USAGE)
     try:
-        return _COMMANDS[options.command](options)
+        status = _COMMANDS[options.command](options)
+        sys.stdout.flush()
+        return status
     except ConfigError as error:
         return _complain(str(error), USAGE)
     except KeyboardInterrupt:

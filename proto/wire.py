@@ -59,20 +59,25 @@ class Phase(enum.IntEnum):
     AGGREGATE = 2
 
 
-class Flag(enum.IntFlag):
-    """Bits of the header's ``flags``."""
+class Flag:
+    """Bits of the header's ``flags``; plain integers, since they are tested for every frame."""
 
-    NONE = 0
+    NONE: Final = 0
     #: the sender found NaN or infinity; the payload is empty and stands for "not a number everywhere"
-    NONFINITE = 1
+    NONFINITE: Final = 1
     #: the round's result is the mean over the epoch's ranks; without it, the sum
-    AVERAGE = 2
+    AVERAGE: Final = 2
     #: the payload decodes to the sum; whoever decodes applies the divisor
-    SUM_UNITS = 4
+    SUM_UNITS: Final = 4
     #: sent a second time
-    RESENT = 8
+    RESENT: Final = 8
     #: a contribution of the all scheme: it went to every member and nobody aggregates for others
-    ALL = 16
+    ALL: Final = 16
+
+
+_KNOWN_FLAGS: Final = Flag.NONFINITE | Flag.AVERAGE | Flag.SUM_UNITS | Flag.RESENT | Flag.ALL
+_TYPES: Final = {int(t): t for t in FrameType}
+_PHASES: Final = {int(p): p for p in Phase}
 
 
 class FrameError(ValueError):
@@ -171,14 +176,11 @@ def parse(data: bytes | memoryview) -> Header:
         sender, incarnation, to_incarnation, link_seq, ack, credit, elements, payload_bytes, payload_digest,
         aux,
     ) = _LAYOUT.unpack(body)  # fmt: skip
-    try:
-        frame_type = FrameType(type_)
-    except ValueError:
-        raise FrameError("type", [t.name for t in FrameType], type_) from None
-    try:
-        frame_phase = Phase(phase)
-    except ValueError:
-        raise FrameError("phase", [p.name for p in Phase], phase) from None
+    frame_type, frame_phase = _TYPES.get(type_), _PHASES.get(phase)
+    if frame_type is None:
+        raise FrameError("type", [t.name for t in FrameType], type_)
+    if frame_phase is None:
+        raise FrameError("phase", [p.name for p in Phase], phase)
     header = Header(
         frame_type, frame_phase, dtype, flags, codec, level, job, domain, epoch, step, key, plan, proposal,
         sender, incarnation, to_incarnation, link_seq, ack, credit, elements, payload_bytes, payload_digest,
@@ -202,7 +204,7 @@ def validate(h: Header) -> None:
         raise FrameError("link_seq", "positive for sequenced types, else 0", h.link_seq)
     if (h.type is FrameType.DATA) != (h.phase is not Phase.NONE):
         raise FrameError("phase", "CONTRIBUTION or AGGREGATE on DATA, NONE elsewhere", h.phase.name)
-    if h.flags & ~int(Flag.NONFINITE | Flag.AVERAGE | Flag.SUM_UNITS | Flag.RESENT | Flag.ALL):
+    if h.flags & ~_KNOWN_FLAGS:
         raise FrameError("flags", "known bits only", f"{h.flags:#06x}")
 
 

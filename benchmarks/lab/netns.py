@@ -180,7 +180,8 @@ class Lab:
             [*prefix, "--", *waiter], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )
         self._keepers.append(keeper)
-        assert keeper.stdout is not None and keeper.stderr is not None
+        assert keeper.stdout is not None
+        assert keeper.stderr is not None
         line = keeper.stdout.readline()
         if line != b"inside\n":
             raise LabError(f"{' '.join(prefix)}: {_said(keeper.stderr)}")

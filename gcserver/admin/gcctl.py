@@ -20,6 +20,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 import grpc
 from google.protobuf.message import Message
+from grpc_status import rpc_status
 
 from gcproto import admin_pb2 as pb
 from gcproto import admin_pb2_grpc as pb_grpc
@@ -125,6 +126,8 @@ def _ask(address: str, call: Call, options: argparse.Namespace) -> Message:
 def _explain(error: Any, address: str, options: argparse.Namespace) -> str:
     """One line that says what to do."""
     code, details = error.code(), error.details() or ""
+    if rpc_status.from_call(error) is not None:
+        return details  # the daemon's own words; without a status it is gRPC that speaks
     if code is grpc.StatusCode.UNAVAILABLE:
         return (
             f"no daemon answers at {address}: check that gcserver runs there (`gcserver doctor`), that its node.admin "
@@ -132,7 +135,7 @@ def _explain(error: Any, address: str, options: argparse.Namespace) -> str:
         )
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return f"what answers at {address} does not know this command: another service, or an older daemon ({details})"
-    if code is grpc.StatusCode.DEADLINE_EXCEEDED and "Deadline Exceeded" in details:
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         wait = values.human_duration(_timeout(options))
         if options.command == "set-codec":
             return (

@@ -285,7 +285,13 @@ class Cluster:
             daemon.stop()
 
     def start(
-        self, function: str, ranks: Sequence[int], *, job: str = "", environ: Mapping[str, str] | None = None, **args: Any
+        self,
+        function: str,
+        ranks: Sequence[int],
+        *,
+        job: str = "",
+        environ: Mapping[str, str] | None = None,
+        **args: Any,
     ) -> Job:
         """Start a worker for each entry of ``ranks``; rank r lives on node ``ranks[r]``. See the module's text."""
         self._runs += 1

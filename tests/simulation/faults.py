@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tests.simulation.world import Node, World
 
 #: faults strike between the first pushes and about the end of an undisturbed run, seconds
-FIRST, LAST = 0.1, 0.6
+FIRST, LAST = 0.07, 0.4
 
 
 def node(w: World, r: Random) -> Node:
@@ -111,6 +111,14 @@ def pause(w: World, r: Random) -> None:
         w.at(w.now + r.choice([0.05, 0.5, 6.0]), p.resume)
 
 
+def pause_supervisor(w: World, r: Random) -> None:
+    """A supervisor hangs for a moment while its lanes go on."""
+    p = node(w, r).supervisor
+    if p is not None and p.alive and not p.paused:
+        p.paused = True
+        w.at(w.now + r.choice([0.02, 0.1, 0.5]), p.resume)
+
+
 def set_codec(w: World, r: Random) -> None:
     """An operator changes codecs: everywhere at the same step, no step lost."""
     spec = r.choice(w.shape.jobs)
@@ -155,6 +163,7 @@ SURVIVABLE: dict[Callable[[World, Random], None], int] = {
     corrupt: 3,
     partition: 2,
     pause: 2,
+    pause_supervisor: 2,
     set_codec: 4,
     old_epoch: 1,
 }
@@ -206,23 +215,30 @@ FATAL: tuple[Callable[[World, Random], None], ...] = (
 )
 
 
-def strike(w: World) -> None:
-    """Put a seed's faults into the world's queue."""
+KINDS = {k.__name__: k for k in SURVIVABLE}
+
+
+def strike(w: World, only: tuple[str, ...] = ()) -> None:
+    """Put a seed's faults into the world's queue; ``only``: of these kinds, and many."""
     r = Random(w.seed * 2 + 999)
-    if r.random() < 0.1:
+    if only:
+        kinds = [KINDS[k] for k in only]
+        faults = r.choices(kinds, k=r.choice([4, 8, 12]))
+    elif r.random() < 0.1:
         return
-    kinds = r.sample(list(SURVIVABLE), r.randint(1, 5))
-    weights = [SURVIVABLE[k] for k in kinds]
-    for fault in r.choices(kinds, weights, k=r.choice([1, 2, 4, 8, 12])):
+    else:
+        kinds = r.sample(list(SURVIVABLE), r.randint(1, 5))
+        faults = r.choices(kinds, [SURVIVABLE[k] for k in kinds], k=r.choice([1, 2, 4, 8, 12]))
+    for fault in faults:
         early = r.random() < 0.05
         w.at(r.uniform(0.0, FIRST) if early else r.uniform(FIRST, LAST), act, w, fault, r)
-    if r.random() < 0.15:
+    if not only and r.random() < 0.15:
         w.at(r.uniform(FIRST, LAST), act, w, r.choice(FATAL), r)
 
 
 def act(w: World, fault: Callable[[World, Random], None], r: Random) -> None:
     if w.open_workers:
         w.say("fault", fault.__name__)
+        w.fault_names.add(fault.__name__)
         w.counts[fault.__name__] = w.counts.get(fault.__name__, 0) + 1
         fault(w, r)
-

@@ -67,7 +67,7 @@ def draw_job(r: Random, label: str, nodes: int, codecs: list[str], seed: int) ->
     layout = tuple((n, r.choice([1, 1, 1, 2, 2, 3])) for n in used)
     world = sum(n for _, n in layout)
     everyone = tuple(range(world))
-    domains = [draw_domain(r, 0, everyone, codecs, r.randint(3, 6), seed)]
+    domains = [draw_domain(r, 0, everyone, codecs, r.randint(4, 8), seed)]
     if r.random() < 0.3 and world > 2:
         some = tuple(sorted(r.sample(range(world), r.randint(2, world - 1))))
         domains.append(draw_domain(r, 1, some, codecs, r.randint(2, 4), seed))

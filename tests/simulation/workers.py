@@ -150,6 +150,8 @@ class DomainThread:
             self.declared += 1
         if len(self.space.sections) < due or self.unmapped:
             return
+        if not self.world.may_begin(self.worker.rank, self.step + 1):
+            return
         if self.outstanding and (self.spec.scoped or len(self.outstanding) >= self.spec.window):
             return
         blocks = self.spec.keys(self.step + 1, self.space.blocks)

@@ -107,7 +107,9 @@ class World:
         self.queue: list[tuple[float, int, Callable[..., Any], tuple[Any, ...]]] = []
         self._order = self._handle = self._incarnation = 0
         self.events = self.steps_done = 0
+        self.max_events = 1 << 62
         self.counts: dict[str, int] = {}
+        self.fault_names: set[str] = set()
         self.checks = Checks(self)
         self.network = Network(self)
         #: something struck that a job need not survive: faults are allowed, a hang is not
@@ -140,7 +142,11 @@ class World:
 
     def compute(self) -> float:
         """How long a worker computes."""
-        return 0.001 + 0.01 * self.random.random()
+        return 0.002 + 0.015 * self.random.random()
+
+    def may_begin(self, rank: int, step: int) -> bool:
+        """Whether a worker may begin a step; scenario scripts hold it back."""
+        return True
 
     def worker_soon(self, call: Callable[..., Any], *args: Any) -> None:
         """A message to a worker: soon, and in order."""
@@ -267,6 +273,8 @@ class World:
 
     # ------------------------------------------------------------------------------------------ run
     def step(self) -> None:
+        if self.events > self.max_events:
+            raise Violation("G5", f"{self.events} events and no end: something goes in circles")
         when, _, call, args = heapq.heappop(self.queue)
         self.now = max(self.now, when)
         call(*args)

@@ -1,0 +1,46 @@
+"""What the worker of test_admin.py does (see cluster.py): it trains nothing, but knows what every step must give.
+
+What may live here: the loop and what it notes. What may not: assertions that the parent can make.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import gcclient
+from tests.integration.cluster import mark
+
+ELEMENTS = 300_000
+
+
+def loop(stop: str) -> dict[str, Any]:
+    """Averages "model.weight" until rank 0 sees the file ``stop``, which the others learn from the tensor itself.
+
+    Returns the number of steps, the steps (from 1 on) whose result was not the exact mean, and a hash over all results.
+    """
+    gcclient.init()
+    rank, size = gcclient.rank(), gcclient.size()
+    base = torch.rand(ELEMENTS, generator=torch.Generator().manual_seed(7))
+    inexact: list[int] = []
+    digest = hashlib.sha256()
+    step, ended = 0, False
+    while not ended:
+        step += 1
+        mine = base * (rank + 1)
+        mine[0] = float(rank == 0 and Path(stop).exists())
+        result = gcclient.push_pull(mine, "model.weight")
+        digest.update(result.numpy().tobytes())
+        ended = bool(result[0] > 0)
+        mean = torch.stack([base * (r + 1) for r in range(size)]).sum(0) / size
+        if not torch.equal(result[1:], mean[1:]):
+            inexact.append(step)
+        if step == 20:
+            mark("running")
+        time.sleep(0.002)
+    gcclient.shutdown()
+    return {"steps": step, "inexact": inexact, "hash": digest.hexdigest()}

@@ -1,0 +1,218 @@
+"""Two real daemons and a running job, looked at and steered: gcctl, metrics, health, set-codec, drain, started wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import io
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from prometheus_client.parser import text_string_to_metric_families
+
+from gcserver.admin.gcctl import main as gcctl_main
+from tests.integration.cluster import ROOT, Cluster, Daemon, Job, free_ports
+
+WORKER = "tests.integration.admin_workers:loop"
+ELEMENTS = 300_000
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    """Two daemons that know each other, with admin on a Unix socket and metrics on a port."""
+    made = Cluster(tmp_path, nodes=2)
+    for daemon in made.daemons:
+        daemon.options["node.admin"] = f"unix:{tmp_path}/{daemon.name}-admin.sock"
+        daemon.options["node.metrics"] = f"127.0.0.1:{free_ports(1)}"
+    with made:
+        yield made
+
+
+def gcctl(daemon: Daemon, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "gcserver.admin.gcctl", *arguments]
+    environ = {**os.environ, "GC_NODE_ADMIN": daemon.options["node.admin"]}
+    return subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=60, check=False)
+
+
+def ask(daemon: Daemon, *arguments: str) -> Any:
+    """gcctl's answer, in this process: asked often, and a new interpreter each time would be most of the test."""
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        assert gcctl_main(["--address", daemon.options["node.admin"], "--json", *arguments]) == 0
+    return json.loads(said.getvalue())
+
+
+def scrape(daemon: Daemon, path: str = "/metrics") -> tuple[int, str]:
+    connection = http.client.HTTPConnection(daemon.options["node.metrics"], timeout=5)
+    connection.request("GET", path)
+    answer = connection.getresponse()
+    body = answer.read().decode()
+    connection.close()
+    return answer.status, body
+
+
+def series(daemon: Daemon) -> dict[str, float]:
+    """``name{label=value,...}`` without the prefix, and its value."""
+    found = {}
+    for family in text_string_to_metric_families(scrape(daemon)[1]):
+        for s in family.samples:
+            labels = ",".join(f"{k}={v}" for k, v in sorted(s.labels.items()))
+            found[s.name.removeprefix("gradcomm_") + ("{" + labels + "}" if labels else "")] = s.value
+    return found
+
+
+def until(what: str, look: Callable[[], Any], timeout: float = 20.0) -> Any:
+    """The first true answer of ``look``."""
+    end = time.monotonic() + timeout
+    while True:
+        answer = look()
+        if answer:
+            return answer
+        assert time.monotonic() < end, f"waited {timeout:g} s for {what}"
+        time.sleep(0.05)
+
+
+def start(cluster: Cluster, stop: Path) -> Job:
+    job = cluster.start(WORKER, [0, 1], job="steered", stop=str(stop))
+    job.wait_mark("running")
+    return job
+
+
+def test_a_daemon_without_jobs(cluster: Cluster) -> None:
+    a, b = cluster.daemons
+    status = ask(a, "status")
+    assert (status["node"], status["state"], status["listen"]) == (a.name, "serving", a.address)
+    assert [lane["pid"] for lane in status["lanes"]] == a.lane_pids()
+    peer = until("b to be up", lambda: [p for p in ask(a, "peers")["peers"] if p["state"] == "up"])[0]
+    assert (peer["name"], peer["address"]) == (b.name, b.address)
+    assert ask(a, "jobs") == {"jobs": []}
+    refused = gcctl(a, "set-codec", "fp16")
+    assert refused.returncode == 1 and "no job" in refused.stderr and refused.stderr.count("\n") == 1
+    assert scrape(a, "/readyz") == (200, "ok\n")
+    with grpc.insecure_channel(a.options["node.admin"]) as channel:
+        health = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=5)
+    assert health.status == health_pb2.HealthCheckResponse.SERVING
+
+
+@pytest.mark.slow
+def test_a_running_job_is_seen_and_steered(cluster: Cluster, tmp_path: Path) -> None:
+    """fp16 cannot hold the mean exactly, so each rank sees for itself in which step the change arrived."""
+    a, b = cluster.daemons
+    job = start(cluster, tmp_path / "stop")
+
+    (seen,) = ask(a, "jobs")["jobs"]
+    assert (seen["label"], seen["state"], seen["world_size"], seen["epoch"]) == ("steered", "running", 2, 1)
+    assert seen["members"] == [{"node": a.name, "ranks": [0]}, {"node": b.name, "ranks": [1]}]
+    assert ask(b, "jobs")["jobs"][0]["id"] == seen["id"]
+    domain = next(d for d in seen["domains"] if d["tensors"])
+    assert (domain["tensors"], domain["elements"], domain["codec"]) == (1, ELEMENTS, "none")
+    (tensor,) = ask(a, "tensors", "--job", "steered")["tensors"]
+    assert (tensor["name"], tensor["dtype"], tensor["shape"]) == ("model.weight", "float32", [ELEMENTS])
+    assert (tensor["codec"], tensor["bytes_raw"]) == ("none", 4 * ELEMENTS)
+    assert ask(a, "tensors", "--pattern", "other*") == {"tensors": []}
+
+    nonsense = gcctl(b, "set-codec", "--job", "steered", "topk(ratio=7)")
+    assert nonsense.returncode == 1 and "ratio" in nonsense.stderr
+    stranger = gcctl(b, "tensors", "--job", "other")
+    assert stranger.returncode == 1 and "steered" in stranger.stderr
+
+    table = gcctl(a, "tensors")
+    assert table.returncode == 0 and "model.weight" in table.stdout.splitlines()[1]
+    changed = ask(b, "set-codec", "--pattern", "model.*", "fp16")  # asked of the node that does not lead the job
+    effective = changed["effective_step"]
+    until("the change", lambda: ask(a, "jobs")["jobs"][0]["step"] > effective + 5)
+    for daemon in (a, b):
+        (tensor,) = ask(daemon, "tensors")["tensors"]
+        assert tensor["codec"] == "fp16"
+        assert ask(daemon, "jobs")["jobs"][0]["plan_version"] == changed["plan_version"]
+        assert 0 < tensor["bytes_wire"] <= 2 * ELEMENTS + 64
+
+    again = ask(a, "set-codec", "none")
+    until("the change back", lambda: ask(b, "jobs")["jobs"][0]["step"] > again["effective_step"] + 5)
+    numbers = until("counts of a lane", lambda: _if_counted(series(a), b.name))
+    raw, wire = numbers[f"bytes_total{{direction=out,kind=raw,peer={b.name}}}"], _sent(numbers, b.name)
+    assert 0 < wire < raw * 1.05
+    assert numbers["steps_total{job=steered,outcome=settled}"] > effective
+    assert numbers["step_seconds_count{job=steered}"] > 0
+    assert numbers["rounds_total{job=steered}"] > 0
+    assert numbers["arena_bytes{job=steered}"] > 2 * 4 * ELEMENTS
+    assert numbers[f"peer_up{{peer={b.name}}}"] == 1
+
+    (tmp_path / "stop").touch()
+    first, second = (outcome.ok() for outcome in job.wait())
+    assert first == second, "every rank saw the same bytes in every step"
+    assert first["inexact"] == list(range(effective, again["effective_step"])), "changed at one step, and back"
+    until("the job to leave", lambda: ask(a, "jobs") == {"jobs": []})
+    until("its series to go", lambda: not any("job=steered" in name for name in series(a)))
+
+
+def _sent(numbers: dict[str, float], peer: str) -> float:
+    return numbers.get(f"bytes_total{{direction=out,kind=wire,peer={peer}}}", 0.0)
+
+
+def _if_counted(numbers: dict[str, float], peer: str) -> dict[str, float]:
+    return numbers if _sent(numbers, peer) and numbers.get("step_seconds_count{job=steered}") else {}
+
+
+@pytest.mark.slow
+def test_drain_lets_jobs_end(cluster: Cluster, tmp_path: Path) -> None:
+    a, b = cluster.daemons
+    job = start(cluster, tmp_path / "stop")
+    drained = ask(a, "drain", "--reason", "kernel upgrade")
+    assert drained["jobs_running"] == 1
+    assert ask(a, "drain", "--reason", "kernel upgrade")["jobs_running"] == 1, "draining twice is not an error"
+    status = ask(a, "status")
+    assert status["state"] == "draining" and "kernel upgrade" in status["reason"]
+    assert scrape(a, "/readyz")[0] == 503 and scrape(a, "/healthz")[0] == 200
+    with grpc.insecure_channel(a.options["node.admin"]) as channel:
+        health = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=5)
+    assert health.status == health_pb2.HealthCheckResponse.NOT_SERVING
+    (late,) = cluster.run(WORKER, [0], job="late", stop=str(tmp_path / "stop"), timeout=30)
+    assert late.error == "Draining" and "kernel upgrade" in late.message
+
+    (tmp_path / "stop").touch()
+    for outcome in job.wait():
+        assert outcome.ok()["inexact"] == []
+    assert a.process is not None and a.process.wait(15) == 0
+    assert ask(b, "status")["state"] == "serving"
+    gone = gcctl(a, "status")
+    assert gone.returncode == 1 and f"no daemon answers at {a.options['node.admin']}" in gone.stderr
+
+
+def test_started_wrong(cluster: Cluster, tmp_path: Path) -> None:
+    """Each says within five seconds what is wrong, on one line, and does not exit with 0."""
+    a, _ = cluster.daemons
+    own = {
+        "node.name": "stranger", "node.listen": f"tcp://127.0.0.1:{free_ports(2)}", "node.admin": "",
+        "node.metrics": "", "node.socket": str(tmp_path / "stranger.sock"),
+        "node.state": "/dev/shm/gradcomm-test-stranger",
+    }  # fmt: skip
+    for changed, status, part in [
+        ({"node.listen": a.address}, 1, "is in use"),
+        ({"node.metrics": a.options["node.metrics"]}, 1, "for metrics is in use"),
+        ({"node.socket": str(a.socket)}, 1, f"daemon '{a.name}' at {a.address} already serves"),
+        ({"node.admin": a.options["node.admin"]}, 1, "is served by another process"),
+        ({"node.state": str(a.state)}, 1, "another daemon"),
+        ({"cluster.peers": "b=tcp://10.0.0.1:1,b=tcp://10.0.0.2:1"}, 1, "'b' is there twice"),
+        ({"node.listen": "tcp://0.0.0.0:7470"}, 2, "insecure"),
+        ({"node.cores": "60000"}, 1, "60000"),
+    ]:
+        flags = [f"--{key}={value}" for key, value in (own | changed).items()]
+        began = time.monotonic()
+        done = subprocess.run(
+            [sys.executable, "-m", "gcserver.cli", "run", *flags],
+            cwd=ROOT, capture_output=True, text=True, timeout=30, check=False,
+        )  # fmt: skip
+        assert (done.returncode, done.stdout) == (status, "")
+        assert part in done.stderr and "Traceback" not in done.stderr, done.stderr
+        assert time.monotonic() - began < 5
+    assert ask(a, "status")["state"] == "serving", "none of them disturbed the daemon that runs"

@@ -1,0 +1,244 @@
+"""Faults planted in the core, to show that the simulation would notice them.
+
+What may live here: one small patch a fault, each of which turns a rule of the protocol off. What may not: changes
+to the checks or the world; they must catch these as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from gcproto.wire import Header, Phase
+from gcserver.core import effects as fx
+from gcserver.core.domain import Domain
+from gcserver.core.job import Job
+from gcserver.core.lane import LaneMachine
+from gcserver.core.link import Link
+from gcserver.core.rounds import Partition
+from gcserver.core.steps import StepBook
+
+Patch = Callable[[Any], Any]
+#: name -> class, method, patch, the faults of the world that bring it out (none: any mix)
+PLANTED: dict[str, tuple[type, str, Patch, tuple[str, ...]]] = {}
+
+
+def plant(owner: type, method: str, *faults: str) -> Callable[[Patch], Patch]:
+    """Register a fault: the decorated function gets the original method and returns the faulty one."""
+
+    def register(patch: Patch) -> Patch:
+        PLANTED[patch.__name__] = (owner, method, patch, faults)
+        return patch
+
+    return register
+
+
+@contextmanager
+def planted(name: str) -> Iterator[None]:
+    """The core with one fault in it."""
+    owner, method, patch, _ = PLANTED[name]
+    original = owner.__dict__[method]
+    setattr(owner, method, patch(original))
+    try:
+        yield
+    finally:
+        setattr(owner, method, original)
+
+
+@plant(Domain, "on_contribution", "crash_lane", "crash_node", "reset", "lose")
+def double_count(original: Any) -> Any:
+    """A contribution that comes twice is added twice."""
+
+    def on_contribution(self: Domain, h: Header, handle: int | None, member: int) -> None:
+        r = self.partitions[h.key].rounds.get(h.step)
+        if r is not None and member in r.have and not r.finalising:
+            again = fx.Accumulate(self.config.id, h.key, h.step, member, handle, h.codec, h.level, False, False)
+            self.out.append(again)
+        original(self, h, handle, member)
+
+    return on_contribution
+
+
+@plant(Domain, "on_contribution")
+def stale_round_accepted(original: Any) -> Any:
+    """A contribution to a round that is complete is taken as one to a new round."""
+
+    def on_contribution(self: Domain, h: Header, handle: int | None, member: int) -> None:
+        p = self.partitions[h.key]
+        out_step = p.out_step
+        p.out_step = min(out_step, h.step - 1)
+        original(self, h, handle, member)
+        p.out_step = max(out_step, p.out_step)
+
+    return on_contribution
+
+
+@plant(Link, "on_nack")
+def lost_frame_never_resent(original: Any) -> Any:
+    """A peer that asks again is not heard."""
+    return lambda self, body: []
+
+
+@plant(LaneMachine, "_on_data", "old_epoch")
+def old_epoch_accepted(original: Any) -> Any:
+    """A frame of another epoch counts as one of this epoch."""
+
+    def on_data(self: LaneMachine, e: Any, now: float) -> None:
+        domain = self.domains.get((e.header.job, e.header.domain))
+        if domain is not None:
+            e = replace(e, header=replace(e.header, epoch=domain.config.epoch))
+        original(self, e, now)
+
+    return on_data
+
+
+@plant(Domain, "_complete")
+def flip_before_settle(original: Any) -> Any:
+    """Residual versions flip as soon as the round is complete."""
+
+    def complete(self: Domain, p: Partition, r: Any, nonfinite: bool) -> None:
+        original(self, p, r, nonfinite)
+        self._flip(p, r.step, False)
+
+    return complete
+
+
+@plant(Link, "take")
+def credit_returned_twice(original: Any) -> Any:
+    return lambda self, nbytes: original(self, 2 * nbytes)
+
+
+@plant(Partition, "restored", "crash_lane", "crash_node")
+def retained_forgotten(original: Any) -> Any:
+    """A restarted owner does not take up the aggregates it retained."""
+
+    def restored(cls: type[Partition], block: Any, section: Any, memory: Any) -> Partition:
+        part: Partition = original.__func__(cls, block, section, memory)
+        part.retained = ()
+        return part
+
+    return classmethod(restored)
+
+
+@plant(Domain, "on_finalised")
+def not_retained(original: Any) -> Any:
+    """The owner does not remember an aggregate once it is sent."""
+
+    def on_finalised(self: Domain, e: Any) -> None:
+        original(self, e)
+        p = self.partitions.get(e.key)
+        if p is not None and p.retained and p.retained[0].step == e.step and not self.faulted:
+            for kept in p.retained:
+                self._release(kept.handle)
+            p.retained = ()
+
+    return on_finalised
+
+
+@plant(Domain, "_ready", "set_codec", "crash_lane")
+def decision_not_reused(original: Any) -> Any:
+    """A retry decides anew instead of reading the ledger: another seed, perhaps another plan."""
+
+    def ready(self: Domain, p: Partition, r: Any, now: float) -> None:
+        if p.logged is not None and p.logged.step == r.step and p.logged.plan == 0 and len(self.plans) > 1:
+            p.logged = None
+            self.steps.switches = [(0, max(self.plans))]
+        original(self, p, r, now)
+
+    return ready
+
+
+@plant(Domain, "_advance")
+def encoded_from_another_state(original: Any) -> Any:
+    """The owner's second error feedback reads the version it is about to write."""
+
+    def advance(self: Domain, p: Partition, r: Any) -> None:
+        before = len(self.out)
+        original(self, p, r)
+        for i, e in enumerate(self.out[before:], before):
+            if isinstance(e, fx.Finalise) and e.codec is not None and e.codec.feedback and p.owner_residual.settled:
+                self.out[i] = replace(e, read=1 - e.read, write=1 - e.write)
+
+    return advance
+
+
+@plant(Job, "on_step")
+def settled_out_of_order(original: Any) -> Any:
+    """A step settles as soon as it is finished here, whatever came before it."""
+
+    def on_step(self: Job, lane: int, report: Any) -> Any:
+        domain = self.domains.get(report.domain[1])
+        out = original(self, lane, report)
+        if domain is not None and len(domain.reports.get(report.step, ())) == self.lanes:
+            out = out + self._settle(domain, report.step)
+        return out
+
+    return on_step
+
+
+@plant(Job, "on_step")
+def settled_by_one_lane(original: Any) -> Any:
+    """The control machine does not wait for the other lanes."""
+
+    def on_step(self: Job, lane: int, report: Any) -> Any:
+        lanes, self.lanes = self.lanes, 1
+        try:
+            return original(self, lane, report)
+        finally:
+            self.lanes = lanes
+
+    return on_step
+
+
+@plant(Link, "fresh", "replay", "crash_lane", "crash_node")
+def incarnation_ignored(original: Any) -> Any:
+    """Frames of earlier lives pass as frames of this one."""
+
+    def fresh(self: Link, h: Header, now: float, hello: Any, out: Any) -> bool:
+        if self.theirs:
+            h = replace(h, incarnation=self.theirs, to_incarnation=self.incarnation)
+        return bool(original(self, h, now, hello, out))
+
+    return fresh
+
+
+@plant(Link, "accept")
+def duplicates_accepted(original: Any) -> Any:
+    """Every sequence number is new."""
+
+    def accept(self: Link, h: Header, out: Any) -> bool:
+        original(self, h, out)
+        return True
+
+    return accept
+
+
+@plant(StepBook, "may_run", "set_codec", "pause_supervisor")
+def plan_not_awaited(original: Any) -> Any:
+    """A step is encoded before its plan is fixed."""
+    return lambda self, number: True
+
+
+@plant(Domain, "requeue", "crash_lane")
+def not_sent_to_a_new_life(original: Any) -> Any:
+    """A peer that restarted gets nothing of the rounds under way."""
+    return lambda self, peer: None
+
+
+@plant(Domain, "on_settled")
+def void_step_flips(original: Any) -> Any:
+    """A void step makes its residuals current like any other."""
+    return lambda self, e, now: original(self, replace(e, void=False), now)
+
+
+@plant(Domain, "_header", "set_codec")
+def proposals_differ(original: Any) -> Any:
+    """Contributions claim a proposal nobody made."""
+
+    def header(self: Domain, p: Any, phase: Phase, step: int, *rest: Any) -> Header:
+        h: Header = original(self, p, phase, step, *rest)
+        return replace(h, proposal=h.proposal + (self.config.me if len(self.plans) > 2 else 0))
+
+    return header

@@ -1,0 +1,120 @@
+"""Play seeded worlds: ``python -m tests.simulation.run --seeds 1000``; one of them: ``--seed 17 --trace``.
+
+What may live here: the command, spreading seeds over processes, progress, what a failure prints. What may not:
+what a world is or what is checked in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+
+from tests.simulation.faults import strike
+from tests.simulation.planted import PLANTED, planted
+from tests.simulation.shape import draw
+from tests.simulation.world import World
+
+#: seeds a process plays before it says so
+BATCH = 25
+#: worlds are small: whatever needs more events than this goes in circles
+MAX_EVENTS = 200_000
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one seed. ``error`` is empty when every guarantee held."""
+
+    seed: int
+    events: int
+    steps: int
+    faults: int
+    fatal: str
+    error: str
+
+
+def command(seed: int) -> str:
+    """The one command that replays a seed."""
+    return f"python -m tests.simulation.run --seed {seed} --trace"
+
+
+def play(seed: int, only: tuple[str, ...] = (), trace: bool = False) -> Outcome:
+    """One world from start to end."""
+    world = World(draw(seed), seed, print if trace else None)
+    world.max_events = MAX_EVENTS
+    error = ""
+    try:
+        world.start()
+        strike(world, only)
+        world.run()
+    except Exception as problem:
+        where = traceback.extract_tb(problem.__traceback__)[-1]
+        error = f"{type(problem).__name__} {problem} [{os.path.basename(where.filename)}:{where.lineno}]"
+        if trace:
+            traceback.print_exc()
+    faults = sum(n for name, n in world.counts.items() if name in world.fault_names)
+    return Outcome(seed, world.events, world.steps_done, faults, world.fatal, error)
+
+
+def play_batch(seeds: range) -> list[Outcome]:
+    return [play(seed) for seed in seeds]
+
+
+def play_all(start: int, count: int, jobs: int) -> Iterator[list[Outcome]]:
+    """Outcomes of ``count`` seeds in batches, as they come."""
+    batches = [range(s, min(s + BATCH, start + count)) for s in range(start, start + count, BATCH)]
+    if jobs <= 1:
+        yield from map(play_batch, batches)
+        return
+    with ProcessPoolExecutor(jobs) as pool:
+        yield from pool.map(play_batch, batches)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation.run", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=1000, help="how many worlds")
+    parser.add_argument("--start", type=int, default=0, help="the first seed")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
+    parser.add_argument("--seed", type=int, help="only this one")
+    parser.add_argument("--trace", action="store_true", help="print every event and effect (with --seed)")
+    parser.add_argument("--planted", choices=sorted(PLANTED), help="with this fault planted in the core (with --seed)")
+    args = parser.parse_args(argv)
+    if args.seed is not None:
+        return _one(args.seed, args.trace, args.planted)
+    began = time.monotonic()
+    done = events = steps = struck = fatal = 0
+    bad: list[Outcome] = []
+    for outcomes in play_all(args.start, args.seeds, args.jobs):
+        for o in outcomes:
+            done, events, steps, struck = done + 1, events + o.events, steps + o.steps, struck + o.faults
+            fatal += bool(o.fatal)
+            if o.error:
+                bad.append(o)
+                print(f"\nseed {o.seed}: {o.error}\n  replay: {command(o.seed)}", flush=True)
+        if sys.stderr.isatty():
+            print(f"\r{done}/{args.seeds} seeds, {len(bad)} bad", end="", file=sys.stderr, flush=True)
+    took = time.monotonic() - began
+    print(
+        f"\n{done} seeds in {took:.1f} s: {steps} steps of workers, {events} events, {struck} faults "
+        f"({fatal} worlds with a fatal one), {len(bad)} violations"
+    )
+    return 1 if bad else 0
+
+
+def _one(seed: int, trace: bool, fault: str | None) -> int:
+    if fault is None:
+        outcome = play(seed, (), trace)
+    else:
+        with planted(fault):
+            outcome = play(seed, PLANTED[fault][3], trace)
+    print(outcome.error or f"seed {seed}: every guarantee held over {outcome.events} events and {outcome.faults} faults")
+    return 1 if outcome.error else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

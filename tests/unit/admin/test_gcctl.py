@@ -1,0 +1,253 @@
+"""gcctl against the real service over real gRPC: its tables, its JSON, its exit statuses and its words."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from gcserver.admin import gcctl, tables
+from gcserver.admin.service import AdminServer, serve
+from gcserver.admin.source import JobState, JobStatus, TensorStatus
+from gcserver.config_keys import BY_NAME
+from tests.unit.admin.source import BIG, TENSORS, FixedSource
+
+
+@dataclass
+class Daemon:
+    """A service over a FixedSource in a thread of its own, as gcctl finds it."""
+
+    source: FixedSource
+    address: str
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Daemon]:
+    loop, source = asyncio.new_event_loop(), FixedSource()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+
+    def do(work: object) -> object:
+        return asyncio.run_coroutine_threadsafe(work, loop).result(10)  # type: ignore[arg-type]
+
+    running = do(serve(source, "127.0.0.1:0"))
+    assert isinstance(running, AdminServer)
+    yield Daemon(source, running.address)
+    do(running.stop())
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+
+
+@pytest.fixture
+def daemon(server: Daemon, monkeypatch: pytest.MonkeyPatch) -> Daemon:
+    server.source.__init__()  # type: ignore[misc]
+    monkeypatch.setenv("GC_NODE_ADMIN", server.address)
+    return server
+
+
+def out(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert gcctl.main(arguments) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    return captured.out
+
+
+def err(capsys: pytest.CaptureFixture[str], status: int, *arguments: str) -> str:
+    assert gcctl.main(arguments) == status
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.count("\n") == 1
+    return captured.err
+
+
+@pytest.mark.usefixtures("daemon")
+def test_status(capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        out(capsys, "status")
+        == f"""\
+node         a
+state        serving
+version      gradcomm 0.1.0, protocol 1
+up for       2 h 5 min
+incarnation  {BIG}
+listens on   tcp://0.0.0.0:7470, advertised as tcp://10.0.0.1:7470
+arenas       3 MiB
+
+LANE  STATE  PID  CORES  RESTARTS  IN     OUT    ROUNDS
+   0  ready  411  0-1           1  5 MiB  6 MiB      77
+
+ERROR           COUNT
+frames_corrupt      2
+"""
+    )
+
+
+@pytest.mark.usefixtures("daemon")
+def test_peers(capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        out(capsys, "peers")
+        == """\
+PEER  ADDRESS              STATE    HEARD       RTT     IN     OUT    RESENT  CORRUPT  REASON
+b     tcp://10.0.0.2:7470  up       250 ms ago  1.2 ms  1 MiB  2 MiB       3        4  -
+c     tcp://10.0.0.3:7470  refused  -           -       0 B    0 B         0        0  it has 2 lanes, this node has 1
+"""
+    )
+
+
+@pytest.mark.usefixtures("daemon")
+def test_jobs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        out(capsys, "jobs")
+        == """\
+job                gpt (0123456789abcdef0123456789abcdef)
+state              running
+ranks              3 (a: 0-1; b: 2)
+epoch, step, plan  1, 41, 2
+on loss            fail, deadline 30 min
+DOMAIN  LABEL  SETTLED  VOID  TENSORS  ELEMENTS  CODEC
+     0  world       41     1        2      1064  fp16
+domain 0 waits 3.5 s for b in step 42: its push of 3 of 12 partitions
+"""
+    )
+
+
+def test_no_jobs_and_one_that_joins(daemon: Daemon, capsys: pytest.CaptureFixture[str]) -> None:
+    daemon.source.jobs_here = []
+    assert out(capsys, "jobs") == "no jobs\n"
+    daemon.source.jobs_here = [JobStatus("gpt", "", JobState.JOINING, "ranks 0 are here", world_size=2)]
+    assert out(capsys, "jobs").splitlines()[:3] == [
+        "job                gpt",
+        "state              joining: ranks 0 are here",
+        "ranks              2 (-)",
+    ]
+
+
+@pytest.mark.usefixtures("daemon")
+def test_tensors(capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        out(capsys, "tensors", "--job", "gpt")
+        == """\
+TENSOR      DOMAIN  DTYPE    SHAPE  CODEC  RAW    WIRE   RATIO  RESIDUAL
+wte.weight  world   float32  64x16  fp16   4 KiB  2 KiB  2x     0
+ln.bias     world   float32  40     none   160 B  0 B    -      0.125
+"""
+    )
+    assert out(capsys, "tensors", "--pattern", "ln*").count("\n") == 2
+    assert out(capsys, "tensors", "--pattern", "zzz") == "no tensors match\n"
+
+
+def test_set_codec(daemon: Daemon, capsys: pytest.CaptureFixture[str]) -> None:
+    said = out(capsys, "set-codec", "--job", "gpt", "--pattern", "wte*", "topk(ratio=0.01)")
+    assert said == "plan 3 takes effect at step 44: wte* uses topk(ratio=0.01)+ef\n"
+    assert daemon.source.asked == [("set_codec", "gpt", "wte*", "topk(ratio=0.01)")]
+
+
+def test_drain(daemon: Daemon, capsys: pytest.CaptureFixture[str]) -> None:
+    assert out(capsys, "drain", "--within", "2m", "--reason", "upgrade") == (
+        "stops when the last job has left (1 running)\n"
+    )
+    assert daemon.source.asked == [("drain", 120.0, "upgrade")]
+    assert "state        draining: drained by hand" in out(capsys, "status")
+
+
+@pytest.mark.usefixtures("daemon")
+def test_json_is_whole_and_exact(capsys: pytest.CaptureFixture[str]) -> None:
+    status = json.loads(out(capsys, "--json", "status"))
+    assert (status["incarnation"], status["state"], status["errors"]) == (BIG, "serving", {"frames_corrupt": 2})
+    peers = json.loads(out(capsys, "peers", "--json"))["peers"]
+    assert (peers[0]["state"], peers[0]["rtt_seconds"]) == ("up", 0.0012)
+    assert (peers[1]["last_heard_seconds"], peers[1]["bytes_in"]) == (None, 0)
+    job = json.loads(out(capsys, "jobs", "--json"))["jobs"][0]
+    assert job["domains"][0]["waiting_for"][0]["since_seconds"] == 3.5
+    assert job["members"] == [{"node": "a", "ranks": [0, 1]}, {"node": "b", "ranks": [2]}]
+    tensors = json.loads(out(capsys, "tensors", "--json"))["tensors"]
+    assert [t["name"] for t in tensors] == [t.name for t in TENSORS]
+    changed = json.loads(out(capsys, "set-codec", "none", "--json"))
+    assert (changed["plan_version"], changed["effective_step"]) == (3, 44)
+
+
+@pytest.mark.usefixtures("daemon")
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (("set-codec", "topk(ratio=7)"), "ratio"),
+        (("set-codec", "zip"), "topk"),
+        (("set-codec", "--job", "bert", "none"), "no job 'bert' here; jobs: gpt"),
+        (("set-codec", "later"), "gcctl: peer b does not answer\n"),
+        (("tensors", "--job", "bert"), "no job 'bert' here; jobs: gpt"),
+    ],
+)
+def test_what_the_daemon_refuses(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], part: str) -> None:
+    assert part in err(capsys, 1, *arguments)
+
+
+def test_nobody_there(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    said = err(capsys, 1, "--address", f"127.0.0.1:{port}", "status")
+    assert f"no daemon answers at 127.0.0.1:{port}: check that gcserver runs there" in said
+    assert "GC_NODE_ADMIN" in said
+    monkeypatch.setenv("GC_NODE_ADMIN", "unix:/does/not/exist.sock")
+    assert "no daemon answers at unix:/does/not/exist.sock" in err(capsys, 1, "status")
+
+
+def test_somebody_silent(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        said = err(capsys, 1, "--address", address, "--timeout", "300ms", "status")
+    assert address in said
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (),
+        ("frobnicate",),
+        ("status", "extra"),
+        ("set-codec",),
+        ("--address", "7460", "status"),
+        ("drain", "--within", "soon"),
+    ],
+)
+def test_usage_errors(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        gcctl.main(arguments)
+    assert caught.value.code == 2
+    assert "gcctl" in capsys.readouterr().err
+
+
+def test_a_bad_address_in_the_environment(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GC_NODE_ADMIN", "here")
+    assert "GC_NODE_ADMIN: expected host:port or unix:/path; got 'here'" in err(capsys, 2, "status")
+
+
+def test_the_default_address_is_the_daemons() -> None:
+    assert BY_NAME["node.admin"].default == gcctl.DEFAULT_ADDRESS
+
+
+def test_as_a_process(daemon: Daemon) -> None:
+    """The console script, and a reader that goes away early."""
+    command = [sys.executable, "-m", "gcserver.admin.gcctl", "--address", daemon.address, "jobs"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode, done.stdout.splitlines()[1], done.stderr) == (0, "state              running", "")
+    reader, writer = os.pipe()
+    os.close(reader)
+    environ = {name: text for name, text in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    gone = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, env=environ, timeout=30, check=False)
+    os.close(writer)
+    assert (gone.returncode, gone.stderr) == (0, b"")
+
+
+def test_a_name_cannot_drive_the_terminal() -> None:
+    evil = TensorStatus("\x1b[2Jw\n", "world", "float32", (), 0, "none", 4)
+    text = tables.tensors({"tensors": [{**{s: getattr(evil, s) for s in TensorStatus.__slots__}}]})
+    assert "\x1b" not in text and "\\x1b[2Jw\\n" in text and "scalar" in text
+    assert text.count("\n") == 1

@@ -1,0 +1,156 @@
+"""push_pull of single tensors: layout, doorbells, handles."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+import gcclient
+from gcclient.api import current
+from gcclient.calls import CALLS, EXACT
+from gcproto import messages
+from gcproto.messages import DeclareDomain, DeclareSection, MapSection
+from gcproto.wire import Flag
+from tests.unit.client.fake import PARTITION, FakeDaemon
+
+
+def test_named_and_unnamed_tensors_live_in_two_domains(joined: FakeDaemon) -> None:
+    gcclient.push_pull(torch.ones(3), "weight")
+    gcclient.push_pull(torch.ones(3))
+    domains = [m for m in joined.heard[-1] if isinstance(m, DeclareDomain)]
+    assert domains == [
+        DeclareDomain("calls", CALLS, (0,), False, ""),
+        DeclareDomain("exact", EXACT, (0,), False, "none"),
+    ]
+    sections = [(m.domain, m.section.tensors[0].name) for m in joined.heard[-1] if isinstance(m, DeclareSection)]
+    assert sections == [(CALLS, "weight"), (EXACT, "push_pull.noname.0")]
+
+
+def test_unnamed_places_are_used_again(joined: FakeDaemon) -> None:
+    for _ in range(3):
+        gcclient.push_pull(torch.ones(3))
+    handles = [gcclient.push_pull_async(torch.full((3,), float(i))) for i in range(3)]
+    gcclient.push_pull(torch.ones(3, dtype=torch.float64))
+    assert [float(gcclient.synchronize(h)[0]) for h in handles] == [0.0, 1.0, 2.0]
+    names = [m.section.tensors[0].name for m in joined.heard[-1] if isinstance(m, DeclareSection)]
+    assert names == [f"push_pull.noname.{i}" for i in range(4)]
+
+
+def test_both_sides_compute_the_same_layout(joined: FakeDaemon) -> None:
+    for elements in (1, 100, 70_000, 0, 1_000_000, 3):
+        tensor = torch.randn(elements)
+        assert torch.equal(gcclient.push_pull(tensor, f"t{elements}"), tensor)
+    ours, theirs = current().domains[CALLS], joined.domains[CALLS]
+    assert ours.space.blocks == theirs.space.blocks
+    assert [a.plan.chunks for a in ours.arenas] == [p.chunks for p in theirs.plans]
+    assert [a.plan.slots for a in ours.arenas] == [p.slots for p in theirs.plans]
+    assert [[len(m) for m in a.maps] for a in ours.arenas] == [p.chunks for p in theirs.plans]
+    asked = [m for lane in (0, 1) for m in joined.heard[lane] if isinstance(m, MapSection)]
+    assert {(m.domain, m.index) for m in asked} == {(CALLS, i) for i in (0, 1, 2, 4, 5)}
+
+
+def test_every_lane_hears_the_close_once_and_last(joined: FakeDaemon) -> None:
+    big = torch.randn(5 * PARTITION // 4)
+    gcclient.push_pull(torch.ones(3), "small")
+    gcclient.push_pull(big, "big", average=False)
+    gcclient.push_pull(torch.zeros(0), "empty")
+    blocks = current().domains[CALLS].space.blocks
+    for lane in (0, 1):
+        pushes = joined.pushes(lane)
+        assert [p.step for p in pushes] == sorted(p.step for p in pushes)
+        for step, section in ((1, 0), (2, 1), (3, 2)):
+            mine = [p for p in pushes if p.step == step]
+            assert [p.close for p in mine] == [False] * (len(mine) - 1) + [True]
+            keys = [k for p in mine for k in p.keys]
+            assert keys == [b.key for b in blocks[section] if b.lane == lane]
+            assert all(p.flags == (0 if step == 2 else Flag.AVERAGE) and p.grad_scale == 1.0 for p in mine)
+
+
+def test_large_tensors_are_announced_while_they_are_copied(joined: FakeDaemon) -> None:
+    gcclient.push_pull(torch.randn(6 << 20), "big")
+    assert all(len([p for p in joined.pushes(lane) if p.keys]) >= 8 for lane in (0, 1))
+
+
+def test_results_arrive_in_place_and_elsewhere(joined: FakeDaemon) -> None:
+    base = torch.arange(12.0).view(3, 4)
+    new = gcclient.push_pull(base.t(), "t")
+    assert new.shape == (4, 3) and torch.equal(new, base.t()) and new.data_ptr() != base.data_ptr()
+    assert gcclient.push_pull_(base, "b") is base
+    handle = gcclient.push_pull_async_(base, "b")
+    assert gcclient.synchronize(handle).data_ptr() == base.data_ptr()
+    assert gcclient.synchronize(handle).data_ptr() == base.data_ptr()
+
+
+def test_a_second_push_of_a_name_fetches_the_first_result(joined: FakeDaemon) -> None:
+    first = gcclient.push_pull_async(torch.tensor([1.0]), "t")
+    second = gcclient.push_pull_async(torch.tensor([2.0]), "t")
+    assert first.over and not second.over
+    assert [float(gcclient.synchronize(h)) for h in (second, first)] == [2.0, 1.0]
+
+
+def test_poll_does_not_wait(joined: FakeDaemon) -> None:
+    joined.silent = True
+    handle = gcclient.push_pull_async(torch.ones(3), "t")
+    joined.wait(lambda: bool(joined.pushes(0)))
+    assert not gcclient.poll(handle)
+    key = joined.pushes(0)[0].keys
+    joined.say(0, messages.Done(CALLS, 1, key))
+    joined.wait(lambda: gcclient.poll(handle))
+    assert torch.equal(gcclient.synchronize(handle), torch.ones(3))
+
+
+def test_outdated_and_unknown_announcements_are_ignored(joined: FakeDaemon) -> None:
+    gcclient.push_pull(torch.ones(3), "t")
+    joined.silent = True
+    handle = gcclient.push_pull_async(torch.ones(3), "t")
+    joined.wait(lambda: len(joined.pushes(0)) == 2)
+    for done in (messages.Done(CALLS, 1, (0,)), messages.Done(CALLS, 2, (12345,)), messages.Done(99, 2, (0,))):
+        joined.say(0, done)
+    assert not gcclient.poll(handle)
+    joined.say(0, messages.Done(CALLS, 2, (0,)))
+    gcclient.synchronize(handle)
+
+
+def test_what_cannot_be_pushed_is_refused_with_what_would_do(joined: FakeDaemon) -> None:
+    with pytest.raises(ValueError, match="average=False"):
+        gcclient.push_pull(torch.ones(2, dtype=torch.int64), "n")
+    with pytest.raises(ValueError, match="view_as_real"):
+        gcclient.push_pull(torch.ones(2, dtype=torch.complex64), "c")
+    with pytest.raises(ValueError, match="to_dense"):
+        gcclient.push_pull(torch.ones(2).to_sparse(), "s")
+    with pytest.raises(ValueError, match="'meta'"):
+        gcclient.push_pull(torch.ones(2, device="meta"), "m")
+
+
+def test_calls_from_several_threads(joined: FakeDaemon) -> None:
+    wrong: list[int] = []
+
+    def caller(which: int) -> None:
+        for i in range(50):
+            value = float(1000 * which + i)
+            if not torch.equal(gcclient.push_pull(torch.full((500,), value), f"t{which}"), torch.full((500,), value)):
+                wrong.append(which)
+
+    threads = [threading.Thread(target=caller, args=(w,)) for w in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert not wrong and not any(t.is_alive() for t in threads)
+    for lane in (0, 1):
+        steps = [p.step for p in joined.pushes(lane)]
+        assert steps == sorted(steps) and set(steps) == set(range(1, 201))
+
+
+def test_a_tensor_that_changed_is_announced_as_a_contradiction(joined: FakeDaemon) -> None:
+    """The daemon knows the agreed tensor and can name the difference on every rank."""
+    gcclient.push_pull(torch.ones(3), "t")
+    joined.answer = lambda m: (
+        messages.Fault(b"", "TensorMismatch", "differs") if isinstance(m, DeclareSection) else None
+    )
+    with pytest.raises(gcclient.TensorMismatch, match="differs"):
+        gcclient.push_pull(torch.ones(4), "t")
+    assert joined.heard[-1][-1].section.tensors[0].shape == (4,)
+    assert joined.heard[-1][-1].section.index == 0

@@ -1,0 +1,173 @@
+"""The DDP state: where parameters live, what a bucket pushes. Real DDP in a world of one."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import gcclient
+from gcclient.api import current
+from gcproto import messages
+from gcproto.messages import DeclareDomain, DeclareSection
+from gcproto.wire import Flag
+from tests.unit.client.fake import FakeDaemon
+
+
+@pytest.fixture
+def alone(joined: FakeDaemon, tmp_path: Path) -> Iterator[FakeDaemon]:
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    yield joined
+    dist.destroy_process_group()
+
+
+def _model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(20, 300), nn.Linear(300, 300), nn.Linear(300, 7).double())
+
+
+class _Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = _model()
+        self.frozen = nn.Linear(2, 2).requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers[2](self.layers[1](self.layers[0](x)).double())
+
+
+def test_parameters_are_declared_in_backward_order_by_dtype(joined: FakeDaemon) -> None:
+    net = _Net()
+    gcclient.state(net, compression="topk(ratio=0.1)")
+    (domain,) = (m for m in joined.heard[-1] if isinstance(m, DeclareDomain))
+    assert (domain.label, domain.ranks, domain.scoped, domain.codec) == ("ddp.0", (0,), True, "topk(ratio=0.1)")
+    sections = [m.section for m in joined.heard[-1] if isinstance(m, DeclareSection)]
+    assert [[t.name for t in s.tensors] for s in sections] == [
+        ["layers.2.bias", "layers.2.weight"],
+        ["layers.1.bias", "layers.1.weight", "layers.0.bias", "layers.0.weight"],
+    ]
+    gcclient.state(net)
+    first, second = (m for m in joined.heard[-1] if isinstance(m, DeclareDomain))
+    assert second.label == "ddp.1" and second.domain != first.domain
+
+
+def test_pieces_cover_every_byte_once(joined: FakeDaemon) -> None:
+    net = _Net()
+    state = gcclient.state(net)
+    covered = {place: [0] * place.block.nbytes for place in current().domains[state.domain.id].blocks.values()}
+    for parameter in state.parameters.values():
+        at = 0
+        for piece in parameter.pieces:
+            assert piece.lo == at and piece.hi - piece.lo == piece.input.nbytes == piece.output.nbytes
+            at = piece.hi
+            start = piece.input.ctypes.data - piece.place.input.ctypes.data
+            assert start == piece.output.ctypes.data - piece.place.output.ctypes.data
+            for i in range(start, start + piece.input.nbytes):
+                covered[piece.place][i] += 1
+        assert at == parameter.tensor.nbytes
+    assert all(set(counts) == {1} for counts in covered.values())
+
+
+def test_a_backward_pass_is_one_step(alone: FakeDaemon) -> None:
+    net = _Net()
+    plain = _Net()
+    model = DistributedDataParallel(net, bucket_cap_mb=0.1)
+    state = gcclient.state(model)
+    model.register_comm_hook(state, gcclient.ddp_hook)
+    for step in (1, 2, 3):
+        x = torch.randn(4, 20)
+        for m in (model, plain):
+            m.zero_grad()
+            m(x).sum().backward()
+        for (name, a), b in zip(net.named_parameters(), plain.parameters(), strict=True):
+            assert a.grad is None or torch.equal(a.grad, b.grad), name
+        every = [b.key for blocks in state.domain.space.blocks for b in blocks]
+        keys = []
+        for lane in (0, 1):
+            mine = [p for p in alone.pushes(lane) if p.step == step]
+            assert [p.close for p in mine] == [False] * (len(mine) - 1) + [True]
+            assert all(p.flags == Flag.AVERAGE for p in mine)
+            keys += [k for p in mine for k in p.keys]
+        assert sorted(keys) == sorted(every)
+    assert gcclient.stats()["steps"] == 3
+    with model.no_sync():
+        model(x).sum().backward()
+    assert gcclient.stats()["steps"] == 3
+
+
+def test_the_loss_scale_goes_with_the_push(alone: FakeDaemon) -> None:
+    model = DistributedDataParallel(nn.Linear(3, 2))
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+    model.register_comm_hook(gcclient.state(model, scaler=scaler), gcclient.ddp_hook)
+    scaler.scale(model(torch.ones(1, 3)).sum()).backward()
+    assert {p.grad_scale for p in alone.pushes(0)} == {256.0}
+
+
+def test_a_failure_comes_out_of_backward_and_names_itself(alone: FakeDaemon) -> None:
+    model = DistributedDataParallel(nn.Linear(3, 2))
+    model.register_comm_hook(gcclient.state(model), gcclient.ddp_hook)
+    model(torch.ones(1, 3)).sum().backward()
+    fault = messages.Fault(b"", "PeerLost", "b is gone", advice="look at b")
+    alone.answer = lambda m: fault if isinstance(m, messages.Push) else None
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="b is gone.*look at b"):
+            model(torch.ones(1, 3)).sum().backward()
+    with pytest.raises(gcclient.PeerLost):
+        gcclient.push_pull(torch.ones(1))
+
+
+def test_another_models_parameters_are_refused_without_a_raise_in_the_hook(alone: FakeDaemon) -> None:
+    model = DistributedDataParallel(nn.Linear(3, 2))
+    model.register_comm_hook(gcclient.state(nn.Linear(3, 2)), gcclient.ddp_hook)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="not among those given"):
+            model(torch.ones(1, 3)).sum().backward()
+
+
+def test_a_backward_pass_that_was_cut_short_is_noticed(alone: FakeDaemon) -> None:
+    class Breaks(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: object, grad: torch.Tensor) -> torch.Tensor:
+            raise ValueError("a bug in backward")
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(300, 300), nn.Linear(300, 300)
+            self.broken = False
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            hidden = self.first(x)
+            return self.second(Breaks.apply(hidden) if self.broken else hidden)
+
+    net = Model()
+    model = DistributedDataParallel(net, bucket_cap_mb=0.1)
+    model.register_comm_hook(gcclient.state(model), gcclient.ddp_hook)
+    for _ in range(2):
+        model(torch.ones(1, 300)).sum().backward()
+    net.broken = True
+    with pytest.raises(ValueError, match="a bug"):
+        model(torch.ones(1, 300)).sum().backward()
+    net.broken = False
+    with pytest.raises(RuntimeError, match=r"before its last bucket|prior|previous"):
+        model(torch.ones(1, 300)).sum().backward()
+
+
+def test_a_model_without_gradients_is_refused(joined: FakeDaemon) -> None:
+    with pytest.raises(ValueError, match="requires a gradient"):
+        gcclient.state(nn.ReLU())
+
+
+def test_the_hook_has_the_signature_ddp_checks() -> None:
+    parameters = inspect.signature(gcclient.ddp_hook).parameters
+    assert list(parameters) == ["state", "bucket"] and parameters["bucket"].annotation is dist.GradBucket

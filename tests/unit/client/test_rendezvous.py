@@ -1,0 +1,55 @@
+"""Daemons published through torch's store: real stores, in one process."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch.distributed as dist
+
+from gcclient import rendezvous
+from gcclient.errors import JoinRefused
+from gcclient.rendezvous import Place, local_part, meet, peers
+
+A, B = Place("a", "tcp://10.0.0.1:1"), Place("b", "tcp://10.0.0.2:1")
+
+
+def test_every_rank_learns_all_places() -> None:
+    store = dist.HashStore()
+    got: dict[int, tuple[Place, ...]] = {}
+
+    def rank(r: int) -> None:
+        got[r] = meet(store, "k", r, 3, (A, B, A)[r], 10)
+
+    threads = [threading.Thread(target=rank, args=(r,)) for r in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert got == {r: (A, B, A) for r in range(3)}
+
+
+def test_a_rank_that_never_comes_is_named(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    from datetime import timedelta
+
+    monkeypatch.setattr(rendezvous, "_SAY_EVERY", timedelta(seconds=0.05))
+    store = dist.HashStore()
+    with pytest.raises(JoinRefused, match="rank 1") as caught:
+        meet(store, "k", 0, 2, A, 0.2)
+    assert caught.value.missing == ("rank 1",) and caught.value.phase == "join"
+    assert "waiting for rank 1" in caplog.text
+
+
+def test_ranks_are_local_by_daemon_and_not_by_variable() -> None:
+    places = (A, B, A, A, B)
+    assert [local_part(places, r) for r in range(5)] == [(0, 3), (0, 2), (1, 3), (2, 3), (1, 2)]
+
+
+def test_peers_are_the_other_nodes_once() -> None:
+    assert peers((A, B, A, B), 0) == (("b", B.address),)
+    with pytest.raises(JoinRefused, match="two daemons are called 'a'"):
+        peers((A, Place("a", "tcp://10.0.0.9:1")), 0)
+
+
+def test_a_second_init_uses_other_keys() -> None:
+    assert rendezvous.prefix("job") != rendezvous.prefix("job")

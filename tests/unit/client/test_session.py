@@ -1,0 +1,133 @@
+"""Joining, failing, leaving: what is said to a daemon, and what becomes of its answers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import gcclient
+from gcclient import session as session_module
+from gcproto import messages
+from gcproto.messages import Fault, Register, Waiting
+from gcproto.paths import default_socket
+from tests.unit.client.fake import FakeDaemon
+
+
+def test_register_says_who_we_are(joined: FakeDaemon) -> None:
+    (register,) = (m for m in joined.heard[-1] if isinstance(m, Register))
+    assert (register.label, register.rank, register.world_size) == ("unit", 0, 1)
+    assert (register.local_rank, register.local_size, register.pid) == (0, 1, os.getpid())
+    assert len(register.number) == 16
+    assert gcclient.is_initialized()
+    assert (gcclient.rank(), gcclient.size(), gcclient.local_rank(), gcclient.local_size()) == (0, 1, 0, 1)
+    assert gcclient.stats()["job"] == "unit" and gcclient.stats()["node"] == "fake"
+
+
+def test_leaving_in_good_order(daemon: FakeDaemon) -> None:
+    gcclient.init(0, 1, socket=daemon.socket)
+    descriptors = len(os.listdir("/proc/self/fd"))
+    gcclient.shutdown()
+    daemon.wait(lambda: messages.Unregister() in daemon.heard[-1])
+    assert not gcclient.is_initialized()
+    with pytest.raises(gcclient.NotInitialized, match=r"init\(\) first"):
+        gcclient.push_pull(torch.ones(1))
+    gcclient.shutdown()
+    assert len(os.listdir("/proc/self/fd")) < descriptors
+
+
+def test_no_daemon_is_said_with_its_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(session_module, "CONNECT_FOR", 0.2)
+    missing = str(tmp_path / "none.sock")
+    began = time.monotonic()
+    with pytest.raises(gcclient.NoDaemon, match="none.sock") as caught:
+        gcclient.init(0, 1, socket=missing)
+    assert "gcserver run" in caught.value.advice
+    assert time.monotonic() - began < 7
+    assert not gcclient.is_initialized()
+
+
+def test_a_refusal_ends_init(daemon: FakeDaemon) -> None:
+    daemon.answer = lambda m: Fault(b"", "Draining", "no new jobs") if isinstance(m, Register) else None
+    with pytest.raises(gcclient.Draining, match="no new jobs"):
+        gcclient.init(0, 1, socket=daemon.socket)
+    assert not gcclient.is_initialized()
+
+
+def test_what_the_daemon_waits_for_is_logged(daemon: FakeDaemon, caplog: pytest.LogCaptureFixture) -> None:
+    daemon.answer = lambda m: Waiting("ranks [1] of job 'unit'") if isinstance(m, Register) else None
+    with pytest.raises(gcclient.StepTimeout, match="the job to form") as caught:
+        gcclient.init(0, 1, socket=daemon.socket, deadline=0.1)
+    assert "waiting for ranks [1] of job 'unit'" in caplog.text
+    assert caught.value.missing == ("ranks [1] of job 'unit'",)
+
+
+def test_a_fault_fails_what_is_pending_and_what_follows(joined: FakeDaemon) -> None:
+    joined.silent = True
+    handle = gcclient.push_pull_async(torch.ones(3), "t")
+    threading.Timer(0.1, lambda: joined.say(-1, Fault(b"", "PeerLost", "b is gone", missing=("b",)))).start()
+    with pytest.raises(gcclient.PeerLost, match="b is gone") as caught:
+        gcclient.synchronize(handle)
+    assert caught.value.missing == ("b",) and caught.value.job == "unit"
+    assert gcclient.poll(handle)
+    with pytest.raises(gcclient.PeerLost):
+        gcclient.push_pull(torch.ones(3), "t")
+    with pytest.raises(gcclient.PeerLost):
+        gcclient.broadcast_parameters({})
+
+
+def test_init_after_a_failure_joins_anew(joined: FakeDaemon) -> None:
+    joined.say(-1, Fault(b"", "PeerLost", "b is gone"))
+    with pytest.raises(gcclient.PeerLost):
+        while True:
+            gcclient.push_pull(torch.ones(3), "t")
+    gcclient.init(0, 1, socket=joined.socket, job="unit")
+    assert torch.equal(gcclient.push_pull(torch.ones(3), "t"), torch.ones(3))
+
+
+def test_a_forked_child_neither_uses_nor_holds_the_connection(joined: FakeDaemon) -> None:
+    before = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if _is_socket(fd)]
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        inherited = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if _is_socket(fd)]
+        answer = f"{gcclient.is_initialized()} {len(inherited)}"
+        os.write(writer, answer.encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    initialised, sockets = os.read(reader, 100).decode().split()
+    os.close(reader)
+    os.close(writer)
+    assert initialised == "False"
+    assert int(sockets) == len(before) - 3  # the supervisor's and two lanes' connections
+    assert torch.equal(gcclient.push_pull(torch.ones(3), "t"), torch.ones(3))
+
+
+def _is_socket(fd: str) -> bool:
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}").startswith("socket:")
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize(("ending", "orderly"), [("pass", True), ("raise SystemExit(0)", True), ("1 / 0", False)])
+def test_leaving_at_exit(daemon: FakeDaemon, ending: str, orderly: bool) -> None:
+    """An exception ends the process without goodbye, so that the other ranks hear at once that it is lost."""
+    script = f"import gcclient; gcclient.init(0, 1, socket={daemon.socket!r}); {ending}"
+    subprocess.run([sys.executable, "-c", script], stderr=subprocess.DEVNULL, timeout=60, check=False)
+    daemon.wait(lambda: not daemon.connected(-1))
+    assert (messages.Unregister() in daemon.heard[-1]) == orderly
+
+
+def test_default_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/7")
+    assert default_socket() == "/run/user/7/gradcomm/daemon.sock"
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    assert default_socket() == f"/tmp/gradcomm-{os.getuid()}/daemon.sock"
+    assert default_socket("b").endswith("/daemon-b.sock")
