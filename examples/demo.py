@@ -33,7 +33,7 @@ METHODS = (GLOO, Method("gradcomm none", "gradcomm", "none"), Method("gradcomm f
 WARMUP, TIMED = 2, 10
 TOOLS = Path(sys.executable).parent
 
-OWN_MACHINES = """The same on two machines of your own, at ADDRESS_A and ADDRESS_B, in a clone on each after `make setup`:
+OWN_MACHINES = """The same on two machines of your own (ADDRESS_A, ADDRESS_B), in a clone on each after `make setup`:
   on A:     .venv/bin/gcserver run --node.name a --node.listen tcp://ADDRESS_A:7470 --insecure
   on B:     .venv/bin/gcserver run --node.name b --node.listen tcp://ADDRESS_B:7470 --insecure
   on both:  .venv/bin/torchrun --nnodes=2 --nproc-per-node=1 --node-rank=RANK --master-addr=ADDRESS_A \\

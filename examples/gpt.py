@@ -1,4 +1,4 @@
-"""A small GPT over bytes, in plain torch, and the optimizer it is trained with: the demo's subject.
+"""A small GPT over characters, in plain torch, and the optimizer it is trained with: the demo's subject.
 
 What may live here: the model and its optimizer. What may not: anything distributed; it is the point of gradcomm that
 a model needs none.
@@ -22,7 +22,7 @@ class Shape:
     width: int = 248
     heads: int = 4
     context: int = 64
-    vocabulary: int = 256
+    vocabulary: int = 97
 
 
 class Block(nn.Module):
@@ -47,7 +47,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Bytes in, logits of the next byte out; sinusoidal positions; output weights are those of the embedding."""
+    """Characters in, logits of the next one out; sinusoidal positions; output weights are those of the embedding."""
 
     positions: torch.Tensor
 
@@ -78,7 +78,7 @@ class GPT(nn.Module):
 
 
 def loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Mean cross-entropy in nats a byte, a scalar; float32[..., vocabulary] and int64[...]."""
+    """Mean cross-entropy in nats a character, a scalar; float32[..., vocabulary] and int64[...]."""
     return F.cross_entropy(logits.flatten(0, -2), targets.flatten())
 
 
@@ -91,8 +91,8 @@ def sinusoids(length: int, width: int) -> torch.Tensor:
 class Optimizer:
     """Adafactor for the matrices, plain SGD for the embedding, gradients clipped to norm 1, ten steps of warm-up.
 
-    Most bytes do not occur in a small batch, so most rows of the embedding's gradient are zero, and what a lossy codec
-    decodes for them is noise that error feedback takes back a step later. SGD adds it up, which cancels it; a method
+    Many characters are rare, so many rows of the embedding's gradient are nearly zero, and what a lossy codec decodes
+    for them is noise that error feedback takes back a step later. SGD adds it up, which cancels it; a method
     that divides by its recent size would blow it up. For the dense gradients of the matrices, Adafactor's one scale a
     row and column stands the noise where Adam's scale for each element does not.
     """

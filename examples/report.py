@@ -136,7 +136,7 @@ def plot(long: Mapping[str, Record], rows: Sequence[common.Row], title: str, pat
         losses = [record.loss_at(i) for i in steps]
         by_time.plot([s.seconds for s in record.steps], losses, color=colours[name], label=name)
         by_step.plot(steps, losses, color=colours[name], label=name)
-    by_time.set(xlabel="seconds", ylabel=f"loss, nats a byte (mean of {WINDOW} steps)", title="loss against time")
+    by_time.set(xlabel="seconds", ylabel=f"loss, nats a character (mean of {WINDOW} steps)", title="loss against time")
     by_step.set(xlabel="steps", title="loss against steps")
     if long:
         by_time.legend(frameon=False)

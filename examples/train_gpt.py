@@ -55,7 +55,7 @@ def train(ddp: DistributedDataParallel, data: text.Text, args: argparse.Namespac
     """Runs until ``args.steps`` or ``args.seconds``; one JSON line a step into ``log``.
 
     A line holds the step (from 1), the time since the first step began, s, the bytes this machine had sent by then,
-    and the loss of this rank's batch before the step, nats a byte.
+    and the loss of this rank's batch before the step, nats a character.
     """
     rank, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
     optimizer = gpt.Optimizer(ddp.module)
@@ -94,7 +94,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=0, help="stop after this many")
     parser.add_argument("--seconds", type=float, default=0.0, help="stop after this long")
     parser.add_argument("--batch", type=int, default=4, help="sequences a rank and step (default 4)")
-    parser.add_argument("--context", type=int, default=64, help="bytes a sequence (default 64)")
+    parser.add_argument("--context", type=int, default=64, help="characters a sequence (default 64)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--log", type=Path, metavar="FILE", help="one JSON line a step; {rank} stands for the rank")
     parser.add_argument("--quiet", action="store_true")

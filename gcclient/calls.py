@@ -20,7 +20,7 @@ import torch
 from gcclient import device
 from gcclient.arena import BlockPlace
 from gcclient.domain import Domain, Step
-from gcclient.errors import GradcommError, StepTimeout
+from gcclient.errors import GradcommError
 from gcclient.session import GRACE, SAY_EVERY, Session, log
 from gcproto.dtypes import DType
 from gcproto.manifest import TensorSpec
@@ -138,14 +138,7 @@ class Call:
             session.check()
             elapsed = time.monotonic() - began
             if elapsed > session.job.deadline + GRACE:
-                raise StepTimeout(
-                    f"no result for {self.tensor.spec.describe()}",
-                    job=session.label,
-                    step=self.step,
-                    phase="exchange",
-                    elapsed=elapsed,
-                    advice="look at the daemon's log on this node",
-                )
+                raise session.no_result(self.tensor.spec.describe(), self.step, elapsed)
             if elapsed > 2 * SAY_EVERY:
                 log.warning("push_pull of %s: no result since %.0f s", self.tensor.spec.describe(), elapsed)
         if self._error is not None and not self._ready:

@@ -29,6 +29,7 @@ CONTROL: Final = -1
 _BACKOFF_FIRST: Final = 0.02
 _BACKOFF_LAST: Final = 1.0
 _SAY_LOST_EVERY: Final = 5.0
+_LOOK_EVERY: Final = 5.0
 
 _to_worker = messages.Decoder[messages.ToWorker](messages.ToWorker)
 _to_lane_worker = messages.Decoder[messages.ToLaneWorker](messages.ToLaneWorker)
@@ -44,6 +45,9 @@ class Listener(Protocol):
 
     def on_lost(self, link: Link, seconds: float) -> None:
         """The link has been down for ``seconds``."""
+
+    def on_quiet(self) -> None:
+        """The receiver thread looked around; called at least every few seconds, by that thread."""
 
 
 class Link:
@@ -270,10 +274,15 @@ class Daemon:
         self._thread.start()
 
     def _run(self) -> None:
+        look_at = 0.0
         while not self.closed:
-            self._outer.poll(self._until_retry())
+            retry = self._until_retry()
+            self._outer.poll(_LOOK_EVERY if retry is None else min(retry, _LOOK_EVERY))
             if self.closed:
                 return
+            if time.monotonic() >= look_at:
+                look_at = time.monotonic() + _LOOK_EVERY
+                self.listener.on_quiet()
             if self._reader.acquire(blocking=False):
                 try:
                     self._read(0)

@@ -11,6 +11,7 @@ brings them; a bucket's future completes when all blocks its parameters touch ar
 from __future__ import annotations
 
 import threading
+import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -112,6 +113,8 @@ class Scope:
         self.step = Step(state.domain, int(Flag.AVERAGE), scale, lambda: None)
         self.buckets: dict[BlockPlace, list[Bucket]] = {}
         self.nonfinite = False
+        self._closed_at = 0.0
+        self._back = 0
 
     def add(self, bucket: Bucket) -> None:
         """Copy in what a bucket brings and push the blocks that are complete with it."""
@@ -139,9 +142,18 @@ class Scope:
             if place.filled < place.block.nbytes:
                 self.step.add(place)
         self.step.close()
+        self._closed_at = time.monotonic()
+        self.state.session.watched[self.state.domain.id] = self
+
+    def waiting(self) -> tuple[str, int, float] | None:
+        """See :class:`gcclient.session.Watched`."""
+        if self._back >= len(self.buckets):
+            return None
+        return self.state.domain.declared.label, self.step.number, time.monotonic() - self._closed_at
 
     def deliver(self, places: list[BlockPlace]) -> None:
         """Results arrived; called by the reading thread."""
+        self._back += len(places)
         for place in places:
             if place.nonfinite and not self.nonfinite:
                 self.nonfinite = True

@@ -42,6 +42,13 @@ class Pending(Protocol):
     def fail(self, error: GradcommError) -> None: ...
 
 
+class Watched(Protocol):
+    """A step whose results nobody waits for in Python: who waits is inside torch and cannot say so."""
+
+    def waiting(self) -> tuple[str, int, float] | None:
+        """(what, step, seconds) while results are missing."""
+
+
 @dataclass(slots=True)
 class Counters:
     """What :func:`gcclient.stats` shows; bytes are of gradients, uncompressed."""
@@ -67,6 +74,8 @@ class Session:
         self.domains: dict[int, Domain] = {}
         self.counters = Counters()
         self.pending: set[Pending] = set()
+        #: the newest closed step of each DDP state
+        self.watched: dict[int, Watched] = {}
         #: DDP states made so far, by the ranks they span
         self.states: dict[tuple[int, ...], int] = {}
         self.daemon = Daemon(self)
@@ -232,6 +241,29 @@ class Session:
                     advice="look at the daemon's log; restart from the last checkpoint",
                 )
             )
+
+    def on_quiet(self) -> None:
+        """Speak for those who wait inside torch, and end their wait should the daemon have failed to."""
+        for watched in list(self.watched.values()):
+            waiting = watched.waiting()
+            if waiting is None or self.failure is not None:
+                continue
+            what, step, seconds = waiting
+            if seconds > self.job.deadline + GRACE:
+                self.fail(self.no_result(what, step, seconds))
+            elif seconds > 2 * SAY_EVERY:
+                log.warning("%s: no result of step %d since %.0f s", what, step, seconds)
+
+    def no_result(self, what: str, step: int, seconds: float) -> StepTimeout:
+        """The error of a wait that the daemon should have ended."""
+        return StepTimeout(
+            f"no result for {what}",
+            job=self.label,
+            step=step,
+            phase="exchange",
+            elapsed=seconds,
+            advice="look at the daemon's log on this node",
+        )
 
     # ---------------------------------------------------------------------------------------- failure
     def fail(self, error: GradcommError) -> None:

@@ -213,6 +213,21 @@ def socket_served(path: Path, timeout: float) -> Check:
     return Check(name, "ok", f"{path} is not served yet")
 
 
+def admin_socket_served(path: Path, timeout: float) -> Check:
+    """Whether another process accepts connections on the Unix socket of ``node.admin``."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(timeout)
+        try:
+            probe.connect(os.fspath(path))
+        except (FileNotFoundError, ConnectionRefusedError):
+            return Check("ports", "ok", f"unix:{path} for the admin service is free")
+        except OSError as error:
+            fix = "set another node.admin, or correct its permissions"
+            return Check("ports", "fail", f"unix:{path} for the admin service: {error.strerror or error}", fix)
+    fix = f"stop that process (`ss -lxp src {path}` shows it), or set another node.admin"
+    return Check("ports", "fail", f"unix:{path} for the admin service is served by another process", fix)
+
+
 def directory_usable(name: str, key: str, directory: Path) -> Check:
     """Whether files can be put into ``directory``, or it can be made, and nobody else can."""
     there = _existing(directory)

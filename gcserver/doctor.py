@@ -13,6 +13,7 @@ import re
 import sys
 from dataclasses import asdict, dataclass
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 from gcproto.manifest import memory_bytes
@@ -71,7 +72,7 @@ def preflight(config: Config) -> list[Check]:
     served = checks.socket_served(config.node.socket, 0.4)
     if served.fatal:
         return [*found, served]
-    found += [checks.port_free(*bound) for bound in checks.bound_addresses(config)]
+    found += _places(config)
     found.append(checks.directory_usable("socket", "node.socket", config.node.socket.parent))
     found.append(checks.directory_usable("state", "node.state", config.node.state))
     found.append(checks.shared_memory(config))
@@ -91,7 +92,7 @@ def examine(config: Config, need: Need | None = None, timeout: float = 2.0) -> l
         found.append(Check("ports", "ok", "held by the daemon that runs"))
         found.append(running)
     else:
-        found += [checks.port_free(*bound) for bound in checks.bound_addresses(config)]
+        found += _places(config)
         found.append(checks.socket_served(config.node.socket, timeout))
     found.append(checks.advertised(config, timeout))
     found.append(checks.directory_usable("socket", "node.socket", config.node.socket.parent))
@@ -107,6 +108,14 @@ def examine(config: Config, need: Need | None = None, timeout: float = 2.0) -> l
     if need is not None:
         parts = ", ".join(f"{human_size(size)} {what}" for what, size in need.breakdown())
         found.append(Check("need", "ok", f"{human_size(need.total)} of shared memory on this node: {parts}"))
+    return found
+
+
+def _places(config: Config) -> list[Check]:
+    """Whether all addresses can be bound."""
+    found = [checks.port_free(*bound) for bound in checks.bound_addresses(config)]
+    if config.node.admin.startswith("unix:"):
+        found.append(checks.admin_socket_served(Path(config.node.admin.removeprefix("unix:")), 0.2))
     return found
 
 

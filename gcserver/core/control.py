@@ -160,6 +160,14 @@ class ControlMachine:
             )
             self.out.append(link.send(header, body=body))
 
+    def _on_received(self, e: FrameReceived, now: float) -> None:
+        try:
+            self._on_frame(e, now)
+        except messages.MessageError as error:
+            # Its digests hold: a faulty or foreign sender. Nothing of it was used.
+            self.out.append(Count("frames_unusable", e.header.sender))
+            self.out.append(Log("error", f"a {e.header.type.name} frame cannot be read: {error}"))
+
     def _on_frame(self, e: FrameReceived, now: float) -> None:
         h = e.header
         if h.sender == self.config.node:
@@ -674,7 +682,7 @@ class ControlMachine:
 _HANDLERS: dict[type, Callable[[ControlMachine, Any, float], None]] = {
     PeerAdded: ControlMachine._on_peer_added,
     PeerReset: ControlMachine._on_peer_reset,
-    FrameReceived: ControlMachine._on_frame,
+    FrameReceived: ControlMachine._on_received,
     FrameDamaged: ControlMachine._on_damaged,
     WorkerSaid: ControlMachine._on_worker,
     WorkerGone: ControlMachine._on_worker_gone,

@@ -316,6 +316,7 @@ class Job:
         return self.fault(
             "TensorMismatch",
             f"{difference(mine, theirs)} (here = {who}, there = {other})",
+            phase="declare",
             advice="every rank must declare the same tensors in the same order",
         )
 

@@ -148,6 +148,13 @@ class LaneMachine:
             link.knows_us = True
 
     # ---------------------------------------------------------------------------------------- frames
+    def _on_received(self, e: FrameReceived, now: float) -> None:
+        try:
+            self._on_frame(e, now)
+        except messages.MessageError:
+            # Its digests hold: a faulty or foreign sender. Nothing of it was used.
+            self.out.append(Count("frames_unusable", e.header.sender))
+
     def _on_frame(self, e: FrameReceived, now: float) -> None:
         h = e.header
         link = self.links.get(h.sender)
@@ -375,7 +382,7 @@ class LaneMachine:
 _HANDLERS: dict[type, Callable[[LaneMachine, Any, float], None]] = {
     PeerAdded: LaneMachine._on_peer_added,
     PeerReset: LaneMachine._on_peer_reset,
-    FrameReceived: LaneMachine._on_frame,
+    FrameReceived: LaneMachine._on_received,
     FrameDamaged: LaneMachine._on_damaged,
     Unusable: LaneMachine._on_unusable,
     DomainOpened: LaneMachine._on_domain_opened,

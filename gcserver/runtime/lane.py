@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import select
 import signal
 import socket
 import sys
@@ -102,7 +103,7 @@ class LaneProcess:
     link: LaneLink
     listener: socket.socket
     executor: Executor = field(default_factory=Executor)
-    poller: Any = field(default_factory=zmq.Poller)
+    poller: select.epoll = field(default_factory=select.epoll)
     workers: dict[int, Worker] = field(default_factory=dict)
     ranks: dict[tuple[bytes, int], Worker] = field(default_factory=dict)
     waiting_maps: list[tuple[Worker, MapSection]] = field(default_factory=list)
@@ -120,9 +121,9 @@ class LaneProcess:
 
     # ------------------------------------------------------------------------------------------ loop
     def run(self) -> None:
-        self.poller.register(self.transport.socket, zmq.POLLIN)
-        self.poller.register(self.link.fileno(), zmq.POLLIN)
-        self.poller.register(self.listener.fileno(), zmq.POLLIN)
+        frames = self.transport.fileno()
+        for descriptor in (frames, self.link.fileno(), self.listener.fileno()):
+            self.poller.register(descriptor, select.EPOLLIN)
         cores = tuple(sorted(os.sched_getaffinity(0)))
         self.link.send(LaneReady(os.getpid(), self.machine.config.incarnation, cores))
         next_tick = time.monotonic()
@@ -140,16 +141,18 @@ class LaneProcess:
             if self.reports and (now >= self.report_by or self._gated()):
                 self._flush_reports()
             until = min(next_tick, next_stats, self.report_by or next_tick)
-            ready = dict(self.poller.poll(max(0, int((until - time.monotonic()) * 1000) + 1)))
-            if self.transport.socket in ready:
+            # ZeroMQ's descriptor tells of changes, not of states: never wait while there is something to read.
+            busy = self.transport.readable
+            ready = dict(self.poller.poll(0 if busy else max(0.0, until - time.monotonic())))
+            if busy or frames in ready:
                 self._frames()
             if self.link.fileno() in ready:
                 self._supervisor()
             if self.listener.fileno() in ready:
                 self._accept()
-            for descriptor in ready:
-                if isinstance(descriptor, int) and descriptor in self.workers:
-                    self._worker(self.workers[descriptor], ready[descriptor])
+            for descriptor, event in ready.items():
+                if descriptor in self.workers:
+                    self._worker(self.workers[descriptor], event)
 
     def feed(self, event: ev.LaneEvent) -> None:
         """One event through the machine, and whatever its effects answer."""
@@ -292,15 +295,15 @@ class LaneProcess:
                 self._count("workers_refused", 0)
                 continue
             self.workers[channel.fileno()] = Worker(channel)
-            self.poller.register(channel.fileno(), zmq.POLLIN)
+            self.poller.register(channel.fileno(), select.EPOLLIN)
 
     def _worker(self, worker: Worker, ready: int) -> None:
         try:
-            if ready & zmq.POLLOUT:
+            if ready & select.EPOLLOUT:
                 worker.channel.flush()
                 if not worker.channel.backlog:
-                    self.poller.modify(worker.channel.fileno(), zmq.POLLIN)
-            if ready & ~zmq.POLLOUT:
+                    self.poller.modify(worker.channel.fileno(), select.EPOLLIN)
+            if ready & ~select.EPOLLOUT:
                 for message, descriptors in worker.channel.receive():
                     for descriptor in descriptors:
                         os.close(descriptor)
@@ -361,7 +364,7 @@ class LaneProcess:
         except ChannelClosed:
             return
         if worker.channel.backlog:
-            self.poller.modify(worker.channel.fileno(), zmq.POLLIN | zmq.POLLOUT)
+            self.poller.modify(worker.channel.fileno(), select.EPOLLIN | select.EPOLLOUT)
 
     # --------------------------------------------------------------------------------------- effects
     def _do_send(self, e: fx.Send) -> None:

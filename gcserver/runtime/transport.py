@@ -82,15 +82,22 @@ class ZmqTransport:
         """Frames that have arrived: header bytes, payload (its memory lives as long as the view)."""
         for _ in range(BATCH):
             try:
-                parts = self._in.recv_multipart(zmq.NOBLOCK, copy=False)
+                first = self._in.recv(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
-            header = parts[0].buffer
-            self.bytes_in += sum(len(p) for p in parts)
-            if len(header) != HEADER_BYTES or len(parts) > 2:
+            header, payload = first.buffer, None
+            self.bytes_in += len(header)
+            extra = False
+            while first.more:
+                # The parts of a message arrive together, so this does not wait.
+                first = self._in.recv(copy=False)
+                extra = payload is not None
+                payload = first.buffer
+                self.bytes_in += len(payload)
+            if len(header) != HEADER_BYTES or extra:
                 yield header[:0], None
             else:
-                yield header, parts[1].buffer if len(parts) == 2 else None
+                yield header, payload
 
     def reset(self, peer: int) -> None:
         """Drop the socket to a peer with everything queued in it, and connect a new one."""

@@ -46,6 +46,7 @@ class Process:
         self.backlog: list[Any] = []
         self.fuse = -1
         self.tear = False
+        self.dies_before = ""
         self.answers_at = 0.0
         self.name = f"{node.name}/{'control' if lane == CONTROL else lane}"
 
@@ -72,7 +73,7 @@ class Process:
         effects = self.machine.on(event, world.now)
         try:
             for effect in effects:
-                if self.fuse >= 0:
+                if self.fuse >= 0 or self.dies_before:
                     self._burn(effect)
                 if world.trace is not None:
                     world.say(self.name + " ->", effect)
@@ -83,6 +84,10 @@ class Process:
         world.checks.after(self)
 
     def _burn(self, effect: Any) -> None:
+        if self.dies_before:
+            if type(effect).__name__ == self.dies_before:
+                raise Killed
+            return
         self.fuse -= 1
         if self.fuse >= 0:
             return

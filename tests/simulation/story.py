@@ -229,12 +229,15 @@ class Story:
         w.settle()
 
     def do_crash(self, words: list[str], o: dict[str, str]) -> None:
-        """crash NODE/LANE or NODE/control: kill -9."""
+        """crash NODE/LANE or NODE/control: kill -9; before=EFFECT: when it is about to carry out that effect."""
         w = self._world()
         name, lane = words[0].split("/")
         p = w.process(name, CONTROL if lane == "control" else int(lane))
         assert p is not None
-        w.kill(p)
+        if "before" in o:
+            p.dies_before = o["before"]
+        else:
+            w.kill(p)
 
     def do_restart(self, words: list[str], o: dict[str, str]) -> None:
         """restart NODE/LANE or NODE/control."""

@@ -198,6 +198,17 @@ def test_something_else_on_the_socket(tmp_path: Path) -> None:
         assert time.monotonic() - began < 1
 
 
+def test_an_admin_socket_that_is_served(tmp_path: Path) -> None:
+    path = tmp_path / "admin.sock"
+    assert checks.admin_socket_served(path, 1).result == "ok"
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(path))
+        assert checks.admin_socket_served(path, 1).result == "ok", "left behind, nobody listens"
+        other.listen()
+        found = checks.admin_socket_served(path, 1)
+        assert found.fatal and f"unix:{path} for the admin service is served by another process" in found.text
+
+
 def test_directories(tmp_path: Path) -> None:
     def look(path: Path) -> checks.Check:
         return checks.directory_usable("socket", "node.socket", path)

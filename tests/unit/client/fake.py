@@ -53,10 +53,12 @@ class FakeDomain:
                 slots.initialise(memoryview(self.maps[lane][slot.chunk]), slot, block)
 
     def copy(self, key: int, step: int) -> None:
-        """The average over one rank: output = input."""
+        """The average over one rank: output = input. A push told again, whose result is there, changes nothing."""
         block = self.blocks[key]
         slot = self.plans[block.lane].slots[key]
         memory = memoryview(self.maps[block.lane][slot.chunk])
+        if slots.output(memory, slot)[0] >= step:
+            return
         assert slots.pushed(memory, slot, 0)[0] == step
         n, at = block.nbytes, slot.inputs[0]
         memory[slot.output : slot.output + n] = memory[at : at + n]

@@ -56,6 +56,7 @@ def test_every_lane_hears_the_close_once_and_last(joined: FakeDaemon) -> None:
     gcclient.push_pull(torch.ones(3), "small")
     gcclient.push_pull(big, "big", average=False)
     gcclient.push_pull(torch.zeros(0), "empty")
+    joined.wait(lambda: all(sum(p.close for p in joined.pushes(lane)) == 3 for lane in (0, 1)))
     blocks = current().domains[CALLS].space.blocks
     for lane in (0, 1):
         pushes = joined.pushes(lane)

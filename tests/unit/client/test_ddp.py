@@ -89,6 +89,7 @@ def test_a_backward_pass_is_one_step(alone: FakeDaemon) -> None:
             assert a.grad is None or torch.equal(a.grad, b.grad), name
         every = [b.key for blocks in state.domain.space.blocks for b in blocks]
         keys = []
+        alone.wait(lambda step=step: all(sum(p.close for p in alone.pushes(i)) == step for i in (0, 1)))
         for lane in (0, 1):
             mine = [p for p in alone.pushes(lane) if p.step == step]
             assert [p.close for p in mine] == [False] * (len(mine) - 1) + [True]
@@ -116,7 +117,7 @@ def test_a_failure_comes_out_of_backward_and_names_itself(alone: FakeDaemon) -> 
     fault = messages.Fault(b"", "PeerLost", "b is gone", advice="look at b")
     alone.answer = lambda m: fault if isinstance(m, messages.Push) else None
     for _ in range(2):
-        with pytest.raises(RuntimeError, match="b is gone.*look at b"):
+        with pytest.raises(RuntimeError, match=r"b is gone.*look at b"):
             model(torch.ones(1, 3)).sum().backward()
     with pytest.raises(gcclient.PeerLost):
         gcclient.push_pull(torch.ones(1))

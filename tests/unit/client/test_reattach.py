@@ -52,8 +52,8 @@ def test_doorbells_are_kept_for_as_long_as_a_step_may_be_unsettled(joined: FakeD
         gcclient.push_pull(torch.ones(3), "a")
     for journal in current().domains[0].journal:
         steps = [p.step for p in journal]
-        # one more: the last result came after the last pruning
-        assert len(steps) == domain_module.KEEP_CALLS + 1
+        # perhaps one more: the last result may have come after the last pruning
+        assert len(steps) in (domain_module.KEEP_CALLS, domain_module.KEEP_CALLS + 1)
         assert steps == list(range(steps[0], steps[0] + len(steps)))
 
 
@@ -87,14 +87,15 @@ def test_everything_at_once_while_calls_go_on(joined: FakeDaemon) -> None:
     thread = threading.Thread(target=breaker)
     thread.start()
     try:
-        for i in range(150):
-            name = f"t{i % 7}" if i < 100 else f"new{i}"
+        i = 0
+        while gcclient.stats()["reconnects"] < 12:
+            i += 1
+            name = f"t{i % 7}" if i % 10 else f"new{i}"
             value = torch.full((40_000,), float(i))
             assert torch.equal(gcclient.push_pull(value, name), value)
     finally:
         stop.set()
         thread.join()
-    assert gcclient.stats()["reconnects"] > 3
 
 
 def test_an_idle_worker_comes_back_by_itself(joined: FakeDaemon) -> None:

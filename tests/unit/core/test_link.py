@@ -1,0 +1,216 @@
+"""One link by itself: sequences, acknowledgements, asking again, lives, credit.
+
+What may live here: tests of `gcserver/core/link.py` with two links and no network. What may not: rounds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gcproto import messages, wire
+from gcproto.wire import Flag, FrameType, Header, Phase
+from gcserver.core.effects import Count, Reconnect, ReportLink, Send
+from gcserver.core.link import MAX_AHEAD, MAX_BLIND, MAX_NACK, Link
+
+A, B = wire.node_id("a"), wire.node_id("b")
+HELLO = messages.Hello("a", "tcp://a:1", 1, 0, 1, "test")
+
+
+def pair(credit: int = 1000) -> tuple[Link, Link]:
+    """Two links that know each other."""
+    a, b = Link(A, 11, B, "b", credit), Link(B, 22, A, "a", credit)
+    a.adopt(22, 0.0)
+    b.adopt(11, 0.0)
+    return a, b
+
+
+def data(phase: Phase = Phase.AGGREGATE, nbytes: int = 100) -> Header:
+    return Header(FrameType.DATA, phase, sender=A, incarnation=11, payload_bytes=nbytes)
+
+
+def receive(link: Link, sent: Send) -> tuple[bool, list[Any]]:
+    """Whether a sequenced frame is taken, and what the link says to it."""
+    out: list[Any] = []
+    return link.fresh(sent.header, 1.0, HELLO, out.append) and link.accept(sent.header, out.append), out
+
+
+def kinds(effects: list[Any]) -> list[str]:
+    return [e.header.type.name if isinstance(e, Send) else getattr(e, "name", type(e).__name__) for e in effects]
+
+
+@given(st.permutations(range(8)), st.lists(st.integers(0, 7), max_size=8))
+def test_every_number_is_taken_once_in_any_order(order: list[int], again: list[int]) -> None:
+    a, b = pair()
+    sent = [a.send(data()) for _ in range(8)]
+    taken = [i for i in [*order, *again] if receive(b, sent[i])[0]]
+    assert sorted(taken) == list(range(8))
+    assert b.received == 8 and not b.ahead and not b.missing()
+
+
+def test_a_gap_is_asked_for_when_a_higher_number_comes() -> None:
+    a, b = pair()
+    first, second = a.send(data(), 7), a.send(data(), 8)
+    taken, out = receive(b, second)
+    assert taken and kinds(out) == ["NACK", "nacks_sent"]
+    again = a.on_nack(out[0].body)
+    assert kinds(again) == ["DATA", "frames_resent"]
+    assert again[0].header.flags & Flag.RESENT and again[0].handle == 7
+    assert replace(again[0].header, flags=0) == first.header
+    assert receive(b, again[0])[0]
+    assert not b.missing()
+
+
+def test_a_gap_at_the_end_shows_in_the_heartbeat() -> None:
+    a, b = pair()
+    a.send(data())
+    out: list[Any] = []
+    beat = a.heartbeat()
+    assert b.fresh(beat.header, 1.0, HELLO, out.append)
+    assert b.on_beat(beat.header, beat.body, out.append).highest == 1
+    assert kinds(out) == ["NACK", "nacks_sent"]
+
+
+def test_acknowledged_frames_are_forgotten() -> None:
+    a, b = pair()
+    for _ in range(3):
+        receive(b, a.send(data()))
+    assert list(a.unacked) == [1, 2, 3]
+    assert a.fresh(b.heartbeat().header, 1.0, HELLO, lambda e: None)
+    assert not a.unacked
+    assert a.on_nack(messages.encode(messages.Nack((2,)))) == []
+
+
+def test_what_is_not_wanted_any_more_comes_as_a_filler_that_returns_credit() -> None:
+    a, b = pair()
+    a.send(data(Phase.CONTRIBUTION, 300), 7, wanted=lambda: False)
+    for _ in range(2):  # asked for twice: the second filler is as good as the first
+        (filler,) = a.on_nack(messages.encode(messages.Nack((1,))))
+        assert isinstance(filler, Send)
+        assert filler.header.type is FrameType.FILLER and filler.header.aux == 300 and filler.handle is None
+    assert receive(b, filler)[0]
+
+
+def test_a_filler_for_an_aggregate_costs_nothing() -> None:
+    a, _ = pair()
+    a.send(replace(data(), aux=1), 7, wanted=lambda: False)
+    (filler,) = a.on_nack(messages.encode(messages.Nack((1,))))
+    assert isinstance(filler, Send) and filler.header.aux == 0
+
+
+def test_credit_is_spent_returned_and_said_in_time() -> None:
+    a, b = pair(credit=1000)
+    for _ in range(2):
+        assert a.may_spend(500)
+        receive(b, a.send(data(Phase.CONTRIBUTION, 500)))
+    assert not a.may_spend(1)
+    (notice,) = b.take(500)  # a quarter of the credit and more: said at once
+    assert isinstance(notice, Send) and notice.header.credit == 500
+    a.fresh(notice.header, 1.0, HELLO, lambda e: None)
+    assert a.may_spend(500) and not a.may_spend(501)
+    a.fresh(notice.header, 1.0, HELLO, lambda e: None)  # saying it twice changes nothing
+    assert a.returned == 500
+    assert b.take(100) == []  # little: the next frame says it
+
+
+def test_a_frame_larger_than_the_credit_goes_alone() -> None:
+    a, _ = pair(credit=100)
+    assert a.may_spend(5000)
+    a.send(data(Phase.CONTRIBUTION, 5000))
+    assert not a.may_spend(1)
+
+
+def test_more_credit_than_was_spent_is_not_believed() -> None:
+    a, b = pair()
+    a.send(data(Phase.CONTRIBUTION, 10))
+    a.fresh(replace(b.heartbeat().header, credit=10**6), 1.0, HELLO, lambda e: None)
+    assert a.returned == 10
+
+
+def test_a_new_life_starts_from_zero_on_a_fresh_socket() -> None:
+    a, b = pair()
+    receive(b, a.send(data(Phase.CONTRIBUTION, 10)))
+    out = a.adopt(23, 2.0)
+    assert out == [Reconnect(B), ReportLink(B, "up")]
+    assert (a.next_seq, a.unacked, a.spent, a.returned, a.received) == (1, {}, 0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "says_hello"),
+    [({"incarnation": 10}, False), ({"incarnation": 12}, True), ({"to_incarnation": 21}, True)],
+)
+def test_frames_of_other_lives_are_refused(change: dict[str, int], says_hello: bool) -> None:
+    a, b = pair()
+    header = replace(a.send(data()).header, **change)
+    out: list[Any] = []
+    assert not b.fresh(header, 1.0, HELLO, out.append)
+    assert kinds(out) == ["frames_stale"] + ["HELLO"] * says_hello
+    out.clear()
+    assert not b.fresh(header, 1.01, HELLO, out.append)
+    assert kinds(out) == ["frames_stale"], "one HELLO answers a burst"
+
+
+def test_a_damaged_payload_is_asked_for_and_charged_once_per_frame() -> None:
+    a, b = pair()
+    header = a.send(data()).header
+    out: list[Any] = []
+    assert not b.on_damaged(header, out.append)
+    assert kinds(out) == ["frames_corrupt", "NACK", "nacks_sent"]
+    assert b.on_damaged(replace(header, flags=Flag.RESENT), out.append), "the same frame a second time"
+
+
+def test_damage_to_frames_that_are_not_needed_is_only_counted() -> None:
+    a, b = pair()
+    sent = a.send(data())
+    receive(b, sent)
+    for header in (sent.header, replace(sent.header, incarnation=10), a.heartbeat().header):
+        out: list[Any] = []
+        assert not b.on_damaged(header, out.append)
+        assert kinds(out) == ["frames_corrupt"]
+
+
+def test_damaged_headers_in_a_row_give_the_link_up() -> None:
+    a, b = pair()
+    verdicts = [b.on_damaged(None, lambda e: None) for _ in range(MAX_BLIND - 1)]
+    assert not any(verdicts)
+    b.fresh(a.heartbeat().header, 1.0, HELLO, lambda e: None)
+    assert not b.on_damaged(None, lambda e: None), "a good frame between them starts the count again"
+    assert [b.on_damaged(None, lambda e: None) for _ in range(MAX_BLIND - 1)][-1]
+
+
+def test_absurd_numbers_are_bounded() -> None:
+    a, b = pair()
+    header = replace(a.send(data()).header, link_seq=MAX_AHEAD + 2)
+    out: list[Any] = []
+    assert not b.accept(header, out.append)
+    assert kinds(out) == ["frames_refused"]
+    b.on_beat(header, messages.encode(messages.Beat(2**60)), out.append)
+    assert len(b.missing()) == MAX_NACK
+
+
+def test_ticks_say_hello_then_beat_and_report_silence() -> None:
+    a = Link(A, 11, B, "b")
+    assert kinds(list(a.tick(0.0, HELLO, 3.0))) == ["HELLO"]
+    a.adopt(22, 0.0)
+    assert kinds(list(a.tick(0.5, HELLO, 3.0))) == ["HELLO"], "until the peer has answered this life"
+    b = Link(B, 22, A, "a")
+    b.adopt(11, 0.0)
+    a.fresh(b.heartbeat().header, 1.0, HELLO, lambda e: None)
+    assert kinds(list(a.tick(1.5, HELLO, 3.0))) == ["HEARTBEAT"]
+    assert a.tick(5.0, HELLO, 3.0)[-1] == ReportLink(B, "quiet")
+    out: list[Any] = []
+    a.fresh(b.heartbeat().header, 6.0, HELLO, out.append)
+    assert out == [ReportLink(B, "up")]
+
+
+def test_bodies_that_are_no_messages_are_message_errors() -> None:
+    a, _ = pair()
+    for call in (lambda: a.on_nack(b"\xc1"), lambda: a.on_beat(data(), b"noise", lambda e: None)):
+        with pytest.raises(messages.MessageError):
+            call()
+    assert isinstance(a.nack(), list) and not a.nack()
+    assert Count("x").value == 1

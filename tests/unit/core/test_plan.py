@@ -1,0 +1,60 @@
+"""Which codec a block gets: the last matching rule, and what is never compressed.
+
+What may live here: tests of `gcserver/core/plan.py`. What may not: when a plan takes effect.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from gcproto.dtypes import DType
+from gcproto.manifest import AddressSpace, Section, TensorSpec
+from gcserver.core.events import CodecChoice, Plan, PlanRule
+from gcserver.core.plan import choose
+
+DENSE = CodecChoice("none", 1, 0, False, False)
+CAST = CodecChoice("fp16", 2, 0, False, False)
+TOPK = CodecChoice("topk(ratio=0.01)", 4, 1, True, True)
+
+
+def pick(plan: Plan, name: str, elements: int = 100_000, dtype: DType = DType.F32) -> tuple[str, str]:
+    section = Section(0, (TensorSpec(name, (elements,), int(dtype)),))
+    (block, *_) = AddressSpace(2, 1, 4 << 20).append(section)
+    codec, scheme = choose(plan, section, block, 64 << 10)
+    return codec.spec, scheme
+
+
+def test_the_last_match_wins() -> None:
+    plan = Plan(1, (PlanRule("*", CAST), PlanRule("layer.*", TOPK, "all"), PlanRule("*.bias", DENSE)), DENSE)
+    assert pick(plan, "embed") == ("fp16", "owner")
+    assert pick(plan, "layer.0.weight") == ("topk(ratio=0.01)", "all")
+    assert pick(plan, "layer.0.bias") == ("none", "owner")
+
+
+def test_without_a_rule_it_is_dense() -> None:
+    assert pick(Plan(0, (), DENSE), "w") == ("none", "owner")
+    assert pick(Plan(0, (PlanRule("v*", TOPK),), DENSE), "w") == ("none", "owner")
+
+
+def test_small_sections_go_dense() -> None:
+    plan = Plan(0, (PlanRule("*", TOPK),), DENSE)
+    assert pick(plan, "w", elements=16 * 1024) == ("topk(ratio=0.01)", "owner")
+    assert pick(plan, "w", elements=16 * 1024 - 1) == ("none", "owner")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "topk", "cast"),
+    [(DType.F32, True, True), (DType.F16, True, False), (DType.BF16, True, False), (DType.F64, False, False),
+     (DType.I32, False, False), (DType.U8, False, False), (DType.BOOL, False, False)],
+)  # fmt: skip
+def test_what_can_be_compressed(dtype: DType, topk: bool, cast: bool) -> None:
+    for codec, applies in ((TOPK, topk), (CAST, cast)):
+        spec, _ = pick(Plan(0, (PlanRule("*", codec),), DENSE), "w", 10**6, dtype)
+        assert (spec == codec.spec) is applies
+
+
+def test_a_block_is_named_after_the_tensor_that_fills_most_of_it() -> None:
+    section = Section(0, (TensorSpec("small", (1000,), 0), TensorSpec("large", (50_000,), 0)))
+    (block,) = AddressSpace(1, 1, 4 << 20).append(section)
+    plan = Plan(0, (PlanRule("large", TOPK),), DENSE)
+    assert choose(plan, section, block, 0)[0] is TOPK

@@ -1,0 +1,209 @@
+"""Layout: blocks cover sections exactly, owners and lanes are balanced, slots never overlap, both sides agree.
+
+What may live here: tests of `proto/manifest.py`. What may not: what is written into slots.
+"""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gcproto.dtypes import DType
+from gcproto.manifest import (
+    ADDRESS_ALIGN,
+    LANE_HEADER_BYTES,
+    MAX_TENSORS,
+    MIN_BLOCK_BYTES,
+    PAGE,
+    RANK_HEADER_BYTES,
+    AddressSpace,
+    ArenaPlan,
+    Block,
+    ManifestError,
+    Section,
+    TensorSpec,
+    block_bytes,
+    check_section,
+    difference,
+    memory_bytes,
+    section_digest,
+)
+
+KIB, MIB = 1024, 1 << 20
+F32 = int(DType.F32)
+
+
+def section(index: int, *sizes: int, dtype: int = F32) -> Section:
+    return Section(index, tuple(TensorSpec(f"s{index}.t{i}", (n,), dtype) for i, n in enumerate(sizes)))
+
+
+@st.composite
+def spaces(draw: st.DrawFn) -> AddressSpace:
+    space = AddressSpace(draw(st.integers(1, 6)), draw(st.integers(1, 3)), PAGE * draw(st.integers(1, 1024)))
+    for index in range(draw(st.integers(1, 4))):
+        dtype = int(draw(st.sampled_from(DType)))
+        sizes = draw(st.lists(st.one_of(st.integers(0, 3000), st.integers(0, 1_500_000)), min_size=1, max_size=6))
+        space.append(section(index, *sizes, dtype=dtype))
+    return space
+
+
+@given(spaces())
+@settings(deadline=None)
+def test_blocks_cover_sections_exactly(space: AddressSpace) -> None:
+    end = 0
+    for s, blocks in zip(space.sections, space.blocks, strict=True):
+        at = 0
+        for b in blocks:
+            assert b.start == at and b.elements > 0 and b.section == s.index
+            assert b.nbytes <= max(space.partition_bytes, s.dtype.itemsize)
+            assert b.key == blocks[0].key + b.start * s.dtype.itemsize
+            assert b.key >= end, "blocks never overlap, addresses only grow"
+            end = b.key + b.nbytes
+            at += b.elements
+        assert at == s.elements
+        if blocks:
+            assert blocks[0].key % ADDRESS_ALIGN == 0
+
+
+@given(spaces())
+@settings(deadline=None)
+def test_bounds_are_the_tensors_boundaries(space: AddressSpace) -> None:
+    for s, blocks in zip(space.sections, space.blocks, strict=True):
+        ends = {0}
+        total = 0
+        for spec in s.tensors:
+            total += spec.elements
+            ends.add(total)
+        seen = set()
+        for b in blocks:
+            assert b.bounds[0] == 0 and b.bounds[-1] == b.elements
+            assert list(b.bounds) == sorted(set(b.bounds))
+            inner = {b.start + x for x in b.bounds[1:-1]}
+            assert inner <= ends
+            seen |= inner | {b.start, b.start + b.elements}
+            assert s.tensors[b.tensor].elements > 0
+        assert ends <= seen | {0}, "no segment crosses from one tensor into the next"
+
+
+@given(spaces())
+@settings(deadline=None)
+def test_both_sides_compute_the_same(space: AddressSpace) -> None:
+    other = AddressSpace(space.members, space.lanes, space.partition_bytes)
+    for s, blocks in zip(space.sections, space.blocks, strict=True):
+        assert other.append(s) == blocks
+
+
+@given(st.integers(1, 8), st.integers(1, 4), st.lists(st.integers(1, 2_000_000), min_size=1, max_size=8))
+@settings(deadline=None)
+def test_owners_and_lanes_are_balanced_by_bytes(members: int, lanes: int, sizes: list[int]) -> None:
+    space = AddressSpace(members, lanes, 4 * MIB)
+    blocks = space.append(section(0, *sizes))
+    biggest = max(b.nbytes for b in blocks) + ADDRESS_ALIGN
+    for count, of in ((members, lambda b: b.owner), (lanes, lambda b: b.lane)):
+        loads = [0] * count
+        for b in blocks:
+            assert 0 <= of(b) < count
+            loads[of(b)] += b.nbytes + ADDRESS_ALIGN
+        assert max(loads) - min(loads) <= biggest
+
+
+@given(spaces(), st.integers(1, 4))
+@settings(deadline=None)
+def test_slots_never_overlap(space: AddressSpace, local_ranks: int) -> None:
+    for lane in range(space.lanes):
+        plan, again = ArenaPlan(local_ranks), ArenaPlan(local_ranks)
+        used: dict[int, list[tuple[int, int]]] = {}
+        for blocks in space.blocks:
+            mine = [b for b in blocks if b.lane == lane]
+            assert plan.append(mine) == again.append(mine)
+            for b in mine:
+                _collect(plan, b, used, local_ranks)
+        assert plan == again
+        for chunk, ranges in used.items():
+            ranges.sort()
+            for (_, end), (start, _) in zip(ranges, ranges[1:], strict=False):
+                assert end <= start
+            assert ranges[-1][1] <= plan.chunks[chunk]
+            assert plan.chunks[chunk] % PAGE == 0
+
+
+def _collect(plan: ArenaPlan, b: Block, used: dict[int, list[tuple[int, int]]], local_ranks: int) -> None:
+    slot = plan.slots[b.key]
+    assert slot.header % ADDRESS_ALIGN == 0 and len(slot.inputs) == local_ranks
+    ranges = used.setdefault(slot.chunk, [])
+    ranges.append((slot.header, slot.header + LANE_HEADER_BYTES + RANK_HEADER_BYTES * local_ranks))
+    for at in (*slot.inputs, slot.output):
+        assert at % (PAGE if b.nbytes >= PAGE else ADDRESS_ALIGN) == 0
+        ranges.append((at, at + b.nbytes))
+
+
+def test_large_sections_have_two_blocks_an_owner() -> None:
+    blocks = AddressSpace(4, 1, 4 * MIB).append(section(0, 4 * MIB))  # 16 MiB
+    assert {o: sum(b.owner == o for b in blocks) for o in range(4)} == {0: 2, 1: 2, 2: 2, 3: 2}
+
+
+@pytest.mark.parametrize(
+    ("size", "members", "partition", "expected"),
+    [
+        (0, 2, 4 * MIB, 1),
+        (100, 2, 4 * MIB, 100),
+        (MIN_BLOCK_BYTES, 2, 4 * MIB, MIN_BLOCK_BYTES),
+        (MIN_BLOCK_BYTES, 2, 64 * KIB, 64 * KIB),
+        (512 * KIB, 2, 4 * MIB, MIN_BLOCK_BYTES),
+        (8 * MIB, 2, 4 * MIB, 2 * MIB),
+        (64 * MIB, 2, 4 * MIB, 4 * MIB),
+    ],
+)
+def test_block_bytes(size: int, members: int, partition: int, expected: int) -> None:
+    assert block_bytes(size, members, partition) == expected
+
+
+def test_a_chunk_is_shared_by_small_sections() -> None:
+    space, plan = AddressSpace(1, 1, 4 * MIB), ArenaPlan(1)
+    assert plan.append(space.append(section(0, 16))) == [0]
+    assert plan.append(space.append(section(1, 16))) == []
+    assert plan.append(space.append(section(2, MIB))) == [1]
+    assert plan.append([]) == []
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (Section(0, ()), f"1 to {MAX_TENSORS}"),
+        (Section(0, (TensorSpec("a", (1,), 0), TensorSpec("b", (1,), 1))), "one dtype"),
+        (Section(0, (TensorSpec("a", (1,), 77),)), "unknown dtype code 77"),
+        (Section(0, (TensorSpec("a", (-1,), 0),)), "negative"),
+    ],
+)
+def test_bad_sections_are_refused(bad: Section, message: str) -> None:
+    with pytest.raises(ManifestError, match=message):
+        check_section(bad)
+
+
+def test_sections_come_in_order_and_partitions_are_pages() -> None:
+    with pytest.raises(ManifestError, match="expected section 0, got 1"):
+        AddressSpace(1, 1, PAGE).append(section(1, 4))
+    with pytest.raises(ManifestError, match="multiple of 4096, got 5000"):
+        AddressSpace(1, 1, 5000)
+
+
+def test_a_difference_names_tensor_and_both_values() -> None:
+    a = Section(0, (TensorSpec("w", (4, 4), F32), TensorSpec("b", (4,), F32)))
+    renamed = Section(0, (TensorSpec("v", (4, 4), F32), TensorSpec("b", (4,), F32)))
+    reshaped = Section(0, (TensorSpec("w", (4, 5), F32), TensorSpec("b", (4,), F32)))
+    retyped = Section(0, (TensorSpec("w", (4, 4), int(DType.F64)), TensorSpec("b", (4,), F32)))
+    shorter = Section(0, a.tensors[:1])
+    assert difference(a, renamed).startswith("name or order of tensor 0 differs: 'w'")
+    assert "shape of tensor 0 differs: 'w' shape [4, 4]" in difference(a, reshaped)
+    assert "[4, 5]" in difference(a, reshaped)
+    assert "dtype of tensor 0" in difference(a, retyped) and "F64" in difference(a, retyped)
+    assert "'b' shape [4] dtype F32 is only here" in difference(a, shorter)
+    assert "only there" in difference(shorter, a)
+    assert difference(a, a) == "the declarations are equal"
+    assert len({section_digest(s) for s in (a, renamed, reshaped, retyped, shorter)}) == 5
+
+
+def test_memory_need_is_what_doctor_prints() -> None:
+    assert memory_bytes(1000, 4, 2, 2, feedback=False) == 4000 * 3 + 2000
+    assert memory_bytes(1000, 4, 1, 2, feedback=True) == 4000 * 2 + 2000 + 2 * 4000 + 2 * 2000
