@@ -220,7 +220,7 @@ def rows_of(result: dict[str, Any], nodes: int, network: str, codec: str, rate: 
 
 
 TABLE = common.Table(
-    {"size": 9, "system": 10, "call": 12, "median": 10, "GB/s": 8, "x gloo": 8, "CPU s/GB": 10, "x gloo ": 9, "link": 7}
+    {"size": 9, "system": 10, "call": 12, "median": 10, "GB/s": 8, "x gloo": 8, "CPU s/GB": 10, "x gloo ": 9, "link": 8}
 )
 
 

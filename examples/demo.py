@@ -30,7 +30,7 @@ CODEC = "onebit"
 GLOO = Method("gloo", "gloo")
 COMPRESSED = Method(f"gradcomm {CODEC}", "gradcomm", CODEC)
 METHODS = (GLOO, Method("gradcomm none", "gradcomm", "none"), Method("gradcomm fp16", "gradcomm", "fp16"), COMPRESSED)
-WARMUP, TIMED = 2, 10
+WARMUP = 2
 TOOLS = Path(sys.executable).parent
 
 OWN_MACHINES = """The same on two machines of your own (ADDRESS_A, ADDRESS_B), in a clone on each after `make setup`:
@@ -50,6 +50,7 @@ class Stage:
     cluster: daemons.Daemons
     folder: Path
     rate: str | None
+    steps: int
     timed: list[Record] = field(default_factory=list)
     unshaped: list[Record] = field(default_factory=list)
     long: dict[str, Record] = field(default_factory=dict)
@@ -78,12 +79,13 @@ class Live:
 
 def time_steps(stage: Stage) -> None:
     """(a) Ten timed steps of each method."""
-    print(f"\n(a) {TIMED} timed steps of each")
+    print(f"\n(a) {stage.steps} timed steps of each")
+    steps = WARMUP + stage.steps
     for method in METHODS:
         live = Live(every=60.0)
-        with stage.run(method, steps=WARMUP + TIMED) as run:
+        with stage.run(method, steps=steps) as run:
             record = run.follow(
-                lambda r: live.show(f"  {r.method.name:20} step {len(r.steps)} of {WARMUP + TIMED}")  # noqa: B023
+                lambda r: live.show(f"  {r.method.name:20} step {len(r.steps)} of {steps}")  # noqa: B023
             )
         stage.timed.append(record)
         took, sent = record.step_seconds(WARMUP), record.step_bytes(WARMUP) / 1e6
@@ -92,7 +94,7 @@ def time_steps(stage: Stage) -> None:
     if stage.rate is not None:
         stage.lab.set_rate(None)
         for method in (GLOO, COMPRESSED):
-            with stage.run(method, steps=WARMUP + TIMED) as run:
+            with stage.run(method, steps=steps) as run:
                 stage.unshaped.append(run.follow())
         stage.lab.set_rate(stage.rate)
         gloo, compressed = (common.show_seconds(r.step_seconds(WARMUP)) for r in stage.unshaped)
@@ -174,7 +176,7 @@ def play(args: argparse.Namespace) -> int:
         else:
             print(f"two daemons on loopback, unshaped: no speed-up to expect here ({netns.probe().reason})")
         with daemons.Daemons(lab.hosts) as cluster:
-            stage = Stage(lab, cluster, Path(folder), args.rate if shaped else None)
+            stage = Stage(lab, cluster, Path(folder), args.rate if shaped else None, args.steps)
             time_steps(stage)
             train(stage, args.seconds)
             steered = steer(stage)
@@ -196,6 +198,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rate", default="100mbit", help="of the links (default 100mbit)")
     parser.add_argument("--seconds", type=float, default=45.0, help="of training with each, in part (b) (default 45)")
+    parser.add_argument("--steps", type=int, default=10, help="timed in part (a) (default 10)")
     parser.add_argument("--plot", type=Path, default=Path("out/demo.png"), metavar="FILE", help="default out/demo.png")
     parser.add_argument("--json", metavar="FILE")
     args = parser.parse_args(argv)

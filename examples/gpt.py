@@ -97,7 +97,7 @@ class Optimizer:
     row and column stands the noise where Adam's scale for each element does not.
     """
 
-    def __init__(self, model: nn.Module, rate: float = 0.02, embedding_rate: float = 0.3, warmup: int = 10) -> None:
+    def __init__(self, model: nn.Module, rate: float = 0.01, embedding_rate: float = 0.3, warmup: int = 10) -> None:
         matrices = [p for name, p in model.named_parameters() if "token" not in name]
         embedding = [p for name, p in model.named_parameters() if "token" in name]
         self.matrices = torch.optim.Adafactor(matrices, lr=rate)

@@ -144,6 +144,7 @@ class Scope:
         self.step.close()
         self._closed_at = time.monotonic()
         self.state.session.watched[self.state.domain.id] = self
+        self._let_go()
 
     def waiting(self) -> tuple[str, int, float] | None:
         """See :class:`gcclient.session.Watched`."""
@@ -153,7 +154,6 @@ class Scope:
 
     def deliver(self, places: list[BlockPlace]) -> None:
         """Results arrived; called by the reading thread."""
-        self._back += len(places)
         for place in places:
             if place.nonfinite and not self.nonfinite:
                 self.nonfinite = True
@@ -163,6 +163,13 @@ class Scope:
                     bucket.back(place)
                 except Exception as error:
                     bucket.fail(error)
+        self._back += len(places)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Blocks remember their newest step until the next one: it must not keep the buckets' memory."""
+        if self._closed_at and self._back >= len(self.buckets):
+            self.buckets, self._back = {}, 0
 
 
 class State:

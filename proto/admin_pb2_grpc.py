@@ -108,7 +108,8 @@ class AdminServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Takes no new jobs, lets running ones end, then exits with status 0. Draining twice is not an error.
+        """Takes no new jobs, lets running ones end, then exits with status 0. Draining twice is not an error; the last
+        request counts.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

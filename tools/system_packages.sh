@@ -10,6 +10,7 @@ tc      iproute2    links shaped to a given rate
 ss      iproute2    killing live connections
 nft     nftables    partitions and dropped packets
 unshare util-linux  namespaces without root
+promtool prometheus judging the names on /metrics
 npm     npm         buf, which lints admin.proto and is a foreign gRPC client
 '
 

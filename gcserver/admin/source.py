@@ -223,5 +223,5 @@ class Source(Protocol):
         ...
 
     async def drain(self, timeout: float, reason: str) -> DrainResult:
-        """Take no new jobs, let running ones end within ``timeout`` seconds (0: their own deadlines), then exit."""
+        """Take no new jobs, let running ones end within ``timeout`` seconds (0: however long), then exit."""
         ...

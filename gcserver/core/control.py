@@ -292,9 +292,7 @@ class ControlMachine:
             else:
                 self.out.extend(job.declare_section(rank, m))
 
-    def _tell_fault(
-        self, connection: Connection, kind: str, message: str, advice: str = "start the job again"
-    ) -> None:
+    def _tell_fault(self, connection: Connection, kind: str, message: str, advice: str = "start the job again") -> None:
         self.out.append(Tell(connection, Fault(b"", kind, message, advice=advice)))
 
     def _register(self, connection: Connection, m: Register, now: float) -> None:

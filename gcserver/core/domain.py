@@ -45,6 +45,7 @@ from gcserver.core.effects import (
 )
 from gcserver.core.events import (
     BlockMemory,
+    CodecChoice,
     Decision,
     DomainConfig,
     Encoded,
@@ -59,7 +60,6 @@ from gcserver.core.events import (
 )
 from gcserver.core.rounds import OPERATION, Parked, Partition, Round
 from gcserver.core.steps import Step, StepBook
-
 
 #: ``aux`` of a DATA frame from retained memory: an answer, which needs none. In the all scheme two members that
 #: are both complete would otherwise answer each other's answers.
@@ -263,8 +263,11 @@ class Domain:
             )
         )
 
-    def _choose(self, p: Partition, version: int):  # type: ignore[no-untyped-def]
-        return plans.choose(self.plans[version], p.section, p.block, self.config.min_compress_bytes)
+    def _choose(self, p: Partition, version: int) -> tuple[CodecChoice, str]:
+        if p.choice is None or p.choice[0] != version:
+            codec, scheme = plans.choose(self.plans[version], p.section, p.block, self.config.min_compress_bytes)
+            p.choice = (version, codec, scheme)
+        return p.choice[1], p.choice[2]
 
     def _seed(self, p: Partition, r: Round) -> int:
         """From (job, step, key, node) and not from the epoch, so that a retry draws the same."""
@@ -349,6 +352,7 @@ class Domain:
         digest: int,
         plan: int,
         proposal: int,
+        aux: int = 0,
     ) -> Header:
         c = self.config
         return Header(
@@ -370,6 +374,7 @@ class Domain:
             elements=p.block.elements,
             payload_bytes=nbytes,
             payload_digest=digest,
+            aux=aux,
         )
 
     # ---------------------------------------------------------------------------- frames from peers
@@ -495,14 +500,16 @@ class Domain:
                     self._send_retained(p, kept, member.node)
 
     def _send_retained(self, p: Partition, kept: Retained, peer: int) -> None:
-        header, handle, wanted = self._retained_frame(p, kept)
-        self.outward.send(peer, replace(header, aux=ANSWER), handle, wanted)
+        header, handle, wanted = self._retained_frame(p, kept, ANSWER)
+        self.outward.send(peer, header, handle, wanted)
 
-    def _retained_frame(self, p: Partition, kept: Retained) -> tuple[Header, Handle | None, Callable[[], bool]]:
+    def _retained_frame(
+        self, p: Partition, kept: Retained, aux: int = 0
+    ) -> tuple[Header, Handle | None, Callable[[], bool]]:
         phase = Phase.CONTRIBUTION if kept.flags & Flag.ALL else Phase.AGGREGATE
         plan = p.logged.plan if p.logged is not None else 0
         header = self._header(
-            p, phase, kept.step, kept.codec, kept.level, kept.flags, kept.nbytes, kept.digest, plan, kept.proposal
+            p, phase, kept.step, kept.codec, kept.level, kept.flags, kept.nbytes, kept.digest, plan, kept.proposal, aux
         )
         return header, kept.handle, lambda: not self.faulted and kept in p.retained
 

@@ -68,6 +68,8 @@ class Partition:
     #: newest first, at most two: in the all scheme a peer may still need the one before
     retained: tuple[Retained, ...] = ()
     next_slot: int = 0
+    #: (plan version, codec, scheme) decided last; the rules need not be read for every step
+    choice: tuple[int, CodecChoice, str] | None = None
     #: what the ledger says about the newest contribution
     logged: Decision | None = None
 

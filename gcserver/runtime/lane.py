@@ -10,7 +10,6 @@ interpreter lock while ZeroMQ's own thread moves bytes.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 import select
@@ -53,6 +52,7 @@ from gcserver.runtime.lanelink import (
     PeerTraffic,
     StepTimes,
 )
+from gcserver.runtime.setup import LaneSetup, lane_address, listen_unix
 from gcserver.runtime.statefiles import MemoryShort
 from gcserver.runtime.transport import ZmqTransport
 
@@ -64,24 +64,6 @@ ITEMSIZE: Final = {int(d): d.itemsize for d in DType}
 REPORTS: Final = 32
 REPORT_WITHIN: Final = 0.01
 _decode_worker = messages.Decoder[messages.FromLaneWorker](messages.FromLaneWorker)
-
-
-class LaneSetup(msgspec.Struct, frozen=True):
-    """What a lane is started with (JSON on its command line)."""
-
-    hello: messages.Hello
-    listen: str
-    worker_socket: str
-    state: str
-    link: int
-    cores: tuple[int, ...]
-    credit: int
-
-
-def lane_address(address: str, lane: int) -> str:
-    """``tcp://host:port`` of lane ``lane`` of the daemon at ``address``; the control link is lane ``lanes``."""
-    host, _, port = address.rpartition(":")
-    return f"{host}:{int(port) + lane}"
 
 
 @dataclass(slots=True)
@@ -464,22 +446,6 @@ _PERFORM: dict[type, Any] = {
     fx.ReportLink: lambda self, e: self.link.send(e),
     fx.Count: lambda self, e: self._count(e.name, e.peer, e.value),
 }
-
-
-def listen_unix(path: str) -> socket.socket:
-    """A listening Unix socket, mode 0600, replacing what a dead process left."""
-    Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    before = os.umask(0o177)
-    try:
-        listener.bind(path)
-    finally:
-        os.umask(before)
-    listener.listen(128)
-    listener.setblocking(False)
-    return listener
 
 
 def main() -> int:

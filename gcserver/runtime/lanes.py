@@ -16,8 +16,8 @@ from typing import Final
 
 import msgspec
 
-from gcserver.runtime.lane import LaneSetup
 from gcserver.runtime.lanelink import LaneLink, LaneStats
+from gcserver.runtime.setup import LaneSetup
 
 #: A received payload of 4 MiB touches fresh pages every time unless malloc keeps what it has: one arena on the
 #: heap, nothing from mmap, nothing given back. This was worth 20-40 % of throughput.

@@ -99,8 +99,8 @@ class Observer:
                 if job in jobs:
                     arenas[jobs[job]] += size
             m.total("lane_restarts", f"lane{lane.index}", lane.restarts)
-        for kind, n in self._status.errors().items():
-            m.total("errors", "all", n, kind=kind)
+        for source, kind, n in self._status.errors_by_source():
+            m.total("errors", source, n, kind=kind)
         for label, size in arenas.items():
             m.arena_bytes(label, size)
         for peer_status in self._status.peers():

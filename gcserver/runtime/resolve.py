@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from gcserver.codecs import parse
 from gcserver.core.events import CodecChoice
 
 
 @lru_cache(maxsize=512)
 def resolve(spec: str) -> CodecChoice:
     """The choice a spec names. Raises CodecError (a ValueError) that says what would be accepted."""
+    # Imported late: numba comes with it, and a supervisor starts without.
+    from gcserver.codecs import parse
+
     codec = parse(spec)
     return CodecChoice(codec.spec, codec.id, codec.level, codec.error_feedback, codec.units == "sum")

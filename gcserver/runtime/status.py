@@ -147,6 +147,19 @@ class Status:
             found[name] = found.get(name, 0) + n
         return found
 
+    def errors_by_source(self) -> list[tuple[str, str, int]]:
+        """(process, kind, count): a lane that starts anew counts from zero."""
+        found: dict[tuple[str, str], int] = {}
+        for (name, peer), n in self._s.counts.items():
+            if peer >= 0:
+                found["supervisor", name] = found.get(("supervisor", name), 0) + n
+        for lane in self._s.lanes:
+            if lane is not None and lane.stats is not None:
+                source = f"lane{lane.index}/{lane.incarnation}"
+                for name, _, n in lane.stats.counts:
+                    found[source, name] = found.get((source, name), 0) + n
+        return [(source, name, n) for (source, name), n in found.items()]
+
     def peers(self) -> list[PeerStatus]:
         s, now = self._s, time.monotonic()
         counters = self.counters()
@@ -356,7 +369,7 @@ class Status:
     async def drain(self, timeout: float, reason: str) -> DrainResult:
         """See Source."""
         running = len(self._s.machine.jobs)
-        self._s.feed(cx.DrainAsked(reason or "drained by an operator"))
+        self._s.feed(cx.DrainAsked(reason or self._s.machine.draining or "drained by an operator"))
         if timeout > 0:
             self._s.loop.call_later(timeout, self._s.stopped.set)
         message = "stops when the last job has left" if running else "no job is running; stopping"

@@ -34,11 +34,11 @@ from gcserver.core import events as ev
 from gcserver.core.arbiter import MemoryArbiter
 from gcserver.core.control import ControlConfig, ControlMachine
 from gcserver.core.link import DEFAULT_CREDIT
-from gcserver.runtime.lane import LaneSetup, lane_address, listen_unix
 from gcserver.runtime.lanelink import AddPeer, BlockFacts, ForgetJob, LaneReady, LaneStats, LaneTrouble, StepTimes
 from gcserver.runtime.lanes import Lane, LanePool, cores_for
 from gcserver.runtime.ledger import JobStore
 from gcserver.runtime.resolve import resolve
+from gcserver.runtime.setup import LaneSetup, lane_address, listen_unix
 from gcserver.runtime.statefiles import MemoryShort
 from gcserver.runtime.status import Status
 from gcserver.runtime.transport import BindError, ZmqTransport
@@ -85,9 +85,12 @@ class Supervisor:
         """Serve until SIGTERM or a failure. Returns the exit status."""
         self.loop = asyncio.get_running_loop()
         self._lock()
+        # Lanes need the longest to start; the rest is done while they load their kernels.
         generation = self.store.generation()
         self.hello = Hello(self.node, self.hello.address, self.hello.lanes, self.hello.lane, generation, __version__)
         c = self.config
+        for index in range(c.node.lanes):
+            self._start_lane(index)
         rules = () if c.codec.default == "none" else (Rule("*", c.codec.default),)
         self.machine = ControlMachine(
             ControlConfig(
@@ -110,8 +113,6 @@ class Supervisor:
         self.listener = listen_unix(str(c.node.socket))
         for memory, ledgers in self.store.load():
             self.feed(cx.JobRestored(memory, ledgers))
-        for index in range(c.node.lanes):
-            self._start_lane(index)
         self.loop.add_reader(self.transport.fileno(), self._frames)
         self.loop.add_reader(self.listener.fileno(), self._accept)
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -129,6 +130,8 @@ class Supervisor:
         return 0
 
     async def _serve(self) -> None:
+        # The first job needs the codecs' descriptions; loading them takes a while, so not when it asks.
+        self.loop.run_in_executor(None, resolve, "none")
         ready = asyncio.ensure_future(self.ready.wait())
         stopped = asyncio.ensure_future(self.stopped.wait())
         await asyncio.wait({ready, stopped}, return_when=asyncio.FIRST_COMPLETED)
@@ -465,8 +468,12 @@ class Supervisor:
         self.last_request += 1
         future: asyncio.Future[cx.AnswerRequest] = self.loop.create_future()
         self.requests[self.last_request] = future
-        self.feed(cx.SetCodec(self.last_request, job, pattern, spec))
-        return await future
+        request = self.last_request
+        self.feed(cx.SetCodec(request, job, pattern, spec))
+        try:
+            return await future
+        finally:
+            self.requests.pop(request, None)
 
 
 _PERFORM: dict[type, Any] = {

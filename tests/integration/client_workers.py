@@ -95,6 +95,8 @@ def sums() -> dict[str, Any]:
 
 def mismatch(kind: str) -> None:
     """Rank 1 does something else than the others; what is raised is the outcome."""
+    if gcclient.is_initialized():
+        gcclient.shutdown()
     gcclient.init(deadline=20)
     odd = gcclient.rank() == 1
     gcclient.push_pull(torch.ones(4), "before")
@@ -183,6 +185,7 @@ def broadcasts() -> dict[str, Any]:
         gcclient.broadcast_optimizer_state(adam)
     except TypeError as error:
         refused = str(error)
+    gcclient.shutdown()
     return {
         "hashes": hashes,
         "model": _hash(torch.cat([p.flatten() for p in model.parameters()])),

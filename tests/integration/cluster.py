@@ -9,7 +9,8 @@ collecting what they return. What may not: assertions about the protocol, torch 
 
 ``ranks=[0, 0, 1]``: ranks 0 and 1 live on node 0, rank 2 on node 1. A worker function is called with the keyword
 arguments given to ``run`` in its own process, with the variables torchrun would set and GC_NODE_SOCKET and GC_JOB,
-and returns something JSON can hold.
+and returns something JSON can hold. Importing torch takes seconds, so where jobs may follow one another in the same
+processes, ``run("...:several", functions=[...])`` runs them all and :func:`parts` takes the outcomes apart.
 """
 
 from __future__ import annotations
@@ -312,6 +313,7 @@ class Cluster:
                 "MASTER_PORT": str(store),
                 "GC_NODE_SOCKET": str(self.daemons[node].socket),
                 "GC_JOB": label,
+                "GC_TEST_JOB": label,
                 "OMP_NUM_THREADS": "1",
                 **(environ or {}),
             }
@@ -347,10 +349,41 @@ def mark(text: str) -> None:
         file.write(text + "\n")
 
 
+def several(functions: Sequence[tuple[str, dict[str, Any]]]) -> list[dict[str, Any]]:
+    """In a worker: call each ``("module:function", arguments)`` in turn, whatever becomes of the ones before."""
+    import traceback
+
+    found = []
+    for number, (function, args) in enumerate(functions):
+        os.environ["GC_JOB"] = f"{os.environ['GC_TEST_JOB']}.{number}"
+        try:
+            found.append({"value": call(function, args)})
+        except Exception as error:
+            traceback.print_exc()
+            found.append(_failure(error))
+    return found
+
+
+def parts(outcomes: Sequence[Outcome]) -> list[list[Outcome]]:
+    """What :func:`several` came to: for each function its outcomes, in rank order."""
+    by_rank = [[Outcome(o.rank, 0, log=o.log, **part) for part in o.ok()] for o in outcomes]
+    return [list(group) for group in zip(*by_rank, strict=True)]
+
+
+def call(function: str, args: Mapping[str, Any]) -> Any:
+    """In a worker: ``module:function`` with ``args``."""
+    module, name = function.split(":")
+    return getattr(importlib.import_module(module), name)(**args)
+
+
+def _failure(error: Exception) -> dict[str, Any]:
+    facts = {k: v for k, v in vars(error).items() if isinstance(v, str | int | float | tuple)}
+    return {"error": type(error).__name__, "message": str(error), "facts": facts}
+
+
 def _main() -> None:
     where, args, folder = sys.argv[1], json.loads(sys.argv[2]), Path(sys.argv[3])
     os.environ["GC_TEST_FOLDER"] = str(folder)
-    module, name = where.split(":")
 
     def finish(result: dict[str, Any]) -> None:
         partial = folder / "result.tmp"
@@ -358,10 +391,9 @@ def _main() -> None:
         partial.replace(folder / "result.json")
 
     try:
-        value = getattr(importlib.import_module(module), name)(**args)
+        value = call(where, args)
     except Exception as error:
-        facts = {k: v for k, v in vars(error).items() if isinstance(v, str | int | float | tuple)}
-        finish({"error": type(error).__name__, "message": str(error), "facts": facts})
+        finish(_failure(error))
         raise  # to the top, as in a training script
     finish({"value": value})
 

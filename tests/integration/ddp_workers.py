@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-import time
 from typing import Any
 
 import torch
@@ -20,17 +19,17 @@ import gcclient
 from tests.integration.cluster import mark
 
 
-def _start(gloo: bool = True) -> int:
+def _start() -> int:
     """A DDP model needs a process group of torch even where a hook does all the communication."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")
     gcclient.init(deadline=60)
     return dist.get_rank()
 
 
 def _stop() -> None:
     gcclient.shutdown()
-    dist.destroy_process_group()
 
 
 def _model() -> nn.Module:
@@ -56,7 +55,7 @@ def _hash(tensor: torch.Tensor) -> str:
 
 
 def _train(
-    steps: int, hook: bool, compression: str | None = None, rank: int = 0, tell: bool = False, pause: float = 0.0
+    steps: int, hook: bool, compression: str | None = None, rank: int = 0, tell: str = ""
 ) -> tuple[nn.Module, list[float], torch.Tensor]:
     """Returns the model, the losses and the first step's averaged gradients."""
     model = DistributedDataParallel(_model(), bucket_cap_mb=0.3)  # type: ignore[arg-type]
@@ -74,9 +73,7 @@ def _train(
         optimizer.step()
         losses.append(float(loss))
         if tell:
-            mark(f"step {step}")
-        if pause:
-            time.sleep(pause)
+            mark(f"{tell} {step}")
     return model, losses, first
 
 
@@ -97,13 +94,17 @@ def against_gloo(steps: int) -> dict[str, Any]:
     return result
 
 
-def training(steps: int, compression: str | None = None, pause: float = 0.0) -> dict[str, Any]:
-    """Training that tells of its steps, so that the parent can kill daemons in between; returns the weights' hash."""
+def training(steps: int, compressions: list[str]) -> dict[str, Any]:
+    """One model a codec, one after the other; tells of its steps, so that the parent can kill daemons in between."""
     rank = _start()
-    model, losses, _ = _train(steps, True, compression, rank, tell=True, pause=pause)
+    hashes, losses = [], []
+    for compression in compressions:
+        model, each, _ = _train(steps, True, compression, rank, tell=compression)
+        hashes.append(_hash(_flat(model)))
+        losses.append(each[-1])
     reconnects = gcclient.stats()["reconnects"]
     _stop()
-    return {"hash": _hash(_flat(model)), "loss": losses[-1], "reconnects": reconnects}
+    return {"hashes": hashes, "losses": losses, "reconnects": reconnects}
 
 
 def accumulation() -> dict[str, Any]:

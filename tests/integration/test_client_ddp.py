@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.integration.cluster import Cluster
+from tests.integration.cluster import Cluster, Outcome, parts
 
 WORKERS = "tests.integration.ddp_workers"
 
@@ -19,9 +19,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield cluster
 
 
-@pytest.mark.parametrize("ranks", [[0, 1], [0, 0, 1]], ids=["one each", "two and one"])
-def test_training_equals_gloo(pair: Cluster, ranks: list[int]) -> None:
-    values = [o.ok() for o in pair.run(f"{WORKERS}:against_gloo", ranks, steps=50)]
+def _check_training(outcomes: list[Outcome]) -> None:
+    values = [o.ok() for o in outcomes]
     for value in values:
         theirs, ours = value["loss"]
         assert ours == pytest.approx(theirs, abs=1e-5)
@@ -31,13 +30,30 @@ def test_training_equals_gloo(pair: Cluster, ranks: list[int]) -> None:
     assert len({v["hash"] for v in values}) == 1
 
 
-def test_gradient_accumulation_with_no_sync(pair: Cluster) -> None:
-    for outcome in pair.run(f"{WORKERS}:accumulation", [0, 1]):
+@pytest.fixture(scope="module")
+def found(pair: Cluster) -> dict[str, list[Outcome]]:
+    """What the functions below came to on two ranks, one a node."""
+    names = ["accumulation", "scaled", "branches"]
+    functions = [(f"{WORKERS}:against_gloo", {"steps": 50}), *((f"{WORKERS}:{n}", {}) for n in names)]
+    outcomes = parts(pair.run("tests.integration.cluster:several", [0, 1], functions=functions))
+    return dict(zip(["against_gloo", *names], outcomes, strict=True))
+
+
+def test_training_equals_gloo(found: dict[str, list[Outcome]]) -> None:
+    _check_training(found["against_gloo"])
+
+
+def test_training_equals_gloo_with_unequal_numbers_of_ranks(pair: Cluster) -> None:
+    _check_training(pair.run(f"{WORKERS}:against_gloo", [0, 0, 1], steps=50))
+
+
+def test_gradient_accumulation_with_no_sync(found: dict[str, list[Outcome]]) -> None:
+    for outcome in found["accumulation"]:
         assert outcome.ok() == {"equal": True, "steps": 3}
 
 
-def test_an_overflow_on_one_rank_is_seen_by_every_scaler(pair: Cluster) -> None:
-    values = [o.ok() for o in pair.run(f"{WORKERS}:scaled", [0, 1])]
+def test_an_overflow_on_one_rank_is_seen_by_every_scaler(found: dict[str, list[Outcome]]) -> None:
+    values = [o.ok() for o in found["scaled"]]
     for value in values:
         assert value["scales"] == [1024.0, 512.0, 512.0, 512.0]
         assert value["hashes"][0] == value["hashes"][1] != value["hashes"][2]
@@ -45,8 +61,8 @@ def test_an_overflow_on_one_rank_is_seen_by_every_scaler(pair: Cluster) -> None:
     assert values[0]["hashes"] == values[1]["hashes"]
 
 
-def test_unused_sparse_and_mixed_parameters(pair: Cluster) -> None:
-    for outcome in pair.run(f"{WORKERS}:branches", [0, 1]):
+def test_unused_sparse_and_mixed_parameters(found: dict[str, list[Outcome]]) -> None:
+    for outcome in found["branches"]:
         close = outcome.ok()["close"]
         assert all(close.values()), close
 

@@ -6,9 +6,22 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.integration.cluster import Cluster
+from tests.integration.cluster import Cluster, Outcome, parts
 
 WORKERS = "tests.integration.client_workers"
+SEVERAL = "tests.integration.cluster:several"
+#: What rank 1 does differently, and words that every rank's error must contain.
+MISMATCHES = {
+    "shape": ["layer.weight", "[4]", "[5]", "rank 1"],
+    "dtype": ["layer.weight", "F32", "F64", "rank 1"],
+    "order": ["first", "second", "rank 1"],
+    "known order": ["step 3", "pushed by some ranks and not by others"],
+    "known shape": ["before", "[4]", "[5]", "rank 1"],
+    "average": ["before", "mean", "sum"],
+    "model": ["bias", "[4]", "[5]", "rank 1"],
+    "broadcast": ["'w'", "[4]", "[3]", "rank 1"],
+    "root": ["root"],
+}
 
 
 @pytest.fixture(scope="module")
@@ -17,9 +30,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield cluster
 
 
-@pytest.mark.parametrize("ranks", [[0, 1], [0, 1, 1]], ids=["one each", "one and two"])
-def test_every_dtype_and_shape_is_exact_and_alike_on_all_ranks(pair: Cluster, ranks: list[int]) -> None:
-    values = [o.ok() for o in pair.run(f"{WORKERS}:sums", ranks)]
+def _check_sums(outcomes: list[Outcome], ranks: list[int]) -> None:
+    values = [o.ok() for o in outcomes]
     assert [v["wrong"] for v in values] == [[]] * len(ranks)
     assert len({v["digest"] for v in values}) == 1
     for rank, value in enumerate(values):
@@ -30,11 +42,21 @@ def test_every_dtype_and_shape_is_exact_and_alike_on_all_ranks(pair: Cluster, ra
         assert value["stats"]["calls"] > 600
 
 
+def test_values_and_broadcasts_with_one_and_two_ranks_a_node(pair: Cluster) -> None:
+    ranks = [0, 1, 1]
+    functions = [(f"{WORKERS}:sums", {}), (f"{WORKERS}:broadcasts", {})]
+    sums, broadcasts = parts(pair.run(SEVERAL, ranks, functions=functions))
+    _check_sums(sums, ranks)
+    values = [o.ok() for o in broadcasts]
+    assert values[0] == values[1] == values[2]
+    assert len(values[0]["hashes"]) == 8
+    assert "0.1" in values[0]["options"] and "(0.5, 0.6)" in values[0]["options"]
+    assert "object" in values[0]["refused"]
+
+
 def test_three_nodes(tmp_path_factory: pytest.TempPathFactory) -> None:
     with Cluster(tmp_path_factory.mktemp("three"), nodes=3) as cluster:
-        values = [o.ok() for o in cluster.run(f"{WORKERS}:sums", [0, 1, 2])]
-    assert [v["wrong"] for v in values] == [[]] * 3
-    assert len({v["digest"] for v in values}) == 1
+        _check_sums(cluster.run(f"{WORKERS}:sums", [0, 1, 2]), [0, 1, 2])
 
 
 def test_two_jobs_at_once_do_not_meet(pair: Cluster) -> None:
@@ -44,37 +66,15 @@ def test_two_jobs_at_once_do_not_meet(pair: Cluster) -> None:
         assert outcome.ok()["wrong"] == 0
 
 
-def test_broadcast_is_bit_exact(pair: Cluster) -> None:
-    values = [o.ok() for o in pair.run(f"{WORKERS}:broadcasts", [0, 1, 1])]
-    assert values[0] == values[1] == values[2]
-    assert len(values[0]["hashes"]) == 8
-    assert "0.1" in values[0]["options"] and "(0.5, 0.6)" in values[0]["options"]
-    assert "object" in values[0]["refused"]
-
-
-@pytest.mark.parametrize(
-    ("kind", "words"),
-    [
-        ("shape", ["layer.weight", "[4]", "[5]", "rank 1"]),
-        ("dtype", ["layer.weight", "F32", "F64", "rank 1"]),
-        ("order", ["first", "second", "rank 1"]),
-        ("known order", ["step 3", "pushed by some ranks and not by others"]),
-        ("known shape", ["before", "[4]", "[5]", "rank 1"]),
-        ("average", ["before", "mean", "sum"]),
-        ("model", ["bias", "[4]", "[5]", "rank 1"]),
-        ("broadcast", ["'w'", "[4]", "[3]", "rank 1"]),
-        ("root", ["root"]),
-    ],
-)
-def test_a_mismatch_is_named_on_every_rank(pair: Cluster, kind: str, words: list[str]) -> None:
-    for outcome in pair.run(f"{WORKERS}:mismatch", [0, 1], kind=kind, timeout=40):
-        assert outcome.error == "TensorMismatch", f"{outcome.error}: {outcome.message}\n{outcome.log}"
-        assert all(word in outcome.message for word in words), outcome.message
-
-
-def test_an_unknown_codec_is_refused_on_every_rank(pair: Cluster) -> None:
-    for outcome in pair.run(f"{WORKERS}:mismatch", [0, 1], kind="codec", timeout=40):
-        assert outcome.error == "CodecError" and "nosuchcodec" in outcome.message
+def test_a_mismatch_is_named_on_every_rank_and_the_next_job_is_unharmed(pair: Cluster) -> None:
+    kinds = [*MISMATCHES, "codec"]
+    functions = [(f"{WORKERS}:mismatch", {"kind": kind}) for kind in kinds]
+    for kind, outcomes in zip(kinds, parts(pair.run(SEVERAL, [0, 1], functions=functions)), strict=True):
+        for outcome in outcomes:
+            expected = "CodecError" if kind == "codec" else "TensorMismatch"
+            assert outcome.error == expected, f"{kind}: {outcome.error}: {outcome.message}\n{outcome.log}"
+            words = MISMATCHES.get(kind, ["nosuchcodec"])
+            assert all(word in outcome.message for word in words), f"{kind}: {outcome.message}"
 
 
 @pytest.mark.parametrize("how", ["exit", "exception"])

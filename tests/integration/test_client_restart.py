@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
-
-import pytest
 
 from tests.integration.cluster import Cluster, Daemon
 
@@ -30,40 +27,40 @@ def _kill_all(daemon: Daemon) -> None:
     daemon.start()
 
 
-KILLS = [
-    pytest.param(_kill_lane, id="lane"),
-    pytest.param(_kill_supervisor, id="supervisor"),
-    pytest.param(_kill_all, id="daemon"),
-]
-
-
-@pytest.mark.parametrize("kill", KILLS)
-def test_every_sum_is_exact_across_a_kill(tmp_path: Path, kill: Callable[[Daemon], None]) -> None:
+def test_every_sum_is_exact_across_kills(tmp_path: Path) -> None:
+    """A lane, a supervisor and a whole daemon, on both sides; one rank on one node and two on the other."""
     with Cluster(tmp_path, nodes=2) as cluster:
-        job = cluster.start(COUNTING, [0, 1, 1], steps=60, elements=400_000)
-        job.wait_mark("step 15")
-        kill(cluster.daemons[1])
-        job.wait_mark("step 35")
-        kill(cluster.daemons[0])
+        job = cluster.start(COUNTING, [0, 1, 1], steps=80, elements=400_000)
+        for step, node, kill in (
+            (10, 1, _kill_lane),
+            (20, 0, _kill_lane),
+            (30, 1, _kill_supervisor),
+            (40, 0, _kill_supervisor),
+            (50, 1, _kill_all),
+            (60, 0, _kill_all),
+        ):
+            job.wait_mark(f"step {step}")
+            kill(cluster.daemons[node])
         outcomes = job.wait(80)
     for outcome in outcomes:
-        assert outcome.ok()["wrong"] == 0
-    assert all(o.ok()["reconnects"] for o in outcomes)
+        value = outcome.ok()
+        assert value["wrong"] == 0 and value["reconnects"] >= 5
 
 
-@pytest.mark.parametrize("compression", ["none", "topk(ratio=0.05)"])
-def test_the_weights_are_those_of_an_undisturbed_run(tmp_path: Path, compression: str) -> None:
+def test_the_weights_are_those_of_an_undisturbed_run(tmp_path: Path) -> None:
+    """Uncompressed, and compressed with error feedback at both ends; every tensor is compressed."""
+    codecs = ["none", "topk(ratio=0.05)"]
     with Cluster(tmp_path, nodes=2, options={"min_compress_bytes": "0"}) as cluster:
-        args = {"steps": 50, "compression": compression}
-        calm = [o.ok() for o in cluster.run(TRAINING, [0, 1], **args)]
-        job = cluster.start(TRAINING, [0, 1], **args)
-        job.wait_mark("step 10")
-        _kill_lane(cluster.daemons[1])
-        job.wait_mark("step 20")
-        _kill_supervisor(cluster.daemons[0])
-        job.wait_mark("step 32")
-        _kill_all(cluster.daemons[1])
+        calm = [o.ok() for o in cluster.run(TRAINING, [0, 1], steps=50, compressions=codecs)]
+        job = cluster.start(TRAINING, [0, 1], steps=50, compressions=codecs)
+        for codec in codecs:
+            job.wait_mark(f"{codec} 10")
+            _kill_lane(cluster.daemons[1])
+            job.wait_mark(f"{codec} 20")
+            _kill_supervisor(cluster.daemons[0])
+            job.wait_mark(f"{codec} 32")
+            _kill_all(cluster.daemons[1])
         shaken = [o.ok() for o in job.wait(80)]
-    assert all(v["reconnects"] for v in shaken)
-    assert {v["hash"] for v in shaken} == {v["hash"] for v in calm}
-    assert len({v["hash"] for v in calm}) == 1
+    assert all(v["reconnects"] >= 4 for v in shaken)
+    for value in (*calm, *shaken):
+        assert value["hashes"] == calm[0]["hashes"]

@@ -7,16 +7,17 @@ world. Every failure is a :class:`Violation` that names the guarantee.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from gcproto import messages
 from gcserver.core import control_events as ce
 from gcserver.core import effects as fx
 from gcserver.core.events import CodecChoice, DomainKey
 from gcserver.core.link import Link
-from tests.simulation.memory import BlockStore, Ledger, add
+from tests.simulation.lane_process import LaneProcess
+from tests.simulation.memory import BlockStore, Ledger
 from tests.simulation.oracle import DomainOracle
-from tests.simulation.processes import CONTROL, LaneProcess, Process
+from tests.simulation.processes import CONTROL, Process
 
 if TYPE_CHECKING:
     from tests.simulation.workers import DomainThread, Worker
@@ -24,7 +25,15 @@ if TYPE_CHECKING:
 
 #: kinds of fault that end a step, and therefore name it (G6)
 STEP_KINDS = frozenset({"StepTimeout", "CorruptFrame"})
-KINDS = STEP_KINDS | {"PeerLost", "WorkerLost", "TensorMismatch", "JoinRefused", "NotRegistered", "Draining", "CodecError"}
+KINDS = STEP_KINDS | {
+    "PeerLost",
+    "WorkerLost",
+    "TensorMismatch",
+    "JoinRefused",
+    "NotRegistered",
+    "Draining",
+    "CodecError",
+}
 
 
 class Violation(AssertionError):
@@ -254,7 +263,7 @@ class Checks:
         for node in world.nodes:
             for p in node.processes():
                 machine = p.machine
-                if p.lane == CONTROL:
+                if not isinstance(p, LaneProcess):
                     if machine.jobs and not world.fatal:
                         self.fail("G5", f"{p.name} still has jobs {[j.record.label for j in machine.jobs.values()]}")
                     continue
@@ -274,4 +283,3 @@ class Checks:
                         continue
                     if link.spent != link.returned:
                         self.fail("credit", f"{p.name} never got {link.spent - link.returned} bytes from {link.name}")
-

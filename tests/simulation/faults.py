@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 from gcproto.wire import Flag, FrameType, Header, Phase
 from gcserver.core import control_events as ce
 from gcserver.core import effects as fx
+from tests.simulation.lane_process import LaneProcess
 from tests.simulation.memory import CODECS, TORN
-from tests.simulation.processes import CONTROL, LaneProcess, Process
+from tests.simulation.processes import CONTROL, Process
 
 if TYPE_CHECKING:
     from tests.simulation.world import Node, World

@@ -18,8 +18,9 @@ from gcproto import wire
 from gcproto.wire import Header
 from gcserver.core import effects as fx
 from gcserver.core import events as ev
+from tests.simulation.lane_process import LaneProcess
 from tests.simulation.memory import Payload
-from tests.simulation.processes import CONTROL, LaneProcess, Process, received
+from tests.simulation.processes import CONTROL, Process, received
 
 if TYPE_CHECKING:
     from tests.simulation.world import World

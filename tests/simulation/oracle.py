@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from gcserver.core.events import CodecChoice
 from tests.simulation.memory import NAN, ZERO, Payload, Vector, add, coarsen, scheme
-from tests.simulation.workers import DomainSpec
+from tests.simulation.program import DomainSpec
 
 
 @dataclass(slots=True)

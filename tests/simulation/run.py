@@ -112,7 +112,9 @@ def _one(seed: int, trace: bool, fault: str | None) -> int:
     else:
         with planted(fault):
             outcome = play(seed, PLANTED[fault][3], trace)
-    print(outcome.error or f"seed {seed}: every guarantee held over {outcome.events} events and {outcome.faults} faults")
+    print(
+        outcome.error or f"seed {seed}: every guarantee held over {outcome.events} events and {outcome.faults} faults"
+    )
     return 1 if outcome.error else 0
 
 

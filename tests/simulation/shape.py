@@ -11,7 +11,7 @@ from random import Random
 
 from gcproto.dtypes import DType
 from gcproto.manifest import Section, TensorSpec
-from tests.simulation.workers import DomainSpec, JobSpec
+from tests.simulation.program import DomainSpec, JobSpec
 
 KIB = 1024
 

@@ -24,9 +24,9 @@ from gcserver.core import events as ev
 from tests.simulation.memory import Vector
 from tests.simulation.network import Channel, Frame, Network
 from tests.simulation.processes import CONTROL
+from tests.simulation.program import DomainSpec, JobSpec
 from tests.simulation.shape import KIB, Shape, section
-from tests.simulation.workers import DomainSpec, JobSpec
-from tests.simulation.world import World
+from tests.simulation.world import Node, World
 
 #: virtual seconds that a command may take until its consequences have played out
 SOON = 0.3
@@ -80,8 +80,7 @@ class StoryWorld(World):
 
     def stop_ticks(self) -> None:
         """From now on time passes only when the script says so."""
-        ticks = {n._tick.__func__ for n in self.nodes}
-        self.queue = [q for q in self.queue if getattr(q[2], "__func__", None) not in ticks]
+        self.queue = [q for q in self.queue if getattr(q[2], "__name__", "") != Node._tick.__name__]
         heapq.heapify(self.queue)
 
 
@@ -109,7 +108,9 @@ def line_of(what: object, names: dict[int, str]) -> str:
     if isinstance(what, fx.Count):
         return f"counts {what.name}"
     if isinstance(what, ce.LogSettled):
-        return f"settles step {what.step}{' as void' if what.void else ''}, plan {what.plan} from {what.step + what.lag}"
+        return (
+            f"settles step {what.step}{' as void' if what.void else ''}, plan {what.plan} from {what.step + what.lag}"
+        )
     if isinstance(what, ce.AnswerRequest):
         return f"answers the operator: {what.error or what.message}"
     if isinstance(what, ce.Tell) and isinstance(what.message, messages.Fault):
@@ -146,10 +147,14 @@ class Story:
 
     # ------------------------------------------------------------------------------------- commands
     def do_cluster(self, words: list[str], o: dict[str, str]) -> None:
-        """cluster ranks=1,1 codec=none blocks=1 nan=STEP:RANK other=RANK: form a job, one domain, ready to push."""
+        """cluster ranks=1,1 codec=none blocks=1: form a job with one domain, ready to push.
+
+        nan=STEP:RANK: a gradient that is not finite; other=RANK declares another shape; leaves-out=RANK does not push
+        the first block in step 1.
+        """
         ranks = [int(n) for n in o.get("ranks", "1,1").split(",")]
         tensors = section(0, 0, [64 * KIB] * int(o.get("blocks", "1")))
-        nan = dict([map(int, o["nan"].split(":"))]) if "nan" in o else {}
+        nan = {int(s): int(r) for s, r in [o["nan"].split(":")]} if "nan" in o else {}
         domain = StoryDomain(
             0, tuple(range(sum(ranks))), True, o.get("codec", "none"), (tensors,), (1,), 99, nan, frozenset(), 1, 0
         )
@@ -157,7 +162,11 @@ class Story:
         shape = Shape(len(ranks), 1, jobs, partition_bytes=64 * KIB, everyone=True)
         w = self.world = StoryWorld(shape, self.lines.append)
         if "other" in o:
-            self._declare_otherwise(w, int(o["other"]), tensors)
+            first, *rest = tensors.tensors
+            other = Section(0, (TensorSpec(first.name, (128, 64), first.dtype), *rest))
+            self._differs(w, int(o["other"]), sections=(other,))
+        if "leaves-out" in o:
+            self._differs(w, int(o["leaves-out"]), skip=frozenset({1}))
         w.start()
         w.settle(1.0)
         w.stop_ticks()
@@ -166,19 +175,17 @@ class Story:
             self.lines.clear()
             self.lines += [f"block {b.key} is owned by node{b.owner}" for b in w.workers[0].threads[0].space.blocks[0]]
 
-    def _declare_otherwise(self, w: StoryWorld, rank: int, tensors: Section) -> None:
-        first, *rest = tensors.tensors
-        other = Section(0, (TensorSpec(first.name, (128, 64), first.dtype), *rest))
+    def _differs(self, w: StoryWorld, rank: int, **fields: Any) -> None:
+        """One rank runs another program than the others."""
         add = w.add_worker
 
         def add_worker(spec: JobSpec, node: int, r: int, *more: Any) -> None:
             if r == rank:
-                d = spec.domains[0]
-                fields = {f: getattr(d, f) for f in DomainSpec.__slots__}
-                spec = JobSpec(spec.label, spec.layout, (StoryDomain(**(fields | {"sections": (other,)})),))
+                domain = StoryDomain(**({f: getattr(spec.domains[0], f) for f in DomainSpec.__slots__} | fields))
+                spec = JobSpec(spec.label, spec.layout, (domain,))
             add(spec, node, r, *more)
 
-        w.add_worker = add_worker  # type: ignore[method-assign]
+        w.add_worker = add_worker  # type: ignore[method-assign, assignment]
 
     def do_push(self, words: list[str], o: dict[str, str]) -> None:
         """push RANK...: these ranks push their next step."""
@@ -220,6 +227,10 @@ class Story:
             for channel in list(w.network.channels.values()):
                 if channel.queued and channel.route[2] != CONTROL:
                     self.do_deliver(list(channel.route[:2]) + [str(channel.route[2])], {})
+
+    def do_wait(self, words: list[str], o: dict[str, str]) -> None:
+        """wait SECONDS: virtual time passes; no timer fires by itself."""
+        self._world().settle(float(words[0]))
 
     def do_tick(self, words: list[str], o: dict[str, str]) -> None:
         """tick NODE: its timers fire (heartbeats)."""
@@ -281,4 +292,3 @@ class Story:
     def _world(self) -> StoryWorld:
         assert self.world is not None, "a script begins with `cluster`"
         return self.world
-

@@ -13,9 +13,9 @@ import pytest
 
 from gcproto.messages import Fault
 from tests.simulation.faults import strike
+from tests.simulation.program import DomainSpec, JobSpec
 from tests.simulation.run import command, play, play_all
 from tests.simulation.shape import KIB, Shape, draw, section
-from tests.simulation.workers import DomainSpec, JobSpec
 from tests.simulation.world import World
 
 SEEDS = 1000
@@ -59,9 +59,7 @@ def test_the_same_seed_gives_the_same_run() -> None:
 
 def test_sixty_four_nodes() -> None:
     ranks = tuple(range(64))
-    domain = DomainSpec(
-        0, ranks, True, "feedback", (section(0, 0, [1024 * KIB]),), (1,), 2, {}, frozenset(), 1, seed=3
-    )
+    domain = DomainSpec(0, ranks, True, "feedback", (section(0, 0, [1024 * KIB]),), (1,), 2, {}, frozenset(), 1, seed=3)
     job = JobSpec("wide", tuple((n, 1) for n in range(64)), (domain,))
     world = World(Shape(64, 1, (job,), partition_bytes=64 * KIB, tick=1.0), seed=5)
     world.start()
@@ -72,9 +70,7 @@ def test_sixty_four_nodes() -> None:
 def test_a_fault_that_is_fatal_is_told_to_every_worker() -> None:
     """G5, G6: a host that loses its memory ends the job on all nodes, with a fault that names it."""
     ranks = tuple(range(3))
-    domain = DomainSpec(
-        0, ranks, True, "none", (section(0, 0, [256 * KIB]),), (1,), 200, {}, frozenset(), 1, seed=3
-    )
+    domain = DomainSpec(0, ranks, True, "none", (section(0, 0, [256 * KIB]),), (1,), 200, {}, frozenset(), 1, seed=3)
     job = JobSpec("j", ((0, 1), (1, 1), (2, 1)), (domain,))
     world = World(Shape(3, 1, (job,)), seed=2)
     world.start()

@@ -1,7 +1,7 @@
 """Simulated training workers: what they push, in which order, and how they come back to a restarted daemon.
 
-What may live here: the worker's half of the contract (docs/wire.md, "worker and daemon") and its program.
-What may not: what the right output is (`oracle.py`, `checks.py`), daemons' decisions.
+What may live here: the worker's half of the contract (docs/wire.md, "worker and daemon"). What may not: what it
+computes (`program.py`), what the right output is (`oracle.py`, `checks.py`), daemons' decisions.
 
 A worker keeps its doorbells of the last ``lag`` steps and rings them again at every lane it attaches to:
 settling is at most ``lag`` steps behind what it has seen done, so nothing older can still be wanted.
@@ -9,79 +9,20 @@ settling is at most ``lag`` steps behind what it has seen done, so nothing older
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gcproto import messages
-from gcproto.manifest import AddressSpace, Block, Section
+from gcproto.manifest import AddressSpace, Block
 from gcproto.wire import Flag
 from gcserver.core import control_events as ce
 from gcserver.core import effects as fx
 from gcserver.core import events as ev
-from gcserver.core.job import CALL_LAG, SCOPED_LAG
-from tests.simulation.memory import WIDTH, BlockStore, Vector
+from tests.simulation.memory import BlockStore
+from tests.simulation.program import DomainSpec, JobSpec
 
 if TYPE_CHECKING:
+    from tests.simulation.lane_process import LaneProcess
     from tests.simulation.world import Node, World
-
-
-@dataclass(frozen=True, slots=True)
-class DomainSpec:
-    """A domain's program: what all its ranks declare and do, in the same order.
-
-    ``late[i]`` is the step before which section i is declared (1: at once); ``nan`` maps a step to the rank
-    whose first gradient is not finite; ``skip`` steps leave out the lowest address (an unused parameter).
-    """
-
-    id: int
-    ranks: tuple[int, ...]
-    scoped: bool
-    codec: str
-    sections: tuple[Section, ...]
-    late: tuple[int, ...]
-    steps: int
-    nan: dict[int, int]
-    skip: frozenset[int]
-    window: int
-    seed: int
-
-    @property
-    def lag(self) -> int:
-        return SCOPED_LAG if self.scoped else CALL_LAG
-
-    def message(self) -> messages.DeclareDomain:
-        return messages.DeclareDomain(f"group-{self.id}", self.id, self.ranks, self.scoped, self.codec)
-
-    def keys(self, step: int, blocks: list[tuple[Block, ...]]) -> list[Block]:
-        """The blocks of ``step``, in the order they are pushed: highest address first, as backward produces them."""
-        there = [i for i in range(len(self.sections)) if self.late[i] <= step]
-        if not self.scoped:
-            there = [there[step % len(there)]]
-        chosen = sorted((b for i in there for b in blocks[i]), key=lambda b: -b.key)
-        return chosen[:-1] if step in self.skip and len(chosen) > 1 and self.scoped else chosen
-
-    def is_nan(self, step: int, rank: int, first: bool) -> bool:
-        return first and self.nan.get(step) == rank
-
-    def value(self, step: int, key: int, rank: int) -> Vector:
-        h = hash((self.seed, self.id, step, key, rank))
-        return tuple(((h >> (7 * i)) & 127) - 64 for i in range(WIDTH))
-
-    def flags(self, key: int) -> int:
-        return int(Flag.AVERAGE) if hash((self.seed, key)) & 1 else 0
-
-
-@dataclass(frozen=True, slots=True)
-class JobSpec:
-    """A job: its label, on which nodes its ranks are (by node index, ascending ranks), its domains."""
-
-    label: str
-    layout: tuple[tuple[int, int], ...]
-    domains: tuple[DomainSpec, ...]
-
-    @property
-    def world_size(self) -> int:
-        return sum(n for _, n in self.layout)
 
 
 class DomainThread:
@@ -226,7 +167,7 @@ class Worker:
         self.connection = 0
         self.supervisor: Any = None
         self.threads: dict[int, DomainThread] = {}
-        self.lanes: dict[int, Any] = {}
+        self.lanes: dict[int, LaneProcess] = {}
         self.fault: messages.Fault | None = None
         self.over = False
         self.ended_by_launcher = self.killed = False
@@ -323,16 +264,16 @@ class Worker:
         if process is not None:
             self._to_lane(lane, process.deliver, push)
 
-    def lane_died(self, process: Any) -> None:
+    def lane_died(self, process: LaneProcess) -> None:
         if self.lanes.get(process.lane) is process:
             del self.lanes[process.lane]
             self.attach(process.lane)
 
-    def mapped(self, request: messages.MapSection, lane: int, process: Any) -> None:
+    def mapped(self, request: messages.MapSection, lane: int, process: LaneProcess) -> None:
         if self.lanes.get(lane) is process and not self.over:
             self.threads[request.domain].mapped(request.index, lane, process.stores)
 
-    def done(self, domain: int, e: fx.Notify, process: Any, rank: int) -> None:
+    def done(self, domain: int, e: fx.Notify, process: LaneProcess, rank: int) -> None:
         thread = self.threads.get(domain)
         if thread is None or self.over or self.lanes.get(process.lane) is not process:
             return

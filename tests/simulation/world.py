@@ -19,11 +19,13 @@ from gcproto.manifest import AddressSpace
 from gcserver.core import control_events as ce
 from gcserver.core import events as ev
 from tests.simulation.checks import Checks, Violation
+from tests.simulation.lane_process import LaneProcess
 from tests.simulation.memory import NodeMemory
 from tests.simulation.network import Network
-from tests.simulation.processes import CONTROL, ControlProcess, LaneProcess, Process
+from tests.simulation.processes import CONTROL, ControlProcess, Process
+from tests.simulation.program import DomainSpec, JobSpec
 from tests.simulation.shape import Shape
-from tests.simulation.workers import DomainSpec, JobSpec, Worker
+from tests.simulation.workers import Worker
 
 #: how long a world may run after its last worker left, seconds: heartbeats, acknowledgements, credit
 REST = 2.0

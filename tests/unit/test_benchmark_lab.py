@@ -146,5 +146,5 @@ def test_the_probe_says_why() -> None:
 
 @pytest.mark.slow
 def test_a_daemon_that_cannot_start_is_named_with_its_log() -> None:
-    with pytest.raises(daemons.DaemonError, match=r"n0 ended with status 2(.|\n)*node.lanes"):
+    with pytest.raises(daemons.DaemonError, match=r"n0 ended with status 2(.|\n)*node.cores"):
         daemons.Daemons(netns.Loopback(1).hosts, {"node.cores": "none of them"}).__enter__()

@@ -5,6 +5,8 @@ What may live here: tests of `proto/manifest.py`. What may not: what is written 
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -122,7 +124,7 @@ def test_slots_never_overlap(space: AddressSpace, local_ranks: int) -> None:
         assert plan == again
         for chunk, ranges in used.items():
             ranges.sort()
-            for (_, end), (start, _) in zip(ranges, ranges[1:], strict=False):
+            for (_, end), (start, _) in pairwise(ranges):
                 assert end <= start
             assert ranges[-1][1] <= plan.chunks[chunk]
             assert plan.chunks[chunk] % PAGE == 0

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import re
 import shutil
 import socket
 import subprocess
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 import pytest
@@ -215,3 +217,14 @@ def test_promtool_finds_nothing_to_say() -> None:
     text = generate_latest(filled().registry)
     result = subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True, timeout=30, check=False)
     assert (result.returncode, result.stdout, result.stderr) == (0, b"", b"")
+
+
+def test_the_page_names_every_series_and_label() -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs" / "operating.md").read_text()
+    rows = dict(re.findall(r"^\| `(gradcomm_\w+)` \|([^|]*)\|", page, re.MULTILINE))
+    documented = {name: set(re.findall(r"`(\w+)`", labels)) for name, labels in rows.items()}
+    actual: dict[str, set[str]] = {}
+    for family in filled().registry.collect():
+        name = family.name + ("_total" if family.type == "counter" else "")
+        actual[name] = {label for s in family.samples for label in s.labels if label != "le"}
+    assert documented == actual

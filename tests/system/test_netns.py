@@ -1,0 +1,174 @@
+"""The network lab: links carry what they are shaped to, both ways, and nothing of it is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from benchmarks.lab import netns, processes
+
+pytestmark = pytest.mark.system
+
+RECEIVE = """
+import socket, sys, time
+server = socket.create_server(("0.0.0.0", 5201))
+print("up", flush=True)
+buffer = bytearray(1 << 20)
+while True:
+    peer, _ = server.accept()
+    peer.recv_into(buffer, 1)
+    total, start = 0, time.perf_counter()
+    while n := peer.recv_into(buffer):
+        total += n
+    print(total * 8 / (time.perf_counter() - start), flush=True)
+"""
+SEND = """
+import socket, sys
+peer = socket.create_connection((sys.argv[1], 5201))
+peer.sendall(bytes(int(sys.argv[2])))
+peer.close()
+"""
+
+
+def need(means: netns.Means) -> None:
+    if means == "root" and os.geteuid() != 0:
+        pytest.skip("not root")
+    try:
+        with netns.Lab(1, "100mbit", means=means):
+            pass
+    except netns.LabError as error:
+        pytest.skip(f"no lab by {means} here: {error}")
+
+
+class Receiver:
+    """Bits per second that arrive on a host."""
+
+    def __init__(self, host: netns.Host) -> None:
+        self.host = host
+        self.process = host.start([sys.executable, "-c", RECEIVE], stdout=subprocess.PIPE, text=True)
+        assert self.line() == "up"
+
+    def line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def reaches(self, sender: netns.Host, nbytes: int, rate: float) -> bool:
+        """Whether 95.6 % of ``rate`` arrives, the share of payload, within 4 %; faster is never right.
+
+        The machine may be busy with something else: one of five attempts is enough.
+        """
+        for _ in range(5):
+            got = self.measure(sender, nbytes) / (0.9564 * rate)
+            assert got < 1.04  # the bucket of 32 KiB passes at once
+            if got > 0.96:
+                return True
+        return False
+
+    def measure(self, sender: netns.Host, nbytes: int) -> float:
+        client = sender.start([sys.executable, "-c", SEND, self.host.address, str(nbytes)])
+        try:
+            return float(self.line())
+        finally:
+            processes.end([client])
+
+
+def namespaces() -> set[str]:
+    """Network namespaces that some process is in."""
+    found = set()
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                found.add(os.readlink(f"/proc/{entry}/ns/net"))
+            except OSError:
+                pass
+    return found
+
+
+def eventually(true: Callable[[], bool], within: float = 5.0) -> bool:
+    deadline = time.monotonic() + within
+    while not true():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+@pytest.mark.parametrize("means", ["root", "userns"])
+def test_links_reach_their_rate_both_ways_and_follow_a_change(means: netns.Means) -> None:
+    need(means)
+    with netns.Lab(3, "100mbit", means=means) as lab:
+        receivers = [Receiver(host) for host in lab.hosts[:2]]
+        try:
+            for receiver, sender in ((receivers[0], lab.hosts[2]), (receivers[1], lab.hosts[0])):
+                assert receiver.reaches(sender, 6_000_000, 100e6)
+            lab.set_rate("400mbit")
+            assert receivers[0].reaches(lab.hosts[1], 24_000_000, 400e6)
+            lab.set_rate(None)
+            lab.set_rate(None)
+            assert max(receivers[0].measure(lab.hosts[1], 100_000_000) for _ in range(3)) > 800e6
+            lab.set_rate("50mbit")
+            assert receivers[0].reaches(lab.hosts[1], 3_000_000, 50e6)
+        finally:
+            processes.end([r.process for r in receivers])
+
+
+@pytest.mark.parametrize("means", ["root", "userns"])
+def test_nothing_is_left_behind(means: netns.Means) -> None:
+    need(means)
+    before, interfaces = namespaces(), set(os.listdir("/sys/class/net"))
+    with netns.Lab(2, "100mbit", means=means) as one, netns.Lab(2, "1gbit", means=means) as two:
+        assert one.hosts[0].address == two.hosts[0].address  # side by side, without names or addresses of their own
+        assert len(namespaces() - before) == 6
+    assert eventually(lambda: not namespaces() - before)
+    with pytest.raises(KeyboardInterrupt), netns.Lab(2, "100mbit", means=means):
+        raise KeyboardInterrupt
+    assert eventually(lambda: not namespaces() - before)
+    assert set(os.listdir("/sys/class/net")) == interfaces
+
+
+HOLD = """
+import subprocess, sys
+from benchmarks.lab import netns, processes
+with processes.exits_on_signals(), netns.Lab(2, "100mbit") as lab:
+    inside = lab.hosts[1].start([sys.executable, "-c", "print('inside', flush=True); import time; time.sleep(600)"])
+    print("held", flush=True)
+    inside.wait()
+"""
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_takes_the_lab_away(signum: signal.Signals) -> None:
+    if netns.shaping() is None:
+        pytest.skip(netns.probe().reason)
+    before = namespaces()
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    assert holder.stdout is not None
+    assert {holder.stdout.readline().strip(), holder.stdout.readline().strip()} == {"held", "inside"}
+    assert len(namespaces() - before) == 3
+    holder.send_signal(signum)
+    holder.wait(20)
+    assert eventually(lambda: not namespaces() - before)
+
+
+def test_missing_tools_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(processes, "SBIN", ())
+    netns.probe.cache_clear()
+    try:
+        assert netns.shaping() is None
+        assert "ip (iproute2)" in netns.probe().reason
+        with netns.open_lab(2, "100mbit") as lab:
+            assert lab.means is None
+        with pytest.raises(netns.LabError, match="iproute2"):
+            netns.Lab(2)
+    finally:
+        netns.probe.cache_clear()

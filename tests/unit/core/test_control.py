@@ -1,0 +1,224 @@
+"""The control machine at its edges: jobs that cannot form, peers that do not fit, workers that come and go wrongly.
+
+What may live here: tests of `gcserver/core/control.py` and `job.py` that need no lanes. What may not: rounds and
+restarts, which the simulation plays.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gcproto import messages, wire
+from gcproto.manifest import Section, TensorSpec
+from gcproto.messages import DeclareDomain, DeclareSection, Fault, Register, Registered
+from gcproto.wire import FrameType, Header
+from gcserver.core import control_events as ce
+from gcserver.core.control import ControlConfig, ControlMachine
+from gcserver.core.effects import Count, ReportFault, ReportStep, ReportWaiting, Send
+from gcserver.core.events import CodecChoice, DomainOpened, FrameReceived, PeerAdded, Settled, Tick
+
+B = wire.node_id("b")
+
+
+def resolve(spec: str) -> CodecChoice:
+    if spec not in ("none", "topk"):
+        raise ValueError(f"unknown codec {spec!r}")
+    return CodecChoice(spec, 1, 0, spec == "topk", spec == "topk")
+
+
+def machine(lanes: int = 1, **more: Any) -> ControlMachine:
+    hello = messages.Hello("a", "tcp://a:7000", lanes, 0, 1, "test")
+    rules = (messages.Rule("*", "none"),)
+    return ControlMachine(ControlConfig(hello, 100, rules, 4 << 20, 64 << 10, 60.0, "fail", **more), resolve)
+
+
+def register(rank: int = 0, world: int = 1, local: int = 0, size: int = 1, label: str = "train") -> Register:
+    return Register(label, rank, world, local, size, 1234, b"j" * 16 if rank == 0 else b"")
+
+
+def said(m: ControlMachine, connection: int, message: Any, now: float = 0.0) -> list[Any]:
+    return m.on(ce.WorkerSaid(connection, message), now)
+
+
+def told(effects: list[Any], connection: int = 1) -> list[Any]:
+    return [e.message for e in effects if isinstance(e, ce.Tell) and e.connection == connection]
+
+
+def formed(lanes: int = 1, scoped: bool = True) -> ControlMachine:
+    """One node, one rank, one domain, its section agreed."""
+    m = machine(lanes)
+    (arbitrate,) = [e for e in said(m, 1, register()) if isinstance(e, ce.Arbitrate)]
+    out = m.on(ce.EpochWon(arbitrate.record), 0.0)
+    assert isinstance(told(out)[0], Registered)
+    said(m, 1, DeclareDomain("ddp", 0, (0,), scoped))
+    out = said(m, 1, DeclareSection(0, Section(0, (TensorSpec("w", (4,), 0),))))
+    assert isinstance(told(out)[0], messages.SectionAgreed)
+    return m
+
+
+def hello_from(node: str, incarnation: int, lanes: int = 1, to: int = 0) -> FrameReceived:
+    body = messages.encode(messages.Hello(node, f"tcp://{node}:7000", lanes, 0, 1, "test"))
+    sender = wire.node_id(node)
+    return FrameReceived(Header(FrameType.HELLO, sender=sender, incarnation=incarnation, to_incarnation=to), body=body)
+
+
+def test_one_node_forms_a_job_by_itself() -> None:
+    m = formed()
+    (job,) = m.jobs.values()
+    assert job.record.label == "train" and job.record.epoch == 1
+    out = m.on(ce.LaneUp(0), 0.0)
+    assert [type(e.event) for e in out if isinstance(e, ce.ToLane)] == [DomainOpened, ce.OpenSection]
+
+
+@pytest.mark.parametrize(
+    "bad", [register(rank=2, world=2), register(local=1, size=1, world=2), register(size=3, world=2)]
+)
+def test_impossible_ranks_are_refused(bad: Register) -> None:
+    (fault,) = told(said(machine(), 1, bad))
+    assert fault.kind == "JoinRefused" and "ranks start at 0" in fault.message and fault.advice
+
+
+def test_the_same_local_rank_twice_refuses_the_first() -> None:
+    m = machine()
+    said(m, 1, register(0, 2, 0, 2))
+    out = said(m, 2, register(0, 2, 0, 2))
+    (fault,) = told(out, 1)
+    assert fault.kind == "JoinRefused" and "GC_JOB" in fault.message
+
+
+def test_ranks_that_do_not_make_the_world_are_refused() -> None:
+    m = machine()
+    said(m, 1, register(0, 2, 0, 2))
+    out = said(m, 2, Register("train", 0, 2, 1, 2, 1))
+    assert [f.kind for f in told(out, 1) + told(out, 2)] == ["JoinRefused"] * 2
+
+
+def test_who_waits_is_told_what_for() -> None:
+    m = machine()
+    m.on(PeerAdded(B, "b"), 0.0)
+    said(m, 1, register(0, 2))
+    (waiting,) = told(m.on(Tick(), 3.0))
+    assert "ranks [1] of job 'train'" in waiting.what and "b (no answer)" in waiting.what
+
+
+def test_a_drained_daemon_takes_no_jobs_and_says_when_the_last_is_gone() -> None:
+    m = formed()
+    assert not any(isinstance(e, ce.Drained) for e in m.on(ce.DrainAsked("maintenance"), 0.0))
+    (fault,) = told(said(m, 2, register(label="other")), 2)
+    assert fault.kind == "Draining" and "maintenance" in fault.message
+    out = said(m, 1, messages.Unregister())
+    assert [type(e) for e in out if isinstance(e, (ce.ForgetJob, ce.Drained))] == [ce.ForgetJob, ce.Drained]
+    assert not m.jobs
+
+
+def test_another_number_of_lanes_is_refused_on_both_sides() -> None:
+    m = machine(lanes=2)
+    m.on(PeerAdded(B, "b"), 0.0)
+    out = m.on(hello_from("b", 7, lanes=3), 0.0)
+    (refusal,) = [e for e in out if isinstance(e, Send)]
+    assert refusal.header.type is FrameType.REFUSE and b"set node.lanes" in refusal.body
+    (line,) = [e for e in out if isinstance(e, ce.Log)]
+    assert "b has 3 lanes and a has 2" in line.text
+    assert not m.links[B].up
+
+
+def test_a_name_used_twice_is_said() -> None:
+    m = machine()
+    out = m.on(hello_from("a", 999), 0.0)
+    assert any(isinstance(e, ce.Log) and "names must differ" in e.text for e in out)
+
+
+def test_a_peer_nobody_told_us_of_becomes_known_by_its_hello() -> None:
+    assert ce.KnowPeer("b", "tcp://b:7000") in machine().on(hello_from("b", 7), 0.0)
+
+
+def test_a_worker_without_a_job_is_told_so() -> None:
+    (fault,) = told(said(machine(), 1, messages.Unregister()))
+    assert fault.kind == "NotRegistered" and "init()" in fault.message
+
+
+def test_reattaching_to_a_daemon_without_memory() -> None:
+    (fault,) = told(said(machine(), 1, messages.Reattach(b"j" * 16, 0, 1)))
+    assert fault.kind == "PeerLost" and "last checkpoint" in fault.advice
+
+
+def test_a_worker_that_vanishes_ends_the_job() -> None:
+    m = formed()
+    m.on(ce.WorkerGone(1), 0.0)
+    assert not m.jobs, "nobody is left to tell"
+
+
+@pytest.mark.parametrize(
+    ("message", "part"),
+    [
+        (DeclareDomain("ddp", 0, (0,), False), "declares process group"),
+        (DeclareDomain("tp", 1, (0, 1)), "within 0..0"),
+        (DeclareDomain("tp", 1, (0,), codec="zip"), "unknown codec 'zip'"),
+        (DeclareSection(9, Section(0, (TensorSpec("w", (4,), 0),))), "not in"),
+        (DeclareSection(0, Section(1, ())), "holds 1 to"),
+        (DeclareSection(0, Section(0, (TensorSpec("w", (5,), 0),))), "shape of tensor 0 differs"),
+    ],
+)
+def test_wrong_declarations_end_the_job_with_a_reason(message: Any, part: str) -> None:
+    (fault,) = told(said(formed(), 1, message))
+    assert isinstance(fault, Fault) and part in fault.message and fault.advice
+
+
+def test_steps_settle_in_order_when_all_lanes_are_done() -> None:
+    m = formed(lanes=2)
+    (domain,) = [(j.id, k) for j in m.jobs.values() for k in j.domains]
+
+    def report(lane: int, step: int, nonfinite: bool = False) -> list[tuple[int, bool]]:
+        out = m.on(ce.LaneSaid(lane, ReportStep(domain, step, nonfinite, 0, 0)), 0.0)
+        logged = [e for e in out if isinstance(e, ce.LogSettled)]
+        sent = [e.event for e in out if isinstance(e, ce.ToLane) and isinstance(e.event, Settled)]
+        assert [(e.step, e.void) for e in logged] == [(e.step, e.void) for e in sent]
+        return [(e.step, e.void) for e in logged]
+
+    assert report(0, 1) == []
+    assert report(0, 2) == []
+    assert report(1, 2, nonfinite=True) == []
+    assert report(1, 1) == [(1, False), (2, True)]
+    assert report(1, 1) == [], "an old report, again"
+
+
+def test_the_deadline_names_step_phase_and_who_is_missing() -> None:
+    m = formed()
+    (domain,) = [(j.id, k) for j in m.jobs.values() for k in j.domains]
+    m.on(ce.LaneSaid(0, ReportWaiting(domain, 7, 1.0, "exchange", ("b",))), 2.0)
+    assert told(m.on(Tick(), 60.0)) == []
+    (fault,) = told(m.on(Tick(), 61.5))
+    assert (fault.kind, fault.step, fault.phase, fault.missing) == ("StepTimeout", 7, "exchange", ("b",))
+    assert fault.elapsed == pytest.approx(60.5) and fault.epoch == 1 and fault.advice
+
+
+def test_a_lanes_fault_reaches_the_worker_once() -> None:
+    m = formed()
+    (domain,) = [(j.id, k) for j in m.jobs.values() for k in j.domains]
+    fault = ReportFault(domain, "CorruptFrame", "damaged twice", 3, "exchange", ("b",), "look")
+    assert len(told(m.on(ce.LaneSaid(0, fault), 0.0))) == 1
+    assert told(m.on(ce.LaneSaid(0, fault), 0.0)) == []
+
+
+def test_set_codec_answers_every_request_once() -> None:
+    m = formed()
+    (no_job,) = m.on(ce.SetCodec(1, "other", "*", "none"), 0.0)
+    assert no_job == ce.AnswerRequest(1, error="no such job: 'other'; jobs here: train")
+    (no_codec,) = m.on(ce.SetCodec(2, "train", "*", "zip"), 0.0)
+    assert no_codec == ce.AnswerRequest(2, error="unknown codec 'zip'")
+    assert not [e for e in m.on(ce.SetCodec(3, "train", "w*", "topk"), 0.0) if isinstance(e, ce.AnswerRequest)]
+    (domain,) = [(j.id, k) for j in m.jobs.values() for k in j.domains]
+    out = m.on(ce.LaneSaid(0, ReportStep(domain, 1, False, 1, 0)), 0.0)
+    (answer,) = [e for e in out if isinstance(e, ce.AnswerRequest)]
+    assert (answer.request, answer.plan, answer.step, answer.error) == (3, 1, 3, "")
+
+
+def test_a_frame_that_cannot_be_read_is_counted() -> None:
+    m = machine()
+    m.on(PeerAdded(B, "b"), 0.0)
+    bad = replace(hello_from("b", 7), body=b"\xc1noise")
+    assert Count("frames_unusable", B) in m.on(bad, 0.0)
+    assert not m.links[B].up

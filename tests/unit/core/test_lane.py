@@ -1,0 +1,189 @@
+"""The lane machine at its edges: strangers, frames that come too early, wrong payloads, unreadable bodies.
+
+What may live here: tests of `gcserver/core/lane.py` with one machine. What may not: whole rounds, which the
+scenarios and the simulation play.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gcproto import messages, wire
+from gcproto.manifest import AddressSpace, Section, TensorSpec
+from gcproto.wire import Flag, FrameType, Header, Phase
+from gcserver.core import effects as fx
+from gcserver.core import events as ev
+from gcserver.core.lane import LaneConfig, LaneMachine
+
+A, B = wire.node_id("a"), wire.node_id("b")
+JOB = b"j" * 16
+ID = (JOB, 0)
+DENSE = ev.CodecChoice("none", 1, 0, False, False)
+SECTION = Section(0, (TensorSpec("w", (16,), 0), TensorSpec("v", (16,), 0)))
+
+
+def machine(credit: int = 1000) -> LaneMachine:
+    m = LaneMachine(LaneConfig(messages.Hello("a", "tcp://a:1", 1, 0, 1, "test"), 11, credit))
+    m.on(ev.PeerAdded(B, "b"), 0.0)
+    m.on(hello(22), 0.0)
+    return m
+
+
+def hello(incarnation: int, lanes: int = 1) -> ev.FrameReceived:
+    body = messages.encode(messages.Hello("b", "tcp://b:1", lanes, 0, 1, "test"))
+    header = Header(FrameType.HELLO, sender=B, incarnation=incarnation, to_incarnation=11)
+    return ev.FrameReceived(header, body=body)
+
+
+def open_domain(m: LaneMachine, section: bool = True) -> None:
+    members = (ev.Member(A, "a", 1), ev.Member(B, "b", 1))
+    config = ev.DomainConfig(JOB, 0, "ddp", 1, members, 0, 1, 2, 2, 0)
+    m.on(ev.DomainOpened(config, (ev.Plan(0, (), DENSE),)), 0.0)
+    if section:
+        m.on(ev.SectionOpened(ID, SECTION, AddressSpace(2, 1, 4 << 20).append(SECTION), {}), 0.0)
+
+
+def contribution(seq: int = 1, **change: Any) -> ev.FrameReceived:
+    header = Header(
+        FrameType.DATA, Phase.CONTRIBUTION, job=JOB, epoch=1, step=1, sender=B, incarnation=22, to_incarnation=11,
+        link_seq=seq, elements=32, payload_bytes=128, codec=1,
+    )  # fmt: skip
+    return ev.FrameReceived(replace(header, **change), handle=77)
+
+
+def kinds(effects: list[Any]) -> list[str]:
+    return [getattr(e, "name", type(e).__name__) for e in effects]
+
+
+def test_a_round_of_two() -> None:
+    m = machine()
+    open_domain(m)
+    out = m.on(ev.Pushed(ID, 0, 1, (0,), True), 0.0)
+    assert kinds(out) == ["LogDecision", "Encode"]
+    assert kinds(m.on(ev.Encoded(ID, 0, 1, 5, 128, 1, False), 0.0)) == ["Accumulate"]
+    out = m.on(contribution(), 0.0)
+    assert kinds(out) == ["Accumulate", "Release", "Finalise"]
+    out = m.on(ev.Finalised(ID, 0, 1, 6, 128, 2, False), 0.0)
+    assert kinds(out) == ["CommitOutput", "Release", "LogStep", "ReportStep", "Send", "Notify"]
+    assert m.on(ev.Settled(ID, 1, False, 0), 0.0) == []
+    assert kinds(m.on(ev.DomainClosed(ID), 0.0)) == ["Release"], "the retained aggregate"
+
+
+def test_strangers_and_unknown_domains() -> None:
+    m = machine()
+    assert kinds(m.on(contribution(sender=99), 0.0)) == ["Release", "frames_unknown_sender"]
+    assert m.on(contribution(), 0.0) == [], "kept: the domain may be about to open here"
+    open_domain(m)
+    assert m.domains[ID].partitions[0].rounds[1].have == {1}
+
+
+def test_what_came_too_early_is_dropped_in_the_end_and_its_credit_returned() -> None:
+    m = machine()
+    m.on(contribution(payload_bytes=600), 0.0)
+    out = m.on(ev.Tick(), 61.0)
+    assert "Release" in kinds(out)
+    assert m.links[B].taken == 600
+
+
+def test_the_credit_of_an_earlier_life_is_not_given_to_the_next() -> None:
+    m = machine()
+    m.on(contribution(payload_bytes=600), 0.0)
+    m.on(hello(23), 1.0)
+    m.on(ev.Tick(), 61.0)
+    assert m.links[B].taken == 0
+
+
+def test_frames_of_a_closed_job_are_dropped_at_once() -> None:
+    m = machine()
+    open_domain(m)
+    m.on(ev.DomainClosed(ID), 0.0)
+    assert kinds(m.on(contribution(), 0.0)) == ["Release"]
+    assert m.on(ev.Pushed(ID, 0, 1, (0,), True), 0.0) == []
+
+
+def test_closing_returns_the_credit_of_what_is_parked() -> None:
+    m = machine()
+    open_domain(m)
+    m.on(contribution(payload_bytes=600), 0.0)
+    out = m.on(ev.DomainClosed(ID), 0.0)
+    assert "Release" in kinds(out) and m.links[B].taken == 600
+
+
+@pytest.mark.parametrize(("field", "value"), [("elements", 31), ("dtype", 3)])
+def test_another_size_or_type_ends_the_job(field: str, value: int) -> None:
+    m = machine()
+    open_domain(m)
+    (fault,) = [e for e in m.on(contribution(**{field: value}), 0.0) if isinstance(e, fx.ReportFault)]
+    assert fault.kind == "TensorMismatch" and "b sent" in fault.message and "'w'" in fault.message
+
+
+def test_sum_and_mean_of_one_tensor_end_the_job() -> None:
+    m = machine()
+    open_domain(m)
+    m.on(ev.Pushed(ID, 0, 1, (0,), True), 0.0)
+    (fault,) = [e for e in m.on(contribution(flags=int(Flag.AVERAGE)), 0.0) if isinstance(e, fx.ReportFault)]
+    assert "b asks for the mean, others for the sum" in fault.message
+
+
+def test_a_key_that_only_the_peer_pushed_ends_the_job() -> None:
+    m = machine()
+    open_domain(m)
+    m.on(contribution(), 0.0)
+    (fault,) = [e for e in m.on(ev.Pushed(ID, 0, 1, (), True), 0.0) if isinstance(e, fx.ReportFault)]
+    assert fault.kind == "TensorMismatch" and "'w'" in fault.message and fault.advice
+
+
+def test_a_close_does_not_overtake_the_pushes_it_closes() -> None:
+    """After a restart a worker rings for a section that is not open yet, then closes."""
+    m = machine()
+    open_domain(m, section=False)
+    assert m.on(ev.Pushed(ID, 0, 1, (0,), False), 0.0) == []
+    assert m.on(ev.Pushed(ID, 0, 1, (), True), 0.0) == []
+    out = m.on(ev.SectionOpened(ID, SECTION, AddressSpace(2, 1, 4 << 20).append(SECTION), {}), 0.0)
+    assert kinds(out) == ["LogDecision", "Encode"]
+    assert m.domains[ID].steps.open[1].digest == wire.digest(bytes(8)), "closed with the key, and after it"
+
+
+def test_a_payload_that_does_not_decode_ends_the_job_and_names_the_sender() -> None:
+    m = machine()
+    open_domain(m)
+    out = m.on(ev.Unusable(contribution().header, "index 99 of 32"), 0.0)
+    (fault,) = [e for e in out if isinstance(e, fx.ReportFault)]
+    assert fault.kind == "CorruptFrame" and fault.missing == ("b",) and "index 99 of 32" in fault.message
+
+
+def test_another_number_of_lanes_is_refused() -> None:
+    m = LaneMachine(LaneConfig(messages.Hello("a", "tcp://a:1", 1, 0, 1, "test"), 11))
+    m.on(ev.PeerAdded(B, "b"), 0.0)
+    out = m.on(hello(22, lanes=4), 0.0)
+    (report,) = [e for e in out if isinstance(e, fx.ReportLink)]
+    assert report.state == "refused" and "set node.lanes" in report.reason
+    assert not m.links[B].up
+
+
+@pytest.mark.parametrize("kind", [FrameType.HELLO, FrameType.REFUSE, FrameType.HEARTBEAT, FrameType.NACK])
+def test_bodies_that_cannot_be_read_are_counted(kind: FrameType) -> None:
+    header = Header(kind, sender=B, incarnation=22, to_incarnation=11)
+    assert "frames_unusable" in kinds(machine().on(ev.FrameReceived(header, body=b"\xc1"), 0.0))
+
+
+def test_answers_are_not_answered() -> None:
+    """In the all scheme two members that are both complete exchange one answer, not one after the other."""
+    m = machine()
+    members = (ev.Member(A, "a", 1), ev.Member(B, "b", 1))
+    config = ev.DomainConfig(JOB, 0, "ddp", 1, members, 0, 1, 2, 2, 0)
+    everyone = ev.Plan(0, (ev.PlanRule("*", DENSE, "all"),), DENSE)
+    m.on(ev.DomainOpened(config, (everyone,)), 0.0)
+    m.on(ev.SectionOpened(ID, SECTION, AddressSpace(2, 1, 4 << 20).append(SECTION), {}), 0.0)
+    m.on(ev.Pushed(ID, 0, 1, (0,), True), 0.0)
+    m.on(ev.Encoded(ID, 0, 1, 5, 128, 1, False), 0.0)
+    m.on(contribution(flags=int(Flag.ALL)), 0.0)
+    m.on(ev.Finalised(ID, 0, 1, None, 0, 0, False), 0.0)
+    asked = m.on(contribution(2, flags=int(Flag.ALL)), 0.0)
+    (answer,) = [e for e in asked if isinstance(e, fx.Send) and e.header.type is FrameType.DATA]
+    assert answer.header.aux == 1 and answer.handle == 5
+    again = m.on(contribution(3, flags=int(Flag.ALL), aux=1), 0.0)
+    assert kinds(again) == ["Release", "frames_stale"]

@@ -1,0 +1,109 @@
+"""Every message survives its encoding, and nothing else decodes.
+
+What may live here: tests of `proto/messages.py`. What may not: what messages do.
+"""
+
+from __future__ import annotations
+
+import typing
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gcproto import messages
+from gcproto.manifest import Section, TensorSpec
+from gcproto.messages import Decoder, MemberInfo, MessageError, Rule
+
+UNIONS: dict[str, typing.Any] = {
+    name: getattr(messages, name)
+    for name in ("Control", "Link", "FromWorker", "ToWorker", "FromLaneWorker", "ToLaneWorker")
+}
+SECTION = Section(0, (TensorSpec("w", (3, 4), 0),))
+DOMAIN = messages.DeclareDomain("ddp", 0, (0, 1), True, "topk(ratio=0.01)")
+SAMPLES: list[messages.Message] = [
+    messages.Hello("a", "tcp://a:1", 2, 1, 5, "0.1"),
+    messages.Refuse("no"),
+    messages.Beat(7, ((b"j" * 16, 0, 3, 2**64 - 1),)),
+    messages.Nack((1, 5)),
+    messages.JobJoin("train", 4, MemberInfo("a", "tcp://a:1", (0, 1)), 9),
+    messages.EpochDecided(
+        "train", b"j" * 16, 1, 2, (MemberInfo("a", "tcp://a:1", (0, 1)),), (9,), (Rule("*", "none"),)
+    ),
+    DOMAIN,
+    messages.SectionOffer(b"j" * 16, 0, 1, 2**63),
+    messages.SectionList(b"j" * 16, 0, DOMAIN, SECTION, 1),
+    messages.PlanRequest(b"j" * 16, 7, (Rule("*.bias", "none"),)),
+    messages.PlanText(b"j" * 16, 1, 7, (Rule("*.bias", "none"),)),
+    messages.PlanReady(b"j" * 16, 1, "cannot"),
+    messages.PlanGo(b"j" * 16, 1),
+    messages.Fault(b"j" * 16, "StepTimeout", "late", 0, 3, 1, "exchange", ("b",), 61.5, 2, "look"),
+    messages.JobLeft("train", b"j" * 16, 1),
+    messages.Register("train", 0, 2, 0, 1, 77, b"j" * 16, 30.0, "fail", (("b", "tcp://b:1"),), "0.1"),
+    messages.Reattach(b"j" * 16, 0, 77),
+    messages.Registered(b"j" * 16, 1, "a", (MemberInfo("a", "tcp://a:1", (0,)),), ("ipc://x",), 4096, 30.0),
+    messages.WhoAreYou(),
+    messages.IAm("a", "tcp://a:1", 2),
+    messages.DeclareSection(0, SECTION),
+    messages.SectionAgreed(0, 0, 123),
+    messages.Unregister(),
+    messages.Waiting("ranks [1]"),
+    messages.Attach(b"j" * 16, 0),
+    messages.MapSection(0, 0, 1),
+    messages.Mapped(0, 0, 0, (1 << 20,)),
+    messages.Push(0, 5, (0, 4096), True, 2, 1024.0),
+    messages.Done(0, 5, (0, 4096), True),
+]
+
+
+def test_every_message_has_a_sample() -> None:
+    members = {m for union in UNIONS.values() for m in typing.get_args(union)}
+    assert members == {type(s) for s in SAMPLES}
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda s: type(s).__name__)
+def test_round_trip(sample: messages.Message) -> None:
+    unions = [u for u in UNIONS.values() if type(sample) in typing.get_args(u)]
+    assert unions
+    for union in unions:
+        assert Decoder[typing.Any](union)(messages.encode(sample)) == sample
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda s: type(s).__name__)
+def test_a_message_of_another_union_does_not_decode(sample: messages.Message) -> None:
+    for union in UNIONS.values():
+        if type(sample) not in typing.get_args(union):
+            with pytest.raises(MessageError):
+                Decoder[typing.Any](union)(messages.encode(sample))
+
+
+@pytest.mark.parametrize("name", sorted(UNIONS))
+@given(data=st.binary(max_size=200))
+def test_noise_is_a_message_error_or_a_message(name: str, data: bytes) -> None:
+    try:
+        decoded = Decoder[typing.Any](UNIONS[name])(data)
+    except MessageError:
+        return
+    assert isinstance(decoded, typing.get_args(UNIONS[name]))
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda s: type(s).__name__)
+@given(cut=st.integers(0, 400), flip=st.integers(0, 8 * 400 - 1))
+def test_damaged_messages_never_raise_anything_else(sample: messages.Message, cut: int, flip: int) -> None:
+    data = bytearray(messages.encode(sample))
+    data[flip // 8 % len(data)] ^= 1 << flip % 8
+    union = next(u for u in UNIONS.values() if type(sample) in typing.get_args(u))
+    for damaged in (bytes(data), bytes(data[: cut % len(data)])):
+        try:
+            Decoder[typing.Any](union)(damaged)
+        except MessageError:
+            pass
+
+
+def test_a_message_has_a_largest_size() -> None:
+    class Huge(bytes):
+        def __len__(self) -> int:
+            return messages.MAX_MESSAGE_BYTES + 1
+
+    with pytest.raises(MessageError, match="at most"):
+        Decoder[messages.Nack](messages.Nack)(Huge())
