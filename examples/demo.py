@@ -16,6 +16,7 @@ import json
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -28,6 +29,7 @@ from examples.runs import WINDOW, Method, Record, Run
 
 CODEC = "onebit"
 GLOO = Method("gloo", "gloo")
+ALONE = Method("no communication", "off")
 COMPRESSED = Method(f"gradcomm {CODEC}", "gradcomm", CODEC)
 METHODS = (GLOO, Method("gradcomm none", "gradcomm", "none"), Method("gradcomm fp16", "gradcomm", "fp16"), COMPRESSED)
 WARMUP = 2
@@ -93,12 +95,12 @@ def time_steps(stage: Stage) -> None:
         live.done(f"  {method.name:20}{common.show_seconds(took):>9} a step{sent:9.2f} MB sent{faster:9.2f}x")
     if stage.rate is not None:
         stage.lab.set_rate(None)
-        for method in (GLOO, COMPRESSED):
-            with stage.run(method, steps=steps) as run:
+        for method in (ALONE, COMPRESSED):
+            with stage.run(method, steps=WARMUP + 2 * stage.steps) as run:  # a difference of small numbers
                 stage.unshaped.append(run.follow())
         stage.lab.set_rate(stage.rate)
-        gloo, compressed = (common.show_seconds(r.step_seconds(WARMUP)) for r in stage.unshaped)
-        print(f"  without shaping     {gloo:>9} gloo, {compressed} {CODEC}")
+        alone, compressed = (common.show_seconds(r.step_seconds(WARMUP)) for r in stage.unshaped)
+        print(f"  links unshaped      {compressed:>9} a step with {CODEC}, {alone} without any communication")
 
 
 def progress(record: Record) -> str:
@@ -125,43 +127,45 @@ def train(stage: Stage, seconds: float) -> None:
 
 
 def steer(stage: Stage) -> common.Row:
-    """(c) ``gcctl set-codec`` on a running job; what each node sent shows the step from which it held.
+    """(c) ``gcctl set-codec`` on a running job, there and back; what each node sent shows from which step it held.
 
     Raises RuntimeError if a step is missing or the nodes do not agree.
     """
-    new, job = "fp16", daemons.job_name("steered")
+    new, steps, job = "fp16", 40, daemons.job_name("steered")
     print(f"\n(c) a running job, {CODEC}, is told to use {new}")
-    with stage.run(COMPRESSED, steps=30, job=job) as run:
-        while len(run.record.steps) < 8:
-            if any(w.poll() is not None for w in run.workers):
-                run.follow()  # raises with what the workers said, unless they were simply quick
-                break
+    with stage.run(COMPRESSED, steps=steps, job=job) as run:
+        while len(run.record.steps) < 4 and not any(w.poll() is not None for w in run.workers):
             run.update()
             time.sleep(0.02)
-        argv = [str(TOOLS / "gcctl"), "--address", stage.cluster[0].admin, "--json", "set-codec", "--job", job, new]
-        print(f"  $ gcctl set-codec --job {job} {new}", flush=True)
-        answer = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
-        if answer.returncode:
-            raise RuntimeError(f"gcctl: {answer.stderr.strip()}")
-        said = json.loads(answer.stdout)
+        there = set_codec(stage, job, new)
+        back = set_codec(stage, job, CODEC)
         record = run.follow()
-    effective = int(said["effective_step"])
-    print(f"  {said['message']}")
-    usual = record.step_bytes()
-    firsts = []
+    if len(record.steps) != steps:
+        raise RuntimeError(f"{len(record.steps)} of {steps} steps came back")
+    firsts = set()
     for node in range(len(stage.lab.hosts)):
         sent = [s.sent[node] for s in record.steps]
-        more = [i + 1 for i, n in enumerate(sent) if i > WARMUP and n > 2 * min(usual, sent[WARMUP])]
-        firsts.append(more[0] if more else 0)
-        around = range(max(1, effective - 2), min(len(sent), effective + 2) + 1)
-        shown = "  ".join(f"{'*' if i == effective else ''}{i}: {sent[i - 1] / 1e6:.2f}" for i in around)
+        least = min(sent[WARMUP:])
+        firsts.add(next((i + 1 for i, n in enumerate(sent) if i >= WARMUP and n > 3 * least), 0))
+        around = range(max(1, there - 2), min(steps, there + 2) + 1)
+        shown = "  ".join(f"{'*' if i == there else ''}{i}: {sent[i - 1] / 1e6:.2f}" for i in around)
         print(f"  {stage.cluster[node].name} sent, MB by step: {shown}")
-    if stage.rate is not None and set(firsts) != {effective}:
-        raise RuntimeError(f"the codec changed at steps {firsts}, announced was {effective}")
-    if len(record.steps) != 30:
-        raise RuntimeError(f"{len(record.steps)} of 30 steps came back")
-    print(f"  changed at step {effective} on every node; all {len(record.steps)} steps done, none lost")
-    return {"system": "gradcomm", "method": f"set-codec {new}", "effective_step": effective, "steps": len(record.steps)}
+    if stage.rate is not None and firsts != {there}:  # loopback's counters cannot tell the nodes apart
+        raise RuntimeError(f"the codec changed at steps {firsts}, announced was {there}")
+    print(f"  changed at step {there} on every node, and back at {back}; all {steps} steps done, none lost")
+    return {"system": "gradcomm", "method": f"set-codec {new}", "effective_step": there, "steps": steps}
+
+
+def set_codec(stage: Stage, job: str, codec: str) -> int:
+    """Asks the first daemon; the step from which it holds everywhere. RuntimeError with what gcctl says otherwise."""
+    print(f"  $ gcctl set-codec --job {job} {codec}", flush=True)
+    argv = [str(TOOLS / "gcctl"), "--address", stage.cluster[0].admin, "--json", "set-codec", "--job", job, codec]
+    answer = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    if answer.returncode:
+        raise RuntimeError(answer.stderr.strip())
+    said = json.loads(answer.stdout)
+    print(f"    {said['message']}")
+    return int(said["effective_step"])
 
 
 def play(args: argparse.Namespace) -> int:
@@ -186,8 +190,8 @@ def play(args: argparse.Namespace) -> int:
     report.plot(stage.long, rows, title, args.plot)
     print(f"\n(d) {title}\n\n{report.table(rows)}\n")
     if stage.unshaped:
-        even = report.break_even(*stage.unshaped)
-        print(report.say_break_even(even))
+        even = report.break_even(stage.timed[0], *stage.unshaped)
+        print(textwrap.fill(report.say_break_even(even), 118))
         steered |= {"break_even_bits_per_second": even.bits_per_second}
     print(f"Picture: {args.plot}\n\n{OWN_MACHINES.format(codec=CODEC)}\n\n{time.monotonic() - began:.0f} s altogether")
     common.write_json(args.json, [*rows, steered])

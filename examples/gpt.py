@@ -92,9 +92,9 @@ class Optimizer:
     """Adafactor for the matrices, plain SGD for the embedding, gradients clipped to norm 1, ten steps of warm-up.
 
     Many characters are rare, so many rows of the embedding's gradient are nearly zero, and what a lossy codec decodes
-    for them is noise that error feedback takes back a step later. SGD adds it up, which cancels it; a method
-    that divides by its recent size would blow it up. For the dense gradients of the matrices, Adafactor's one scale a
-    row and column stands the noise where Adam's scale for each element does not.
+    for them is noise that error feedback takes back a step later. SGD adds it up, which cancels it; a method that
+    divides by its recent size would blow it up. For the dense gradients of the matrices, Adafactor's one scale a row
+    and column stands the noise where Adam's scale for each element does not.
     """
 
     def __init__(self, model: nn.Module, rate: float = 0.01, embedding_rate: float = 0.3, warmup: int = 10) -> None:

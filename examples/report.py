@@ -15,43 +15,47 @@ from examples.runs import WINDOW, Record
 
 @dataclass(frozen=True, slots=True)
 class BreakEven:
-    """Where gradcomm stops helping, and the numbers behind it: seconds a step unshaped, bytes sent a step."""
+    """Where compression stops helping, and the numbers behind it: seconds and bytes sent a step."""
 
-    bits_per_second: float | None  # None: it was faster even on unshaped links
-    plain_seconds: float
+    bits_per_second: float | None  # None: its cost was too small to be seen
+    compute_seconds: float
     gradcomm_seconds: float
     plain_bytes: float
     gradcomm_bytes: float
 
 
-def break_even(plain: Record, gradcomm: Record) -> BreakEven:
-    """The bandwidth at which both need the same time, from one run each on links that were not shaped.
+def break_even(plain: Record, compute: Record, gradcomm: Record) -> BreakEven:
+    """The bandwidth above which compression takes longer than it saves.
 
-    A step takes T(B) = T + 8 V / B on links of B bit/s, where V are the bytes each node sends and T is what is left on
-    an infinitely fast link: the computation, and what averaging costs the processor. Compression makes V smaller and
-    T larger. Setting both equal,
+    plain: any run that sends uncompressed gradients, for its bytes V_plain. compute: a run that communicates nothing,
+    C seconds a step. gradcomm: a compressed run on links that were not shaped, T seconds a step; T - C is what
+    compressing, copying and waking up cost the processor when the link costs nothing. On links of B bit/s a compressed
+    step takes T + 8 V_gradcomm / B, and no uncompressed one can take less than C + 8 V_plain / B. Setting both equal,
 
-        B = 8 (V_plain - V_gradcomm) / (T_gradcomm - T_plain).
+        B = 8 (V_plain - V_gradcomm) / (T - C).
 
-    Above B the link is fast enough that the processor's time for compression is not won back. The formula hides
-    nothing behind computation, neither for gloo nor for gradcomm: this model's gradients come in one piece at the end.
+    Above B compression cannot win. The rival is ideal (its averaging costs no processor time, which gloo's does), and
+    neither side is credited with hiding communication behind computation: this model's gradients come nearly in one
+    piece at the end. With cores to spare beside the training process, T - C is smaller and B higher.
     """
-    t0, t1 = plain.step_seconds(), gradcomm.step_seconds()
-    v0, v1 = plain.step_bytes(), gradcomm.step_bytes()
-    bits = 8 * (v0 - v1) / (t1 - t0) if t1 > t0 else None
-    return BreakEven(bits, t0, t1, v0, v1)
+    compute_seconds, seconds = compute.step_seconds(), gradcomm.step_seconds()
+    plain_bytes, sent = plain.step_bytes(), gradcomm.step_bytes()
+    bits = 8 * (plain_bytes - sent) / (seconds - compute_seconds) if seconds > compute_seconds else None
+    return BreakEven(bits, compute_seconds, seconds, plain_bytes, sent)
 
 
 def say_break_even(b: BreakEven) -> str:
     """The same in a sentence or two."""
     base = (
-        f"On unshaped links a step takes {common.show_seconds(b.plain_seconds)} with gloo and "
-        f"{common.show_seconds(b.gradcomm_seconds)} with compression, which sends {b.plain_bytes / 1e6:.1f} and "
-        f"{b.gradcomm_bytes / 1e6:.2f} MB."
+        f"Computing alone takes {common.show_seconds(b.compute_seconds)} a step, with compression on unshaped links "
+        f"{common.show_seconds(b.gradcomm_seconds)}; it sends {b.gradcomm_bytes / 1e6:.2f} MB instead of "
+        f"{b.plain_bytes / 1e6:.1f}."
     )
     if b.bits_per_second is None:
-        return f"{base} Compression was faster even there: no bandwidth found above which it stops helping this model."
-    return f"{base} So for this model it stops helping above about {show_rate(b.bits_per_second)}."
+        return f"{base} Its cost is too small to be seen here, so no bandwidth above which it stops helping was found."
+    return (
+        f"{base} So for this model on this machine gradcomm stops helping above about {show_rate(b.bits_per_second)}."
+    )
 
 
 def show_rate(bits: float) -> str:

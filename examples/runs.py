@@ -168,6 +168,7 @@ class Run:
                 "MASTER_ADDR": self.hosts[0].address,
                 "MASTER_PORT": str(port),
                 "OMP_NUM_THREADS": "1",
+                "TORCHINDUCTOR_CACHE_DIR": str(self.folder / "inductor"),  # or torch leaves one in /tmp
             }
             with self._output(host.index).open("wb") as output:
                 log = ["--log", str(self._log(host.index))]

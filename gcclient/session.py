@@ -352,7 +352,7 @@ class Session:
             return domain.take_up(section.index)
 
     def _announce(self, domain: Domain, section: Section) -> None:
-        message = DeclareSection(domain.id, section)
+        message = DeclareSection(domain.id, section, domain.step + 1)
         with self.daemon.control.sending:
             domain.sections.append(message)
             if self._attached:

@@ -11,7 +11,6 @@ where ZeroMQ needs two.
 from __future__ import annotations
 
 import array
-import select
 import socket
 import struct
 from collections.abc import Callable, Sequence
@@ -85,13 +84,6 @@ class Channel(Generic[T]):
             else:
                 # descriptors went with the first byte
                 self._outgoing[0] = (data[sent:], ())
-
-    def send_all(self, message: Message) -> None:
-        """Send and wait until it is written (for workers, whose doorbells are small)."""
-        self.send(message)
-        while self._outgoing:
-            select.select([], [self._sock], [])
-            self.flush()
 
     # ----------------------------------------------------------------------------------- receiving
     def receive(self) -> list[tuple[T, list[int]]]:

@@ -71,10 +71,14 @@ class Refuse(Message, frozen=True, tag="refuse"):
 
 
 class Beat(Message, frozen=True, tag="beat"):
-    """Highest sequence sent on the link; on the control link also each domain's last closed step."""
+    """Highest sequence sent on the link; on the control link also each domain's last closed step.
+
+    ``credits``: (job, domain, contribution bytes from the receiver that the sender is done with).
+    """
 
     highest: int
     closed: tuple[tuple[bytes, int, int, int], ...] = ()
+    credits: tuple[tuple[bytes, int, int], ...] = ()
 
 
 class Nack(Message, frozen=True, tag="nack"):
@@ -126,12 +130,13 @@ class DeclareDomain(Message, frozen=True, tag="domain"):
 
 
 class SectionOffer(Message, frozen=True, tag="offer"):
-    """A member's local ranks declared section ``index`` of a domain; equal digests make it agreed."""
+    """A member's local ranks declared section ``index`` of a domain before its ``step``; equal digests agree."""
 
     job: bytes
     domain: int
     index: int
     digest: int
+    step: int = 0
 
 
 class SectionList(Message, frozen=True, tag="list"):
@@ -196,12 +201,14 @@ class JobLeft(Message, frozen=True, tag="left"):
     """All workers of a job on this node have left; without ``job``: gathering ``nonce`` was given up.
 
     Members forget a job together, when all have said this: what one has retained another may still ask for.
-    With ``job``, ``nonce`` 1 marks the answer of a node that has forgotten it already.
+    With ``job``, ``nonce`` 1 marks the answer of a node that has forgotten it already, and ``steps`` are (domain, last
+    step settled there): what a peer still waits for up to that step will come, later steps will not.
     """
 
     label: str
     job: bytes
     nonce: int = 0
+    steps: tuple[tuple[int, int], ...] = ()
 
 
 Control = (
@@ -263,10 +270,11 @@ class IAm(Message, frozen=True, tag="iam"):
 
 
 class DeclareSection(Message, frozen=True, tag="section"):
-    """The next section of a domain, as this rank sees it."""
+    """The next section of a domain, as this rank sees it; ``step`` is the one it is declared for (0: unknown)."""
 
     domain: int
     section: Section
+    step: int = 0
 
 
 class SectionAgreed(Message, frozen=True, tag="agreed"):

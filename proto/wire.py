@@ -97,9 +97,9 @@ class Header:
     ``key`` is the byte address of the partition in its domain's flat address space; ``sender`` is
     :func:`node_id` of the sending node's name; ``incarnation`` is the sending process's life and
     ``to_incarnation`` the receiver's life it is meant for (0: any). ``ack`` is the highest link sequence
-    below which the sender has received everything, ``credit`` the total of contribution payload bytes
-    from the receiver that the sender has accumulated in this pair of lives. ``proposal`` is the newest
-    plan version known to all contributors (§ plans in docs/wire.md).
+    up to which the sender has received everything, ``credit`` the total of contribution payload bytes of
+    ``job`` and ``domain`` from the receiver that the sender is done with, in this pair of lives.
+    ``proposal`` is the newest plan version known to all contributors (§ plans in docs/wire.md).
     """
 
     type: FrameType

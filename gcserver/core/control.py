@@ -517,7 +517,7 @@ class ControlMachine:
             if join is not None and join.nonce <= m.nonce:
                 del self.joins[m.label][node]
         elif (job := self.jobs.get(m.job)) is not None:
-            job.left.add(node)
+            job.on_left(node, m.steps)
         elif m.nonce != ANSWER:
             # It came back after we had heard from everyone and forgot the job.
             self._send(node, JobLeft(m.label, m.job, ANSWER))
@@ -623,7 +623,7 @@ class ControlMachine:
             if job.ended is None:
                 self._check_leases(job, now)
             if job.ended is None:
-                self.out.extend(job.check_deadline(now))
+                self.out.extend(job.check_order() or job.check_deadline(now, 2 * self.config.quiet_after))
             self._check_workers(job, now)
         for g in list(self.gatherings.values()):
             self._check_gathering(g, now)

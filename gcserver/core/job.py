@@ -86,6 +86,9 @@ class ControlDomain:
     declared: dict[int, dict[int, Section]] = field(default_factory=dict)
     offers: dict[int, dict[str, int]] = field(default_factory=dict)
     offered: set[int] = field(default_factory=set)
+    #: the step a section was declared for, by local rank and by node
+    declared_for: dict[int, dict[int, int]] = field(default_factory=dict)
+    offered_for: dict[int, dict[str, int]] = field(default_factory=dict)
     settled: int = 0
     voids: list[int] = field(default_factory=list)
     switches: list[tuple[int, int]] = field(default_factory=lambda: [(0, 0)])
@@ -116,8 +119,8 @@ class Job:
     requests: dict[int, int] = field(default_factory=dict)
     wishes: dict[int, PlanRequest] = field(default_factory=dict)
     ended: Fault | None = None
-    #: nodes whose workers have all left; the job is over here when all members are in it
-    left: set[str] = field(default_factory=set)
+    #: nodes whose workers have all left -> {domain: last step settled there}; over when all members are in it
+    left: dict[str, dict[int, int]] = field(default_factory=dict)
     outgoing: list[tuple[str, messages.Control]] = field(default_factory=list)
 
     @property
@@ -146,9 +149,19 @@ class Job:
         self.workers.pop(rank, None)
         self.away_since.pop(rank, None)
         if not self.workers and self.ended is None:
-            self.left.add(self.node)
-            self.tell_members(JobLeft(self.record.label, self.id))
+            self.left[self.node] = {}
+            self.tell_members(self._leaving())
         return [self.save()]
+
+    def _leaving(self) -> JobLeft:
+        steps = tuple((key, domain.settled) for key, domain in self.domains.items())
+        return JobLeft(self.record.label, self.id, steps=steps)
+
+    def on_left(self, node: str, steps: tuple[tuple[int, int], ...]) -> None:
+        """All workers of a member have left; said again when a last step settles there after that."""
+        known = self.left.setdefault(node, {})
+        for key, step in steps:
+            known[key] = max(step, known.get(key, 0))
 
     def worker_back(self, rank: int, connection: Connection) -> None:
         """A worker is (again) there."""
@@ -179,14 +192,14 @@ class Job:
             domain.voids = list(ledger.voids)
             domain.switches = list(ledger.switches)
         if not memory.ranks:
-            self.left.add(self.node)
+            self.left[self.node] = {}
 
     def resend(self, node: str) -> None:
         """A peer is a new process: say everything again that it may not know."""
         if node not in self.others:
             return
         if self.node in self.left:
-            self.tell_members(JobLeft(self.record.label, self.id), node)
+            self.tell_members(self._leaving(), node)
         self.tell_members(self.record, node)
         for domain in self.domains.values():
             for index in domain.offered:
@@ -304,6 +317,7 @@ class Job:
             if theirs != section:
                 return self._differs(section, theirs, f"rank {rank}", f"rank {other}")
         declared[rank] = section
+        domain.declared_for.setdefault(index, {})[rank] = message.step
         if len(declared) < len(domain.ranks):
             return []
         domain.offered.add(index)
@@ -324,7 +338,8 @@ class Job:
         section = self._own(domain, index)
         if section is not None:
             digest = declaration_digest(domain.declared_as, section)
-            self.tell_members(SectionOffer(self.id, domain.declared_as.domain, index, digest), node)
+            step = min(domain.declared_for.get(index, {}).values(), default=0)
+            self.tell_members(SectionOffer(self.id, domain.declared_as.domain, index, digest, step), node)
 
     def _own(self, domain: ControlDomain, index: int) -> Section | None:
         if index < len(domain.sections):
@@ -340,6 +355,7 @@ class Job:
             early.append((node, offer))
             return []
         domain.offers.setdefault(offer.index, {})[node] = offer.digest
+        domain.offered_for.setdefault(offer.index, {})[node] = offer.step
         if offer.index < len(domain.sections):
             domain.offered.add(offer.index)
         return self._agree(domain, offer.index)
@@ -362,6 +378,8 @@ class Job:
         domain.sections.append(mine)
         domain.declared.pop(index, None)
         domain.offers.pop(index, None)
+        domain.declared_for.pop(index, None)
+        domain.offered_for.pop(index, None)
         out: list[ControlEffect] = [
             self.save(),
             ToLane(OpenSection(domain.config.id, mine)),
@@ -402,6 +420,8 @@ class Job:
         before = domain.switches[-1][1]
         plan = max(before, *(r.proposal for r in reports))
         domain.settled = step
+        if self.node in self.left:
+            self.tell_members(self._leaving())
         if void:
             domain.voids = [*domain.voids[-1023:], step]
         if plan != before:
@@ -549,9 +569,68 @@ class Job:
         else:
             domain.waiting.pop(lane, None)
 
-    def check_deadline(self, now: float) -> list[ControlEffect]:
+    def _departed(self, domain: ControlDomain, report: ReportWaiting) -> tuple[str, ...]:
+        """Those the report waits for (nodes, "local rank i") whose workers left before that step: it is in vain.
+
+        What a node finished before it left is still sent again from there when it was lost on the way.
+        """
+        key = domain.declared_as.domain
+        local = {f"local rank {i}": r for i, r in enumerate(domain.ranks)}
+        return tuple(
+            m
+            for m in report.missing
+            if (m in self.left and self.left[m].get(key, 0) < report.step)
+            or (m in local and local[m] not in self.workers)
+        )
+
+    def check_order(self) -> list[ControlEffect]:
+        """A rank that declares a new tensor for a step in which others push known ones waits in vain."""
+        for domain in self.domains.values():
+            label = domain.config.label
+            for index, nodes in domain.offered_for.items():
+                if index < len(domain.sections) or domain.declared.get(index):
+                    continue
+                for node, step in nodes.items():
+                    if step in domain.closed:
+                        return self._disorder(
+                            domain,
+                            step,
+                            f"{node} declares a new tensor of {label} for step {step}, "
+                            f"in which {self.node} pushes others",
+                        )
+            for report in domain.waiting.values():
+                for ranks in domain.declared_for.values():
+                    for rank, step in ranks.items():
+                        absent = f"local rank {domain.ranks.index(rank)}" in report.missing
+                        if step == report.step and absent and len(ranks) < len(domain.ranks):
+                            return self._disorder(
+                                domain,
+                                step,
+                                f"rank {rank} declares a new tensor of {label} for step "
+                                f"{step}, in which other ranks on {self.node} push others",
+                            )
+        return []
+
+    def _disorder(self, domain: ControlDomain, step: int, message: str) -> list[ControlEffect]:
+        return self.fault("TensorMismatch", message, domain=domain.config.domain, step=step, phase="declare")
+
+    def check_deadline(self, now: float, patience: float) -> list[ControlEffect]:
+        """End the job if a step waits longer than the deadline, or ``patience`` seconds for somebody who left."""
         for key, domain in self.domains.items():
             for report in domain.waiting.values():
+                departed = self._departed(domain, report) if now - report.since > patience else ()
+                if departed:
+                    return self.fault(
+                        "WorkerLost",
+                        f"{', '.join(departed)} left the job while step {report.step} of {domain.config.label} "
+                        "waited for it",
+                        domain=key,
+                        step=report.step,
+                        phase=report.phase,
+                        missing=departed,
+                        elapsed=now - report.since,
+                        advice="let every rank make the same number of steps before shutdown()",
+                    )
                 if now - report.since > self.record.deadline:
                     return self.fault(
                         "StepTimeout",

@@ -179,7 +179,7 @@ class LaneMachine:
         elif not link.accept(h, self.out.append):
             self._drop(e, known=False)
         elif h.type is FrameType.FILLER:
-            self.out.extend(link.take(h.aux))
+            self.out.extend(link.take((h.job, h.domain), h.aux))
         elif h.type is FrameType.DATA:
             self._on_data(e, now)
         else:
@@ -191,7 +191,8 @@ class LaneMachine:
         if e.handle is not None:
             self.out.append(Release(e.handle))
         if known and e.header.phase is Phase.CONTRIBUTION:
-            self._take(e.header.sender, e.header.payload_bytes, e.header.incarnation)
+            domain = (e.header.job, e.header.domain)
+            self._take(domain, e.header.sender, e.header.payload_bytes, e.header.incarnation)
 
     def _on_data(self, e: FrameReceived, now: float) -> None:
         h = e.header
@@ -243,7 +244,7 @@ class LaneMachine:
         self.out.append(Count("frames_unusable", link.peer))
         if link.accept(e.header, self.out.append):
             if e.header.phase is Phase.CONTRIBUTION:
-                self.out.extend(link.take(e.header.payload_bytes))
+                self.out.extend(link.take((e.header.job, e.header.domain), e.header.payload_bytes))
             self._fault_peer(link, e.header, "CorruptFrame", f"a payload from {link.name} does not decode: {e.reason}")
 
     def _fault_peer(self, link: Link, h: Header | None, kind: str, message: str) -> None:
@@ -269,7 +270,7 @@ class LaneMachine:
         outward = Outward(
             send=lambda peer, h, handle, wanted: self._send(peer, h, handle, wanted),
             queue=lambda peer, step, key: self._queue(c.id, peer, step, key),
-            take=self._take,
+            take=lambda peer, nbytes, life: self._take(c.id, peer, nbytes, life),
         )
         domain = Domain(
             c, outward, self.config.hello.lane, self.config.incarnation, book, {p.version: p for p in e.plans}
@@ -296,27 +297,31 @@ class LaneMachine:
     def _queue(self, domain: DomainKey, peer: int, step: int, key: int) -> None:
         self.outboxes[peer].add(domain, step, key)
 
-    def _take(self, peer: int, nbytes: int, life: int) -> None:
+    def _take(self, domain: DomainKey, peer: int, nbytes: int, life: int) -> None:
         """Credit goes back to the life that spent it; a newer one started from zero."""
         link = self.links.get(peer)
-        if link is not None and link.theirs == life:
-            self.out.extend(link.take(nbytes))
+        if link is not None and link.theirs == life and domain[0] not in self.ended:
+            self.out.extend(link.take(domain, nbytes))
 
     def _pump(self) -> None:
         """Send waiting contributions as far as credit allows."""
         for peer, outbox in self.outboxes.items():
+            if not outbox.heaps:
+                continue
             link = self.links[peer]
-            while link.up and (head := outbox.peek()) is not None:
+            blocked: set[DomainKey] = set()
+            while link.up and (head := outbox.peek(blocked)) is not None:
                 key, step, block = head
                 domain = self.domains.get(key)
                 frame = domain.contribution(step, block) if domain is not None else None
                 if frame is None:
-                    outbox.pop()
+                    outbox.pop(key)
                     continue
                 header, handle, wanted = frame
-                if not link.may_spend(header.payload_bytes):
-                    break
-                outbox.pop()
+                if not link.may_spend(key, header.payload_bytes):
+                    blocked.add(key)
+                    continue
+                outbox.pop(key)
                 self.out.append(link.send(header, handle, wanted=wanted))
 
     def _on_section(self, e: SectionOpened, now: float) -> None:
@@ -340,6 +345,8 @@ class LaneMachine:
         for _, frame in self.early.pop(e.domain, []):
             self._drop(frame)
         self.early_pushes.pop(e.domain, None)
+        for link in self.links.values():
+            link.forget(e.domain)
 
     def _on_plan(self, e: PlanKnown, now: float) -> None:
         if (domain := self.domains.get(e.domain)) is not None:

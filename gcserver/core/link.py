@@ -15,7 +15,8 @@ process that comes back knows nothing of what it had sent. So:
   each later heartbeat that still shows it. There are no blind timers.
 * A frame whose content is no longer wanted (its round is complete) is sent again as an empty FILLER.
 * A contribution costs credit, which returns when the receiver is done with the payload. The total returned
-  so far travels in every header: saying it twice changes nothing.
+  so far travels in headers and heartbeats: saying it twice changes nothing. Every domain has credit of its own:
+  what waits at a receiver for one domain's turn must not hold up another, whose turn may be what it waits for.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ from itertools import islice
 from gcproto import messages, wire
 from gcproto.wire import Flag, FrameType, Header, Phase
 from gcserver.core.effects import Count, Reconnect, ReportLink, Send
-from gcserver.core.events import Handle
+from gcserver.core.events import DomainKey, Handle
 
-#: Credit of one sender towards one receiver, bytes of contribution payload.
+#: Credit of one sender towards one receiver in one domain, bytes of contribution payload.
 DEFAULT_CREDIT = 32 << 20
 #: A receiver that has returned this share of the credit without saying so says so at once.
 CREDIT_NOTICE = 4
@@ -86,11 +87,11 @@ class Link:
     damaged: dict[int, int] = field(default_factory=dict)
     #: frames with damaged headers since the last good frame
     blind: int = 0
-    #: contribution bytes: sent on this link, returned by the peer, taken from the peer, last said so
-    spent: int = 0
-    returned: int = 0
-    taken: int = 0
-    told: int = 0
+    #: contribution bytes by domain: sent on this link, returned by the peer, taken from the peer, not said so yet
+    spent: dict[DomainKey, int] = field(default_factory=dict)
+    returned: dict[DomainKey, int] = field(default_factory=dict)
+    taken: dict[DomainKey, int] = field(default_factory=dict)
+    untold: dict[DomainKey, int] = field(default_factory=dict)
 
     @property
     def up(self) -> bool:
@@ -104,11 +105,9 @@ class Link:
             incarnation=self.incarnation,
             to_incarnation=self.theirs,
             ack=self.received,
-            credit=self.taken,
             payload_bytes=len(body),
             payload_digest=wire.digest(body),
         )
-        self.told = self.taken
         return Send(self.peer, header, body=body)
 
     def hello(self, message: messages.Hello) -> Send:
@@ -118,33 +117,45 @@ class Link:
         return self._unnumbered(FrameType.REFUSE, messages.encode(messages.Refuse(reason)))
 
     def heartbeat(self, closed: tuple[tuple[bytes, int, int, int], ...] = ()) -> Send:
-        return self._unnumbered(FrameType.HEARTBEAT, messages.encode(messages.Beat(self.next_seq - 1, closed)))
+        self.untold.clear()
+        credits = tuple((job, domain, total) for (job, domain), total in self.taken.items())
+        return self._unnumbered(FrameType.HEARTBEAT, messages.encode(messages.Beat(self.next_seq - 1, closed, credits)))
 
     def send(
         self, header: Header, handle: Handle | None = None, body: bytes = b"", wanted: Callable[[], bool] = _always
     ) -> Send:
         """Number a frame and remember it until acknowledged. Contributions spend credit."""
+        domain = (header.job, header.domain)
         if header.phase is Phase.CONTRIBUTION:
-            self.spent += header.payload_bytes
-        header = header.on_link(
-            link_seq=self.next_seq, ack=self.received, credit=self.taken, to_incarnation=self.theirs
-        )
-        self.told = self.taken
+            self.spent[domain] = self.spent.get(domain, 0) + header.payload_bytes
+        credit = self.taken.get(domain, 0)
+        self.untold.pop(domain, None)
+        header = header.on_link(link_seq=self.next_seq, ack=self.received, credit=credit, to_incarnation=self.theirs)
         self.unacked[self.next_seq] = Sent(header, handle, body, wanted)
         self.next_seq += 1
         return Send(self.peer, header, handle, body)
 
-    def may_spend(self, nbytes: int) -> bool:
+    def outstanding(self, domain: DomainKey) -> int:
+        """Contribution bytes of a domain that were sent and have not come back."""
+        return self.spent.get(domain, 0) - self.returned.get(domain, 0)
+
+    def may_spend(self, domain: DomainKey, nbytes: int) -> bool:
         """Whether a contribution of ``nbytes`` fits the credit; one frame always may when nothing is out."""
-        out = self.spent - self.returned
+        out = self.outstanding(domain)
         return out == 0 or out + nbytes <= self.credit
 
-    def take(self, nbytes: int) -> list[LinkEffect]:
+    def take(self, domain: DomainKey, nbytes: int) -> list[LinkEffect]:
         """A contribution payload of the peer was used or dropped: its credit goes back."""
-        self.taken += nbytes
-        if self.up and (self.taken - self.told) * CREDIT_NOTICE >= self.credit:
+        self.taken[domain] = self.taken.get(domain, 0) + nbytes
+        self.untold[domain] = self.untold.get(domain, 0) + nbytes
+        if self.up and self.untold[domain] * CREDIT_NOTICE >= self.credit:
             return [self.heartbeat()]
         return []
+
+    def forget(self, domain: DomainKey) -> None:
+        """The domain is closed here: whoever still spends in it gets nothing back, and needs nothing."""
+        for book in (self.spent, self.returned, self.taken, self.untold):
+            book.pop(domain, None)
 
     def _resend(self, seqs: list[int]) -> list[LinkEffect]:
         out: list[LinkEffect] = []
@@ -153,9 +164,8 @@ class Link:
             if sent is None:
                 continue
             if sent.wanted():
-                again = replace(
-                    sent.header, flags=sent.header.flags | Flag.RESENT, ack=self.received, credit=self.taken
-                )
+                credit = self.taken.get((sent.header.job, sent.header.domain), 0)
+                again = replace(sent.header, flags=sent.header.flags | Flag.RESENT, ack=self.received, credit=credit)
                 out.append(Send(self.peer, again, sent.handle, sent.body))
                 out.append(Count("frames_resent", self.peer))
             else:
@@ -171,12 +181,14 @@ class Link:
             lost = instead_of.aux
         return Header(
             FrameType.FILLER,
+            job=instead_of.job,
+            domain=instead_of.domain,
             sender=self.node,
             incarnation=self.incarnation,
             to_incarnation=self.theirs,
             link_seq=seq,
             ack=self.received,
-            credit=self.taken,
+            credit=self.taken.get((instead_of.job, instead_of.domain), 0),
             aux=lost,
         )
 
@@ -208,7 +220,8 @@ class Link:
         self.ahead.clear()
         self.damaged.clear()
         self.blind = 0
-        self.spent = self.returned = self.taken = self.told = 0
+        for book in (self.spent, self.returned, self.taken, self.untold):
+            book.clear()
         out: list[LinkEffect] = [] if first else [Reconnect(self.peer)]
         out.append(ReportLink(self.peer, "up"))
         return out
@@ -237,12 +250,18 @@ class Link:
         return True
 
     def _acknowledge(self, h: Header) -> None:
-        if h.credit > self.returned:
-            self.returned = min(h.credit, self.spent)
+        if h.credit:
+            self._returned((h.job, h.domain), h.credit)
         if not self.unacked or h.ack < next(iter(self.unacked)):
             return
         for seq in [s for s in self.unacked if s <= h.ack]:
             del self.unacked[seq]
+
+    def _returned(self, domain: DomainKey, total: int) -> None:
+        """The peer says how much it is done with: never less than before, never more than was spent."""
+        spent = self.spent.get(domain, 0)
+        if spent and total > self.returned.get(domain, 0):
+            self.returned[domain] = min(total, spent)
 
     def accept(self, h: Header, out: Sink) -> bool:
         """Number bookkeeping of a fresh sequenced frame; False if it came before. Asks for what is missing."""
@@ -267,6 +286,8 @@ class Link:
 
     def on_beat(self, h: Header, body: bytes, out: Sink) -> messages.Beat:
         beat = _beat(body)
+        for job, domain, total in beat.credits:
+            self._returned((job, domain), total)
         self.highest = max(self.highest, min(beat.highest, self.highest + MAX_AHEAD))
         for effect in self.nack():
             out(effect)

@@ -2,13 +2,15 @@
 
 What may live here: the order in which waiting contributions leave. What may not: links, rounds.
 
-Earlier steps first; within a step the highest address first: a model is laid out in the order backward
-produces gradients, so the highest addresses belong to the layers the next forward pass needs first.
+Every domain has credit of its own, so one without does not hold up the others. Earlier steps first; within a
+step the highest address first: a model is laid out in the order backward produces gradients, so the highest
+addresses belong to the layers the next forward pass needs first.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from gcserver.core.events import DomainKey
@@ -18,19 +20,23 @@ from gcserver.core.events import DomainKey
 class Outbox:
     """Waiting contributions towards one peer."""
 
-    heap: list[tuple[int, int, DomainKey]] = field(default_factory=list)
+    heaps: dict[DomainKey, list[tuple[int, int]]] = field(default_factory=dict)
 
     def add(self, domain: DomainKey, step: int, key: int) -> None:
-        heapq.heappush(self.heap, (step, -key, domain))
+        heapq.heappush(self.heaps.setdefault(domain, []), (step, -key))
 
-    def peek(self) -> tuple[DomainKey, int, int] | None:
-        if not self.heap:
-            return None
-        step, negative, domain = self.heap[0]
-        return domain, step, -negative
+    def peek(self, blocked: Collection[DomainKey] = ()) -> tuple[DomainKey, int, int] | None:
+        """(domain, step, key) of what leaves next, passing over domains that have no credit left."""
+        heads = ((*heap[0], domain) for domain, heap in self.heaps.items() if domain not in blocked)
+        step, negative, head = min(heads, default=(0, 0, None))
+        return None if head is None else (head, step, -negative)
 
-    def pop(self) -> None:
-        heapq.heappop(self.heap)
+    def pop(self, domain: DomainKey) -> None:
+        """What left is no longer waiting."""
+        heap = self.heaps[domain]
+        heapq.heappop(heap)
+        if not heap:
+            del self.heaps[domain]
 
     def clear(self) -> None:
-        self.heap.clear()
+        self.heaps.clear()

@@ -237,7 +237,8 @@ class LaneProcess:
 
     def _open_domain(self, e: ev.DomainOpened) -> None:
         c = e.config
-        if c.id in self.executor.domains:
+        if c.id in self.executor.domains or not self._job_directory(c.job).exists():
+            # Known already; or the job is gone, and its end is on the way.
             return
         hello = self.setup.hello
         memory = DomainMemory(c, hello.lanes, hello.lane, self._job_directory(c.job))

@@ -15,6 +15,7 @@ processes, ``run("...:several", functions=[...])`` runs them all and :func:`part
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import json
 import os
@@ -25,6 +26,7 @@ import socket
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -58,8 +60,6 @@ def free_ports(count: int) -> int:
 
 
 def _ends_with_parent() -> None:
-    import ctypes
-
     pr_set_pdeathsig = 1
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
 
@@ -351,8 +351,6 @@ def mark(text: str) -> None:
 
 def several(functions: Sequence[tuple[str, dict[str, Any]]]) -> list[dict[str, Any]]:
     """In a worker: call each ``("module:function", arguments)`` in turn, whatever becomes of the ones before."""
-    import traceback
-
     found = []
     for number, (function, args) in enumerate(functions):
         os.environ["GC_JOB"] = f"{os.environ['GC_TEST_JOB']}.{number}"

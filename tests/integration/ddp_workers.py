@@ -71,7 +71,7 @@ def _train(
         if not step:
             first = _flat(model, grads=True).clone()
         optimizer.step()
-        losses.append(float(loss))
+        losses.append(loss.item())
         if tell:
             mark(f"{tell} {step}")
     return model, losses, first
@@ -193,7 +193,7 @@ def branches() -> dict[str, Any]:
 
 
 def groups() -> dict[str, Any]:
-    """Two data-parallel groups of two ranks each, at once; each averages only its own."""
+    """Two data-parallel groups of two ranks each, at once; each averages only its own. One may be on one node."""
     rank = _start()
     mine = [dist.new_group([0, 2]), dist.new_group([1, 3])][rank % 2]
     model = DistributedDataParallel(nn.Linear(4, 3), process_group=mine)

@@ -1,4 +1,7 @@
-"""A training script as torchrun starts it: no process group, no arguments. Writes what it found to $GC_TEST_OUT.<rank>."""
+"""A training script as torchrun starts it: no process group, no arguments.
+
+It writes what it found to $GC_TEST_OUT.<rank>; nothing else belongs here.
+"""
 
 from __future__ import annotations
 

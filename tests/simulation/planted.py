@@ -107,7 +107,7 @@ def flip_before_settle(original: Any) -> Any:
 
 @plant(Link, "take")
 def credit_returned_twice(original: Any) -> Any:
-    return lambda self, nbytes: original(self, 2 * nbytes)
+    return lambda self, domain, nbytes: original(self, domain, 2 * nbytes)
 
 
 @plant(Partition, "restored", "crash_lane", "crash_node")

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
-from tests.simulation.faults import strike
+from tests.simulation.faults import KINDS, strike
 from tests.simulation.planted import PLANTED, planted
 from tests.simulation.shape import draw
 from tests.simulation.world import World
@@ -38,9 +38,10 @@ class Outcome:
     error: str
 
 
-def command(seed: int) -> str:
-    """The one command that replays a seed."""
-    return f"python -m tests.simulation.run --seed {seed} --trace"
+def command(seed: int, only: tuple[str, ...] = ()) -> str:
+    """The one command that replays a seed; ``only``: with many faults of these kinds."""
+    faults = f" --faults {','.join(only)}" if only else ""
+    return f"python -m tests.simulation.run --seed {seed}{faults} --trace"
 
 
 def play(seed: int, only: tuple[str, ...] = (), trace: bool = False) -> Outcome:
@@ -82,10 +83,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--seed", type=int, help="only this one")
     parser.add_argument("--trace", action="store_true", help="print every event and effect (with --seed)")
+    parser.add_argument("--faults", default="", help=f"many of these (with --seed): {', '.join(KINDS)}")
     parser.add_argument("--planted", choices=sorted(PLANTED), help="with this fault planted in the core (with --seed)")
     args = parser.parse_args(argv)
     if args.seed is not None:
-        return _one(args.seed, args.trace, args.planted)
+        return _one(args.seed, tuple(filter(None, args.faults.split(","))), args.trace, args.planted)
     began = time.monotonic()
     done = events = steps = struck = fatal = 0
     bad: list[Outcome] = []
@@ -106,12 +108,12 @@ def main(argv: list[str] | None = None) -> int:
     return 1 if bad else 0
 
 
-def _one(seed: int, trace: bool, fault: str | None) -> int:
+def _one(seed: int, only: tuple[str, ...], trace: bool, fault: str | None) -> int:
     if fault is None:
-        outcome = play(seed, (), trace)
+        outcome = play(seed, only, trace)
     else:
         with planted(fault):
-            outcome = play(seed, PLANTED[fault][3], trace)
+            outcome = play(seed, only or PLANTED[fault][3], trace)
     print(
         outcome.error or f"seed {seed}: every guarantee held over {outcome.events} events and {outcome.faults} faults"
     )

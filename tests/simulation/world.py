@@ -180,8 +180,9 @@ class World:
                 self.at(self.now + 0.05 + 0.5 * self.random.random(), node.start)
             return
         assert isinstance(p, LaneProcess)
-        for worker in list(p.attached.values()):
-            self.at(self.now + 0.001, worker.lane_died, p)
+        for worker in self.workers:
+            if worker.node is node and not worker.over:
+                self.at(self.now + 0.001, worker.lane_died, p)
         supervisor = node.supervisor
         if supervisor is not None and supervisor.lanes_up.get(p.lane) is p:
             del supervisor.lanes_up[p.lane]

@@ -28,9 +28,7 @@ def buf(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def lint(buf: Path, folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [str(buf), "lint", str(folder)], capture_output=True, text=True, timeout=60, check=False
-    )
+    return subprocess.run([str(buf), "lint", str(folder)], capture_output=True, text=True, timeout=60, check=False)
 
 
 def test_admin_proto_is_clean(buf: Path, tmp_path: Path) -> None:

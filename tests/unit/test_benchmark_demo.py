@@ -69,16 +69,15 @@ def test_figures_of_a_run_leave_out_its_first_steps() -> None:
 
 
 def test_break_even_is_where_both_take_the_same_time() -> None:
-    plain, compressed = record("gloo", 0.10, 12_000_000, [1.0] * 6), record("x", 0.12, 400_000, [1.0] * 6)
-    even = report.break_even(plain, compressed)
+    plain, alone = record("gloo", 1.0, 12_000_000, [1.0] * 6), record("off", 0.10, 0, [1.0] * 6)
+    even = report.break_even(plain, alone, record("x", 0.12, 400_000, [1.0] * 6))
     assert even.bits_per_second is not None
-
-    def total(seconds: float, sent: float) -> float:
-        return seconds + 8 * sent / even.bits_per_second  # type: ignore[operator]
-
-    assert total(0.10, 12e6) == pytest.approx(total(0.12, 0.4e6))
+    ideal = 0.10 + 8 * 12e6 / even.bits_per_second
+    assert ideal == pytest.approx(0.12 + 8 * 0.4e6 / even.bits_per_second)
     assert "stops helping above about 4.6 Gbit/s" in report.say_break_even(even)
-    assert report.break_even(compressed, record("y", 0.11, 100, [1.0] * 6)).bits_per_second is None
+    unseen = report.break_even(plain, alone, record("y", 0.09, 100, [1.0] * 6))
+    assert unseen.bits_per_second is None
+    assert "too small to be seen" in report.say_break_even(unseen)
 
 
 def test_the_table_and_the_picture(tmp_path: Path) -> None:

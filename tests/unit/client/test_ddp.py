@@ -13,6 +13,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gcclient
+from gcclient import daemon as daemon_module
+from gcclient import session as session_module
 from gcclient.api import current
 from gcproto import messages
 from gcproto.messages import DeclareDomain, DeclareSection
@@ -120,6 +122,24 @@ def test_a_failure_comes_out_of_backward_and_names_itself(alone: FakeDaemon) -> 
         with pytest.raises(RuntimeError, match=r"b is gone.*look at b"):
             model(torch.ones(1, 3)).sum().backward()
     with pytest.raises(gcclient.PeerLost):
+        gcclient.push_pull(torch.ones(1))
+
+
+def test_a_daemon_that_says_nothing_is_reported_and_ends_the_wait(
+    alone: FakeDaemon, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Who waits is inside torch: the receiver thread speaks for it."""
+    monkeypatch.setattr(session_module, "SAY_EVERY", 0.05)
+    monkeypatch.setattr(session_module, "GRACE", -4.5)  # the job's deadline is 5 s
+    monkeypatch.setattr(daemon_module, "_LOOK_EVERY", 0.05)
+    model = DistributedDataParallel(nn.Linear(3, 2))
+    model.register_comm_hook(gcclient.state(model), gcclient.ddp_hook)
+    alone.silent = True
+    current().daemon.wake()
+    with pytest.raises(RuntimeError, match=r"no result for ddp\.0.*step 1"):
+        model(torch.ones(1, 3)).sum().backward()
+    assert "ddp.0: no result of step 1 since" in caplog.text
+    with pytest.raises(gcclient.StepTimeout):
         gcclient.push_pull(torch.ones(1))
 
 

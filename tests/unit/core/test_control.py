@@ -65,6 +65,82 @@ def hello_from(node: str, incarnation: int, lanes: int = 1, to: int = 0) -> Fram
     return FrameReceived(Header(FrameType.HELLO, sender=sender, incarnation=incarnation, to_incarnation=to), body=body)
 
 
+def control_from_b(message: messages.Message, seq: int) -> FrameReceived:
+    body = messages.encode(message)
+    return FrameReceived(
+        Header(FrameType.CONTROL, sender=B, incarnation=7, to_incarnation=100, link_seq=seq), body=body
+    )
+
+
+def control_sent(effects: list[Any]) -> list[Any]:
+    decode = messages.Decoder[Any](messages.Control)
+    return [decode(e.body) for e in effects if isinstance(e, Send) and e.header.type is FrameType.CONTROL]
+
+
+def formed_with_b() -> tuple[ControlMachine, messages.EpochDecided]:
+    """Nodes a (rank 0) and b (rank 1), the job formed, no domain yet."""
+    m = machine()
+    m.on(PeerAdded(B, "b"), 0.0)
+    m.on(hello_from("b", 7, to=100), 0.0)
+    said(m, 1, register(0, 2))
+    out = m.on(control_from_b(messages.JobJoin("train", 2, messages.MemberInfo("b", "tcp://b:7000", (1,)), 5), 1), 0.0)
+    (arbitrate,) = [e for e in out if isinstance(e, ce.Arbitrate)]
+    out = m.on(ce.EpochWon(arbitrate.record), 0.0)
+    assert control_sent(out) == [arbitrate.record]
+    return m, arbitrate.record
+
+
+def test_members_forget_a_job_together() -> None:
+    """What this node's lanes retained another may still ask for."""
+    m, record = formed_with_b()
+    out = said(m, 1, messages.Unregister())
+    assert control_sent(out) == [messages.JobLeft("train", record.job)]
+    assert record.job in m.jobs and not any(isinstance(e, ce.ForgetJob) for e in out)
+    out = m.on(control_from_b(messages.JobLeft("train", record.job), 2), 0.0)
+    assert ce.ForgetJob(record.job) in out and not m.jobs
+    again = m.on(control_from_b(messages.JobLeft("train", record.job), 3), 0.0)
+    assert control_sent(again) == [messages.JobLeft("train", record.job, 1)], "it came back and asks"
+    assert control_sent(m.on(control_from_b(messages.JobLeft("train", record.job, 1), 4), 0.0)) == []
+
+
+def test_leaving_is_said_again_to_a_peer_that_came_back() -> None:
+    m, record = formed_with_b()
+    said(m, 1, messages.Unregister())
+    out = m.on(hello_from("b", 8, to=100), 1.0)
+    assert messages.JobLeft("train", record.job) in control_sent(out)
+
+
+def test_a_member_that_does_not_know_the_job_says_so() -> None:
+    m, record = formed_with_b()
+    other = machine()
+    other.on(PeerAdded(B, "b"), 0.0)
+    other.on(hello_from("b", 7, to=100), 0.0)
+    (fault,) = control_sent(other.on(control_from_b(record, 1), 0.0))
+    assert fault.kind == "PeerLost" and fault.missing == ("a",) and fault.advice
+    assert told(m.on(control_from_b(fault, 2), 0.0)) == [fault]
+
+
+def test_a_fault_is_passed_on_once() -> None:
+    m, record = formed_with_b()
+    fault = Fault(record.job, "PeerLost", "gone", missing=("c",), advice="start again")
+    assert control_sent(m.on(control_from_b(fault, 2), 0.0)) == [fault]
+    assert control_sent(m.on(control_from_b(fault, 3), 0.0)) == []
+
+
+def test_a_peer_that_is_silent_for_a_lease_ends_the_job() -> None:
+    m, _ = formed_with_b()
+    assert not told(m.on(Tick(), 29.0))
+    (fault,) = told(m.on(Tick(), 31.0))
+    assert fault.kind == "PeerLost" and fault.missing == ("b",) and "lease" in fault.message
+
+
+def test_a_peer_that_lost_its_memory_ends_the_job() -> None:
+    m, _ = formed_with_b()
+    body = messages.encode(messages.Hello("b", "tcp://b:7000", 1, 0, 2, "test"))
+    out = m.on(replace(hello_from("b", 8, to=100), body=body), 1.0)
+    assert [f.kind for f in told(out)] == ["PeerLost"]
+
+
 def test_one_node_forms_a_job_by_itself() -> None:
     m = formed()
     (job,) = m.jobs.values()

@@ -18,6 +18,7 @@ from gcserver.core.effects import Reconnect, ReportLink, Send
 from gcserver.core.link import MAX_AHEAD, MAX_BLIND, MAX_NACK, Link
 
 A, B = wire.node_id("a"), wire.node_id("b")
+D, OTHER = (b"j" * 16, 0), (b"j" * 16, 1)
 HELLO = messages.Hello("a", "tcp://a:1", 1, 0, 1, "test")
 
 
@@ -30,7 +31,13 @@ def pair(credit: int = 1000) -> tuple[Link, Link]:
 
 
 def data(phase: Phase = Phase.AGGREGATE, nbytes: int = 100) -> Header:
-    return Header(FrameType.DATA, phase, sender=A, incarnation=11, payload_bytes=nbytes)
+    return Header(FrameType.DATA, phase, job=D[0], domain=D[1], sender=A, incarnation=11, payload_bytes=nbytes)
+
+
+def hear(link: Link, beat: Send) -> None:
+    """A heartbeat arrives."""
+    assert link.fresh(beat.header, 1.0, HELLO, lambda e: None)
+    link.on_beat(beat.header, beat.body, lambda e: None)
 
 
 def receive(link: Link, sent: Send) -> tuple[bool, list[Any]]:
@@ -105,30 +112,55 @@ def test_a_filler_for_an_aggregate_costs_nothing() -> None:
 def test_credit_is_spent_returned_and_said_in_time() -> None:
     a, b = pair(credit=1000)
     for _ in range(2):
-        assert a.may_spend(500)
+        assert a.may_spend(D, 500)
         receive(b, a.send(data(Phase.CONTRIBUTION, 500)))
-    assert not a.may_spend(1)
-    (notice,) = b.take(500)  # a quarter of the credit and more: said at once
-    assert isinstance(notice, Send) and notice.header.credit == 500
-    a.fresh(notice.header, 1.0, HELLO, lambda e: None)
-    assert a.may_spend(500) and not a.may_spend(501)
-    a.fresh(notice.header, 1.0, HELLO, lambda e: None)  # saying it twice changes nothing
-    assert a.returned == 500
-    assert b.take(100) == []  # little: the next frame says it
+    assert not a.may_spend(D, 1)
+    (notice,) = b.take(D, 500)  # a quarter of the credit and more: said at once
+    assert isinstance(notice, Send)
+    hear(a, notice)
+    assert a.may_spend(D, 500) and not a.may_spend(D, 501)
+    hear(a, notice)  # saying it twice changes nothing
+    assert a.outstanding(D) == 500
+    assert b.take(D, 100) == []  # little: the next frame says it
+    frame = b.send(Header(FrameType.DATA, Phase.AGGREGATE, job=D[0], sender=B, incarnation=22))
+    assert frame.header.credit == 600
+    a.fresh(frame.header, 1.0, HELLO, lambda e: None)
+    assert a.outstanding(D) == 400
+
+
+def test_a_domain_without_credit_does_not_hold_up_another() -> None:
+    a, b = pair(credit=100)
+    a.send(data(Phase.CONTRIBUTION, 100))
+    assert not a.may_spend(D, 1) and a.may_spend(OTHER, 100)
+    b.take(OTHER, 50)
+    hear(a, b.heartbeat())
+    assert a.outstanding(D) == 100 and a.outstanding(OTHER) == 0
+
+
+def test_a_closed_domain_leaves_no_books() -> None:
+    a, b = pair()
+    a.send(data(Phase.CONTRIBUTION, 100))
+    b.take(D, 100)
+    for link in (a, b):
+        link.forget(D)
+        assert not (link.spent or link.returned or link.taken or link.untold)
+    hear(a, b.heartbeat())
+    assert not a.returned
 
 
 def test_a_frame_larger_than_the_credit_goes_alone() -> None:
     a, _ = pair(credit=100)
-    assert a.may_spend(5000)
+    assert a.may_spend(D, 5000)
     a.send(data(Phase.CONTRIBUTION, 5000))
-    assert not a.may_spend(1)
+    assert not a.may_spend(D, 1)
 
 
 def test_more_credit_than_was_spent_is_not_believed() -> None:
     a, b = pair()
     a.send(data(Phase.CONTRIBUTION, 10))
-    a.fresh(replace(b.heartbeat().header, credit=10**6), 1.0, HELLO, lambda e: None)
-    assert a.returned == 10
+    b.take(D, 10**6)
+    hear(a, b.heartbeat())
+    assert a.returned == {D: 10} and a.outstanding(D) == 0
 
 
 def test_a_new_life_starts_from_zero_on_a_fresh_socket() -> None:
@@ -136,7 +168,7 @@ def test_a_new_life_starts_from_zero_on_a_fresh_socket() -> None:
     receive(b, a.send(data(Phase.CONTRIBUTION, 10)))
     out = a.adopt(23, 2.0)
     assert out == [Reconnect(B), ReportLink(B, "up")]
-    assert (a.next_seq, a.unacked, a.spent, a.returned, a.received) == (1, {}, 0, 0, 0)
+    assert (a.next_seq, a.unacked, a.spent, a.returned, a.received) == (1, {}, {}, {}, 0)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ DOMAIN = messages.DeclareDomain("ddp", 0, (0, 1), True, "topk(ratio=0.01)")
 SAMPLES: list[messages.Message] = [
     messages.Hello("a", "tcp://a:1", 2, 1, 5, "0.1"),
     messages.Refuse("no"),
-    messages.Beat(7, ((b"j" * 16, 0, 3, 2**64 - 1),)),
+    messages.Beat(7, ((b"j" * 16, 0, 3, 2**64 - 1),), ((b"j" * 16, 0, 4096),)),
     messages.Nack((1, 5)),
     messages.JobJoin("train", 4, MemberInfo("a", "tcp://a:1", (0, 1)), 9),
     messages.EpochDecided(
