@@ -65,18 +65,19 @@ class Live:
     """One line that updates itself on a terminal; elsewhere a line every few seconds."""
 
     def __init__(self, every: float = 10.0) -> None:
-        self.tty, self.every, self.last = sys.stdout.isatty(), every, time.monotonic()
+        self.tty, self.every, self.last, self.shown = sys.stdout.isatty(), every, time.monotonic(), ""
 
     def show(self, text: str) -> None:
         if self.tty:
             print(f"\r{text:<78}", end="", flush=True)
         elif time.monotonic() - self.last >= self.every:
-            self.last = time.monotonic()
+            self.last, self.shown = time.monotonic(), text
             print(text, flush=True)
 
     def done(self, text: str) -> None:
         """The line as it stays."""
-        print(f"\r{text:<78}" if self.tty else text, flush=True)
+        if self.tty or text != self.shown:
+            print(f"\r{text:<78}" if self.tty else text, flush=True)
 
 
 def time_steps(stage: Stage) -> None:

@@ -19,6 +19,7 @@ from gcclient.calls import Call, Calls
 from gcclient.errors import NotInitialized
 from gcclient.ranks import World, find_label, find_world
 from gcclient.session import Session
+from gcproto.durations import read_duration
 from gcproto.paths import default_socket
 
 _session: Session | None = None
@@ -36,7 +37,7 @@ def init(
     *,
     job: str | None = None,
     socket: str | None = None,
-    deadline: float | None = None,
+    deadline: float | str | None = None,
     on_loss: str | None = None,
 ) -> None:
     """Join the job through this node's daemon; returns once all ranks have. Must be called on every rank.
@@ -44,10 +45,10 @@ def init(
     Ranks come from the arguments, else from an initialised torch.distributed, else from torchrun's, Slurm's or
     Open MPI's variables, else this is process 0 of 1. ``job`` is the job's name (GC_JOB; two jobs at once on one
     daemon need different ones), ``socket`` the daemon's socket (GC_NODE_SOCKET), ``deadline`` (GC_JOB_DEADLINE)
-    the longest any rank waits for another, seconds (rank 0's counts; default: the daemon's job.deadline),
-    ``on_loss`` (GC_JOB_ON_LOSS) the job's policy.
+    the longest any rank waits for another, seconds or text such as "30s", "5m" (rank 0's counts; default: the
+    daemon's job.deadline), ``on_loss`` (GC_JOB_ON_LOSS) the job's policy.
 
-    Raises ValueError (ranks that do not fit), :class:`~gcclient.NoDaemon`, :class:`~gcclient.JoinRefused`,
+    Raises ValueError (ranks that do not fit, no duration), :class:`~gcclient.NoDaemon`, :class:`~gcclient.JoinRefused`,
     :class:`~gcclient.Draining`. A second call before ``shutdown()`` does nothing while the job is healthy; after
     a failure it leaves the failed job and joins anew.
     """
@@ -59,7 +60,7 @@ def init(
     environ = os.environ
     world = find_world(rank, world_size, local_rank, local_size, environ, _distributed())
     label = job or find_label(environ)
-    limit = deadline if deadline is not None else float(environ.get("GC_JOB_DEADLINE", "0"))
+    limit = _limit(deadline, environ)
     session = Session(label, socket or environ.get("GC_NODE_SOCKET") or default_socket())
     try:
         session.connect()
@@ -79,6 +80,19 @@ def init(
     _session, _calls = session, Calls(session)
     atexit.unregister(_at_exit)
     atexit.register(_at_exit)
+
+
+def _limit(deadline: float | str | None, environ: Mapping[str, str]) -> float:
+    """Seconds; 0 leaves it to the daemon. Raises ValueError that names where the value came from."""
+    source, raw = "deadline", deadline
+    if raw is None:
+        source, raw = "GC_JOB_DEADLINE", environ.get("GC_JOB_DEADLINE")
+    if raw is None or raw == "":
+        return 0.0
+    try:
+        return read_duration(raw if isinstance(raw, str) else float(raw))
+    except ValueError as error:
+        raise ValueError(f"{source}={raw}: {error}") from None
 
 
 def _distributed() -> tuple[int, int] | None:
@@ -162,7 +176,8 @@ def push_pull(tensor: torch.Tensor, name: str | None = None, average: bool = Tru
     int8..int64, uint8 and bool, whose sum is exact in their own type (it wraps; for bool it is the logical or).
     ``name`` makes it the same tensor from call to call: the daemon's codec and its error feedback apply to it.
     Unnamed tensors are exchanged losslessly. All ranks must make the same calls in the same order. Not
-    differentiable. Raises ValueError and the job's failure (:class:`~gcclient.GradcommError`).
+    differentiable. Raises TypeError (a ``name`` that is no text: Horovod's and BytePS's argument order), ValueError and
+    the job's failure (:class:`~gcclient.GradcommError`).
     """
     return _current_calls().start(tensor, name, average, in_place=False).finish()
 

@@ -10,9 +10,11 @@ that the next unnamed call brings the same one.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
+from dataclasses import dataclass, field
 from typing import Final
 
 import torch
@@ -21,6 +23,7 @@ from gcclient import device
 from gcclient.arena import BlockPlace
 from gcclient.domain import Domain, Step
 from gcclient.errors import GradcommError
+from gcclient.results import Results
 from gcclient.session import GRACE, SAY_EVERY, Session, log
 from gcproto.dtypes import DType
 from gcproto.manifest import TensorSpec
@@ -28,6 +31,16 @@ from gcproto.wire import Flag
 
 CALLS: Final = 0
 EXACT: Final = 1
+
+#: Unnamed tensors of one shape and dtype take turns in this many places, fewer if they are large: places are
+#: shared memory, and two suffice to copy one result while the next is exchanged.
+PLACES: Final = 8
+_PLACES_BYTES: Final = 8 << 20
+
+
+def places_for(nbytes: int) -> int:
+    """The number of places for unnamed tensors of ``nbytes`` bytes each; the same on every rank."""
+    return max(2, min(PLACES, _PLACES_BYTES // max(nbytes, 1)))
 
 
 def calls_domain(session: Session) -> Domain:
@@ -145,21 +158,40 @@ class Call:
             raise self._error.again()
 
 
+@dataclass(slots=True)
+class Unnamed:
+    """Places of unnamed tensors of one shape and dtype, and how many pushes there were."""
+
+    places: list[Tensor] = field(default_factory=list)
+    starts: int = 0
+
+
+def _check_arguments(name: object, average: object) -> None:
+    """Other libraries have (tensor, average, name): taken by position that would be wrong without a word."""
+    if not (name is None or isinstance(name, str)) or not isinstance(average, bool | int):
+        raise TypeError(
+            "push_pull takes (tensor, name: str or None, average: bool), got "
+            f"name={name!r}, average={average!r}; give them by keyword: push_pull(tensor, name=..., average=...)"
+        )
+
+
 class Calls:
     """Names, unnamed places and pushes of one session."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
         self._named: dict[tuple[bool, str], Tensor] = {}
-        self._unnamed: dict[tuple[tuple[int, ...], DType], list[Tensor]] = {}
+        self._unnamed: dict[tuple[tuple[int, ...], DType], Unnamed] = {}
         self._unnamed_count = 0
+        self._results = Results()
         self._lock = threading.RLock()
 
     def start(self, tensor: torch.Tensor, name: str | None, average: bool, in_place: bool, exact: bool = False) -> Call:
         """Push ``tensor``; returns its handle. ``exact``: losslessly, although it has a name.
 
-        Raises ValueError for what cannot be exchanged or averaged.
+        Raises ValueError for what cannot be exchanged or averaged, TypeError for arguments in another order.
         """
+        _check_arguments(name, average)
         session = self.session
         session.check()
         if tensor.layout is not torch.strided:
@@ -182,7 +214,7 @@ class Calls:
             if in_place:
                 call = Call(session, known, flat, memory, source)
             else:
-                target = torch.empty_like(flat)
+                target = self._results.like(flat)
                 call = Call(session, known, target, device.memory_of(target), target.view(tensor.shape))
             known.call = call
             session.pending.add(call)
@@ -218,15 +250,18 @@ class Calls:
         return known
 
     def _find_unnamed(self, domain: Domain, shape: tuple[int, ...], dtype: DType) -> Tensor:
-        """A place that no call uses; else a new one, ``push_pull.noname.N`` with N in program order."""
-        places = self._unnamed.setdefault((shape, dtype), [])
-        for known in places:
-            if known.call is None:
-                return known
-        spec = TensorSpec(f"push_pull.noname.{self._unnamed_count}", shape, int(dtype))
-        self._unnamed_count += 1
-        places.append(self._declare(domain, spec))
-        return places[-1]
+        """The next place in turn; ``push_pull.noname.N`` with N in program order.
+
+        Turns go by the number of pushes alone: which calls are over differs between ranks that poll.
+        """
+        same = self._unnamed.setdefault((shape, dtype), Unnamed())
+        turn = same.starts % places_for(math.prod(shape) * dtype.itemsize)
+        if turn == len(same.places):
+            spec = TensorSpec(f"push_pull.noname.{self._unnamed_count}", shape, int(dtype))
+            self._unnamed_count += 1
+            same.places.append(self._declare(domain, spec))
+        same.starts += 1
+        return same.places[turn]
 
     def _declare(self, domain: Domain, spec: TensorSpec) -> Tensor:
         index = len(domain.sections)

@@ -11,9 +11,12 @@ handing back is one system call each.
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import select
+import struct
+import termios
 import threading
 import time
 from collections.abc import Callable
@@ -86,6 +89,16 @@ class Link:
                     self.channel.flush()
             except ChannelClosed as error:
                 self.why = str(error)
+
+    def heard(self) -> bool:
+        """Whether the other side has read all that was posted, or is gone."""
+        with self.sending:
+            if self.channel is None:
+                return True
+            try:
+                return not struct.unpack("i", fcntl.ioctl(self.channel.fileno(), termios.TIOCOUTQ, bytes(4)))[0]
+            except OSError:
+                return True
 
 
 class Daemon:

@@ -33,6 +33,8 @@ CONNECT_FOR: Final = 5.0
 SAY_EVERY: Final = 5.0
 #: The daemon decides about deadlines; the worker only notices, this much later, that it did not.
 GRACE: Final = 30.0
+#: The daemon is given this long to read the goodbye, seconds.
+GOODBYE_FOR: Final = 1.0
 VERSION: Final = "0.1.0"
 
 
@@ -370,6 +372,10 @@ class Session:
             return
         if orderly and self.registered is not None:
             self.daemon.control.post(messages.Unregister())
+            # A daemon that found the socket closed first would take the goodbye for a loss.
+            until = time.monotonic() + GOODBYE_FOR
+            while not self.daemon.control.heard() and time.monotonic() < until:
+                time.sleep(0.001)
         self.daemon.close()
         gone = NotInitialized("gcclient was shut down", job=self.label, advice="synchronize handles before shutdown()")
         self.fail(gone)

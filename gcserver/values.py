@@ -11,20 +11,20 @@ would be accepted; the caller adds which key it was and where it came from.
 from __future__ import annotations
 
 import ipaddress
-import math
 import re
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Final
 
+# Durations are read by the client too.
+from gcproto.durations import DURATION_FORM as DURATION_FORM
+from gcproto.durations import read_duration as read_duration
+
 _SIZE: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?i?B?)", re.IGNORECASE)
 _POWERS: Final = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
-_DURATION: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(ms|s|m|min|h|d)?")
-_SECONDS: Final = {"ms": 1e-3, "s": 1.0, None: 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _HOST: Final = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?")
 
 SIZE_FORM: Final = 'a size such as 65536, "64KiB" or "4MiB"'
-DURATION_FORM: Final = 'a duration such as 30, "500ms", "30s", "5m" or "1h"'
 TCP_FORM: Final = "tcp://host:port"
 ENDPOINT_FORM: Final = "host:port"
 CORES_FORM: Final = '"auto", a list such as [0, 1], or "0-3,6"'
@@ -109,20 +109,6 @@ def read_size(raw: object) -> int:
     if value != int(value):
         raise ValueError(f"expected {SIZE_FORM}, a whole number of bytes")
     return int(value)
-
-
-def read_duration(raw: object) -> float:
-    """Seconds."""
-    if isinstance(raw, bool) or not isinstance(raw, int | float | str):
-        raise ValueError(f"expected {DURATION_FORM}")
-    if isinstance(raw, int | float):
-        if not math.isfinite(raw) or raw < 0:
-            raise ValueError(f"expected {DURATION_FORM}")
-        return float(raw)
-    found = _DURATION.fullmatch(raw.strip())
-    if found is None:
-        raise ValueError(f"expected {DURATION_FORM}")
-    return float(found[1]) * _SECONDS[found[2]]
 
 
 def read_bool(raw: object) -> bool:

@@ -11,6 +11,7 @@ where ZeroMQ needs two.
 from __future__ import annotations
 
 import array
+import os
 import socket
 import struct
 from collections.abc import Callable, Sequence
@@ -53,10 +54,6 @@ class Channel(Generic[T]):
         raw = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         return int(_CREDENTIALS.unpack(raw)[1])
 
-    def peer_pid(self) -> int:
-        raw = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        return int(_CREDENTIALS.unpack(raw)[0])
-
     # ------------------------------------------------------------------------------------- sending
     @property
     def backlog(self) -> bool:
@@ -64,9 +61,13 @@ class Channel(Generic[T]):
         return bool(self._outgoing)
 
     def send(self, message: Message, descriptors: Sequence[int] = ()) -> None:
-        """Queue a message and write what the socket takes now. Raises :class:`ChannelClosed`."""
+        """Queue a message and write what the socket takes now. Raises :class:`ChannelClosed`.
+
+        ``descriptors`` may be closed by the caller at once: the channel keeps copies until they are sent.
+        """
         body = encode(message)
-        self._outgoing.append((memoryview(_LENGTH.pack(len(body)) + body), descriptors))
+        kept = [os.dup(d) for d in descriptors]
+        self._outgoing.append((memoryview(_LENGTH.pack(len(body)) + body), kept))
         self.flush()
 
     def flush(self) -> None:
@@ -79,6 +80,8 @@ class Channel(Generic[T]):
                 return
             except OSError as error:
                 raise ChannelClosed(str(error)) from error
+            for descriptor in descriptors:
+                os.close(descriptor)
             if sent == len(data):
                 self._outgoing.pop(0)
             else:
@@ -138,6 +141,14 @@ class Channel(Generic[T]):
         return out
 
     def close(self) -> None:
+        """Close the socket and every descriptor not sent or not claimed yet."""
+        for _, descriptors in self._outgoing:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        for descriptor in self._descriptors:
+            os.close(descriptor)
+        self._outgoing.clear()
+        self._descriptors.clear()
         self._sock.close()
 
 

@@ -29,6 +29,8 @@ MIN_BLOCK_BYTES: Final = 256 * 1024
 MIN_CHUNK_BYTES: Final = 1 << 20
 #: Sections and tensors a peer or a worker may announce, bounded before anything is allocated.
 MAX_TENSORS: Final = 1 << 20
+MAX_SECTION_ELEMENTS: Final = 1 << 40
+MAX_NAME: Final = 4096
 
 LANE_HEADER_BYTES: Final = 64
 RANK_HEADER_BYTES: Final = 64
@@ -76,6 +78,11 @@ def check_section(section: Section) -> None:
     """Raises :class:`ManifestError` for an empty, mixed or oversized section."""
     if not 0 < len(section.tensors) <= MAX_TENSORS:
         raise ManifestError(f"a section holds 1 to {MAX_TENSORS} tensors, got {len(section.tensors)}")
+    if section.index < 0:
+        raise ManifestError(f"sections start at 0, got {section.index}")
+    for t in section.tensors:
+        if len(t.name) > MAX_NAME:
+            raise ManifestError(f"a tensor's name has at most {MAX_NAME} characters, got {len(t.name)}")
     dtypes = {t.dtype for t in section.tensors}
     if len(dtypes) != 1:
         names = sorted(str(d) for d in dtypes)
@@ -84,6 +91,10 @@ def check_section(section: Section) -> None:
         raise ManifestError(f"unknown dtype code {section.tensors[0].dtype}")
     if any(d < 0 for t in section.tensors for d in t.shape):
         raise ManifestError("a dimension is negative")
+    if any(d > MAX_SECTION_ELEMENTS for t in section.tensors for d in t.shape):
+        raise ManifestError(f"a dimension is at most {MAX_SECTION_ELEMENTS}")
+    if (elements := section.elements) > MAX_SECTION_ELEMENTS:
+        raise ManifestError(f"a section has at most {MAX_SECTION_ELEMENTS} elements, got {elements}")
 
 
 def section_digest(section: Section) -> int:

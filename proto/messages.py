@@ -96,6 +96,14 @@ class JobJoin(Message, frozen=True, tag="join"):
     nonce: int
 
 
+class JoinRefusal(Message, frozen=True, tag="norun"):
+    """The node of rank 0 cannot make a job of these gatherings, (node, nonce): their workers are told why."""
+
+    label: str
+    gatherings: tuple[tuple[str, int], ...]
+    reason: str
+
+
 class EpochDecided(Message, frozen=True, tag="epoch"):
     """The arbiter's decision on a job's membership; members are in order of their lowest rank.
 
@@ -212,7 +220,17 @@ class JobLeft(Message, frozen=True, tag="left"):
 
 
 Control = (
-    JobJoin | EpochDecided | SectionOffer | SectionList | PlanRequest | PlanText | PlanReady | PlanGo | Fault | JobLeft
+    JobJoin
+    | JoinRefusal
+    | EpochDecided
+    | SectionOffer
+    | SectionList
+    | PlanRequest
+    | PlanText
+    | PlanReady
+    | PlanGo
+    | Fault
+    | JobLeft
 )
 Link = Hello | Refuse | Beat | Nack
 

@@ -33,6 +33,9 @@ _LAYOUT: Final = struct.Struct("<4sBBBBHHI16sIIQQIIQQQQQQQQQQ")
 _DIGEST: Final = struct.Struct("<Q")
 HEADER_BYTES: Final = _LAYOUT.size + _DIGEST.size
 
+#: Offset of ``sender`` in the header.
+_SENDER_AT: Final = 64
+
 NO_JOB: Final = bytes(16)
 
 
@@ -194,6 +197,12 @@ def parse(data: bytes | memoryview) -> Header:
     )  # fmt: skip
     validate(header)
     return header
+
+
+def sender_hint(data: bytes | memoryview) -> int:
+    """Whom a damaged header names as its sender: a hint at whom to ask again, which may itself be damaged."""
+    (sender,) = _DIGEST.unpack_from(data, _SENDER_AT)
+    return int(sender)
 
 
 def validate(h: Header) -> None:

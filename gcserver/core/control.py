@@ -16,7 +16,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gcproto import messages, wire
-from gcproto.messages import EpochDecided, Fault, JobJoin, JobLeft, MemberInfo, Register, Registered, Waiting
+from gcproto.manifest import PAGE
+from gcproto.messages import (
+    EpochDecided,
+    Fault,
+    JobJoin,
+    JobLeft,
+    JoinRefusal,
+    MemberInfo,
+    Register,
+    Registered,
+    Waiting,
+)
 from gcproto.wire import FrameType, Header
 from gcserver.core.control_events import (
     AnswerRequest,
@@ -57,6 +68,9 @@ _control = messages.Decoder[messages.Control](messages.Control)
 
 #: In JobLeft of a job: an answer, which needs none.
 ANSWER = 1
+JOB_BYTES = len(wire.NO_JOB)
+#: What to do when ranks and sizes do not fit together.
+CHECK_RANKS = "check RANK, WORLD_SIZE and LOCAL_RANK on every machine"
 #: A worker that waits is told what for after this long, then again as often, seconds.
 SAY_WAITING = 2.0
 
@@ -116,7 +130,6 @@ class ControlMachine:
     joins: dict[str, dict[str, JobJoin]] = field(default_factory=dict)
     #: (label, node) -> newest nonce that made it into a job
     used: dict[tuple[str, str], int] = field(default_factory=dict)
-    records: dict[str, EpochDecided] = field(default_factory=dict)
     early: list[tuple[str, messages.Control]] = field(default_factory=list)
     draining: str = ""
     nonces: int = 0
@@ -307,6 +320,19 @@ class ControlMachine:
                 f"{m.local_size}: ranks start at 0 and end below the size",
             )
             return
+        if m.rank == 0 and len(m.number) != JOB_BYTES:
+            self._tell_fault(
+                connection, "JoinRefused", f"rank 0 draws the job's number of {JOB_BYTES} bytes, got {len(m.number)}"
+            )
+            return
+        if m.on_loss not in ("", "fail"):
+            self._tell_fault(
+                connection,
+                "JoinRefused",
+                f"on_loss={m.on_loss!r} comes in a later release; this one knows 'fail' only",
+                "leave on_loss out",
+            )
+            return
         for name, address in m.peers:
             if name != self.config.hello.node and name not in self.names:
                 self.out.append(KnowPeer(name, address))
@@ -347,7 +373,7 @@ class ControlMachine:
     def _collect(self, join: JobJoin) -> None:
         """A node is ready. The node of rank 0 proposes the epoch once all ranks are covered."""
         node = join.member.node
-        if join.nonce <= self.used.get((join.label, node), 0):
+        if join.nonce <= self.used.get((join.label, node), 0) or not join.member.ranks:
             return
         joins = self.joins.setdefault(join.label, {})
         joins[node] = join
@@ -380,10 +406,32 @@ class ControlMachine:
         self.out.append(Arbitrate(0, record))
 
     def _refuse_gathering(self, g: Gathering, why: str) -> None:
+        joins = self.joins.pop(g.label, {})
+        refusal = JoinRefusal(g.label, tuple((j.member.node, j.nonce) for j in joins.values()), why)
+        for name in self.names:
+            self._send(name, refusal)
+        self._end_gathering(g, "JoinRefused", why, CHECK_RANKS)
+
+    def _end_gathering(self, g: Gathering, kind: str, why: str, advice: str) -> None:
         self.gatherings.pop(g.label, None)
-        self.joins.pop(g.label, None)
+        self._unjoin(g.label, self.config.hello.node)
         for connection, _ in g.workers.values():
-            self._tell_fault(connection, "JoinRefused", why, "check RANK, WORLD_SIZE and LOCAL_RANK on every machine")
+            self._tell_fault(connection, kind, why, advice)
+
+    def _on_refusal(self, node: str, m: JoinRefusal) -> None:
+        """The node of rank 0 refused these gatherings; one of them may be ours and still waiting."""
+        for name, nonce in m.gatherings:
+            if (join := self.joins.get(m.label, {}).get(name)) is not None and join.nonce <= nonce:
+                self._unjoin(m.label, name)
+        g = self.gatherings.get(m.label)
+        if g is not None and (self.config.hello.node, g.nonce) in m.gatherings:
+            self._end_gathering(g, "JoinRefused", f"{node}: {m.reason}", CHECK_RANKS)
+
+    def _unjoin(self, label: str, node: str) -> None:
+        joins = self.joins.get(label, {})
+        joins.pop(node, None)
+        if not joins:
+            self.joins.pop(label, None)
 
     def _on_epoch_won(self, e: EpochWon, now: float) -> None:
         self._form(e.record)
@@ -395,7 +443,7 @@ class ControlMachine:
         """The job exists: answer the workers of the gathering it was made of."""
         for member, nonce in zip(record.members, record.nonces, strict=True):
             self.used[(record.label, member.node)] = max(nonce, self.used.get((record.label, member.node), 0))
-            self.joins.get(record.label, {}).pop(member.node, None)
+            self._unjoin(record.label, member.node)
         if record.job in self.jobs:
             return
         g = self.gatherings.get(record.label)
@@ -446,7 +494,7 @@ class ControlMachine:
                 if connection == e.connection:
                     # Whoever comes next is another gathering; the join already sent must not be used.
                     del g.workers[local_rank]
-                    self.joins.get(g.label, {}).pop(self.config.hello.node, None)
+                    self._unjoin(g.label, self.config.hello.node)
                     for name in self.names:
                         self._send(name, JobLeft(g.label, b"", g.nonce))
                     self.nonces += 1
@@ -476,6 +524,8 @@ class ControlMachine:
         if job.ended is None:
             for domain in job.domains.values():
                 self.out.append(ToLane(DomainClosed(domain.config.id)))
+            for request in job.requests.values():
+                self.out.append(AnswerRequest(request, error="the job ended before the plan took effect"))
         self.out.append(ForgetJob(job.id))
         del self.jobs[job.id]
         self._maybe_drained()
@@ -486,9 +536,14 @@ class ControlMachine:
             self._collect(m)
         elif isinstance(m, JobLeft):
             self._on_left(node, m)
+        elif isinstance(m, JoinRefusal):
+            self._on_refusal(node, m)
         elif isinstance(m, EpochDecided):
-            self._form(m)
             me = self.config.hello.node
+            if m.job not in self.jobs and (bad := self._unusable(m)) is not None:
+                self._refuse_record(node, m, *bad)
+                return
+            self._form(m)
             if m.job not in self.jobs and any(member.node == me for member in m.members):
                 self._send(
                     node,
@@ -511,11 +566,44 @@ class ControlMachine:
                 return
             self.out.extend(self._dispatch(job, node, m))
 
+    def _unusable(self, m: EpochDecided) -> tuple[str, str] | None:
+        """(kind, why) a peer's record cannot be followed here, or None."""
+        ranks = [r for member in m.members for r in member.ranks]
+        whole = sorted(ranks) == list(range(m.world_size)) if m.world_size == len(ranks) else False
+        if len(m.members) != len(m.nonces) or not whole or any(not member.ranks for member in m.members):
+            return "JoinRefused", (
+                f"the record of job {m.label!r} does not fit together: {len(m.members)} members, {len(m.nonces)} "
+                f"nonces, {len(ranks)} ranks of {m.world_size}"
+            )
+        if len(m.job) != JOB_BYTES or m.partition_bytes <= 0 or m.partition_bytes % PAGE:
+            return "JoinRefused", (
+                f"the record of job {m.label!r} has a number of {len(m.job)} bytes and partitions of "
+                f"{m.partition_bytes}; expected {JOB_BYTES} and a positive multiple of {PAGE}"
+            )
+        if all(member.node != self.config.hello.node for member in m.members):
+            return None
+        for rule in m.rules:
+            try:
+                self.resolve(rule.spec)
+            except ValueError as error:
+                return "CodecError", f"{self.config.hello.node} cannot run the rules of job {m.label!r}: {error}"
+        return None
+
+    def _refuse_record(self, node: str, m: EpochDecided, kind: str, why: str) -> None:
+        advice = "run the same release with the same codecs on every node"
+        self.out.append(Log("error", f"refusing a job record from {node}: {why}"))
+        missing = (self.config.hello.node,)
+        self._send(node, Fault(m.job, kind, why, epoch=m.epoch, missing=missing, advice=advice))
+        g = self.gatherings.get(m.label)
+        nonces = [n for x, n in zip(m.members, m.nonces, strict=False) if x.node == self.config.hello.node]
+        if g is not None and g.nonce in nonces:
+            self._end_gathering(g, kind, why, advice)
+
     def _on_left(self, node: str, m: JobLeft) -> None:
         if not m.job:
             join = self.joins.get(m.label, {}).get(node)
             if join is not None and join.nonce <= m.nonce:
-                del self.joins[m.label][node]
+                self._unjoin(m.label, node)
         elif (job := self.jobs.get(m.job)) is not None:
             job.on_left(node, m.steps)
         elif m.nonce != ANSWER:
@@ -668,9 +756,13 @@ class ControlMachine:
         else:
             joined = self.joins.get(g.label, {})
             down = [f"{k.name} ({k.refused or 'no answer'})" for k in self.links.values() if not k.up]
-            there = {r for j in joined.values() for r in j.member.ranks} | set(g.member(self.config.hello).ranks)
+            alike = [j for j in joined.values() if j.world_size == g.world_size]
+            there = {r for j in alike for r in j.member.ranks} | set(g.member(self.config.hello).ranks)
             missing = sorted(set(range(g.world_size)) - there)
             what = f"ranks {missing} of job {g.label!r}" + (f"; peers not reached: {', '.join(down)}" if down else "")
+            if other := sorted((j.member.node, j.world_size) for j in joined.values() if j not in alike):
+                sizes = ", ".join(f"{size} on {name}" for name, size in other)
+                what += f"; WORLD_SIZE differs: {g.world_size} here, {sizes}"
             if not self.links:
                 what += "; no peers are known: set cluster.peers, or start with torchrun so that they are found"
         for connection, _ in g.workers.values():

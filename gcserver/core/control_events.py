@@ -122,6 +122,8 @@ class JobMemory:
     domains: tuple[tuple[DeclareDomain, tuple[Section, ...]], ...]
     plans: tuple[PlanText, ...]
     proposal: int
+    #: the highest plan number ever given in the job
+    numbered: int = 0
 
 
 @dataclass(frozen=True, slots=True)

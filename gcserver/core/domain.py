@@ -22,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from gcproto import wire
-from gcproto.manifest import Block, Section
+from gcproto.manifest import ADDRESS_ALIGN, Block, Section
 from gcproto.wire import Flag, FrameType, Header, Phase
 from gcserver.core import plan as plans
 from gcserver.core.effects import (
@@ -94,6 +94,8 @@ class Domain:
     finished: dict[int, StepRecord] = field(default_factory=dict)
     #: blocks that peers contributed to, by steps not closed here yet
     remote: dict[int, set[int]] = field(default_factory=dict)
+    #: end of the address space as far as its sections are open
+    end: int = 0
     faulted: bool = False
     waiting_said: bool = False
 
@@ -112,6 +114,8 @@ class Domain:
     ) -> None:
         """Take up a section's blocks of this lane, with whatever shared memory remembers of them."""
         self.sections.append(section)
+        # As AddressSpace counts.
+        self.end = -(-(self.end + max(section.nbytes, 1)) // ADDRESS_ALIGN) * ADDRESS_ALIGN
         for block in blocks:
             if block.lane != self.lane:
                 continue
@@ -135,12 +139,24 @@ class Domain:
     def on_push(self, e: Pushed, now: float) -> None:
         if self.faulted:
             return
+        if e.step <= 0 or not 0 <= e.rank < self.config.local_ranks:
+            self.out.append(Count("pushes_unusable"))
+            return
         record = self.finished.get(e.step)
         step = None if record is not None or e.step <= self.steps.settled else self.steps.get(e.step, now)
         for key in e.keys:
             p = self.partitions.get(key)
             if p is None:
                 self.fault("TensorMismatch", f"a worker pushed unknown address {key}", e.step, "push")
+                return
+            late = e.step > p.out_step if step is None else e.rank in step.closed and key not in step.keys[e.rank]
+            if late:
+                self.fault(
+                    "TensorMismatch",
+                    f"local rank {e.rank} pushed tensor {p.name!r} in step {e.step} after it had closed that step",
+                    e.step,
+                    "push",
+                )
                 return
             if step is not None:
                 step.keys[e.rank].add(key)
@@ -207,6 +223,23 @@ class Domain:
             return False
         return True
 
+    def _same_codec(self, p: Partition, r: Round, codec: int, level: int, who: str) -> bool:
+        if r.coding is None:
+            r.coding = (codec, level, who)
+        elif r.coding[:2] != (codec, level):
+            first, me = r.coding, self.config.members[self.config.me].name
+            self.fault(
+                "CorruptFrame",
+                f"tensor {p.name!r}, step {r.step}: {first[2]} uses codec {first[0]} at level {first[1]}, {who} codec "
+                f"{codec} at level {level}; a round has one codec",
+                r.step,
+                "exchange",
+                tuple(n for n in (first[2], who) if n != me),
+                "run the same release on every node; the step was not averaged",
+            )
+            return False
+        return True
+
     # -------------------------------------------------------------------------------------- encoding
     def _ready(self, p: Partition, r: Round, now: float) -> None:
         """All local inputs are in. Waits for settlements that the plan or the residuals need."""
@@ -228,6 +261,8 @@ class Domain:
             self.gated[p.block.key] = r.step
             return
         self.gated.pop(p.block.key, None)
+        if not self._same_codec(p, r, codec.id, codec.level, self.config.members[self.config.me].name):
+            return
         r.decision, r.codec, r.everyone, r.encoding = decision, codec, scheme == "all", True
         r.proposal = max(r.proposal, decision.proposal)
         if decision != p.logged:
@@ -402,7 +437,8 @@ class Domain:
             self._give_back(h, handle)
             self.out.append(Count("contributions_duplicate", h.sender))
             return
-        if not self._same_operation(p, r, h.flags, self.config.members[member].name):
+        who = self.config.members[member].name
+        if not (self._same_operation(p, r, h.flags, who) and self._same_codec(p, r, h.codec, h.level, who)):
             self._give_back(h, handle)
             return
         r.have.add(member)
@@ -520,6 +556,9 @@ class Domain:
         if r is None or r.own is None or member != p.block.owner or h.step <= p.out_step:
             self._release(handle)
             self.out.append(Count("frames_stale" if h.step <= p.out_step else "frames_unexpected", h.sender))
+            return
+        if not self._same_codec(p, r, h.codec, h.level, self.config.members[member].name):
+            self._release(handle)
             return
         nonfinite = bool(h.flags & Flag.NONFINITE)
         divisor = self.config.divisor if h.flags & Flag.AVERAGE and h.flags & Flag.SUM_UNITS else 1

@@ -66,6 +66,10 @@ ADVICE = {
     "CodecError": "name a codec that every node knows",
     "WorkerLost": "its own log says why; start the job again",
 }
+#: A domain's number has 32 bits in a frame header.
+MAX_DOMAIN = 2**32 - 1
+#: Faults that come from outside the rounds, and the phase they hold up when no lane has said what it waits for.
+OUTSIDE = {"PeerLost": "exchange", "WorkerLost": "push"}
 #: How many closed steps a node can compare with what its peers say they closed.
 RECENT = 256
 
@@ -112,6 +116,8 @@ class Job:
     domains: dict[int, ControlDomain] = field(default_factory=dict)
     plans: dict[int, PlanText] = field(default_factory=dict)
     proposal: int = 0
+    #: the highest plan number ever given; that of a plan a member could not run is never given again
+    numbered: int = 0
     #: first member only: plans being prepared (version -> nodes still to answer), and those that wait
     preparing: dict[int, set[str]] = field(default_factory=dict)
     queue: list[PlanRequest] = field(default_factory=list)
@@ -178,12 +184,13 @@ class Job:
     # ---------------------------------------------------------------------------------------- memory
     def save(self) -> SaveJob:
         domains = tuple((d.declared_as, tuple(d.sections)) for d in self.domains.values())
-        memory = JobMemory(self.record, tuple(sorted(self.workers)), domains, tuple(self.plans.values()), self.proposal)
-        return SaveJob(self.id, memory)
+        ranks, plans = tuple(sorted(self.workers)), tuple(self.plans.values())
+        return SaveJob(self.id, JobMemory(self.record, ranks, domains, plans, self.proposal, self.numbered))
 
     def restore(self, memory: JobMemory, ledgers: tuple[DomainLedger, ...]) -> None:
         self.plans = {p.version: p for p in memory.plans}
         self.proposal = memory.proposal
+        self.numbered = max(memory.numbered, memory.proposal, *self.plans, 0)
         for (declared, sections), ledger in zip(memory.domains, ledgers, strict=True):
             domain = self._domain(declared)
             domain.sections = list(sections)
@@ -220,6 +227,8 @@ class Job:
         out: list[ControlEffect] = []
         if self.ended is None:
             for domain in self.domains.values():
+                # What its earlier life waited for it will say again if it still does.
+                domain.waiting.pop(lane, None)
                 out.extend(self._open(domain, lane))
                 out.extend(ToLane(OpenSection(domain.config.id, s), lane) for s in domain.sections)
         return out
@@ -280,6 +289,12 @@ class Job:
                 return []
             return self.fault(
                 "TensorMismatch", f"rank {rank} declares process group {declared!r}, another rank {known.declared_as!r}"
+            )
+        if not 0 <= declared.domain <= MAX_DOMAIN:
+            return self.fault(
+                "TensorMismatch",
+                f"rank {rank} declares process group {declared.label!r} as domain {declared.domain}; domain numbers "
+                f"are within 0..{MAX_DOMAIN}",
             )
         bad = [r for r in declared.ranks if not 0 <= r < self.record.world_size]
         if bad or rank not in declared.ranks or len(set(declared.ranks)) != len(declared.ranks):
@@ -351,6 +366,8 @@ class Job:
         self, node: str, offer: SectionOffer, early: list[tuple[str, messages.Control]]
     ) -> list[ControlEffect]:
         domain = self.domains.get(offer.domain)
+        if offer.index < 0:
+            return self.fault("TensorMismatch", f"{node} offers tensors as section {offer.index}; sections start at 0")
         if domain is None:
             early.append((node, offer))
             return []
@@ -390,6 +407,10 @@ class Job:
 
     def on_list(self, node: str, theirs: SectionList) -> list[ControlEffect]:
         domain = self.domains.get(theirs.domain)
+        try:
+            check_section(theirs.section)
+        except ManifestError as error:
+            return self.fault("TensorMismatch", f"rank {theirs.rank} on {node}: {error}")
         mine = self._own(domain, theirs.section.index) if domain is not None else None
         if domain is None or mine is None:
             return []
@@ -420,6 +441,8 @@ class Job:
         before = domain.switches[-1][1]
         plan = max(before, *(r.proposal for r in reports))
         domain.settled = step
+        for lane in [n for n, r in domain.waiting.items() if r.step <= step]:
+            del domain.waiting[lane]
         if self.node in self.left:
             self.tell_members(self._leaving())
         if void:
@@ -437,8 +460,9 @@ class Job:
             out.append(
                 Log("info", f"job {self.record.label}, {domain.config.label}: plan {plan} from step {step + lag}")
             )
-            request = self.requests.pop(plan, None)
-            if request is not None:
+            # A plan holds the rules of those before it: whoever asked for one of them has got it as well.
+            for version in sorted(v for v in self.requests if 0 < v <= plan):
+                request = self.requests.pop(version)
                 out.append(AnswerRequest(request, plan, step + lag, f"takes effect at step {step + lag} on every node"))
         return out
 
@@ -505,14 +529,19 @@ class Job:
         rules = (*(self.plans[newest].rules if newest else ()), *wish.rules)
         # A later rule for the same pattern replaces the earlier one.
         kept = tuple(r for i, r in enumerate(rules) if all(r.pattern != s.pattern for s in rules[i + 1 :]))
-        text = PlanText(self.id, newest + 1, wish.request, kept)
+        self.numbered += 1
+        text = PlanText(self.id, self.numbered, wish.request, kept)
         self.preparing[text.version] = {m.node for m in self.record.members}
         self.tell_members(text)
-        return self.on_plan(self.node, text)
+        return [self.save(), *self.on_plan(self.node, text)]
 
     def on_plan(self, node: str, text: PlanText) -> list[ControlEffect]:
         """Know a plan's text (its codecs are compiled at start), tell the lanes, answer the first member."""
         out: list[ControlEffect] = []
+        self.numbered = max(self.numbered, text.version)
+        self.wishes.pop(text.request, None)
+        if (request := self.requests.pop(-text.request, None)) is not None:
+            self.requests[text.version] = request
         if text.version not in self.plans:
             try:
                 for rule in text.rules:
@@ -525,9 +554,6 @@ class Job:
             self.plans[text.version] = text
             out.append(self.save())
             out.extend(ToLane(PlanKnown(d.config.id, self.plan(d, text.version))) for d in self.domains.values())
-        self.wishes.pop(text.request, None)
-        if (request := self.requests.pop(-text.request, None)) is not None:
-            self.requests[text.version] = request
         ready = PlanReady(self.id, text.version)
         if self.node == self.first:
             return out + self.on_ready(self.node, ready)
@@ -535,16 +561,17 @@ class Job:
         return out
 
     def on_ready(self, node: str, ready: PlanReady) -> list[ControlEffect]:
-        if self.node != self.first or ready.version not in self.preparing:
+        if self.node != self.first:
+            return self._plan_dead(ready) if ready.error and node == self.first else []
+        if ready.version not in self.preparing:
             return []
         if ready.error:
             del self.preparing[ready.version]
-            self.plans.pop(ready.version, None)
-            request = self.requests.pop(ready.version, None)
-            out: list[ControlEffect] = [Log("error", f"{node} cannot run plan {ready.version}: {ready.error}")]
-            if request is not None:
-                out.append(AnswerRequest(request, error=f"{node}: {ready.error}"))
-            return out + self._next_plan()
+            # To everyone: who asked may be at another node.
+            dead = PlanReady(self.id, ready.version, f"{node}: {ready.error}")
+            self.tell_members(dead)
+            log = Log("error", f"{node} cannot run plan {ready.version}: {ready.error}")
+            return [log, *self._plan_dead(dead), *self._next_plan()]
         waiting = self.preparing[ready.version]
         waiting.discard(node)
         if waiting:
@@ -552,6 +579,16 @@ class Job:
         del self.preparing[ready.version]
         self.tell_members(PlanGo(self.id, ready.version))
         return self.on_go(PlanGo(self.id, ready.version)) + self._next_plan()
+
+    def _plan_dead(self, ready: PlanReady) -> list[ControlEffect]:
+        """Some member cannot run the plan: it was never proposed and never will be."""
+        if ready.version <= self.proposal:
+            return []
+        self.plans.pop(ready.version, None)
+        out: list[ControlEffect] = [self.save()]
+        if (request := self.requests.pop(ready.version, None)) is not None:
+            out.append(AnswerRequest(request, error=ready.error))
+        return out
 
     def on_go(self, go: PlanGo) -> list[ControlEffect]:
         if go.version <= self.proposal or go.version not in self.plans:
@@ -670,10 +707,23 @@ class Job:
         advice: str = "",
     ) -> list[ControlEffect]:
         """End the job with an error that all members and workers get (G6)."""
+        if kind in OUTSIDE and not step and self.domains:
+            domain, step, held = self._held_up(OUTSIDE[kind])
+            phase = phase or held
         last = self.domains[domain].settled if domain in self.domains else 0
         advice = advice or ADVICE.get(kind, "")
         fault = Fault(self.id, kind, message, domain, step, self.record.epoch, phase, missing, elapsed, last, advice)
         return self.on_fault(fault)
+
+    def _held_up(self, phase: str) -> tuple[int, int, str]:
+        """(domain, step, phase) of the work that a fault from outside stops: the oldest wait a lane has told of,
+        else the next step of the domain that has come furthest."""
+        waits = [(r.since, key, r.step, r.phase) for key, d in self.domains.items() for r in d.waiting.values()]
+        if waits:
+            _, key, step, held = min(waits)
+            return key, step, held or phase
+        key = max(self.domains, key=lambda k: self.domains[k].settled)
+        return key, self.domains[key].settled + 1, phase
 
     def on_fault(self, fault: Fault) -> list[ControlEffect]:
         """The job is over. Passed on once by everyone: whoever found out may not reach all."""

@@ -52,8 +52,9 @@ class LaneConfig:
     credit: int = DEFAULT_CREDIT
     quiet_after: float = 3.0
     waiting_after: float = 1.0
-    #: a frame for a domain nobody opened here is kept this long
-    early_for: float = 60.0
+    #: A frame for a domain nobody opened here is kept this long: it was acknowledged and is not sent again, so it
+    #: outlives any lease within which its sender or our workers would be found lost.
+    early_for: float = 600.0
 
     @property
     def node(self) -> int:
@@ -361,7 +362,7 @@ class LaneMachine:
         if e.domain[0] in self.ended:
             return
         domain = self.domains.get(e.domain)
-        early = domain is None or e.domain in self.early_pushes or any(k not in domain.partitions for k in e.keys)
+        early = domain is None or e.domain in self.early_pushes or any(k >= domain.end for k in e.keys)
         if domain is None or early:
             # After a restart workers may ring before the control machine has told us of their job. What they
             # ring after that waits too: a close must not overtake the keys it closes.

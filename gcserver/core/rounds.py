@@ -38,6 +38,8 @@ class Round:
     local: set[int] = field(default_factory=set)
     decision: Decision | None = None
     codec: CodecChoice | None = None
+    #: (codec id, level, who said it first): a round has one codec
+    coding: tuple[int, int, str] | None = None
     everyone: bool = False
     encoding: bool = False
     own: Parked | None = None

@@ -23,7 +23,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gcproto import slots
-from gcproto.dtypes import DType
 from gcproto.manifest import AddressSpace, ArenaPlan, Block, Section, Slot
 from gcserver.core.events import BlockMemory, Decision, DomainConfig, Retained, StepRecord, Versions
 from gcserver.runtime.statefiles import Heap, MappedFile, map_file
@@ -97,7 +96,8 @@ class DomainMemory:
     chunks: list[MappedFile] = field(default_factory=list)
     blocks: dict[int, BlockState] = field(default_factory=dict)
     steps: Any = None
-    _records: list[Any] = field(default_factory=list)
+    #: sections whose memory is there: workers may map these
+    opened: int = 0
     _index: Path = field(init=False)
 
     def __post_init__(self) -> None:
@@ -125,6 +125,7 @@ class DomainMemory:
             path = self.directory / f"{self.config.domain:08x}.{self.lane}.chunk{index}"
             self.chunks.append(map_file(path, self.arena.chunks[index]))
         if not mine:
+            self.opened = section.index + 1
             return {}
         name = self.directory / f"{self._index.name}{section.index}"
         file = map_file(name, -(-len(mine) * RECORD.itemsize // 4096) * 4096)
@@ -147,6 +148,7 @@ class DomainMemory:
             self.blocks[block.key] = state
             if not file.fresh:
                 memory[block.key] = self._remembered(state)
+        self.opened = section.index + 1
         return memory
 
     def _remembered(self, state: BlockState) -> BlockMemory:
@@ -248,14 +250,3 @@ class DomainMemory:
 
 def _align(n: int) -> int:
     return -(-n // 64) * 64
-
-
-def numpy_view(view: memoryview, dtype: DType) -> NDArray[Any]:
-    """A block's memory as the numpy type of its dtype (fp16 and bf16 as uint16)."""
-    return np.frombuffer(view, _NUMPY[dtype])
-
-
-_NUMPY = {
-    DType.F32: np.float32, DType.F16: np.uint16, DType.BF16: np.uint16, DType.F64: np.float64, DType.I8: np.int8,
-    DType.I16: np.int16, DType.I32: np.int32, DType.I64: np.int64, DType.U8: np.uint8, DType.BOOL: np.uint8,
-}  # fmt: skip

@@ -24,6 +24,7 @@ from gcproto.wire import Flag, Header
 from gcserver.codecs import Codec, CodecError, by_id, parse, reduce
 from gcserver.core.effects import Accumulate, CommitOutput, Decode, Encode, Finalise
 from gcserver.core.events import DomainKey, Encoded, Finalised, Retained
+from gcserver.core.plan import COMPRESSIBLE
 from gcserver.runtime.blocks import BlockState, DomainMemory
 
 NONE_ID = 0
@@ -224,7 +225,18 @@ class Executor:
             acc.owned = True
             codec.decode(_bytes(payload), acc.base)
         else:
-            codec.decode_add(_bytes(payload), acc.base)
+            codec.decode_add(_bytes(payload), self._owned(acc))
+
+    def _owned(self, acc: Accumulator) -> F32:
+        """The sum in memory of its own: what it refers to may be a worker's input, which is never written."""
+        if acc.pending is not None:
+            self._fold(acc)
+        if not acc.owned:
+            assert acc.base is not None
+            out = np.frombuffer(self.pool.take(acc.base.nbytes), np.float32)
+            np.copyto(out, acc.base)
+            acc.base, acc.owned = out, True
+        return acc.base  # type: ignore[return-value]
 
     # -------------------------------------------------------------------------------------- finalise
     def finalise(self, e: Finalise) -> Finalised:
@@ -324,6 +336,8 @@ class Executor:
             if len(payload) != size:
                 raise CodecError("payload.nbytes", size, len(payload))
         else:
+            if h.dtype not in COMPRESSIBLE:
+                raise CodecError("dtype", [d.name for d in COMPRESSIBLE], h.dtype)
             codec.check(_bytes(payload), h.elements)
 
     def retained_handle(self, memory: DomainMemory, key: int, kept: Retained) -> int | None:

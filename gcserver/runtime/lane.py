@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import os
 import select
+import shutil
 import signal
 import socket
 import sys
@@ -59,8 +60,10 @@ from gcserver.runtime.transport import ZmqTransport
 TICK: Final = 0.5
 STATS_EVERY: Final = 1.0
 _PR_SET_PDEATHSIG: Final = 1
-#: Finished steps of domains with many in flight are reported together: at most so many, so many seconds late.
+#: So many different complaints about what arrives are passed on; a stranger must not fill the log.
+MAX_SAID: Final = 256
 ITEMSIZE: Final = {int(d): d.itemsize for d in DType}
+#: Finished steps of domains with many in flight are reported together: at most so many, so many seconds late.
 REPORTS: Final = 32
 REPORT_WITHIN: Final = 0.01
 _decode_worker = messages.Decoder[messages.FromLaneWorker](messages.FromLaneWorker)
@@ -92,6 +95,7 @@ class LaneProcess:
     waiting_pushes: list[tuple[Worker, Push]] = field(default_factory=list)
     names: dict[int, str] = field(default_factory=dict)
     counts: dict[tuple[str, int], int] = field(default_factory=dict)
+    said: set[str] = field(default_factory=set)
     #: per peer: bytes in, out, frames in, out, uncompressed bytes in, out
     traffic: dict[int, list[int]] = field(default_factory=dict)
     rounds: dict[bytes, int] = field(default_factory=dict)
@@ -100,6 +104,8 @@ class LaneProcess:
     report_by: float = 0.0
     queue: deque[ev.LaneEvent] = field(default_factory=deque)
     running: bool = True
+    #: not accepting workers for a moment: no descriptors are left
+    deaf: bool = False
 
     # ------------------------------------------------------------------------------------------ loop
     def run(self) -> None:
@@ -107,7 +113,7 @@ class LaneProcess:
         for descriptor in (frames, self.link.fileno(), self.listener.fileno()):
             self.poller.register(descriptor, select.EPOLLIN)
         cores = tuple(sorted(os.sched_getaffinity(0)))
-        self.link.send(LaneReady(os.getpid(), self.machine.config.incarnation, cores))
+        self._send_up(LaneReady(os.getpid(), self.machine.config.incarnation, cores))
         next_tick = time.monotonic()
         next_stats = next_tick
         while self.running:
@@ -117,9 +123,10 @@ class LaneProcess:
                 for peer in self.transport.reconnected():
                     self.feed(ev.PeerReset(peer))
                 self.feed(ev.Tick())
+                self._housekeeping()
             if now >= next_stats:
                 next_stats = now + STATS_EVERY
-                self.link.send(self.stats())
+                self._send_up(self.stats())
             if self.reports and (now >= self.report_by or self._gated()):
                 self._flush_reports()
             until = min(next_tick, next_stats, self.report_by or next_tick)
@@ -129,12 +136,23 @@ class LaneProcess:
             if busy or frames in ready:
                 self._frames()
             if self.link.fileno() in ready:
-                self._supervisor()
+                self._supervisor(ready[self.link.fileno()])
             if self.listener.fileno() in ready:
                 self._accept()
             for descriptor, event in ready.items():
                 if descriptor in self.workers:
                     self._worker(self.workers[descriptor], event)
+
+    def _housekeeping(self) -> None:
+        """Forget what nobody will ask for any more."""
+        if self.deaf:
+            self.deaf = False
+            self.poller.modify(self.listener.fileno(), select.EPOLLIN)
+        alive = [w for w in self.workers.values() if w.job not in self.machine.ended]
+        if self.waiting_maps:
+            self.waiting_maps = [(w, m) for w, m in self.waiting_maps if w in alive]
+        if self.waiting_pushes:
+            self.waiting_pushes = [(w, p) for w, p in self.waiting_pushes if w in alive]
 
     def feed(self, event: ev.LaneEvent) -> None:
         """One event through the machine, and whatever its effects answer."""
@@ -153,11 +171,12 @@ class LaneProcess:
             try:
                 header = wire.parse(raw)
             except FrameError as error:
-                self._count("frames_refused" if error.field in ("magic", "version", "length") else "frames_corrupt", 0)
+                if error.field in ("magic", "version", "length"):
+                    self._count("frames_refused", 0)
                 if error.field == "version":
                     self._trouble_once(f"a peer speaks another protocol version: {error}")
                 elif error.field == "digest":
-                    self.feed(ev.FrameDamaged(None, None, str(error)))
+                    self.feed(ev.FrameDamaged(None, wire.sender_hint(raw), str(error)))
                 continue
             self._measure(header, header.sender, 0)
             try:
@@ -181,6 +200,8 @@ class LaneProcess:
             self.feed(ev.FrameReceived(header, handle))
 
     def _measure(self, h: Header, peer: int, direction: int) -> None:
+        if peer not in self.names:
+            return
         counted = self.traffic.get(peer)
         if counted is None:
             counted = self.traffic[peer] = [0] * 6
@@ -190,13 +211,19 @@ class LaneProcess:
             counted[4 + direction] += h.elements * ITEMSIZE.get(h.dtype, 0)
 
     def _trouble_once(self, text: str) -> None:
-        if self.counts.setdefault((text, -1), 0) == 0:
-            self.counts[text, -1] = 1
-            self.link.send(LaneTrouble(b"", "Log", text))
+        if len(self.said) < MAX_SAID and text not in self.said:
+            self.said.add(text)
+            self._send_up(LaneTrouble(b"", "Log", text))
 
     # ------------------------------------------------------------------------------------ supervisor
-    def _supervisor(self) -> None:
+    def _supervisor(self, event: int) -> None:
         try:
+            if event & select.EPOLLOUT:
+                self.link.channel.flush()
+                if not self.link.channel.backlog:
+                    self.poller.modify(self.link.fileno(), select.EPOLLIN)
+            if not event & ~select.EPOLLOUT:
+                return
             received = self.link.receive()
         except (ChannelClosed, MessageError):
             self.running = False
@@ -205,7 +232,9 @@ class LaneProcess:
             try:
                 self._from_supervisor(message)
             except MemoryShort as error:
-                self._memory_short(message.domain[0], error)
+                domain = message.config.id if isinstance(message, ev.DomainOpened) else message.domain
+                self.executor.close(domain)
+                self._memory_short(domain[0], error)
 
     def _from_supervisor(self, message: Any) -> None:
         if isinstance(message, AddPeer):
@@ -227,10 +256,22 @@ class LaneProcess:
             for descriptor, worker in list(self.workers.items()):
                 if worker.job == message.job:
                     self._drop_worker(descriptor)
+            # A section that was being opened while the supervisor removed the folder has made it anew.
+            shutil.rmtree(self._job_directory(message.job), ignore_errors=True)
         elif isinstance(message, AskBlocks):
-            self.link.send(BlockFacts(message.request, self.executor.facts(message.domain)))
+            self._send_up(BlockFacts(message.request, self.executor.facts(message.domain)))
         else:
             self.feed(message)
+
+    def _send_up(self, message: Any) -> None:
+        """To the supervisor; what its socket does not take now goes when it is writable."""
+        try:
+            self.link.send(message)
+        except ChannelClosed:
+            self.running = False
+            return
+        if self.link.channel.backlog:
+            self.poller.modify(self.link.fileno(), select.EPOLLIN | select.EPOLLOUT)
 
     def _job_directory(self, job: bytes) -> Path:
         return Path(self.setup.state) / "jobs" / job.hex()
@@ -263,7 +304,7 @@ class LaneProcess:
 
     def _memory_short(self, job: bytes, error: MemoryShort) -> None:
         advice = "make /dev/shm larger or the model smaller; `gcserver doctor --params N` prints the need"
-        self.link.send(LaneTrouble(job, "OutOfMemory", str(error.strerror or error), advice))
+        self._send_up(LaneTrouble(job, "OutOfMemory", str(error.strerror or error), advice))
 
     # --------------------------------------------------------------------------------------- workers
     def _accept(self) -> None:
@@ -271,6 +312,12 @@ class LaneProcess:
             try:
                 sock, _ = self.listener.accept()
             except BlockingIOError:
+                return
+            except OSError as error:
+                # Out of descriptors: whoever knocks is served when there are some again.
+                self._trouble_once(f"a worker's connection cannot be accepted: {error}")
+                self.poller.modify(self.listener.fileno(), 0)
+                self.deaf = True
                 return
             channel: Channel[messages.FromLaneWorker] = Channel(sock, _decode_worker)
             if channel.peer_uid() not in (os.getuid(), 0):
@@ -331,15 +378,23 @@ class LaneProcess:
     def _map(self, worker: Worker, request: MapSection) -> None:
         """Answer with the chunks the worker does not have yet; wait if the section is still to come."""
         memory = self.executor.domains.get((worker.job, request.domain))
-        if memory is None or request.index >= len(memory.space.sections):
-            self.waiting_maps.append((worker, request))
+        if memory is None or request.index >= memory.opened:
+            if worker.job not in self.machine.ended:
+                self.waiting_maps.append((worker, request))
             return
         chunks = memory.chunks[request.have :]
-        descriptors = [c.open_descriptor() for c in chunks]
         sizes = tuple(c.size for c in chunks)
-        self._tell(worker, Mapped(request.domain, request.index, request.have, sizes), descriptors)
-        for descriptor in descriptors:
-            os.close(descriptor)
+        descriptors: list[int] = []
+        try:
+            descriptors.extend(c.open_descriptor() for c in chunks)
+            self._tell(worker, Mapped(request.domain, request.index, request.have, sizes), descriptors)
+        except OSError as error:
+            # The job is being removed, or descriptors are exhausted.
+            advice = "raise the limit on open files (`gcserver doctor` names it)"
+            self._send_up(LaneTrouble(worker.job, "OutOfMemory", f"an arena cannot be opened: {error}", advice))
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
 
     def _tell(self, worker: Worker, message: messages.ToLaneWorker, descriptors: list[int] | None = None) -> None:
         try:
@@ -393,9 +448,9 @@ class LaneProcess:
             if began is not None:
                 times.setdefault(report.domain, []).append((report.step, now - began))
         for domain, steps in times.items():
-            self.link.send(StepTimes(domain, tuple(steps)))
+            self._send_up(StepTimes(domain, tuple(steps)))
         for report in reports:
-            self.link.send(report)
+            self._send_up(report)
 
     def _do_notify(self, e: fx.Notify) -> None:
         memory = self.executor.domains.get(e.domain)
@@ -408,6 +463,8 @@ class LaneProcess:
                 self._tell(worker, done)
 
     def _count(self, name: str, peer: int, value: int = 1) -> None:
+        if peer not in self.names:
+            peer = 0
         self.counts[name, peer] = self.counts.get((name, peer), 0) + value
 
     def stats(self) -> LaneStats:
@@ -415,7 +472,7 @@ class LaneProcess:
         arenas: dict[bytes, int] = {}
         for key, memory in domains.items():
             arenas[key[0]] = arenas.get(key[0], 0) + memory.nbytes
-        counts = tuple((name, peer, value) for (name, peer), value in self.counts.items() if peer >= 0)
+        counts = tuple((name, peer, value) for (name, peer), value in self.counts.items())
         peers = tuple(PeerTraffic(peer, *numbers) for peer, numbers in self.traffic.items())
         return LaneStats(
             self.transport.bytes_in,
@@ -441,10 +498,10 @@ _PERFORM: dict[type, Any] = {
     fx.Flip: lambda self, e: self.executor.domains[e.domain].flip(e.key, e.step, e.version, e.owner),
     fx.Notify: LaneProcess._do_notify,
     fx.ReportStep: LaneProcess._do_report_step,
-    fx.ReportClosed: lambda self, e: self.link.send(e),
-    fx.ReportWaiting: lambda self, e: self.link.send(e),
-    fx.ReportFault: lambda self, e: self.link.send(e),
-    fx.ReportLink: lambda self, e: self.link.send(e),
+    fx.ReportClosed: lambda self, e: self._send_up(e),
+    fx.ReportWaiting: lambda self, e: self._send_up(e),
+    fx.ReportFault: lambda self, e: self._send_up(e),
+    fx.ReportLink: lambda self, e: self._send_up(e),
     fx.Count: lambda self, e: self._count(e.name, e.peer, e.value),
 }
 

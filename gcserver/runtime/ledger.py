@@ -11,6 +11,7 @@ writes the same.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ import numpy as np
 
 from gcserver.core.control_events import DomainLedger, JobMemory
 from gcserver.core.events import DomainKey
-from gcserver.runtime.statefiles import map_file
+from gcserver.runtime.statefiles import map_file, private_directory
 
 VOIDS: Final = 1024
 SWITCHES: Final = 256
@@ -78,6 +79,14 @@ class Ledger:
         d["settled"] = step
 
 
+def _write(path: Path, content: bytes) -> None:
+    """Replace a file atomically, mode 0600."""
+    temporary = path.with_suffix(".new")
+    temporary.touch(mode=0o600)
+    temporary.write_bytes(content)
+    temporary.replace(path)
+
+
 @dataclass(slots=True)
 class JobStore:
     """All jobs of one daemon, under its state directory."""
@@ -88,10 +97,22 @@ class JobStore:
     def generation(self) -> int:
         """A number that lives exactly as long as this memory does."""
         path = self.state / "generation"
-        self.state.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not path.exists():
-            path.write_text(str(int.from_bytes(os.urandom(7), "little")))
-        return int(path.read_text())
+        private_directory(self.state)
+        try:
+            return int(path.read_text())
+        except (FileNotFoundError, ValueError):
+            number = int.from_bytes(os.urandom(7), "little")
+            _write(path, str(number).encode())
+            return number
+
+    def lanes(self, lanes: int) -> int:
+        """How many lanes what is remembered here was laid out for; ``lanes`` if nothing is."""
+        path = self.state / "lanes"
+        if any((self.state / "jobs").glob("*")):
+            with contextlib.suppress(FileNotFoundError, ValueError):
+                return int(path.read_text())
+        _write(path, str(lanes).encode())
+        return lanes
 
     def directory(self, job: bytes) -> Path:
         return self.state / "jobs" / job.hex()
@@ -99,9 +120,7 @@ class JobStore:
     def save(self, job: bytes, memory: JobMemory) -> None:
         path = self.directory(job) / "job.msgpack"
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        temporary = path.with_suffix(".new")
-        temporary.write_bytes(msgspec.msgpack.encode(memory))
-        temporary.replace(path)
+        _write(path, msgspec.msgpack.encode(memory))
 
     def forget(self, job: bytes) -> None:
         for key in [k for k in self.ledgers if k[0] == job]:

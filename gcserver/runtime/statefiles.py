@@ -44,28 +44,44 @@ def map_file(path: Path, size: int) -> MappedFile:
 
     Raises :class:`MemoryShort`.
     """
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    fresh = not path.exists() or path.stat().st_size != size
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fresh = True
     try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fresh = not path.exists() or path.stat().st_size != size
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             os.posix_fallocate(descriptor, 0, size)
-        except OSError as error:
-            if fresh:
-                path.unlink()
-            free = shutil.disk_usage(path.parent).free
-            raise MemoryShort(
-                error.errno,
-                f"{size >> 20} MiB of shared memory cannot be had for {path.name}: {error.strerror}; "
-                f"{free >> 20} MiB are free on that file system",
-            ) from error
-        mapped = mmap.mmap(descriptor, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
-    finally:
-        os.close(descriptor)
+            mapped = mmap.mmap(descriptor, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        if fresh:
+            path.unlink(missing_ok=True)
+        raise MemoryShort(error.errno, _shortage(path, size, error)) from error
     # Kernels before 5.14 do not know this; their pages come with the first touch instead.
     with contextlib.suppress(OSError, ValueError):
         mapped.madvise(_POPULATE_WRITE)
     return MappedFile(path, size, memoryview(mapped), fresh, mapped)
+
+
+def _shortage(path: Path, size: int, error: OSError) -> str:
+    try:
+        free = f"{shutil.disk_usage(path.parent).free >> 20} MiB are free on that file system"
+    except OSError:
+        free = "its folder is not there"
+    return f"{size >> 20} MiB of shared memory cannot be had for {path.name}: {error.strerror}; {free}"
+
+
+def private_directory(path: Path) -> None:
+    """Make ``path`` (and what leads to it) ours alone, mode 0700. Raises PermissionError if somebody else's is there.
+
+    Its place in a folder that everybody may write to can be guessed, so who owns it is looked at.
+    """
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    owner = path.lstat().st_uid
+    if owner != os.getuid():
+        raise PermissionError(f"{path} belongs to uid {owner}, not to this daemon (uid {os.getuid()}); remove it")
+    path.chmod(0o700)
 
 
 @dataclass(slots=True)
@@ -80,6 +96,10 @@ class Heap:
     def reopen(self) -> None:
         """Map the chunks an earlier life left. What it used is not known, so new things go to a new chunk."""
         while (path := self._path(len(self.chunks))).exists():
+            if path.stat().st_size == 0:
+                # Killed between making the file and giving it its memory: nothing refers to it.
+                path.unlink()
+                return
             self.chunks.append(map_file(path, path.stat().st_size))
             self._used = self.chunks[-1].size
 

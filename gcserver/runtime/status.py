@@ -133,7 +133,7 @@ class Status:
 
     def counters(self) -> dict[tuple[str, int], int]:
         """(name, peer id) -> count, supervisor and lanes together."""
-        total = {key: n for key, n in self._s.counts.items() if key[1] >= 0}
+        total = dict(self._s.counts)
         for lane in self._s.lanes:
             if lane is not None and lane.stats is not None:
                 for name, peer, n in lane.stats.counts:
@@ -150,9 +150,8 @@ class Status:
     def errors_by_source(self) -> list[tuple[str, str, int]]:
         """(process, kind, count): a lane that starts anew counts from zero."""
         found: dict[tuple[str, str], int] = {}
-        for (name, peer), n in self._s.counts.items():
-            if peer >= 0:
-                found["supervisor", name] = found.get(("supervisor", name), 0) + n
+        for (name, _), n in self._s.counts.items():
+            found["supervisor", name] = found.get(("supervisor", name), 0) + n
         for lane in self._s.lanes:
             if lane is not None and lane.stats is not None:
                 source = f"lane{lane.index}/{lane.incarnation}"
@@ -342,8 +341,10 @@ class Status:
         for lane in self._s.lanes:
             if lane is not None and lane.index in lanes:
                 self._s.to_lane(lane, AskBlocks(request, domain.config.id))
-        await asyncio.wait({done}, timeout=FACTS_TIMEOUT)
-        del self._requests[request]
+        try:
+            await asyncio.wait({done}, timeout=FACTS_TIMEOUT)
+        finally:
+            del self._requests[request]
         return facts
 
     def on_facts(self, lane: int, message: BlockFacts) -> None:

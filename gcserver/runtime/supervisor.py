@@ -39,13 +39,15 @@ from gcserver.runtime.lanes import Lane, LanePool, cores_for
 from gcserver.runtime.ledger import JobStore
 from gcserver.runtime.resolve import resolve
 from gcserver.runtime.setup import LaneSetup, lane_address, listen_unix
-from gcserver.runtime.statefiles import MemoryShort
+from gcserver.runtime.statefiles import MemoryShort, private_directory
 from gcserver.runtime.status import Status
 from gcserver.runtime.transport import BindError, ZmqTransport
 
 TICK: Final = 0.5
 #: How long SIGTERM waits for jobs to end before it leaves them to the next life of this daemon.
 STOP_GRACE: Final = 2.0
+#: So many different complaints about what arrives are logged; a stranger must not fill the log.
+MAX_SAID: Final = 256
 _decode_worker = messages.Decoder[messages.FromWorker](messages.FromWorker)
 log = logging.getLogger("gcserver")
 
@@ -71,9 +73,12 @@ class Supervisor:
         self.pool = LanePool()
         self.addresses: dict[str, str] = {}
         self.counts: dict[tuple[str, int], int] = {}
+        self.said: set[str] = set()
+        #: not accepting workers for a moment: no descriptors are left
+        self.deaf = False
+        self.signalled = False
         self.requests: dict[int, asyncio.Future[cx.AnswerRequest]] = {}
         self.last_request = 0
-        self.drained = asyncio.Event()
         self.stopped = asyncio.Event()
         self.ready = asyncio.Event()
         self.failure = ""
@@ -85,6 +90,12 @@ class Supervisor:
         """Serve until SIGTERM or a failure. Returns the exit status."""
         self.loop = asyncio.get_running_loop()
         self._lock()
+        laid_out = self.store.lanes(self.config.node.lanes)
+        if laid_out != self.config.node.lanes:
+            raise StartError(
+                f"jobs in {self.state} were begun with {laid_out} lane(s), node.lanes is {self.config.node.lanes}: "
+                "start with the old number until they end, or remove that folder to drop them"
+            )
         # Lanes need the longest to start; the rest is done while they load their kernels.
         generation = self.store.generation()
         self.hello = Hello(self.node, self.hello.address, self.hello.lanes, self.hello.lane, generation, __version__)
@@ -158,7 +169,8 @@ class Supervisor:
 
     def _lock(self) -> None:
         """One daemon a state directory; the lock goes with the process, however it ends."""
-        self.state.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private_directory(self.state.parent if self.state.parent.name.startswith("gradcomm") else self.state)
+        private_directory(self.state)
         self._lock_file = os.open(self.state / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -169,9 +181,10 @@ class Supervisor:
             ) from None
 
     def _on_signal(self) -> None:
-        if self.machine.draining:
+        if self.signalled:
             self.stopped.set()
             return
+        self.signalled = True
         log.info("stopping: draining for up to %g s", STOP_GRACE)
         self.feed(cx.DrainAsked("the daemon is stopping"))
         if not self.stopped.is_set():
@@ -186,6 +199,7 @@ class Supervisor:
         for lane in self.lanes:
             if lane is not None:
                 self.loop.remove_reader(lane.link.fileno())
+                self.loop.remove_writer(lane.link.fileno())
                 lane.link.channel.close()
                 lane.process.kill()
                 lane.process.wait()
@@ -210,11 +224,22 @@ class Supervisor:
         if len(self.queue) > 1:
             return
         while self.queue:
-            for effect in self.machine.on(self.queue[0], time.monotonic()):
-                _PERFORM[type(effect)](self, effect)
+            try:
+                for effect in self.machine.on(self.queue[0], time.monotonic()):
+                    _PERFORM[type(effect)](self, effect)
+            except Exception:
+                # A defect. Half an event must not be lived on with: the next life takes up from memory.
+                log.exception("%s could not be handled; stopping, so that memory is taken up anew", self.queue[0])
+                self.fail("a defect in the daemon (see above)")
+                return
             self.queue.popleft()
 
     def _tick(self) -> None:
+        if self.stopped.is_set():
+            return
+        if self.deaf:
+            self.deaf = False
+            self.loop.add_reader(self.listener.fileno(), self._accept)
         for peer in self.transport.reconnected():
             self.feed(ev.PeerReset(peer))
         self.feed(ev.Tick())
@@ -225,9 +250,14 @@ class Supervisor:
     def _know_peer(self, name: str, address: str) -> None:
         if name == self.node or self.addresses.get(name) == address:
             return
-        self.addresses[name] = address
         node = wire.node_id(name)
-        self.transport.open(node, lane_address(address, self.config.node.lanes))
+        try:
+            # Workers and peers may name peers too, so the address is tried before it is believed.
+            self.transport.open(node, lane_address(address, self.config.node.lanes))
+        except (ValueError, zmq.ZMQError) as error:
+            self._warn_once(f"peer {name!r} cannot be reached at {address!r}: {error}; expected tcp://host:port")
+            return
+        self.addresses[name] = address
         for lane in self.lanes:
             if lane is not None and lane.ready:
                 self.to_lane(lane, AddPeer(name, address))
@@ -247,7 +277,7 @@ class Supervisor:
             if error.field in ("magic", "version", "length"):
                 self._warn_once(f"a peer's frame is refused: {error}")
             else:
-                self.feed(ev.FrameDamaged(None, None, str(error)))
+                self.feed(ev.FrameDamaged(None, wire.sender_hint(raw), str(error)))
             return
         try:
             wire.check_payload(header, payload)
@@ -263,8 +293,8 @@ class Supervisor:
             self._warn_once(f"a peer's control message is refused: {error}")
 
     def _warn_once(self, text: str) -> None:
-        if (text, -1) not in self.counts:
-            self.counts[text, -1] = 1
+        if len(self.said) < MAX_SAID and text not in self.said:
+            self.said.add(text)
             log.warning("%s", text)
 
     # ---------------------------------------------------------------------------------------- workers
@@ -273,6 +303,12 @@ class Supervisor:
             try:
                 sock, _ = self.listener.accept()
             except BlockingIOError:
+                return
+            except OSError as error:
+                # Out of descriptors: whoever knocks is served when there are some again.
+                self._warn_once(f"a worker's connection cannot be accepted: {error}")
+                self.loop.remove_reader(self.listener.fileno())
+                self.deaf = True
                 return
             channel: Channel[messages.FromWorker] = Channel(sock, _decode_worker)
             if channel.peer_uid() not in (os.getuid(), 0):
@@ -385,7 +421,9 @@ class Supervisor:
         self.feed(cx.LaneSaid(0, report))
 
     def _lane_gone(self, lane: Lane) -> None:
+        # The next socket may get the same number: asyncio must not go on watching it for this one.
         self.loop.remove_reader(lane.link.fileno())
+        self.loop.remove_writer(lane.link.fileno())
         lane.link.channel.close()
         lane.process.kill()
         status = lane.process.wait()
@@ -454,7 +492,6 @@ class Supervisor:
             future.set_result(e)
 
     def _do_drained(self, e: cx.Drained) -> None:
-        self.drained.set()
         self.stopped.set()
 
     def _do_count(self, e: fx.Count) -> None:

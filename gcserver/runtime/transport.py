@@ -17,7 +17,7 @@ from typing import Final
 
 import zmq
 
-from gcproto.wire import HEADER_BYTES
+from gcproto.wire import HEADER_BYTES, MAX_PAYLOAD_BYTES
 
 #: Payloads from this size on are sent without copying; pyzmq's bookkeeping for that costs some microseconds.
 ZERO_COPY_BYTES: Final = 64 << 10
@@ -40,6 +40,8 @@ class ZmqTransport:
         self._context = context
         self._in = context.socket(zmq.PULL)
         self._in.setsockopt(zmq.RCVHWM, 0)
+        # Refused before it is allocated; a stranger's connection is dropped, not served.
+        self._in.setsockopt(zmq.MAXMSGSIZE, MAX_PAYLOAD_BYTES)
         self._in.setsockopt(zmq.LINGER, 0)
         self._in.setsockopt(zmq.IPV6, "[" in listen)
         try:
@@ -56,11 +58,19 @@ class ZmqTransport:
 
     # -------------------------------------------------------------------------------------- the five
     def open(self, peer: int, address: str) -> None:
-        """Connect to a peer; returns at once, the connection is made in the background."""
+        """Connect to a peer; returns at once, the connection is made in the background. ZMQError: no such address."""
         if self._addresses.get(peer) == address:
             return
+        before = self._addresses.get(peer)
         self._addresses[peer] = address
-        self._connect(peer)
+        try:
+            self._connect(peer)
+        except zmq.ZMQError:
+            if before is None:
+                del self._addresses[peer]
+            else:
+                self._addresses[peer] = before
+            raise
 
     def send(self, peer: int, header: bytes, payload: Payload | None, copy: bool = False) -> bool:
         """Queue one frame; False if there is no socket for the peer. ``copy`` frees the payload at once."""
@@ -148,8 +158,12 @@ class ZmqTransport:
         socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)
         socket.setsockopt(zmq.IPV6, "[" in self._addresses[peer])
+        try:
+            socket.connect(self._addresses[peer])
+        except zmq.ZMQError:
+            socket.close(0)
+            raise
         self._monitors[peer] = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED)
-        socket.connect(self._addresses[peer])
         self._out[peer] = socket
         self._dropped.discard(peer)
 

@@ -92,6 +92,34 @@ def sums() -> dict[str, Any]:
     return {"wrong": wrong, "digest": digest.hexdigest(), "place": place, "refused": refused, "stats": stats}
 
 
+def unnamed() -> dict[str, Any]:
+    """Unnamed calls whose results each rank fetches at other times: at once, by polling, late, or not at all."""
+    gcclient.init()
+    rank, size = gcclient.rank(), gcclient.size()
+    wrong: list[str] = []
+    under_way: list[tuple[int, Any]] = []
+
+    def fetch(i: int, handle: Any) -> None:
+        elements = 300_000 if i % 5 == 0 else 16
+        if not torch.equal(gcclient.synchronize(handle), torch.full((elements,), float(i * size + sum(range(size))))):
+            wrong.append(f"call {i}")
+
+    for i in range(100):
+        elements = 300_000 if i % 5 == 0 else 16
+        handle = gcclient.push_pull_async(torch.full((elements,), float(i + rank)), average=False)
+        if rank == 0:
+            fetch(i, handle)
+        else:
+            under_way.append((i, handle))
+        if rank == 1:
+            while under_way and gcclient.poll(under_way[0][1]):
+                fetch(*under_way.pop(0))
+    for i, handle in reversed(under_way):
+        fetch(i, handle)
+    gcclient.shutdown()
+    return {"wrong": wrong}
+
+
 def mismatch(kind: str) -> None:
     """Rank 1 does something else than the others; what is raised is the outcome."""
     if gcclient.is_initialized():

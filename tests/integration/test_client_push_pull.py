@@ -54,6 +54,10 @@ def test_values_and_broadcasts_on_three_nodes_with_unequal_numbers_of_ranks(trio
     assert "object" in values[0]["refused"]
 
 
+def test_unnamed_calls_meet_whenever_their_results_are_fetched(trio: Cluster) -> None:
+    assert [o.ok()["wrong"] for o in trio.run(f"{WORKERS}:unnamed", [0, 1, 2])] == [[], [], []]
+
+
 def test_two_jobs_at_once_do_not_meet(trio: Cluster) -> None:
     one = trio.start(f"{WORKERS}:counting", [0, 1], job="one", steps=40, elements=50_000)
     two = trio.start(f"{WORKERS}:counting", [1, 0], job="two", steps=40, elements=70_000)

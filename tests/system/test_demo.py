@@ -56,7 +56,7 @@ class Demo:
 
 def test_the_demo_from_end_to_end(tmp_path: Path) -> None:
     report = tmp_path / "demo.json"
-    demo = Demo(tmp_path, "--seconds", "6", "--steps", "3", "--rate", "200mbit", "--json", str(report))
+    demo = Demo(tmp_path, "--seconds", "3", "--steps", "3", "--rate", "200mbit", "--json", str(report))
     printed, _ = demo.process.communicate(timeout=220)
     assert demo.process.returncode == 0, printed
     assert demo.nothing_left()

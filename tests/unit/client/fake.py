@@ -12,7 +12,8 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,12 @@ class FakeDaemon:
             for where, channel in self._channels.values():
                 if where == index % (self.lanes + 1):
                     channel.send(message)
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """Read nothing meanwhile."""
+        with self._lock:
+            yield
 
     def connected(self, index: int) -> bool:
         return any(where == index % (self.lanes + 1) for where, _ in self._channels.values())

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pytest
 import torch
 
 import gcclient
 from gcclient.api import current
-from gcclient.calls import CALLS, EXACT
+from gcclient.calls import CALLS, EXACT, PLACES, places_for
 from gcproto import messages
 from gcproto.messages import DeclareDomain, DeclareSection, MapSection
 from gcproto.wire import Flag
@@ -28,14 +29,36 @@ def test_named_and_unnamed_tensors_live_in_two_domains(joined: FakeDaemon) -> No
     assert sections == [(CALLS, "weight"), (EXACT, "push_pull.noname.0")]
 
 
-def test_unnamed_places_are_used_again(joined: FakeDaemon) -> None:
-    for _ in range(3):
-        gcclient.push_pull(torch.ones(3))
-    handles = [gcclient.push_pull_async(torch.full((3,), float(i))) for i in range(3)]
+def _unnamed_keys(joined: FakeDaemon) -> list[int]:
+    pushes = sorted((p for lane in (0, 1) for p in joined.pushes(lane) if p.keys), key=lambda p: p.step)
+    return [key for p in pushes for key in p.keys]
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_unnamed_places_take_turns_whenever_results_are_fetched(joined: FakeDaemon, at_once: bool) -> None:
+    """Ranks that poll fetch results at different times, and must still use the same places."""
+    handles = []
+    for i in range(2 * PLACES + 1):
+        handles.append(gcclient.push_pull_async(torch.full((3,), float(i))))
+        if at_once:
+            gcclient.synchronize(handles[-1])
+        else:
+            assert [h.over for h in handles] == [j <= i - PLACES for j in range(i + 1)]
+    assert [float(gcclient.synchronize(h)[0]) for h in handles] == [float(i) for i in range(2 * PLACES + 1)]
     gcclient.push_pull(torch.ones(3, dtype=torch.float64))
-    assert [float(gcclient.synchronize(h)[0]) for h in handles] == [0.0, 1.0, 2.0]
     names = [m.section.tensors[0].name for m in joined.heard[-1] if isinstance(m, DeclareSection)]
-    assert names == [f"push_pull.noname.{i}" for i in range(4)]
+    assert names == [f"push_pull.noname.{i}" for i in range(PLACES + 1)]
+    joined.wait(lambda: len(_unnamed_keys(joined)) == 2 * PLACES + 2)
+    keys = _unnamed_keys(joined)
+    assert len(set(keys)) == PLACES + 1 and keys[:PLACES] == keys[PLACES : 2 * PLACES] and keys[0] == keys[2 * PLACES]
+
+
+def test_large_unnamed_tensors_have_fewer_places(joined: FakeDaemon) -> None:
+    assert [places_for(n) for n in (0, 4, 1 << 20, 2 << 20, 4 << 20, 1 << 30)] == [PLACES, PLACES, 8, 4, 2, 2]
+    values = [float(i) for i in range(3)]
+    handles = [gcclient.push_pull_async(torch.full((1 << 20,), v)) for v in values]
+    assert [h.over for h in handles] == [True, False, False]
+    assert [set(gcclient.synchronize(h).tolist()) for h in handles] == [{v} for v in values]
 
 
 def test_both_sides_compute_the_same_layout(joined: FakeDaemon) -> None:
@@ -123,6 +146,17 @@ def test_what_cannot_be_pushed_is_refused_with_what_would_do(joined: FakeDaemon)
         gcclient.push_pull(torch.ones(2).to_sparse(), "s")
     with pytest.raises(ValueError, match="'meta'"):
         gcclient.push_pull(torch.ones(2, device="meta"), "m")
+
+
+@pytest.mark.parametrize(
+    "function",
+    [gcclient.push_pull, gcclient.push_pull_, gcclient.push_pull_async, gcclient.push_pull_async_],
+)
+def test_arguments_in_the_order_of_other_libraries_are_refused(joined: FakeDaemon, function: Any) -> None:
+    for arguments in ((False,), (True, "weight"), (b"weight",), (3,), (None, "weight"), ("weight", None)):
+        with pytest.raises(TypeError, match=r"name=\.\.\., average="):
+            function(torch.ones(3), *arguments)
+    assert gcclient.stats()["calls"] == 0
 
 
 def test_calls_from_several_threads(joined: FakeDaemon) -> None:

@@ -168,7 +168,7 @@ def test_the_same_local_rank_twice_refuses_the_first() -> None:
 def test_ranks_that_do_not_make_the_world_are_refused() -> None:
     m = machine()
     said(m, 1, register(0, 2, 0, 2))
-    out = said(m, 2, Register("train", 0, 2, 1, 2, 1))
+    out = said(m, 2, Register("train", 0, 2, 1, 2, 1, b"j" * 16))
     assert [f.kind for f in told(out, 1) + told(out, 2)] == ["JoinRefused"] * 2
 
 

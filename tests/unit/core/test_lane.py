@@ -83,7 +83,9 @@ def test_strangers_and_unknown_domains() -> None:
 def test_what_came_too_early_is_dropped_in_the_end_and_its_credit_returned() -> None:
     m = machine()
     m.on(contribution(payload_bytes=600), 0.0)
-    out = m.on(ev.Tick(), 61.0)
+    m.on(ev.Tick(), 599.0)
+    assert not m.links[B].taken, "acknowledged: it is not sent again, and the job's lease has not expired"
+    out = m.on(ev.Tick(), 601.0)
     assert "Release" in kinds(out)
     assert m.links[B].taken == {ID: 600}
 
@@ -92,7 +94,7 @@ def test_the_credit_of_an_earlier_life_is_not_given_to_the_next() -> None:
     m = machine()
     m.on(contribution(payload_bytes=600), 0.0)
     m.on(hello(23), 1.0)
-    m.on(ev.Tick(), 61.0)
+    m.on(ev.Tick(), 601.0)
     assert m.links[B].taken == {}
 
 

@@ -27,6 +27,7 @@ SAMPLES: list[messages.Message] = [
     messages.Beat(7, ((b"j" * 16, 0, 3, 2**64 - 1),), ((b"j" * 16, 0, 4096),)),
     messages.Nack((1, 5)),
     messages.JobJoin("train", 4, MemberInfo("a", "tcp://a:1", (0, 1)), 9),
+    messages.JoinRefusal("train", (("a", 9), ("b", 4)), "ranks [0, 0] do not make a world of 2"),
     messages.EpochDecided(
         "train", b"j" * 16, 1, 2, (MemberInfo("a", "tcp://a:1", (0, 1)),), (9,), (Rule("*", "none"),)
     ),
