@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from gcproto import messages, wire
@@ -298,3 +299,172 @@ def test_a_frame_that_cannot_be_read_is_counted() -> None:
     bad = replace(hello_from("b", 7), body=b"\xc1noise")
     assert Count("frames_unusable", B) in m.on(bad, 0.0)
     assert not m.links[B].up
+
+
+def domain_of(m: ControlMachine) -> tuple[bytes, int]:
+    ((job, key),) = [(j.id, k) for j in m.jobs.values() for k in j.domains]
+    return job, key
+
+
+def answers(effects: list[Any]) -> list[ce.AnswerRequest]:
+    return [e for e in effects if isinstance(e, ce.AnswerRequest)]
+
+
+def test_a_wait_that_is_over_ends_no_job() -> None:
+    m = formed(lanes=2)
+    domain = domain_of(m)
+    m.on(ce.LaneSaid(0, ReportWaiting(domain, 1, 1.0, "exchange", ("b",))), 2.0)
+    for lane in (0, 1):
+        m.on(ce.LaneSaid(lane, ReportStep(domain, 1, False, 0, 0)), 3.0)
+    assert told(m.on(Tick(), 90.0)) == []
+    m.on(ce.LaneSaid(1, ReportWaiting(domain, 2, 90.0, "exchange", ("b",))), 91.0)
+    m.on(ce.LaneUp(1), 92.0)
+    assert told(m.on(Tick(), 200.0)) == [], "a lane that came back says anew what it waits for"
+
+
+def test_a_lost_peer_is_named_with_the_work_it_held_up() -> None:
+    m, _ = formed_with_b()
+    said(m, 1, DeclareDomain("ddp", 3, (0, 1), True))
+    domain = domain_of(m)
+    m.on(ce.LaneSaid(0, ReportStep(domain, 1, False, 0, 0)), 1.0)
+    m.on(ce.LaneSaid(0, ReportWaiting(domain, 2, 1.0, "push", ("b",))), 2.0)
+    (fault,) = told(m.on(Tick(), 31.0))
+    assert (fault.kind, fault.domain, fault.step, fault.phase, fault.last_step) == ("PeerLost", 3, 2, "push", 1)
+
+
+def test_a_lost_worker_is_named_with_the_step_after_the_last() -> None:
+    m, _ = formed_with_b()
+    said(m, 1, DeclareDomain("ddp", 3, (0, 1), True))
+    m.on(ce.LaneSaid(0, ReportStep(domain_of(m), 1, False, 0, 0)), 1.0)
+    fault = next(f for f in control_sent(m.on(ce.WorkerGone(1), 2.0)) if isinstance(f, Fault))
+    assert (fault.kind, fault.domain, fault.step, fault.phase, fault.last_step) == ("WorkerLost", 3, 2, "push", 1)
+
+
+def test_the_number_of_a_plan_that_cannot_run_is_dead() -> None:
+    m, record = formed_with_b()
+    m.on(ce.SetCodec(1, "train", "*", "topk"), 0.0)
+    out = m.on(control_from_b(messages.PlanReady(record.job, 1, "no topk here"), 2), 0.0)
+    assert answers(out) == [ce.AnswerRequest(1, error="b: no topk here")]
+    assert messages.PlanReady(record.job, 1, "b: no topk here") in control_sent(out), "all hear of it"
+    out = m.on(ce.SetCodec(2, "train", "*", "none"), 0.0)
+    (text,) = [x for x in control_sent(out) if isinstance(x, messages.PlanText)]
+    assert text.version == 2
+    memory = next(e.memory for e in reversed(out) if isinstance(e, ce.SaveJob))
+    again = machine()
+    again.on(ce.JobRestored(replace(memory, plans=()), ()), 0.0)
+    assert again.jobs[record.job].numbered == 2
+
+
+def test_who_asked_at_another_node_hears_that_a_plan_cannot_run() -> None:
+    m, record = follower()
+    out = m.on(ce.SetCodec(4, "train", "*", "topk"), 0.0)
+    (wish,) = control_sent(out)
+    m.on(control_from_b(messages.PlanText(record.job, 1, wish.request, wish.rules), 3), 0.0)
+    out = m.on(control_from_b(messages.PlanReady(record.job, 1, "b: no topk here"), 4), 0.0)
+    assert answers(out) == [ce.AnswerRequest(4, error="b: no topk here")]
+    assert 1 not in m.jobs[record.job].plans
+
+
+def test_a_plan_answers_all_who_asked_for_it_or_one_before() -> None:
+    m = formed()
+    m.on(ce.SetCodec(1, "train", "w", "topk"), 0.0)
+    m.on(ce.SetCodec(2, "train", "v", "topk"), 0.0)
+    out = m.on(ce.LaneSaid(0, ReportStep(domain_of(m), 1, False, 2, 0)), 0.0)
+    assert [(a.request, a.plan, a.error) for a in answers(out)] == [(1, 2, ""), (2, 2, "")]
+
+
+def test_an_orderly_end_answers_what_is_open() -> None:
+    m = formed()
+    m.on(ce.SetCodec(1, "train", "*", "topk"), 0.0)
+    (answer,) = answers(said(m, 1, messages.Unregister()))
+    assert answer.request == 1 and "ended" in answer.error
+
+
+@pytest.mark.parametrize(
+    ("change", "part"), [({"number": b"short"}, "16 bytes, got 5"), ({"on_loss": "shrink"}, "later release")]
+)
+def test_registrations_this_release_cannot_serve_are_refused(change: dict[str, Any], part: str) -> None:
+    (fault,) = told(said(machine(), 1, msgspec.structs.replace(register(), **change)))
+    assert fault.kind == "JoinRefused" and part in fault.message
+
+
+@pytest.mark.parametrize("number", [-1, 2**32])
+def test_a_domain_number_fits_the_frame_header(number: int) -> None:
+    (fault,) = told(said(formed(), 1, DeclareDomain("tp", number, (0,))))
+    assert f"0..{2**32 - 1}" in fault.message
+
+
+def test_a_peers_impossible_section_ends_the_job() -> None:
+    m, record = formed_with_b()
+    said(m, 1, DeclareDomain("ddp", 0, (0, 1), True))
+    (fault,) = told(m.on(control_from_b(messages.SectionOffer(record.job, 0, -1, 5), 2), 0.0))
+    assert "sections start at 0" in fault.message
+    m, record = formed_with_b()
+    declared = DeclareDomain("ddp", 0, (0, 1), True)
+    said(m, 1, declared)
+    theirs = messages.SectionList(record.job, 0, declared, Section(0, (TensorSpec("w", (4,), 250),)), 1)
+    (fault,) = told(m.on(control_from_b(theirs, 2), 0.0))
+    assert "unknown dtype code 250" in fault.message
+
+
+def gathered() -> tuple[ControlMachine, int, messages.EpochDecided]:
+    """Node a with rank 1, which waits for b; the nonce of its gathering; the record b would send."""
+    m = machine()
+    m.on(PeerAdded(B, "b"), 0.0)
+    m.on(hello_from("b", 7, to=100), 0.0)
+    (join,) = control_sent(said(m, 1, register(1, 2)))
+    members = (messages.MemberInfo("b", "tcp://b:7000", (0,)), join.member)
+    rules = (messages.Rule("*", "none"),)
+    return m, join.nonce, messages.EpochDecided("train", b"j" * 16, 1, 2, members, (5, join.nonce), rules)
+
+
+def follower() -> tuple[ControlMachine, messages.EpochDecided]:
+    m, _, record = gathered()
+    assert isinstance(told(m.on(control_from_b(record, 1), 0.0))[0], Registered)
+    return m, record
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "part"),
+    [
+        ({"rules": (messages.Rule("*", "zip"),)}, "CodecError", "unknown codec 'zip'"),
+        ({"world_size": 3}, "JoinRefused", "does not fit together"),
+        ({"job": b"j"}, "JoinRefused", "number of 1 bytes"),
+        ({"partition_bytes": 1000}, "JoinRefused", "multiple of 4096"),
+    ],
+)
+def test_a_record_that_cannot_be_followed_is_refused(change: dict[str, Any], kind: str, part: str) -> None:
+    m, _, record = gathered()
+    out = m.on(control_from_b(msgspec.structs.replace(record, **change), 1), 0.0)
+    (fault,) = told(out)
+    assert fault.kind == kind and part in fault.message and fault.advice
+    assert [f.kind for f in control_sent(out)] == [kind] and not m.jobs and not m.gatherings
+
+
+def test_a_record_with_too_few_nonces_is_refused() -> None:
+    m, nonce, record = gathered()
+    out = m.on(control_from_b(msgspec.structs.replace(record, nonces=(nonce,)), 1), 0.0)
+    assert "2 members, 1 nonces" in control_sent(out)[0].message and not m.jobs
+
+
+def test_a_refused_gathering_is_told_to_the_other_nodes() -> None:
+    m = machine()
+    m.on(PeerAdded(B, "b"), 0.0)
+    m.on(hello_from("b", 7, to=100), 0.0)
+    said(m, 1, register(0, 2))
+    out = m.on(control_from_b(messages.JobJoin("train", 2, messages.MemberInfo("b", "tcp://b:7000", (0,)), 5), 1), 0.0)
+    assert [f.kind for f in told(out)] == ["JoinRefused"] and not m.joins
+    (refusal,) = control_sent(out)
+    assert ("b", 5) in refusal.gatherings and "do not make a world" in refusal.reason
+    other, nonce, _ = gathered()
+    late = messages.JoinRefusal("train", (("a", nonce - 1),), "ranks")
+    assert told(other.on(control_from_b(late, 1), 0.0)) == [], "an earlier gathering"
+    (fault,) = told(other.on(control_from_b(messages.JoinRefusal("train", (("a", nonce),), "ranks"), 2), 0.0))
+    assert fault.kind == "JoinRefused" and fault.message == "b: ranks" and not other.gatherings and not other.joins
+
+
+def test_another_world_size_elsewhere_is_named_to_who_waits() -> None:
+    m, _, _ = gathered()
+    m.on(control_from_b(messages.JobJoin("train", 4, messages.MemberInfo("b", "tcp://b:7000", (0,)), 5), 1), 0.0)
+    (waiting,) = told(m.on(Tick(), 3.0))
+    assert "ranks [0]" in waiting.what and "WORLD_SIZE differs: 2 here, 4 on b" in waiting.what

@@ -191,3 +191,58 @@ def test_answers_are_not_answered() -> None:
     assert answer.header.aux == 1 and answer.handle == 5
     again = m.on(contribution(3, flags=int(Flag.ALL), aux=1), 0.0)
     assert kinds(again) == ["Release", "frames_stale"]
+
+
+def faults(effects: list[Any]) -> list[fx.ReportFault]:
+    return [e for e in effects if isinstance(e, fx.ReportFault)]
+
+
+def test_only_addresses_of_sections_to_come_are_waited_for() -> None:
+    m = machine()
+    open_domain(m)
+    assert m.on(ev.Pushed(ID, 0, 1, (128,), False), 0.0) == [], "where the next section will start"
+    assert m.early_pushes
+    m = machine()
+    open_domain(m)
+    (fault,) = faults(m.on(ev.Pushed(ID, 0, 1, (64,), False), 0.0))
+    assert fault.kind == "TensorMismatch" and "unknown address 64" in fault.message
+    m = machine()
+    open_domain(m)
+    assert faults(m.on(ev.Pushed(ID, 0, 1, (-4,), False), 0.0))
+
+
+@pytest.mark.parametrize("settled", [False, True])
+def test_a_new_tensor_in_a_closed_step_ends_the_job(settled: bool) -> None:
+    m = machine()
+    open_domain(m)
+    m.on(ev.Pushed(ID, 0, 1, (), True), 0.0)
+    if settled:
+        m.on(ev.Settled(ID, 1, False, 0), 0.0)
+    (fault,) = faults(m.on(ev.Pushed(ID, 0, 1, (0,), False), 0.0))
+    assert (fault.kind, fault.step) == ("TensorMismatch", 1) and "after it had closed" in fault.message
+
+
+def test_the_same_push_again_is_no_new_tensor() -> None:
+    m = machine()
+    open_domain(m)
+    m.on(ev.Pushed(ID, 0, 1, (0,), True), 0.0)
+    assert m.on(ev.Pushed(ID, 0, 1, (0,), True), 0.0) == []
+
+
+@pytest.mark.parametrize(("rank", "step"), [(0, 0), (0, -1), (1, 1), (-1, 1)])
+def test_impossible_pushes_are_counted(rank: int, step: int) -> None:
+    m = machine()
+    open_domain(m)
+    assert kinds(m.on(ev.Pushed(ID, rank, step, (0,), True), 0.0)) == ["pushes_unusable"]
+
+
+@pytest.mark.parametrize("change", [{"codec": 2}, {"level": 3}])
+@pytest.mark.parametrize("first", ["peer", "own"])
+def test_another_codec_than_that_of_the_round_ends_the_job(change: dict[str, int], first: str) -> None:
+    m = machine()
+    open_domain(m)
+    events: list[Any] = [ev.Pushed(ID, 0, 1, (0,), True), contribution(**change)]
+    out = [e for event in (events if first == "own" else events[::-1]) for e in m.on(event, 0.0)]
+    (fault,) = faults(out)
+    assert fault.kind == "CorruptFrame" and fault.missing == ("b",) and "one codec" in fault.message
+    assert "Accumulate" not in kinds(out)
