@@ -49,7 +49,7 @@ format: $(STAMP) ## rewrite the sources as the linter wants them
 proto: $(STAMP) ## regenerate the code of proto/admin.proto
 	@$(BIN)/python tools/gen_proto.py
 
-demo: $(STAMP) ## train over two daemons and slow links, beside gloo
+demo: warmup ## train over two daemons and slow links, beside gloo
 	@$(BIN)/python -m examples.demo $(ARGS)
 
 soak: warmup ## load with every aggregate checked (MINUTES=10)
