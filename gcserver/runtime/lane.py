@@ -11,6 +11,7 @@ interpreter lock while ZeroMQ's own thread moves bytes.
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import select
 import shutil
@@ -59,6 +60,7 @@ from gcserver.runtime.transport import ZmqTransport
 
 TICK: Final = 0.5
 STATS_EVERY: Final = 1.0
+GC_THRESHOLD: Final = (20_000, 20, 20)
 _PR_SET_PDEATHSIG: Final = 1
 #: So many different complaints about what arrives are passed on; a stranger must not fill the log.
 MAX_SAID: Final = 256
@@ -522,6 +524,10 @@ def main() -> int:
     transport = ZmqTransport(context, setup.listen)
     listener = listen_unix(setup.worker_socket)
     process = LaneProcess(setup, LaneMachine(config), transport, link, listener)
+    # What is loaded now stays; looking through it for garbage again and again is time between frames.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLD)
     try:
         process.run()
     finally:
