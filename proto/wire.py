@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import enum
 import struct
-from dataclasses import dataclass
 from typing import Final
 
 import xxhash
+
+from gcproto.records import Record
 
 MAGIC: Final = b"GCF1"
 PROTOCOL_VERSION: Final = 1
@@ -93,8 +94,7 @@ class FrameError(ValueError):
         super().__init__(f"frame {field}: expected {expected}, got {got}" + (f"; {advice}" if advice else ""))
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
+class Header(Record, frozen=True, gc=False):
     """One frame header. Defaults suit frames outside any job.
 
     ``key`` is the byte address of the partition in its domain's flat address space; ``sender`` is

@@ -1,20 +1,18 @@
 """What the lane machine asks the outside to do.
 
-What may live here: frozen dataclasses, one per action, each with the order it must keep. What may not:
+What may live here: frozen records, one per action, each with the order it must keep. What may not:
 behaviour. Effects of one event are carried out in the order given, each before the next: several of them
 are writes to memory that outlives the process, and their order is what makes a kill at any point harmless.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from gcproto.records import Record
 from gcproto.wire import Header
 from gcserver.core.events import CodecChoice, Decision, DomainKey, Handle
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
+class Send(Record, frozen=True, gc=False):
     """Put one frame on the link to ``peer``: the payload is ``handle``'s bytes, or ``body``."""
 
     peer: int
@@ -23,22 +21,19 @@ class Send:
     body: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
-class Reconnect:
+class Reconnect(Record, frozen=True, gc=False):
     """Drop the socket to ``peer`` with everything queued in it, and open a new one."""
 
     peer: int
 
 
-@dataclass(frozen=True, slots=True)
-class Release:
+class Release(Record, frozen=True, gc=False):
     """The machine will not name ``handle`` again."""
 
     handle: Handle
 
 
-@dataclass(frozen=True, slots=True)
-class LogDecision:
+class LogDecision(Record, frozen=True, gc=False):
     """Write the decision to the block's record, before the Encode that follows it."""
 
     domain: DomainKey
@@ -46,8 +41,7 @@ class LogDecision:
     decision: Decision
 
 
-@dataclass(frozen=True, slots=True)
-class Encode:
+class Encode(Record, frozen=True, gc=False):
     """Sum the local ranks' inputs in rank order and encode them; answer with Encoded.
 
     ``read``/``write``: residual versions (ignored without feedback). ``retain``: the payload goes to this
@@ -67,8 +61,7 @@ class Encode:
     proposal: int
 
 
-@dataclass(frozen=True, slots=True)
-class Accumulate:
+class Accumulate(Record, frozen=True, gc=False):
     """Add one member's decoded payload to the round's accumulator; the first starts it from zero."""
 
     domain: DomainKey
@@ -82,8 +75,7 @@ class Accumulate:
     nonfinite: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Finalise:
+class Finalise(Record, frozen=True, gc=False):
     """Turn the accumulator into the result; answer with Finalised.
 
     Owner scheme: encode the aggregate (``codec``, owner residual versions ``read``/``write``) into
@@ -106,8 +98,7 @@ class Finalise:
     proposal: int
 
 
-@dataclass(frozen=True, slots=True)
-class Decode:
+class Decode(Record, frozen=True, gc=False):
     """Decode an aggregate into the output slot (times 1/divisor if it is in sum units); NaN if nonfinite."""
 
     domain: DomainKey
@@ -121,8 +112,7 @@ class Decode:
     nonfinite: bool
 
 
-@dataclass(frozen=True, slots=True)
-class CommitOutput:
+class CommitOutput(Record, frozen=True, gc=False):
     """Mark the output slot as holding ``step``; after this a restart knows the round is complete."""
 
     domain: DomainKey
@@ -132,8 +122,7 @@ class CommitOutput:
     proposal: int
 
 
-@dataclass(frozen=True, slots=True)
-class LogStep:
+class LogStep(Record, frozen=True, gc=False):
     """Append a finished step to the lane's ring, before the workers hear of it."""
 
     domain: DomainKey
@@ -143,8 +132,7 @@ class LogStep:
     digest: int
 
 
-@dataclass(frozen=True, slots=True)
-class Flip:
+class Flip(Record, frozen=True, gc=False):
     """Make residual version ``version``, written in ``step``, the settled one. ``owner``: the owner's residual."""
 
     domain: DomainKey
@@ -154,8 +142,7 @@ class Flip:
     owner: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Notify:
+class Notify(Record, frozen=True, gc=False):
     """Tell the node's workers that blocks are in their output slots. ``rank``: only that local rank."""
 
     domain: DomainKey
@@ -165,8 +152,7 @@ class Notify:
     rank: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ReportStep:
+class ReportStep(Record, frozen=True, gc=False):
     """To the control machine: this lane finished ``step``. ``digest``: of the keys in it."""
 
     domain: DomainKey
@@ -176,8 +162,7 @@ class ReportStep:
     digest: int
 
 
-@dataclass(frozen=True, slots=True)
-class ReportClosed:
+class ReportClosed(Record, frozen=True, gc=False):
     """To the control machine: ``step`` hangs; local workers had closed it with the keys of this digest."""
 
     domain: DomainKey
@@ -185,8 +170,7 @@ class ReportClosed:
     digest: int
 
 
-@dataclass(frozen=True, slots=True)
-class ReportWaiting:
+class ReportWaiting(Record, frozen=True, gc=False):
     """To the control machine: the oldest open step and whom it waits for (empty ``missing``: nothing open)."""
 
     domain: DomainKey
@@ -196,8 +180,7 @@ class ReportWaiting:
     missing: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ReportFault:
+class ReportFault(Record, frozen=True, gc=False):
     """To the control machine: the job cannot go on. ``kind`` is the client's exception name."""
 
     domain: DomainKey
@@ -209,8 +192,7 @@ class ReportFault:
     advice: str
 
 
-@dataclass(frozen=True, slots=True)
-class ReportLink:
+class ReportLink(Record, frozen=True, gc=False):
     """A link changed: "up" (a new life of the peer), "quiet" (nothing heard for a while) or "refused"."""
 
     peer: int
@@ -218,8 +200,7 @@ class ReportLink:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Count:
+class Count(Record, frozen=True, gc=False):
     """Add to a counter that operators see. ``peer`` 0: not about a peer."""
 
     name: str

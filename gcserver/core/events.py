@@ -1,6 +1,6 @@
 """What the outside tells the lane machine.
 
-What may live here: frozen dataclasses, one per thing that can happen to a lane. What may not: behaviour,
+What may live here: frozen records, one per thing that can happen to a lane. What may not: behaviour,
 I/O, numpy, time. The control machine's events are in `control_events.py`.
 
 A payload is an opaque integer *handle* here; the runtime (or the simulation) knows the bytes behind it.
@@ -11,9 +11,9 @@ memory unchanged until the machine answers with :class:`~gcserver.core.effects.R
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from gcproto.manifest import Block, Section
+from gcproto.records import Record
 from gcproto.wire import Header
 
 Handle = int
@@ -21,8 +21,7 @@ Handle = int
 DomainKey = tuple[bytes, int]
 
 
-@dataclass(frozen=True, slots=True)
-class CodecChoice:
+class CodecChoice(Record, frozen=True, gc=False):
     """A codec as the core sees it. ``feedback``: keeps residuals; ``sum_units``: payload decodes to a sum."""
 
     spec: str
@@ -32,8 +31,7 @@ class CodecChoice:
     sum_units: bool
 
 
-@dataclass(frozen=True, slots=True)
-class PlanRule:
+class PlanRule(Record, frozen=True, gc=False):
     """Tensors matching ``pattern`` use ``codec`` over ``scheme`` ("owner" or "all")."""
 
     pattern: str
@@ -41,8 +39,7 @@ class PlanRule:
     scheme: str = "owner"
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(Record, frozen=True, gc=False):
     """A numbered plan; the last matching rule wins. ``dense`` serves what is too small or not fp32-like."""
 
     version: int
@@ -50,8 +47,7 @@ class Plan:
     dense: CodecChoice
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
+class Member(Record, frozen=True, gc=False):
     """One node of an epoch, in member order: its id (`wire.node_id`), name and number of ranks."""
 
     node: int
@@ -59,8 +55,7 @@ class Member:
     ranks: int
 
 
-@dataclass(frozen=True, slots=True)
-class DomainConfig:
+class DomainConfig(Record, frozen=True, gc=False):
     """What is fixed for one epoch of a domain. ``me`` is this node's member index; ``divisor`` the rank count.
 
     ``lag``: settling step t fixes the plan of step t + lag (2 for scoped domains such as a DDP model,
@@ -79,15 +74,14 @@ class DomainConfig:
     min_compress_bytes: int
     #: global ranks of the local workers, ascending; a rank's place here is its local index
     ranks: tuple[int, ...] = ()
-    partition_bytes: int = 4 << 20
+    partition_bytes: int = 8 << 20
 
     @property
     def id(self) -> DomainKey:
         return (self.job, self.domain)
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(Record, frozen=True, gc=False):
     """What the ledger says about one contribution: taken once, logged before use, reused on retry."""
 
     step: int
@@ -97,8 +91,7 @@ class Decision:
     seed: int
 
 
-@dataclass(frozen=True, slots=True)
-class Versions:
+class Versions(Record, frozen=True, gc=False):
     """A two-version state: ``current`` (0 or 1) was settled at ``settled``; the other was written at ``written``."""
 
     current: int = 0
@@ -106,8 +99,7 @@ class Versions:
     written: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Retained:
+class Retained(Record, frozen=True, gc=False):
     """A payload kept until everyone provably has it: an owner's aggregate, or an all-scheme contribution.
 
     ``slot`` is which of the block's two retained memories holds it.
@@ -124,8 +116,7 @@ class Retained:
     proposal: int
 
 
-@dataclass(frozen=True, slots=True)
-class BlockMemory:
+class BlockMemory(Record, frozen=True, gc=False):
     """What shared memory remembers of one block after a restart (steps start at 1; 0 means never)."""
 
     pushed: tuple[int, ...]
@@ -140,8 +131,7 @@ class BlockMemory:
     retained: tuple[Retained, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class StepRecord:
+class StepRecord(Record, frozen=True, gc=False):
     """One finished step of a lane, as its ring in shared memory keeps it."""
 
     step: int
@@ -151,16 +141,14 @@ class StepRecord:
 
 
 # ------------------------------------------------------------------------------------------- events
-@dataclass(frozen=True, slots=True)
-class PeerAdded:
+class PeerAdded(Record, frozen=True, gc=False):
     """A peer's address is known; ``node`` is its id."""
 
     node: int
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class FrameReceived:
+class FrameReceived(Record, frozen=True, gc=False):
     """A frame whose digests hold. ``handle`` is its payload (DATA) and ``body`` its bytes (all other types)."""
 
     header: Header
@@ -168,8 +156,7 @@ class FrameReceived:
     body: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
-class FrameDamaged:
+class FrameDamaged(Record, frozen=True, gc=False):
     """A frame that failed. ``header`` is there when only the payload is bad; ``peer`` when the link is known."""
 
     header: Header | None
@@ -177,15 +164,13 @@ class FrameDamaged:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class PeerReset:
+class PeerReset(Record, frozen=True, gc=False):
     """The transport lost its connection to ``peer`` (and perhaps frames); restarting, not dead."""
 
     peer: int
 
 
-@dataclass(frozen=True, slots=True)
-class DomainOpened:
+class DomainOpened(Record, frozen=True, gc=False):
     """A domain's epoch begins here (or is taken up again after a restart)."""
 
     config: DomainConfig
@@ -199,8 +184,7 @@ class DomainOpened:
     proposal: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class SectionOpened:
+class SectionOpened(Record, frozen=True, gc=False):
     """All members agreed on a section; ``blocks`` are all of its blocks, ``memory`` what is remembered of ours."""
 
     domain: DomainKey
@@ -209,31 +193,27 @@ class SectionOpened:
     memory: Mapping[int, BlockMemory]
 
 
-@dataclass(frozen=True, slots=True)
-class DomainClosed:
+class DomainClosed(Record, frozen=True, gc=False):
     """The job ended; forget the domain."""
 
     domain: DomainKey
 
 
-@dataclass(frozen=True, slots=True)
-class PlanKnown:
+class PlanKnown(Record, frozen=True, gc=False):
     """A plan's text arrived and its codecs are compiled."""
 
     domain: DomainKey
     plan: Plan
 
 
-@dataclass(frozen=True, slots=True)
-class ProposalKnown:
+class ProposalKnown(Record, frozen=True, gc=False):
     """Every member can run plan ``version``: propose it from the next step opened here."""
 
     domain: DomainKey
     version: int
 
 
-@dataclass(frozen=True, slots=True)
-class Pushed:
+class Pushed(Record, frozen=True, gc=False):
     """A worker's doorbell. ``rank`` is its local index; ``close``: no more blocks come in this step."""
 
     domain: DomainKey
@@ -245,8 +225,7 @@ class Pushed:
     grad_scale: float = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Encoded:
+class Encoded(Record, frozen=True, gc=False):
     """Answer to :class:`~gcserver.core.effects.Encode`: the contribution's payload (None when non-finite)."""
 
     domain: DomainKey
@@ -258,8 +237,7 @@ class Encoded:
     nonfinite: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Finalised:
+class Finalised(Record, frozen=True, gc=False):
     """Answer to :class:`~gcserver.core.effects.Finalise`: the aggregate's payload (none in the all scheme)."""
 
     domain: DomainKey
@@ -271,16 +249,14 @@ class Finalised:
     nonfinite: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Unusable:
+class Unusable(Record, frozen=True, gc=False):
     """A frame whose digests hold and whose payload does not decode: the sender is faulty. Payload dropped."""
 
     header: Header
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Settled:
+class Settled(Record, frozen=True, gc=False):
     """The control machine settled ``step``: ``void`` keeps old versions; ``plan`` is that of step + lag."""
 
     domain: DomainKey
@@ -289,8 +265,7 @@ class Settled:
     plan: int
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(Record, frozen=True, gc=False):
     """Time passed."""
 
 

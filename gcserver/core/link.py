@@ -22,10 +22,11 @@ process that comes back knows nothing of what it had sent. So:
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 
 from gcproto import messages, wire
+from gcproto.records import replace
 from gcproto.wire import Flag, FrameType, Header, Phase
 from gcserver.core.effects import Count, Reconnect, ReportLink, Send
 from gcserver.core.events import DomainKey, Handle

@@ -10,9 +10,10 @@ that it was applied once and with the right number.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from gcproto.manifest import Block, Section
+from gcproto.records import replace
 from gcproto.wire import Flag
 from gcserver.core.control_events import DomainLedger, JobMemory, LogSettled
 from gcserver.core.effects import Encode, Finalise

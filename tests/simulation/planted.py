@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
+from gcproto.records import replace
 from gcproto.wire import Header, Phase
 from gcserver.core import effects as fx
 from gcserver.core.domain import Domain

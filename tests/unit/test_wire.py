@@ -6,13 +6,13 @@ What may live here: tests of `proto/wire.py`. What may not: what frames mean (`t
 from __future__ import annotations
 
 import struct
-from dataclasses import fields, replace
 from typing import Any
 
 import pytest
 import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import fields, replace
 
 from gcproto import wire
 from gcproto.wire import Flag, FrameError, FrameType, Header, Phase

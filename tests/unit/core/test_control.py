@@ -6,7 +6,7 @@ restarts, which the simulation plays.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import replace as dc_replace
 from typing import Any
 
 import msgspec
@@ -15,6 +15,7 @@ import pytest
 from gcproto import messages, wire
 from gcproto.manifest import Section, TensorSpec
 from gcproto.messages import DeclareDomain, DeclareSection, Fault, Register, Registered
+from gcproto.records import replace
 from gcproto.wire import FrameType, Header
 from gcserver.core import control_events as ce
 from gcserver.core.control import ControlConfig, ControlMachine
@@ -351,7 +352,7 @@ def test_the_number_of_a_plan_that_cannot_run_is_dead() -> None:
     assert text.version == 2
     memory = next(e.memory for e in reversed(out) if isinstance(e, ce.SaveJob))
     again = machine()
-    again.on(ce.JobRestored(replace(memory, plans=()), ()), 0.0)
+    again.on(ce.JobRestored(dc_replace(memory, plans=()), ()), 0.0)
     assert again.jobs[record.job].numbered == 2
 
 

@@ -5,7 +5,6 @@ What may live here: tests of `gcserver/core/link.py` with two links and no netwo
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gcproto import messages, wire
+from gcproto.records import replace
 from gcproto.wire import Flag, FrameType, Header, Phase
 from gcserver.core.effects import Reconnect, ReportLink, Send
 from gcserver.core.link import MAX_AHEAD, MAX_BLIND, MAX_NACK, Link
