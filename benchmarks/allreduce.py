@@ -34,8 +34,13 @@ from benchmarks import common
 from benchmarks.lab import daemons, netns, processes, procfs
 
 PAYLOAD_SHARE = 1448 / 1514
-SYSTEMS = ("gradcomm", "gradcomm new", "gloo")
-CALL = {"gradcomm": "in place", "gradcomm new": "new tensor", "gloo": "in place"}
+SYSTEMS = ("gradcomm", "gradcomm new", "gradcomm resident", "gloo")
+CALL = {
+    "gradcomm": "in place",
+    "gradcomm new": "new tensor",
+    "gradcomm resident": "resident",
+    "gloo": "in place",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,15 +97,19 @@ class _Calls:
         self.base = torch.arange(elements, dtype=torch.float32).remainder_(251.0)
         self.x = self.base.clone()
         name = f"x{nbytes}"
+        #: a tensor that lives in the arena, in place as well
+        self.resident = gradcomm.empty(f"resident{nbytes}", elements) if gradcomm is not None else self.x
         act: dict[str, Callable[[], Any]] = {
             "gradcomm": lambda: gradcomm.push_pull_(self.x, name=name),
+            "gradcomm resident": lambda: gradcomm.push_pull_(self.resident),
             "gradcomm new": lambda: gradcomm.push_pull(self.x, name=name),
             "gloo": lambda: (dist.all_reduce(self.x), self.x)[1],
         }
         self.act = {system: act[system] for system in task.systems}
 
-    def refill(self) -> None:
-        self.x.copy_(self.base).add_(2.0 * self.task.rank)
+    def refill(self, system: str) -> None:
+        x = self.resident if system == "gradcomm resident" else self.x
+        x.copy_(self.base).add_(2.0 * self.task.rank)
 
     def check(self, system: str, got: Any) -> None:
         """Raises RuntimeError if the result is not the exact average (gloo: sum)."""
@@ -119,7 +128,7 @@ def _measure(
     """(times of the slowest rank, CPU seconds of one call over all processes), by system."""
 
     def turn(system: str) -> tuple[float, float, Any]:
-        calls.refill()
+        calls.refill(system)
         dist.barrier()
         cpu = procfs.cpu_seconds(pids)
         start = time.perf_counter()

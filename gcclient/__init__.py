@@ -17,6 +17,7 @@ except ImportError as error:  # torch is the user's own, and no requirement of t
 from gcclient.api import (
     broadcast_optimizer_state,
     broadcast_parameters,
+    empty,
     init,
     is_initialized,
     local_rank,
@@ -59,6 +60,7 @@ __all__ = [
     "size",
     "local_rank",
     "local_size",
+    "empty",
     "push_pull",
     "push_pull_",
     "push_pull_async",

@@ -19,7 +19,7 @@ from typing import Final
 
 import torch
 
-from gcclient import device
+from gcclient import device, windows
 from gcclient.arena import BlockPlace
 from gcclient.domain import Domain, Step
 from gcclient.errors import GradcommError
@@ -58,13 +58,15 @@ def exact_domain(session: Session) -> Domain:
 class Tensor:
     """A declared tensor: its blocks, and the call that is under way with it."""
 
-    __slots__ = ("spec", "index", "places", "call")
+    __slots__ = ("spec", "index", "places", "call", "resident")
 
     def __init__(self, spec: TensorSpec, index: int, places: list[BlockPlace]) -> None:
         self.spec = spec
         self.index = index
         self.places = places
         self.call: Call | None = None
+        #: the tensor that lives in the input slots, if there is one
+        self.resident: torch.Tensor | None = None
 
 
 class Call:
@@ -183,6 +185,8 @@ class Calls:
         self._named: dict[tuple[bool, str], Tensor] = {}
         self._unnamed: dict[tuple[tuple[int, ...], DType], Unnamed] = {}
         self._unnamed_count = 0
+        #: names of tensors that live in the arena, by their first address
+        self._residents: dict[int, str] = {}
         self._results = Results()
         self._lock = threading.RLock()
 
@@ -194,6 +198,8 @@ class Calls:
         _check_arguments(name, average)
         session = self.session
         session.check()
+        if name is None and self._residents:
+            name = self._residents.get(tensor.data_ptr())
         if tensor.layout is not torch.strided:
             raise ValueError(f"a tensor of layout {tensor.layout} cannot be pushed; use tensor.to_dense()")
         dtype = device.dtype_of(tensor, name or "(unnamed)")
@@ -211,6 +217,13 @@ class Calls:
                 # Its output slot is about to be reused: fetch the earlier result first.
                 known.call.finish()
             memory = device.memory_of(flat)
+            if known.resident is not None:
+                if flat.data_ptr() != known.resident.data_ptr():
+                    raise ValueError(
+                        f"{name!r} lives in the arena since gcclient.empty(): push that tensor, or another one under "
+                        "another name"
+                    )
+                memory = device.ResidentMemory(flat)
             if in_place:
                 call = Call(session, known, flat, memory, source)
             else:
@@ -229,12 +242,31 @@ class Calls:
         with domain.pushing:
             step = Step(domain, flags, 1.0, memory.settle)
             call.step = step.number
-            for place in call.tensor.places:
+            # Highest addresses first, as lanes send them.
+            for place in reversed(call.tensor.places):
                 at = place.block.start * place.block.dtype.itemsize
                 place.op = call
                 memory.load(at, at + place.block.nbytes, place.input)
                 step.add(place)
             step.close()
+
+    def empty(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """The tensor that lives in the input slots of ``name``; the same one at every call. All ranks together."""
+        _check_arguments(name, True)
+        code = device.DTYPES.get(dtype)
+        if code is None or name is None:
+            raise ValueError(f"a tensor in the arena needs a name and a dtype that can be exchanged: {name!r}, {dtype}")
+        with self._lock:
+            known = self._find(calls_domain(self.session), name, shape, code)
+            if known.call is not None:
+                known.call.finish()
+            if known.resident is None:
+                raw = windows.inputs(known.places)
+                flat = torch.from_numpy(raw).view(dtype) if raw.size else torch.empty(0, dtype=dtype)
+                known.resident = flat.view(shape)
+                if known.places:
+                    self._residents[flat.data_ptr()] = name
+            return known.resident
 
     # ------------------------------------------------------------------------------------------ names
     def _find(self, domain: Domain, name: str | None, shape: tuple[int, ...], dtype: DType) -> Tensor:

@@ -78,6 +78,15 @@ class HostMemory:
         pass
 
 
+class ResidentMemory(HostMemory):
+    """A CPU tensor that lives in its input slots: what is to be pushed is there already."""
+
+    __slots__ = ()
+
+    def load(self, lo: int, hi: int, target: Bytes) -> None:
+        pass
+
+
 class CudaMemory:
     """A CUDA tensor: asynchronous copies on a side stream that waits for the work queued so far."""
 

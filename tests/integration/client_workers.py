@@ -77,6 +77,13 @@ def sums() -> dict[str, Any]:
     second = gcclient.push_pull_async(torch.full((4,), 2.0), "again")
     check("first of two", gcclient.synchronize(first), torch.full((4,), 1.0))
     check("second of two", gcclient.synchronize(second), torch.full((4,), 2.0))
+    for elements in (0, 5, 300_001):  # none, one and several blocks
+        resident = gcclient.empty(f"resident{elements}", elements)
+        for factor in (1.0, 2.0):
+            resident.copy_(torch.arange(float(elements)) * (factor * (rank + 1)))
+            wanted = torch.arange(float(elements)) * (factor * sum(range(1, size + 1)))
+            check("resident", gcclient.push_pull(resident, f"resident{elements}", average=False), wanted)
+        check("resident in place", gcclient.push_pull_(resident, f"resident{elements}", average=False), wanted)
     for _ in range(600):  # more steps than doorbells are kept for
         got = gcclient.push_pull(torch.full((8,), float(rank)), "many", average=False)
     check("many", got, torch.full((8,), float(sum(range(size)))))

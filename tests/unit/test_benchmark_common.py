@@ -88,7 +88,12 @@ def test_a_real_run_on_loopback(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert [(r["bytes"], r["system"], r["call"]) for r in rows] == [
         (size, *which)
         for size in (4096, 300_000)
-        for which in (("gradcomm", "in place"), ("gradcomm", "new tensor"), ("gloo", "in place"))
+        for which in (
+            ("gradcomm", "in place"),
+            ("gradcomm", "new tensor"),
+            ("gradcomm", "resident"),
+            ("gloo", "in place"),
+        )
     ]
     assert all(r["runs"] >= 3 and r["median_s"] > 0 and r["cpu_s_per_gb"] > 0 for r in rows)
     assert "x gloo" in capsys.readouterr().out

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import gcclient
+from gcclient.api import _current_calls as current_calls
 from gcclient.api import current
 from gcclient.calls import CALLS, EXACT, PLACES, places_for
 from gcproto import messages
@@ -88,7 +89,7 @@ def test_every_lane_hears_the_close_once_and_last(joined: FakeDaemon) -> None:
             mine = [p for p in pushes if p.step == step]
             assert [p.close for p in mine] == [False] * (len(mine) - 1) + [True]
             keys = [k for p in mine for k in p.keys]
-            assert keys == [b.key for b in blocks[section] if b.lane == lane]
+            assert keys == [b.key for b in reversed(blocks[section]) if b.lane == lane]
             assert all(p.flags == (0 if step == 2 else Flag.AVERAGE) and p.grad_scale == 1.0 for p in mine)
 
 
@@ -189,3 +190,33 @@ def test_a_tensor_that_changed_is_announced_as_a_contradiction(joined: FakeDaemo
         gcclient.push_pull(torch.ones(4), "t")
     assert joined.heard[-1][-1].section.tensors[0].shape == (4,)
     assert joined.heard[-1][-1].section.index == 0
+
+
+def test_a_resident_tensor_is_pushed_from_where_it_is(joined: FakeDaemon) -> None:
+    elements = 5 * PARTITION // 8 + 3  # several blocks, on both lanes, the last one small
+    resident = gcclient.empty("w", elements)
+    values = torch.arange(float(elements))
+    for turn in (1.0, 2.0):
+        resident.copy_(values * turn)
+        tensor = current_calls()._named[False, "w"]
+        assert b"".join(p.input.tobytes() for p in tensor.places) == resident.numpy().tobytes()
+        assert len({p.block.lane for p in tensor.places}) == 2
+        got = gcclient.push_pull(resident)
+        assert torch.equal(got, values * turn) and got.data_ptr() != resident.data_ptr()
+    assert gcclient.push_pull_(resident) is resident
+    assert gcclient.empty("w", elements).data_ptr() == resident.data_ptr()
+    with pytest.raises(ValueError, match="lives in the arena"):
+        gcclient.push_pull(values, "w")
+    with pytest.raises(ValueError, match="complex64"):
+        gcclient.empty("c", 3, dtype=torch.complex64)
+    gcclient.shutdown()
+    resident.fill_(7.0)  # still memory of ours
+    assert float(resident.sum()) == 7.0 * elements
+
+
+def test_an_unnamed_empty_tensor_is_no_resident(joined: FakeDaemon) -> None:
+    assert gcclient.empty("nothing", 0).numel() == 0
+    assert gcclient.push_pull(torch.ones(0)).numel() == 0
+    assert gcclient.push_pull(gcclient.empty("one", 2).fill_(3.0)).tolist() == [3.0, 3.0]
+    names = [m.section.tensors[0].name for m in joined.heard[-1] if isinstance(m, DeclareSection)]
+    assert names == ["nothing", "push_pull.noname.0", "one"]
