@@ -219,7 +219,7 @@ KEYS: Final[tuple[Key, ...]] = (
     Key("codec.default", _codec, 'a codec spec such as "topk(ratio=0.01)"', "Codec of jobs that name none.", "none"),
     Key(
         "partition_bytes", _partition, "256KiB to 64MiB, a multiple of 4096",
-        "Largest unit of transfer and aggregation.", "4MiB",
+        "Largest unit of transfer and aggregation.", "8MiB",
     ),
     Key(
         "min_compress_bytes", _within(values.read_size, 0, 1 << 40, values.show_size), values.SIZE_FORM,

@@ -13,7 +13,7 @@ addresses of block starts, so they never depend on buckets, groups or the order 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -26,6 +26,7 @@ from gcproto.dtypes import DType
 ADDRESS_ALIGN: Final = 64
 PAGE: Final = 4096
 MIN_BLOCK_BYTES: Final = 256 * 1024
+MIN_PIPELINED_BYTES: Final = 2 << 20
 MIN_CHUNK_BYTES: Final = 1 << 20
 #: Sections and tensors a peer or a worker may announce, bounded before anything is allocated.
 MAX_TENSORS: Final = 1 << 20
@@ -158,17 +159,27 @@ def _align(value: int, to: int) -> int:
     return -(-value // to) * to
 
 
-def block_bytes(section_bytes: int, members: int, partition_bytes: int) -> int:
-    """How long the blocks of a section are, bytes.
+def block_sizes(section_bytes: int, members: int, partition_bytes: int) -> Iterator[int]:
+    """Lengths of a section's blocks, bytes, in address order; multiples of a page but for the last.
 
-    At least two blocks an owner where the section is large enough to cut, so that both directions of
-    every link are busy and copies overlap with transfer; never below 256 KiB, where per-message costs
-    win, nor above ``partition_bytes``.
+    Every block costs the daemon a fixed time, so few large ones are best for throughput; at least two an owner, as
+    soon as that leaves 2 MiB each, keep both directions of every link busy and let copies overlap with transfer.
+    Never below 256 KiB, where per-message costs win, nor above ``partition_bytes``. What leaves last has to travel,
+    be summed and travel back with nothing to overlap with: the lowest addresses, which are sent last, are cut finer.
     """
-    if section_bytes <= MIN_BLOCK_BYTES:
-        return max(min(section_bytes, partition_bytes), 1)
-    wanted = _align(-(-section_bytes // (2 * max(members, 1))), PAGE)
-    return min(max(wanted, MIN_BLOCK_BYTES), partition_bytes)
+    members = max(members, 1)
+    two = section_bytes // (2 * members)
+    wanted = two if two >= MIN_PIPELINED_BYTES else -(-section_bytes // members)
+    size = min(max(_align(wanted, PAGE), MIN_BLOCK_BYTES), partition_bytes)
+    left = section_bytes
+    fine = size // 2 // PAGE * PAGE
+    if fine >= MIN_PIPELINED_BYTES and section_bytes >= 2 * members * size:
+        for _ in range(2 * members):
+            yield fine
+            left -= fine
+    while left > 0:
+        yield min(size, left)
+        left -= size
 
 
 @dataclass(slots=True)
@@ -201,7 +212,6 @@ class AddressSpace:
         if section.index != len(self.sections):
             raise ManifestError(f"expected section {len(self.sections)}, got {section.index}")
         itemsize = section.dtype.itemsize
-        per_block = max(1, block_bytes(section.nbytes, self.members, self.partition_bytes) // itemsize)
         ends: list[int] = []
         total = 0
         for spec in section.tensors:
@@ -209,17 +219,18 @@ class AddressSpace:
             ends.append(total)
         blocks = []
         tensor = 0
-        for start in range(0, total, per_block):
-            stop = min(start + per_block, total)
+        stop = 0
+        for size in block_sizes(section.nbytes, self.members, self.partition_bytes):
+            start, stop = stop, stop + size // itemsize
             while ends[tensor] <= start:
                 tensor += 1
-            bounds, biggest, size, at, t = [0], tensor, -1, start, tensor
+            bounds, biggest, most, at, t = [0], tensor, -1, start, tensor
             while at < stop:
                 end = min(ends[t], stop)
                 if end > at:
                     bounds.append(end - start)
-                    if end - at > size:
-                        biggest, size = t, end - at
+                    if end - at > most:
+                        biggest, most = t, end - at
                 at, t = end, t + 1
             owner = min(range(self.members), key=self._owned.__getitem__)
             lane = min(range(self.lanes), key=self._laned.__getitem__)
@@ -241,7 +252,8 @@ class AddressSpace:
 class ArenaPlan:
     """Places blocks of one lane into chunk files; append-only, the same on worker and lane.
 
-    ``chunks`` lists the sizes of the files in bytes. Blocks of a page or more are page aligned.
+    ``chunks`` lists the sizes of the files in bytes. Inputs and outputs of a page or more start on a page, and so do
+    those of every block after the first of a section: a worker can map a section's inputs side by side.
     """
 
     local_ranks: int
@@ -251,7 +263,7 @@ class ArenaPlan:
 
     def _place(self, at: int, block: Block) -> tuple[int, Slot]:
         """(end, slot) of ``block`` if its header starts at or after offset ``at`` of the current chunk."""
-        align = PAGE if block.nbytes >= PAGE else ADDRESS_ALIGN
+        align = PAGE if block.nbytes >= PAGE or block.start else ADDRESS_ALIGN
         header = _align(at, ADDRESS_ALIGN)
         at = _align(header + LANE_HEADER_BYTES + RANK_HEADER_BYTES * self.local_ranks, align)
         offsets = []

@@ -117,7 +117,7 @@ class EpochDecided(Message, frozen=True, tag="epoch"):
     members: tuple[MemberInfo, ...]
     nonces: tuple[int, ...]
     rules: tuple[Rule, ...] = ()
-    partition_bytes: int = 4 << 20
+    partition_bytes: int = 8 << 20
     min_compress_bytes: int = 64 << 10
     deadline: float = 1800.0
     on_loss: str = "fail"

@@ -19,10 +19,11 @@ for what it missed: the retained payload of that round is the answer.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from gcproto import wire
 from gcproto.manifest import ADDRESS_ALIGN, Block, Section
+from gcproto.records import replace
 from gcproto.wire import Flag, FrameType, Header, Phase
 from gcserver.core import plan as plans
 from gcserver.core.effects import (
@@ -300,7 +301,9 @@ class Domain:
 
     def _choose(self, p: Partition, version: int) -> tuple[CodecChoice, str]:
         if p.choice is None or p.choice[0] != version:
-            codec, scheme = plans.choose(self.plans[version], p.section, p.block, self.config.min_compress_bytes)
+            codec, scheme = plans.choose(
+                self.plans[version], p.section, p.block, self.config.min_compress_bytes, len(self.config.members)
+            )
             p.choice = (version, codec, scheme)
         return p.choice[1], p.choice[2]
 
@@ -588,13 +591,13 @@ class Domain:
     def _notify(self, step: int, nonfinite: bool, key: int, rank: int | None) -> None:
         self.notices.setdefault((step, nonfinite, rank), []).append(key)
 
-    def flush(self) -> list[LaneEffect]:
-        """The effects of the event just handled; workers hear of results after everything is logged."""
-        out, self.out = self.out, []
-        for (step, nonfinite, rank), keys in self.notices.items():
-            out.append(Notify(self.config.id, step, tuple(keys), nonfinite, rank))
-        self.notices.clear()
-        return out
+    def take_notices(self) -> list[LaneEffect]:
+        """What the event just handled has for workers; they hear of it after everything is logged."""
+        notices, self.notices = self.notices, {}
+        return [
+            Notify(self.config.id, step, tuple(keys), nonfinite, rank)
+            for (step, nonfinite, rank), keys in notices.items()
+        ]
 
     def _try_finish(self, step: Step) -> None:
         if step.finished or not step.is_closed or len(step.done) < len(step.expected):
@@ -659,7 +662,8 @@ class Domain:
                 self._release(kept.handle)
         self.partitions.clear()
         self.notices.clear()
-        return self.flush()
+        out, self.out = self.out, []
+        return out
 
     # ---------------------------------------------------------------------------- faults and waiting
     def fault(

@@ -14,7 +14,7 @@ from typing import Any
 from gcproto import messages, wire
 from gcproto.wire import Flag, FrameType, Header, Phase
 from gcserver.core.domain import Domain, Outward
-from gcserver.core.effects import Count, LaneEffect, Notify, Release, ReportLink
+from gcserver.core.effects import Count, LaneEffect, Release, ReportLink
 from gcserver.core.events import (
     DomainClosed,
     DomainKey,
@@ -76,20 +76,22 @@ class LaneMachine:
     out: list[LaneEffect] = field(default_factory=list)
 
     def on(self, event: LaneEvent, now: float) -> list[LaneEffect]:
-        handler = _HANDLERS[type(event)]
-        handler(self, event, now)
+        _HANDLERS[type(event)](self, event, now)
+        out = self.out
         for domain in self.domains.values():
-            if domain.out or domain.notices:
-                self._collect(domain)
-        self._pump()
+            if domain.out:
+                out += domain.out
+                domain.out = []
+        for outbox in self.outboxes.values():
+            if outbox.heaps:
+                self._pump()
+                break
         # Workers hear last: whatever they do next finds everything logged.
-        out: list[LaneEffect] = [e for e in self.out if not isinstance(e, Notify)]
-        out.extend(e for e in self.out if isinstance(e, Notify))
+        for domain in self.domains.values():
+            if domain.notices:
+                out += domain.take_notices()
         self.out = []
         return out
-
-    def _collect(self, domain: Domain) -> None:
-        self.out.extend(domain.flush())
 
     # ----------------------------------------------------------------------------------------- links
     def _on_peer_added(self, e: PeerAdded, now: float) -> None:
@@ -330,7 +332,6 @@ class LaneMachine:
         if domain is None or e.section.index < len(domain.sections):
             return
         domain.open_section(e.section, e.blocks, dict(e.memory), now)
-        self._collect(domain)
         for _, frame in self.early.pop(e.domain, []):
             self._on_data(frame, now)
         for push in self.early_pushes.pop(e.domain, []):

@@ -15,8 +15,15 @@ from gcserver.core.events import CodecChoice, Plan
 #: dtypes whose gradients may be compressed; everything else travels as it is
 COMPRESSIBLE = frozenset({DType.F32, DType.F16, DType.BF16})
 
+#: A dense block goes to everyone at once where so many members would send no more than so many bytes each: the way
+#: through an owner takes two trips instead of one, and saves nothing worth it.
+SMALL_MEMBERS = 8
+SMALL_BYTES = 32 << 10
 
-def choose(plan: Plan, section: Section, block: Block, min_compress_bytes: int) -> tuple[CodecChoice, str]:
+
+def choose(
+    plan: Plan, section: Section, block: Block, min_compress_bytes: int, members: int
+) -> tuple[CodecChoice, str]:
     """(codec, scheme) of ``block``: the last rule that matches the name of the tensor filling most of it.
 
     Sections under ``min_compress_bytes`` and dtypes that cannot be compressed go dense; a cast codec (no
@@ -25,9 +32,14 @@ def choose(plan: Plan, section: Section, block: Block, min_compress_bytes: int) 
     name = section.tensors[block.tensor].name
     rule = next((r for r in reversed(plan.rules) if fnmatchcase(name, r.pattern)), None)
     if rule is None:
-        return plan.dense, "owner"
+        return plan.dense, _scheme("owner", block, members)
     codec = rule.codec
     too_small = section.nbytes < min_compress_bytes
     if too_small or block.dtype not in COMPRESSIBLE or (block.dtype is not DType.F32 and not codec.feedback):
         codec = plan.dense
-    return codec, rule.scheme
+    return codec, _scheme(rule.scheme, block, members) if codec is plan.dense else rule.scheme
+
+
+def _scheme(wanted: str, block: Block, members: int) -> str:
+    small = members <= SMALL_MEMBERS and block.nbytes * (members - 1) <= SMALL_BYTES
+    return "all" if small else wanted

@@ -266,7 +266,8 @@ class Status:
         space = self._space(domain)
         out = []
         for section, blocks in zip(domain.sections, space.blocks, strict=True):
-            codecs = {b.tensor: choose(plan, section, b, domain.config.min_compress_bytes)[0].spec for b in blocks}
+            least, members = domain.config.min_compress_bytes, len(domain.config.members)
+            codecs = {b.tensor: choose(plan, section, b, least, members)[0].spec for b in blocks}
             out.extend(self._section_tensors(domain, section, blocks[0].key if blocks else 0, codecs, plan))
         return out
 

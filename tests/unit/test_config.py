@@ -45,7 +45,7 @@ def test_defaults() -> None:
     assert (c.node.lanes, c.node.cores) == (1, None)
     assert (c.cluster.peers, c.cluster.lease) == ((), 30.0)
     assert (c.job.deadline, c.job.on_loss) == (1800.0, "fail")
-    assert (c.codec.default, c.partition_bytes, c.min_compress_bytes) == ("none", 4 << 20, 64 << 10)
+    assert (c.codec.default, c.partition_bytes, c.min_compress_bytes) == ("none", 8 << 20, 64 << 10)
     assert c.insecure is False
     assert c.log.level == "info"
 

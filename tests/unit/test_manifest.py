@@ -25,7 +25,7 @@ from gcproto.manifest import (
     ManifestError,
     Section,
     TensorSpec,
-    block_bytes,
+    block_sizes,
     check_section,
     difference,
     memory_bytes,
@@ -141,24 +141,35 @@ def _collect(plan: ArenaPlan, b: Block, used: dict[int, list[tuple[int, int]]], 
 
 
 def test_large_sections_have_two_blocks_an_owner() -> None:
-    blocks = AddressSpace(4, 1, 4 * MIB).append(section(0, 4 * MIB))  # 16 MiB
+    blocks = AddressSpace(4, 1, 2 * MIB).append(section(0, 4 * MIB))  # 16 MiB
     assert {o: sum(b.owner == o for b in blocks) for o in range(4)} == {0: 2, 1: 2, 2: 2, 3: 2}
 
 
 @pytest.mark.parametrize(
     ("size", "members", "partition", "expected"),
     [
-        (0, 2, 4 * MIB, 1),
-        (100, 2, 4 * MIB, 100),
-        (MIN_BLOCK_BYTES, 2, 4 * MIB, MIN_BLOCK_BYTES),
-        (MIN_BLOCK_BYTES, 2, 64 * KIB, 64 * KIB),
-        (512 * KIB, 2, 4 * MIB, MIN_BLOCK_BYTES),
-        (8 * MIB, 2, 4 * MIB, 2 * MIB),
-        (64 * MIB, 2, 4 * MIB, 4 * MIB),
+        (0, 2, 4 * MIB, []),
+        (100, 2, 4 * MIB, [100]),
+        (MIN_BLOCK_BYTES, 2, 4 * MIB, [MIN_BLOCK_BYTES]),
+        (MIN_BLOCK_BYTES, 2, 64 * KIB, [64 * KIB] * 4),
+        (300 * KIB, 2, 4 * MIB, [256 * KIB, 44 * KIB]),
+        (4 * MIB, 2, 4 * MIB, [2 * MIB] * 2),
+        (8 * MIB, 2, 4 * MIB, [2 * MIB] * 4),
+        (64 * MIB, 2, 8 * MIB, [4 * MIB] * 4 + [8 * MIB] * 6),
+        (24 * MIB, 2, 8 * MIB, [3 * MIB] * 4 + [6 * MIB] * 2),
     ],
 )
-def test_block_bytes(size: int, members: int, partition: int, expected: int) -> None:
-    assert block_bytes(size, members, partition) == expected
+def test_block_sizes(size: int, members: int, partition: int, expected: list[int]) -> None:
+    assert list(block_sizes(size, members, partition)) == expected
+
+
+@given(st.integers(0, 1 << 34), st.integers(1, 64), st.integers(16, 16384))
+def test_block_sizes_add_up_and_start_on_pages(size: int, members: int, pages: int) -> None:
+    partition = max(pages * PAGE, size // 1000 // PAGE * PAGE)
+    sizes = list(block_sizes(size, members, partition))
+    assert sum(sizes) == size
+    assert all(0 < s <= partition for s in sizes)
+    assert all(s % PAGE == 0 for s in sizes[:-1])
 
 
 def test_a_chunk_is_shared_by_small_sections() -> None:

@@ -6,13 +6,13 @@ scenarios and the simulation play.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from gcproto import messages, wire
 from gcproto.manifest import AddressSpace, Section, TensorSpec
+from gcproto.records import replace
 from gcproto.wire import Flag, FrameType, Header, Phase
 from gcserver.core import effects as fx
 from gcserver.core import events as ev
@@ -22,7 +22,7 @@ A, B = wire.node_id("a"), wire.node_id("b")
 JOB = b"j" * 16
 ID = (JOB, 0)
 DENSE = ev.CodecChoice("none", 1, 0, False, False)
-SECTION = Section(0, (TensorSpec("w", (16,), 0), TensorSpec("v", (16,), 0)))
+SECTION = Section(0, (TensorSpec("w", (8192,), 0), TensorSpec("v", (8192,), 0)))
 
 
 def machine(credit: int = 1000) -> LaneMachine:
@@ -49,7 +49,7 @@ def open_domain(m: LaneMachine, section: bool = True) -> None:
 def contribution(seq: int = 1, **change: Any) -> ev.FrameReceived:
     header = Header(
         FrameType.DATA, Phase.CONTRIBUTION, job=JOB, epoch=1, step=1, sender=B, incarnation=22, to_incarnation=11,
-        link_seq=seq, elements=32, payload_bytes=128, codec=1,
+        link_seq=seq, elements=16384, payload_bytes=128, codec=1,
     )  # fmt: skip
     return ev.FrameReceived(replace(header, **change), handle=77)
 
@@ -200,7 +200,7 @@ def faults(effects: list[Any]) -> list[fx.ReportFault]:
 def test_only_addresses_of_sections_to_come_are_waited_for() -> None:
     m = machine()
     open_domain(m)
-    assert m.on(ev.Pushed(ID, 0, 1, (128,), False), 0.0) == [], "where the next section will start"
+    assert m.on(ev.Pushed(ID, 0, 1, (65536,), False), 0.0) == [], "where the next section will start"
     assert m.early_pushes
     m = machine()
     open_domain(m)

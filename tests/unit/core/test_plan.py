@@ -17,10 +17,10 @@ CAST = CodecChoice("fp16", 2, 0, False, False)
 TOPK = CodecChoice("topk(ratio=0.01)", 4, 1, True, True)
 
 
-def pick(plan: Plan, name: str, elements: int = 100_000, dtype: DType = DType.F32) -> tuple[str, str]:
+def pick(plan: Plan, name: str, elements: int = 100_000, dtype: DType = DType.F32, members: int = 2) -> tuple[str, str]:
     section = Section(0, (TensorSpec(name, (elements,), int(dtype)),))
     (block, *_) = AddressSpace(2, 1, 4 << 20).append(section)
-    codec, scheme = choose(plan, section, block, 64 << 10)
+    codec, scheme = choose(plan, section, block, 64 << 10, members)
     return codec.spec, scheme
 
 
@@ -57,4 +57,15 @@ def test_a_block_is_named_after_the_tensor_that_fills_most_of_it() -> None:
     section = Section(0, (TensorSpec("small", (1000,), 0), TensorSpec("large", (50_000,), 0)))
     (block,) = AddressSpace(1, 1, 4 << 20).append(section)
     plan = Plan(0, (PlanRule("large", TOPK),), DENSE)
-    assert choose(plan, section, block, 0)[0] is TOPK
+    assert choose(plan, section, block, 0, 2)[0] is TOPK
+
+
+def test_tiny_dense_blocks_go_to_everyone_at_once() -> None:
+    plan = Plan(0, (PlanRule("*", TOPK),), DENSE)
+    assert pick(plan, "w", elements=1024) == ("none", "all")
+    assert pick(Plan(0, (), DENSE), "w", elements=8 * 1024) == ("none", "all")
+    assert pick(plan, "w", elements=8 * 1024 + 1) == ("none", "owner")
+    # every member sends its bytes to all others
+    assert pick(plan, "w", elements=1024, members=8) == ("none", "all")
+    assert pick(plan, "w", elements=1200, members=8) == ("none", "owner")
+    assert pick(plan, "w", elements=1, members=9) == ("none", "owner")
