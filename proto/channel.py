@@ -14,7 +14,7 @@ import array
 import os
 import socket
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Generic, TypeVar
 
 from gcproto.messages import MAX_MESSAGE_BYTES, Message, MessageError, encode
@@ -69,6 +69,13 @@ class Channel(Generic[T]):
         kept = [os.dup(d) for d in descriptors]
         self._outgoing.append((memoryview(_LENGTH.pack(len(body)) + body), kept))
         self.flush()
+
+    def send_all(self, messages: Iterable[Message]) -> None:
+        """:meth:`send` for several messages without descriptors, written together: the other side wakes once."""
+        bodies = [encode(message) for message in messages]
+        if bodies:
+            self._outgoing.append((memoryview(b"".join(_LENGTH.pack(len(b)) + b for b in bodies)), ()))
+            self.flush()
 
     def flush(self) -> None:
         while self._outgoing:

@@ -15,6 +15,7 @@ the last one.
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,25 @@ STEP = np.dtype([("step", "u8"), ("digest", "u8"), ("nonfinite", "u4"), ("propos
 STEP_RING = 1024
 F32 = NDArray[np.float32]
 
+# What is written for every block of every step is packed by hand: assigning a field of a record costs as much as the
+# whole of it.
+_WORD = struct.Struct("=Q")
+_HALF = struct.Struct("=I")
+_DECISION = struct.Struct("=IIQ96s")
+_STEP = struct.Struct("=QII")
+
+
+def _at(name: str, index: int = 0) -> int:
+    """Offset of a field of RECORD, or of its element."""
+    dtype, offset = RECORD.fields[name][:2]  # type: ignore[index]
+    return int(offset) + index * int(dtype.base.itemsize)
+
+
+_KEPT_WIDE = tuple((_at("kept_bytes", i), _at("kept_digest", i)) for i in (0, 1))
+_KEPT = tuple(tuple(_at(f"kept_{f}", i) for f in ("codec", "level", "flags", "proposal")) for i in (0, 1))
+_KEPT_STEP = tuple(_at("kept_step", i) for i in (0, 1))
+_DECISION_STEP, _PLAN = _at("decision_step"), _at("plan")
+
 
 @dataclass(slots=True)
 class BlockState:
@@ -72,6 +92,8 @@ class BlockState:
     inputs: tuple[memoryview, ...]
     output: memoryview
     record: Any
+    #: the record's bytes
+    raw: memoryview
     bounds: NDArray[np.int64]
 
     def floats(self, view: memoryview) -> F32:
@@ -96,6 +118,7 @@ class DomainMemory:
     chunks: list[MappedFile] = field(default_factory=list)
     blocks: dict[int, BlockState] = field(default_factory=dict)
     steps: Any = None
+    ring: Any = None
     #: sections whose memory is there: workers may map these
     opened: int = 0
     _index: Path = field(init=False)
@@ -108,6 +131,7 @@ class DomainMemory:
         self.heap = Heap(self.directory, stem)
         self.heap.reopen()
         ring = map_file(self.directory / f"{stem}.steps", STEP_RING * STEP.itemsize)
+        self.ring = ring.view
         self.steps = np.frombuffer(ring.view, STEP)
         self.chunks = []
         self._index = self.directory / f"{stem}.records"
@@ -131,7 +155,8 @@ class DomainMemory:
         file = map_file(name, -(-len(mine) * RECORD.itemsize // 4096) * 4096)
         records = np.frombuffer(file.view, RECORD, len(mine))
         memory = {}
-        for block, record in zip(mine, (records[i : i + 1] for i in range(len(mine))), strict=True):
+        for i, block in enumerate(mine):
+            record = records[i : i + 1]
             slot = self.arena.slots[block.key]
             view = self.chunks[slot.chunk].view
             slots.initialise(view, slot, block)
@@ -143,6 +168,7 @@ class DomainMemory:
                 tuple(view[at : at + block.nbytes] for at in slot.inputs),
                 view[slot.output : slot.output + block.nbytes],
                 record,
+                file.view[i * RECORD.itemsize : (i + 1) * RECORD.itemsize],
                 np.array(block.bounds, np.int64),
             )
             self.blocks[block.key] = state
@@ -178,11 +204,11 @@ class DomainMemory:
 
     # -------------------------------------------------------------------------------------- records
     def log_decision(self, key: int, d: Decision) -> None:
-        r = self.blocks[key].record
+        raw = self.blocks[key].raw
         # A torn decision must not look like one: no step while its fields change.
-        r["decision_step"] = 0
-        r["plan"], r["proposal"], r["seed"], r["spec"] = d.plan, d.proposal, d.seed, d.spec.encode()
-        r["decision_step"] = d.step
+        _WORD.pack_into(raw, _DECISION_STEP, 0)
+        _DECISION.pack_into(raw, _PLAN, d.plan, d.proposal, d.seed, d.spec.encode())
+        _WORD.pack_into(raw, _DECISION_STEP, d.step)
 
     def begin_write(self, key: int, step: int, owner: bool) -> None:
         """The version that is not current is about to be written for ``step``."""
@@ -192,17 +218,19 @@ class DomainMemory:
         self.blocks[key].record["owner" if owner else "residual"] = step << 1 | version
 
     def commit_kept(self, key: int, index: int, kept: Retained) -> None:
-        r = self.blocks[key].record
-        r["kept_bytes"][0, index], r["kept_digest"][0, index] = kept.nbytes, kept.digest
-        r["kept_codec"][0, index], r["kept_level"][0, index] = kept.codec, kept.level
-        r["kept_flags"][0, index], r["kept_proposal"][0, index] = kept.flags, kept.proposal
-        r["kept_step"][0, index] = kept.step
+        raw = self.blocks[key].raw
+        values = (kept.codec, kept.level, kept.flags, kept.proposal)
+        for at, wide in zip(_KEPT_WIDE[index], (kept.nbytes, kept.digest), strict=True):
+            _WORD.pack_into(raw, at, wide)
+        for at, value in zip(_KEPT[index], values, strict=True):
+            _HALF.pack_into(raw, at, value)
+        _WORD.pack_into(raw, _KEPT_STEP[index], kept.step)
 
     def log_step(self, record: StepRecord) -> None:
-        at = self.steps[record.step % STEP_RING : record.step % STEP_RING + 1]
-        at["step"] = 0
-        at["digest"], at["nonfinite"], at["proposal"] = record.digest, record.nonfinite, record.proposal
-        at["step"] = record.step
+        at = record.step % STEP_RING * STEP.itemsize
+        _WORD.pack_into(self.ring, at, 0)
+        _STEP.pack_into(self.ring, at + 8, record.digest, record.nonfinite, record.proposal)
+        _WORD.pack_into(self.ring, at, record.step)
 
     def finished(self, after: int) -> tuple[StepRecord, ...]:
         known = self.steps[self.steps["step"] > after]

@@ -20,7 +20,7 @@ import socket
 import sys
 import time
 from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,6 +31,7 @@ from gcproto import messages, wire
 from gcproto.channel import Channel, ChannelClosed
 from gcproto.dtypes import DType
 from gcproto.messages import Attach, Done, Mapped, MapSection, MessageError, Push
+from gcproto.records import replace
 from gcproto.wire import Flag, FrameError, FrameType, Header
 from gcserver.codecs import CodecError
 from gcserver.codecs.warmup import warmup
@@ -265,10 +266,10 @@ class LaneProcess:
         else:
             self.feed(message)
 
-    def _send_up(self, message: Any) -> None:
+    def _send_up(self, *messages: Any) -> None:
         """To the supervisor; what its socket does not take now goes when it is writable."""
         try:
-            self.link.send(message)
+            self.link.send(*messages)
         except ChannelClosed:
             self.running = False
             return
@@ -449,10 +450,7 @@ class LaneProcess:
             began = self.step_began.pop((report.domain, report.step), None)
             if began is not None:
                 times.setdefault(report.domain, []).append((report.step, now - began))
-        for domain, steps in times.items():
-            self._send_up(StepTimes(domain, tuple(steps)))
-        for report in reports:
-            self._send_up(report)
+        self._send_up(*(StepTimes(domain, tuple(steps)) for domain, steps in times.items()), *reports)
 
     def _do_notify(self, e: fx.Notify) -> None:
         memory = self.executor.domains.get(e.domain)

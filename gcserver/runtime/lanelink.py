@@ -2,7 +2,7 @@
 
 What may live here: the envelope and the list of types that may be in it. What may not: what they mean.
 
-Core events and reports cross as they are: msgspec encodes frozen dataclasses, and the name in the envelope
+Core events and reports cross as they are: msgspec encodes records and frozen dataclasses, and the name in the envelope
 picks the type to decode, so nothing else can appear.
 """
 
@@ -158,8 +158,9 @@ class LaneLink:
     def fileno(self) -> int:
         return self.channel.fileno()
 
-    def send(self, message: Any) -> None:
-        self.channel.send(Envelope(type(message).__name__, msgspec.Raw(_encoder.encode(message))))
+    def send(self, *messages: Any) -> None:
+        """Messages that belong together go in one write: the other side wakes once."""
+        self.channel.send_all(Envelope(type(m).__name__, msgspec.Raw(_encoder.encode(m))) for m in messages)
 
     def receive(self) -> list[Any]:
         return [message for message, _ in self.channel.receive()]

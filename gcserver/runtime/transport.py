@@ -26,6 +26,12 @@ RECONNECT_MAX_MS: Final = 1000
 #: Frames handed out by one call of receive, so that a busy link does not keep the loop from its workers.
 BATCH: Final = 64
 
+# As plain numbers: combining enum members costs more than sending a small frame.
+_NOBLOCK: Final = int(zmq.NOBLOCK)
+_MORE: Final = int(zmq.NOBLOCK | zmq.SNDMORE)
+_EVENTS: Final = int(zmq.EVENTS)
+_POLLIN: Final = int(zmq.POLLIN)
+
 Payload = memoryview | bytes
 
 
@@ -80,10 +86,10 @@ class ZmqTransport:
         self.bytes_out += len(header) + (len(payload) if payload is not None else 0)
         try:
             if payload is None or not len(payload):
-                socket.send(header, zmq.NOBLOCK)
+                socket.send(header, _NOBLOCK)
             else:
-                socket.send(header, zmq.NOBLOCK | zmq.SNDMORE)
-                socket.send(payload, zmq.NOBLOCK, copy=copy or len(payload) < ZERO_COPY_BYTES)
+                socket.send(header, _MORE)
+                socket.send(payload, _NOBLOCK, copy=copy or len(payload) < ZERO_COPY_BYTES)
         except zmq.Again:
             return False
         return True
@@ -92,7 +98,7 @@ class ZmqTransport:
         """Frames that have arrived: header bytes, payload (its memory lives as long as the view)."""
         for _ in range(BATCH):
             try:
-                first = self._in.recv(zmq.NOBLOCK, copy=False)
+                first = self._in.recv(_NOBLOCK, copy=False)
             except zmq.Again:
                 return
             header, payload = first.buffer, None
@@ -131,7 +137,7 @@ class ZmqTransport:
     @property
     def readable(self) -> bool:
         """The descriptor is edge triggered: ask this before waiting on it."""
-        return bool(int(self._in.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+        return bool(self._in.getsockopt(_EVENTS) & _POLLIN)  # type: ignore[operator]
 
     def reconnected(self) -> list[int]:
         """Peers whose connection was lost and made again since the last call."""
