@@ -1,25 +1,26 @@
-"""The codec interface: what a compression method must provide, its registry and its spec strings.
+"""The codec interface, version 2: what a compression method must provide, and its register.
 
-What may live here: the abstract :class:`Codec`, its result and error types, the registry, and the
-parser of spec strings. No kernels and no method of compression: those live one file per family.
+What may live here: the abstract :class:`Codec`, its result and error types, and the table of classes. No
+spec strings (`spec`), no loading of families or plug-ins (`registry`), no kernels and no method of
+compression: those live one file per family.
 
-A codec is stateless. Everything that changes from step to step (the residual of error feedback) is
-passed in as two arrays, the version to read and the version to write, so that a step that turns out
-void is undone by not flipping versions (DESIGN section 4, "versions, not undo").
+A codec is stateless. Everything that changes from step to step (the residual of error feedback, a
+momentum, a scalar per segment) is passed in as two arrays, the version to read and the version to write,
+so that a step that turns out void is undone by not flipping versions (DESIGN section 4, "versions, not undo").
 """
 
 from __future__ import annotations
 
-import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 F32 = NDArray[np.float32]
 U8 = NDArray[np.uint8]
+U32 = NDArray[np.uint32]
 I64 = NDArray[np.int64]
 
 
@@ -45,7 +46,7 @@ class Encoded:
 
     nbytes: length of the payload written to the front of ``out``.
     nonfinite: number of NaN or infinite elements found in ``x*scale + residual`` (0 = clean). When it
-    is not 0 the payload and ``residual_out`` are garbage to be discarded (the step is void).
+    is not 0 the payload and ``state_out`` are garbage to be discarded (the step is void).
     saturated: number of finite elements too large for the wire type, sent as its largest value.
     """
 
@@ -54,32 +55,51 @@ class Encoded:
     saturated: int = 0
 
 
+def show(value: float | str) -> str:
+    """A parameter as specs print it: shortest text that reads back as the same number (0.001, 1, 1e-06)."""
+    if isinstance(value, str):
+        return value
+    return str(int(value)) if value == int(value) and abs(value) < 1e15 else repr(float(value))
+
+
 @dataclass(frozen=True, slots=True)
 class Param:
-    """One numeric parameter of a spec: its name, default and inclusive range, and what it means.
+    """One parameter of a spec: its name, default and inclusive range, and what it means.
 
-    default None: the parameter must be given.
+    default None: the parameter must be given. integer: whole numbers only. words: the parameter is one
+    of these words instead of a number (low and high are then without meaning).
     """
 
     name: str
-    default: float | None
+    default: float | str | None
     low: float
     high: float
     meaning: str
+    integer: bool = False
+    words: tuple[str, ...] = ()
 
-    def read(self, owner: str, text: str) -> float:
+    @property
+    def allowed(self) -> str:
+        """What would be accepted, for people."""
+        if self.words:
+            return f"one of {', '.join(self.words)} ({self.meaning})"
+        kind = "a whole number" if self.integer else "a number"
+        return f"{kind} in [{show(self.low)}, {show(self.high)}] ({self.meaning})"
+
+    def read(self, owner: str, text: str) -> float | str:
         """``text`` as a value in range; CodecError naming the range otherwise."""
-        allowed = f"a number in [{show(self.low)}, {show(self.high)}] ({self.meaning})"
+        field = f"{owner}.{self.name}"
+        if self.words:
+            if text not in self.words:
+                raise CodecError(field, self.allowed, repr(text))
+            return text
         try:
             value = float(text)
         except ValueError:
-            raise CodecError(f"{owner}.{self.name}", allowed, repr(text)) from None
-        if not self.low <= value <= self.high:
-            raise CodecError(f"{owner}.{self.name}", allowed, text)
-        return value
-
-
-EF_DECAY = Param("decay", 1.0, 0.0, 1.0, "share of the old residual that is kept; 0 turns it off")
+            raise CodecError(field, self.allowed, repr(text)) from None
+        if not self.low <= value <= self.high or (self.integer and value != int(value)):
+            raise CodecError(field, self.allowed, text)
+        return value + 0.0  # -0 prints, and means, 0
 
 
 class Codec:
@@ -93,22 +113,43 @@ class Codec:
     name: ClassVar[str]
     params: ClassVar[tuple[Param, ...]] = ()
     keeps_residual: ClassVar[bool] = False  #: whether ``+ef`` applies to this method at all
-    #: "mean": whoever owns the sum divides before it encodes. "sum": payloads decode to a sum and each
-    #: receiver applies the divisor while it decodes, so that residuals stay in sum units.
+    takes_momentum: ClassVar[bool] = False  #: whether ``+momentum`` applies (sparsifiers)
+    default_momentum: ClassVar[float] = 0.0  #: the momentum of a spec that does not mention it; 0: none
+    #: "mean": whoever owns the sum divides before it encodes, receivers do not. "sum": payloads decode to
+    #: a sum and each receiver applies the divisor while it decodes, so that residuals stay in sum units.
     units: ClassVar[Literal["mean", "sum"]]
-    layout: ClassVar[str] = "flat"
-    rounds: ClassVar[int] = 1
-    finalise: ClassVar[str] = "mean"
-    conserves: ClassVar[bool]  #: whether decoded + residual_out == x*scale + residual_in
+    #: "matrix": wants whole matrices; a matrix is never split by block or shard.
+    layout: ClassVar[Literal["flat", "matrix"]] = "flat"
+    rounds: ClassVar[int] = 1  #: dependent exchanges a step takes
+    #: what the owner's re-encoding makes of the sum of decoded contributions: the sum as well as the method
+    #: can say it, or each element's majority
+    finalise: ClassVar[Literal["mean", "vote"]] = "mean"
+    #: whether a step's seed must be the same on all nodes: from (job, step, key) then, without the node
+    shared_seed: ClassVar[bool] = False
+    conserves: bool  #: whether decoded + residual_out == x*scale + decay*residual_in; an option may say no
+    #: inclusive range of the levels of single segments; (0, 0): the method has no levels
+    levels: ClassVar[tuple[int, int]] = (0, 0)
 
     spec: str
     level: int  #: uint32 written to the frame header; with ``id`` enough to decode
     error_feedback: bool
     decay: float
+    momentum: float  #: DGC's momentum correction; 0: none
+    nesterov: bool
 
-    def __init__(self, *, decay: float = 1.0, **values: float) -> None:
+    def __init__(
+        self, *, decay: float = 1.0, momentum: float | None = None, nesterov: float = 0.0, **values: float | str
+    ) -> None:
         self.decay = decay if self.keeps_residual else 0.0
         self.error_feedback = self.keeps_residual and self.decay > 0.0
+        wanted = self.default_momentum if momentum is None else momentum
+        # Momentum accumulates what is not sent: without a residual there is nothing to accumulate in.
+        if not self.error_feedback and momentum is None:
+            wanted = 0.0
+        if wanted and not (self.takes_momentum and self.error_feedback):
+            raise CodecError(f"decorator of {self.name}", "momentum only together with error feedback", "ef(decay=0)")
+        self.momentum = wanted
+        self.nesterov = bool(nesterov) and wanted > 0.0
         self.level = 0
         self.configure(**values)
         self.spec = self._spec()
@@ -116,7 +157,7 @@ class Codec:
     def configure(self) -> None:
         """Take the parameters (as keywords, already range-checked) and set ``level``."""
 
-    def values(self) -> dict[str, float]:
+    def values(self) -> Mapping[str, float | str]:
         """The parameters in force, in the order they are printed."""
         return {}
 
@@ -132,6 +173,8 @@ class Codec:
         text = f"{self.name}({inner})" if inner else self.name
         if self.keeps_residual:
             text += "+ef" if self.decay == 1.0 else f"+ef(decay={show(self.decay)})"
+        if self.momentum or (self.default_momentum and self.error_feedback):
+            text += f"+momentum(m={show(self.momentum)}{',nesterov=1' if self.nesterov else ''})"
         return text
 
     def __repr__(self) -> str:
@@ -141,23 +184,41 @@ class Codec:
         """Upper bound in bytes of the payload of ``n`` elements in ``segments`` segments."""
         raise NotImplementedError
 
+    def state_floats(self, n: int, segments: int = 1) -> int:
+        """float32 elements of state for ``n`` elements in ``segments`` segments; 0 for codecs without state.
+
+        The first n are the residual of every codec that keeps one, so that a plan that changes codecs
+        hands it over; a momentum follows, then what else the codec keeps. Zeros mean "fresh".
+        """
+        return n * (self.error_feedback + (self.momentum > 0.0))
+
+    def at_owner(self) -> Self:
+        """This codec as the owner re-encodes a sum with it; the owner's state is sized by that one's state_floats.
+
+        What belongs to a contributor (a momentum) has gone into the contributions and is left out.
+        """
+        return self
+
     def encode(
         self,
         x: F32,
-        residual_in: F32 | None,
-        residual_out: F32 | None,
+        state_in: F32 | None,
+        state_out: F32 | None,
         out: U8,
         segments: I64 | None,
         scale: float = 1.0,
         seed: int = 0,
+        levels: U32 | None = None,
     ) -> Encoded:
-        """Encode ``v = x*scale + decay*residual_in`` into ``out``.
+        """Encode ``v = x*scale + decay*residual_in`` into ``out``, every operation rounded to float32.
 
-        x: float32[n], never written. residual_in: float32[n], or None for zeros; the decay applies
-        when it is read. residual_out: float32[n] that receives ``v - decoded(v)``, or None; never the
-        same memory as residual_in or x. out: uint8[>= max_bytes(n, m)]. segments: int64[m+1], the
-        boundaries [0, ..., n] of the layers inside, None for a single one; whatever is selected or
-        averaged is so per segment. seed: for stochastic codecs. Raises CodecError on wrong arguments.
+        x: float32[n], never written. state_in: float32[state_floats(n, m)], or None for zeros; the decay
+        applies when it is read. state_out: the same shape, receives the next state, the residual
+        ``v - decoded(v)`` in its first n elements, or None; never the memory of state_in or x. out:
+        uint8[>= max_bytes(n, m)], of the largest level. segments: int64[m+1], the boundaries [0, ..., n] of
+        the layers inside, None for a single one; whatever is selected or averaged is so per segment.
+        seed: below 2**62, the only source of chance, equal for a step repeated. levels: uint32[m], the
+        level of each segment, or None for the codec's own everywhere. Raises CodecError on wrong arguments.
         """
         raise NotImplementedError
 
@@ -177,102 +238,16 @@ class Codec:
         raise NotImplementedError
 
 
-_BY_NAME: dict[str, type[Codec]] = {}
-_BY_ID: dict[int, type[Codec]] = {}
+BY_NAME: dict[str, type[Codec]] = {}
+BY_ID: dict[int, type[Codec]] = {}
 
 
 def register(cls: type[Codec]) -> type[Codec]:
     """Make a codec class known by its name and wire id (a class decorator); both must be free."""
-    if _BY_NAME.get(cls.name, cls) is not cls:
-        raise CodecError("codec name", f"one not in use by {_BY_NAME[cls.name].__name__}", repr(cls.name))
-    if _BY_ID.get(cls.id, cls) is not cls:
-        raise CodecError("codec id", f"one not in use by {_BY_ID[cls.id].__name__}", cls.id)
-    _BY_NAME[cls.name] = cls
-    _BY_ID[cls.id] = cls
+    if BY_NAME.get(cls.name, cls) is not cls:
+        raise CodecError("codec name", f"one not in use by {BY_NAME[cls.name].__name__}", repr(cls.name))
+    if BY_ID.get(cls.id, cls) is not cls:
+        raise CodecError("codec id", f"one not in use by {BY_ID[cls.id].__name__}", cls.id)
+    BY_NAME[cls.name] = cls
+    BY_ID[cls.id] = cls
     return cls
-
-
-def _builtin() -> None:
-    # Imported on first use: the families import this module.
-    from gcserver.codecs import casts, onebit, topk  # noqa: F401
-
-
-def names() -> list[str]:
-    """The registered codecs' names, in the order of their ids."""
-    _builtin()
-    return [cls.name for _, cls in sorted(_BY_ID.items())]
-
-
-_TERM = re.compile(r"\s*([a-z][a-z0-9-]*)\s*(?:\(([^()]*)\))?\s*")
-
-
-@lru_cache(maxsize=512)
-def parse(spec: str) -> Codec:
-    """The codec a spec string names: ``fp16``, ``topk(ratio=0.01)``, ``topk(ratio=0.01)+ef(decay=0.9)``.
-
-    ``parse(c.spec)`` is equivalent to ``c``. Raises CodecError that names what would be accepted.
-    """
-    _builtin()
-    terms = spec.split("+")
-    name, given = _term(spec, terms[0])
-    cls = _BY_NAME.get(name)
-    if cls is None:
-        raise CodecError("codec", f"one of {', '.join(names())}", repr(name))
-    values = _read(name, cls.params, given)
-    seen_ef = False
-    for term in terms[1:]:
-        decorator, given = _term(spec, term)
-        if decorator != "ef" or seen_ef:
-            raise CodecError(f"decorator of {name}", "at most one ef(decay=...)", repr(term.strip()))
-        if not cls.keeps_residual:
-            can = ", ".join(n for n in names() if _BY_NAME[n].keeps_residual)
-            raise CodecError(f"decorator of {name}", "none", repr(term.strip()), f"ef applies to {can}")
-        seen_ef = True
-        values |= _read("ef", (EF_DECAY,), given)
-    return cls(**values)
-
-
-@lru_cache(maxsize=512)
-def by_id(id: int, level: int) -> Codec:
-    """A codec able to decode frames whose header says ``id`` and ``level``; CodecError if there is none."""
-    _builtin()
-    cls = _BY_ID.get(id)
-    if cls is None:
-        known = ", ".join(f"{i} ({c.name})" for i, c in sorted(_BY_ID.items()))
-        raise CodecError("codec id", f"one of {known}", id)
-    return cls.from_level(level)
-
-
-def show(value: float) -> str:
-    """A number as specs print it: shortest form, no exponent in the usual range (0.001, 1, 1e-06)."""
-    return format(value, ".9g")
-
-
-def _term(spec: str, text: str) -> tuple[str, dict[str, str]]:
-    match = _TERM.fullmatch(text)
-    if match is None:
-        raise CodecError("spec", "name, or name(key=value,...), then optionally +ef(decay=...)", repr(spec))
-    given: dict[str, str] = {}
-    for item in filter(None, (part.strip() for part in (match[2] or "").split(","))):
-        key, sep, value = (part.strip() for part in item.partition("="))
-        if not sep or key in given:
-            raise CodecError("spec", "each parameter once, as key=value", repr(item))
-        given[key] = value
-    return match[1], given
-
-
-def _read(owner: str, params: tuple[Param, ...], given: dict[str, str]) -> dict[str, float]:
-    known = {p.name: p for p in params}
-    for key in given:
-        if key not in known:
-            raise CodecError(f"parameter of {owner}", f"one of {', '.join(known) or 'none'}", repr(key))
-    values: dict[str, float] = {}
-    for p in params:
-        if p.name in given:
-            values[p.name] = p.read(owner, given[p.name])
-        elif p.default is None:
-            allowed = f"a number in [{show(p.low)}, {show(p.high)}] ({p.meaning})"
-            raise CodecError(f"{owner}.{p.name}", allowed, "nothing", f"write {owner}({p.name}=...)")
-        else:
-            values[p.name] = p.default
-    return values

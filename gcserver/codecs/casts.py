@@ -11,8 +11,8 @@ from typing import Any
 
 from numba.core import cgutils
 
-from gcserver.codecs.base import F32, I64, U8, Codec, CodecError, Encoded, register
-from gcserver.codecs.jit import as_bytes, f32_address, kernel, u8_address
+from gcserver.codecs.base import F32, I64, U8, U32, Codec, CodecError, Encoded, register
+from gcserver.codecs.jit import as_bytes, f32_address, kernel, level_address, u8_address
 from gcserver.codecs.vector import F16, I16, I32, INFINITE, Ops, elementwise
 from gcserver.codecs.vector import F32 as F
 
@@ -169,16 +169,18 @@ class Cast(Codec):
     def encode(
         self,
         x: F32,
-        residual_in: F32 | None,
-        residual_out: F32 | None,
+        state_in: F32 | None,
+        state_out: F32 | None,
         out: U8,
         segments: I64 | None,
         scale: float = 1.0,
         seed: int = 0,
+        levels: U32 | None = None,
     ) -> Encoded:
-        if residual_in is not None or residual_out is not None:
-            raise CodecError("residual", f"None ({self.name} keeps none)", "an array")
+        if state_in is not None or state_out is not None:
+            raise CodecError("state", f"None ({self.name} keeps none)", "an array")
         n = x.size
+        level_address(self, levels, 1 if segments is None else len(segments) - 1)
         source = f32_address("x", x, n)
         target = u8_address("out", out, n * self.itemsize, write=True)
         nonfinite, saturated = cast_store(self.kind, target, source, n, float(scale))

@@ -1,7 +1,7 @@
 """One pass over gradient and residual that collects the elements above a bound and keeps the rest.
 
-What may live here: that pass and the scratch memory it fills; who chooses the bound (``select``, later other
-sparsifiers) lives elsewhere. Masks come out of vector code, indices out of the masks' set bits.
+What may live here: that pass and the workspace it fills; who chooses the bound (``select`` for an exact k, the
+threshold codecs) lives elsewhere. Masks come out of vector code, indices out of the masks' set bits.
 """
 
 from __future__ import annotations
@@ -58,24 +58,26 @@ def _bit_intrinsic(name: str) -> Any:
 
 lowest_bit, bit_count = _bit_intrinsic("cttz"), _bit_intrinsic("ctpop")
 
-AT_ONCE = 4  #: set bits extracted without asking whether they exist: a wrong guess costs more than three bits
+AT_ONCE = 3  #: set bits extracted without asking whether they exist: a wrong guess costs more than two bits
+DENSE = 10  #: set bits a block from which that pays
+HISTOGRAM = 8192  #: bins of a workspace
+MARGIN = BLOCK + AT_ONCE  #: slots of a workspace beyond its capacity, written before it is checked
 
 
 @njit(nogil=True)
-def collect(x, r, ro, n, scale, decay, below, scratch):
-    """Collect a segment's elements of magnitude > below; their number, or -1 when they outgrow the scratch memory.
+def collect(x, r, ro, n, first, scale, decay, below, at, limit, work):
+    """Collect a segment's elements of magnitude > below into ``work`` from slot ``at``, indices plus ``first``.
 
-    ro receives v, and 0 where an element was collected. r = 0: no residual; ro = 0: nobody wants the new one.
+    Returns their number, or -1 as soon as there are more than ``limit`` (work holds at + limit + MARGIN). ro receives
+    v, and 0 where an element was collected. r = 0: no residual; ro = 0: nobody wants the new one.
     """
-    idx, val, zeros, sink = scratch[0], scratch[1], scratch[2], scratch[3]
-    words32, words = u32(place(scratch[5]), BLOCK // 32), i64(place(scratch[5]), BLOCK // 64)
-    limit = idx.size - BLOCK - AT_ONCE
-    found: Any = 0
+    idx, val, zeros, sink = work[0], work[1], work[2], work[3]
+    words32, words = u32(place(work[5]), BLOCK // 32), i64(place(work[5]), BLOCK // 64)
+    found: Any = at
+    last = at + limit
     scale32, decay32 = np.float32(scale), np.float32(decay)
     for start in range(0, n, BLOCK):
         size = min(BLOCK, n - start)
-        if found > limit:
-            return -1
         px = x + 4 * start
         pr = place(zeros) if r == 0 else r + 4 * start
         pro = place(sink) if ro == 0 else ro + 4 * start
@@ -83,7 +85,7 @@ def collect(x, r, ro, n, scale, decay, below, scratch):
         residual = f32(pro, size)
         if size < BLOCK:
             words[:] = 0
-        mask_block((px, pr, pro, place(scratch[5])), whole, scale, decay, below)
+        mask_block((px, pr, pro, place(work[5])), whole, scale, decay, below)
         if whole < size:
             xs, rs, bits = f32(px, size), f32(pr, size), u32(pro, size)
             tail = np.uint32(0)
@@ -93,31 +95,51 @@ def collect(x, r, ro, n, scale, decay, below, scratch):
                     tail |= np.uint32(1) << np.uint32(i - whole)
             words32[whole // 32] = tail
         before = found
-        for w in range((size + 63) // 64):
-            word, base = words[w], start + 64 * w
-            at, found = found, found + bit_count(word)
-            while at < found:
-                for j in range(AT_ONCE):
-                    idx[at + j] = np.uint32(base + lowest_bit(word))
+        reached: Any = 0
+        for w in range(BLOCK // 64):
+            reached += bit_count(words[w])
+        if reached > DENSE:
+            for w in range(BLOCK // 64):
+                word, base = words[w], first + start + 64 * w
+                slot, found = found, found + bit_count(word)
+                while True:
+                    for j in range(AT_ONCE):
+                        idx[slot + j] = np.uint32(base + lowest_bit(word))
+                        word &= word - 1
+                    slot += AT_ONCE
+                    if slot >= found:
+                        break
+        elif reached > 0:
+            for w in range(BLOCK // 64):
+                word, base = words[w], first + start + 64 * w
+                while word != 0:
+                    idx[found] = np.uint32(base + lowest_bit(word))
                     word &= word - 1
-                at += AT_ONCE
+                    found += 1
         for c in range(before, found):
-            local = np.int64(idx[c]) - start
+            local = np.int64(idx[c]) - first - start
             val[c] = residual[local]
             residual[local] = 0.0
-    return found
+        if found > last:
+            return -1
+    return found - at
 
 
 @njit(nogil=True)
-def allocate(candidates):
-    """Scratch memory for so many candidates; see ``room``."""
+def workspace(slots):
+    """Memory of one encode: so many indices and values collected, and a block's worth of each kernel's scratch.
+
+    (idx uint32, val float32, zeros float32, sink float32, keys uint16, words uint32, histogram uint32). The first two
+    are where elements are collected and stay until the payload is written; the others are nobody's between calls.
+    """
     return (
-        np.empty(candidates + BLOCK + AT_ONCE, np.uint32),
-        np.empty(candidates + BLOCK + AT_ONCE, np.float32),
+        np.empty(slots + MARGIN, np.uint32),
+        np.empty(slots + MARGIN, np.float32),
         np.zeros(BLOCK, np.float32),
         np.empty(BLOCK, np.float32),
         np.empty(BLOCK, np.uint16),
         np.empty(BLOCK, np.uint32),
+        np.empty(HISTOGRAM, np.uint32),
     )
 
 

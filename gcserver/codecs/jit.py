@@ -38,32 +38,38 @@ def kernel(signature: str) -> Callable[[Callable[..., Any]], Any]:
     def declare(function: Callable[..., Any]) -> Any:
         dispatcher: Any = njit(nogil=True, cache=True)(function)
         dispatcher.declared_signature = signature
-        _stamp(dispatcher)
+        _stamp(dispatcher, Path(function.__code__.co_filename))
         KERNELS.append(dispatcher)
         return dispatcher
 
     return declare
 
 
-def _stamp(dispatcher: Any) -> None:
-    """Tie cached code to the content of all sources it is made of.
+def _stamp(dispatcher: Any, file: Path) -> None:
+    """Tie cached code to the content of all sources it is made of: the package's, and the kernel's own file.
 
     numba ties it to the kernel's own file and that file's mtime: it would miss changes in the intrinsics
     of ``vector.py`` and in kernels inlined from elsewhere, and recompile after every checkout.
     """
     try:
-        dispatcher._cache._cache_file._source_stamp = _sources_digest()
+        dispatcher._cache._cache_file._source_stamp = _sources_digest(file)
     except AttributeError:  # another numba: keep its own, weaker rule
         pass
 
 
 @lru_cache(maxsize=1)
-def _sources_digest() -> str:
+def _package_digest() -> bytes:
     digest = hashlib.sha256()
     for path in sorted(Path(__file__).parent.glob("*.py")):
         # All of them: a helper inlined into a kernel may live in any.
         digest.update(path.read_bytes())
-    return digest.hexdigest()
+    return digest.digest()
+
+
+@lru_cache(maxsize=64)
+def _sources_digest(file: Path) -> str:
+    own = b"" if file.parent == Path(__file__).parent else file.read_bytes()  # a third party's kernel
+    return hashlib.sha256(_package_digest() + own).hexdigest()
 
 
 def compile_kernel(dispatcher: Any) -> None:
@@ -91,7 +97,7 @@ def is_cached(dispatcher: Any) -> bool:
         return False
 
 
-_F32, _U8, _I64 = np.dtype(np.float32), np.dtype(np.uint8), np.dtype(np.int64)
+_F32, _U8, _U32, _I64 = (np.dtype(t) for t in (np.float32, np.uint8, np.uint32, np.int64))
 
 
 def address(name: str, array: Any, dtype: np.dtype[Any], at_least: int = 0, write: bool = False) -> int:
@@ -120,17 +126,35 @@ def f32_address(name: str, array: Any, n: int, write: bool = False) -> int:
     return where
 
 
-def residual_addresses(codec: Any, x: Any, residual_in: Any, residual_out: Any) -> tuple[int, int, int]:
-    """Addresses of gradient, old and new residual, 0 where there is none; refuses one array in two roles."""
+def state_addresses(codec: Any, x: Any, state_in: Any, state_out: Any, m: int) -> tuple[int, int, int]:
+    """Addresses of gradient, old and new state of m segments, 0 where there is none; refuses one array in two roles.
+
+    A state has exactly ``codec.state_floats(n, m)`` elements, its residual first.
+    """
     n = np.size(x)
     px = f32_address("x", x, n)
+    floats = codec.state_floats(n, m)
+    if not floats and not codec.keeps_residual and n and not (state_in is None and state_out is None):
+        raise CodecError("state", f"None ({codec.name} keeps none)", "an array")
     # Without error feedback an old residual is not looked at; a new one may still be asked for (audits).
-    use = residual_in is not None and codec.error_feedback
-    r = f32_address("residual_in", residual_in, n) if use else 0
-    ro = f32_address("residual_out", residual_out, n, write=True) if residual_out is not None else 0
-    if n and ro and ro in (r, px):
-        raise CodecError("residual_out", "memory of its own (versions, not updates in place)", "an input's")
+    r = f32_address("state_in", state_in, floats) if state_in is not None and floats else 0
+    wanted = floats or (n if codec.keeps_residual else 0)
+    ro = f32_address("state_out", state_out, wanted, write=True) if state_out is not None else 0
+    if wanted and ro and ro in (r, px):
+        raise CodecError("state_out", "memory of its own (versions, not updates in place)", "an input's")
     return px, r, ro
+
+
+def level_address(codec: Any, levels: Any, m: int) -> int:
+    """Address of the checked levels of m segments, 0 for none: each a uint32 within ``codec.levels``."""
+    if levels is None:
+        return 0
+    where = address("levels", levels, _U32, m)
+    low, high = codec.levels
+    if levels.size != m or (m and not low <= int(levels.min()) <= int(levels.max()) <= high):
+        got = f"{levels.size} in [{levels.min()}, {levels.max()}]" if levels.size else "none"
+        raise CodecError("levels", f"{m} in [{low}, {high}], one a segment", got)
+    return where
 
 
 def u8_address(name: str, array: Any, at_least: int = 0, write: bool = False) -> int:
@@ -189,5 +213,5 @@ def _view(element: Any) -> Any:
 
 #: ``f32(address, n)`` and so on: memory as an array inside a kernel, any alignment, not owned.
 f32, f64 = _view(types.float32), _view(types.float64)
-u8, u16, u32 = _view(types.uint8), _view(types.uint16), _view(types.uint32)
+u8, u16, u32, u64 = (_view(t) for t in (types.uint8, types.uint16, types.uint32, types.uint64))
 i8, i16, i32, i64 = (_view(t) for t in (types.int8, types.int16, types.int32, types.int64))

@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from gcserver.codecs.collect import AT_ONCE, BLOCK, collect
+from gcserver.codecs.collect import BLOCK, HISTOGRAM, collect, room
 from gcserver.codecs.jit import f32, place, u32
 from gcserver.codecs.vector import F32, I16, I32, INFINITE, MAGNITUDE, Ops, elementwise
 
 BINS = 2048  #: exponent and 3 bits of mantissa
-FINE_BINS = 8192  #: the sample's: exponent and 5 bits
+FINE_BINS = HISTOGRAM  #: the sample's: exponent and 5 bits
 FINE_FROM = 1 << 17  #: shorter segments are predicted with BINS
 SAMPLED_FROM = 1 << 13  #: shorter segments are cheaper to count than to sample
 LINE = 32  #: elements sampled together: two cache lines
@@ -74,9 +74,9 @@ def walk(hist, bins, k):
 
 
 @njit(nogil=True)
-def predict(x, r, n, k, scale, decay, scratch, hist):
+def predict(x, r, n, k, scale, decay, work):
     """(below, likely): bounds around the k-th magnitude from a sample, below a safe one; (-1, 0) when hopeless."""
-    zeros = scratch[2]
+    zeros, hist = work[2], work[6]
     wanted = max(16384, 32 * n // k)
     lines = min(wanted, n // 16) // LINE
     stride = n // lines
@@ -100,9 +100,8 @@ def predict(x, r, n, k, scale, decay, scratch, hist):
     if key == 0:
         # Mostly zeros, as an embedding's gradient: collect whatever is not zero.
         return 0, INFINITE
-    # So many equal magnitudes that the scratch memory would not hold them?
-    fits = scratch[0].size - 2 * BLOCK
-    if (above + here) * 1.1 / (lines * LINE) * n > fits:
+    # So many equal magnitudes that the workspace would not hold them?
+    if (above + here) * 1.1 / (lines * LINE) * n > room(n, k) - BLOCK:
         return -1, 0
     if high > 0:
         high_key, _, _ = walk(hist, bins, high)
@@ -111,9 +110,9 @@ def predict(x, r, n, k, scale, decay, scratch, hist):
 
 
 @njit(nogil=True)
-def count(x, r, n, scale, decay, scratch, hist, tables):
+def count(x, r, n, scale, decay, work, tables):
     """Fill the histogram of exponent and 3 mantissa bits; returns the number of non-finite elements."""
-    zeros, keys = scratch[2], scratch[4]
+    zeros, keys, hist = work[2], work[4], work[6]
     hist[: BINS * tables] = 0
     spread = BINS if tables == 4 else 0
     pk = place(keys)
@@ -140,9 +139,9 @@ def count(x, r, n, scale, decay, scratch, hist, tables):
 
 
 @njit(nogil=True)
-def refine(x, r, n, scale, decay, scratch, hist, shift, prefix):
+def refine(x, r, n, scale, decay, work, shift, prefix):
     """Histogram of the 10 bits below ``shift + 10`` of the elements whose bits above equal prefix."""
-    zeros, mags = scratch[2], scratch[5]
+    zeros, mags, hist = work[2], work[5], work[6]
     hist[:1024] = 0
     for start in range(0, n, BLOCK):
         size = min(BLOCK, n - start)
@@ -156,11 +155,11 @@ def refine(x, r, n, scale, decay, scratch, hist, shift, prefix):
 
 @njit(nogil=True)
 def kth(val, found, k, low, high, hist):
-    """(T, ties): k-th largest magnitude of the candidates, and how many equal to it are to be taken.
+    """(T, ties): k-th largest magnitude of ``found`` values at an address, and how many equal to it to take.
 
     All magnitudes are >= low; T is looked for in [low, high) first.
     """
-    bits = u32(place(val), found)
+    bits = u32(val, found)
     while True:
         shift = 0
         while (high - low - 1) >> shift >= BINS:
@@ -184,38 +183,43 @@ def kth(val, found, k, low, high, hist):
 
 
 @njit(nogil=True)
-def settle(found, k, low, high, ro, first, idx_out, val_out, scratch, hist):
-    """Choose exactly k of the candidates, write them out, give the others back to ro; returns the non-finite ones."""
-    idx, val = scratch[0], scratch[1]
-    threshold, ties = kth(val, found, k, low, high, hist)
-    bits, residual = u32(place(val), found), f32(ro, 1 << 32)
-    taken: Any = 0
+def settle(found, k, low, high, ro, first, at, work):
+    """Keep exactly k of the candidates in slots from ``at``, give ro the others back; returns the non-finite ones."""
+    idx, val = work[0], work[1]
+    threshold, ties = kth(place(val) + 4 * at, found, k, low, high, work[6])
+    bits, residual = u32(place(val), at + found), f32(ro, 1 << 32)
+    taken: Any = at
     bad: Any = 0
-    for i in range(found):
+    for i in range(at, at + found):
         magnitude, where = np.int64(bits[i]) & MAGNITUDE, idx[i]
         bad += magnitude >= INFINITE
         tie = (magnitude == threshold) & (ties > 0)
         ties -= tie
         take = (magnitude > threshold) | tie
         if ro != 0 and not take:
-            residual[np.int64(where)] = val[i]
-        idx[taken], val[taken] = np.uint32(first + np.int64(where)), val[i]
+            residual[np.int64(where) - first] = val[i]
+        idx[taken], val[taken] = where, val[i]
         taken += take
-    u32(idx_out, k)[:] = idx[:k]
-    f32(val_out, k)[:] = val[:k]
     return bad
 
 
 @njit(nogil=True)
-def merge(x, r, ro, n, k, first, scale, decay, threshold, found, idx_out, val_out, scratch):
-    """Write out the ``found`` elements above a known threshold and the first k - found equal to it.
+def merge(x, r, ro, n, k, first, scale, decay, threshold, found, at, work):
+    """Add the first k - found elements equal to a threshold to the ``found`` above it, in order.
 
     Returns how many of those above are non-finite.
     """
-    idx, val, zeros, mags = scratch[0], scratch[1], scratch[2], scratch[5]
-    out_idx, out_val, residual = u32(idx_out, k), f32(val_out, k), f32(ro, 1 << 32)
+    idx, val, zeros, mags = work[0], work[1], work[2], work[5]
+    residual = f32(ro, 1 << 32)
     scale32, decay32 = np.float32(scale), np.float32(decay)
-    ties, taken, c = k - found, 0, 0
+    ties = k - found
+    # Out of the way first: the merged list, written from the front, then never overtakes what it reads.
+    for i in range(at + found - 1, at - 1, -1):
+        idx[i + ties], val[i + ties] = idx[i], val[i]
+    taken, c, last = at, at + ties, at + k
+    bad = 0
+    for i in range(c, last):
+        bad += not np.isfinite(val[i])
     for start in range(0, n, BLOCK):
         if ties == 0:
             break
@@ -226,74 +230,68 @@ def merge(x, r, ro, n, k, first, scale, decay, threshold, found, idx_out, val_ou
         for i in range(size):
             if np.int64(mags[i]) == threshold and ties > 0:
                 ties -= 1
-                while c < found and np.int64(idx[c]) < start + i:
-                    out_idx[taken] = np.uint32(first + np.int64(idx[c]))
-                    out_val[taken] = val[c]
+                while c < last and np.int64(idx[c]) < first + start + i:
+                    idx[taken], val[taken] = idx[c], val[c]
                     taken += 1
                     c += 1
-                out_idx[taken] = np.uint32(first + start + i)
-                out_val[taken] = np.float32(xs[i] * scale32) + np.float32(rs[i] * decay32)
+                idx[taken] = np.uint32(first + start + i)
+                val[taken] = np.float32(xs[i] * scale32) + np.float32(rs[i] * decay32)
                 taken += 1
                 if ro != 0:
                     residual[start + i] = 0.0
-    while c < found:
-        out_idx[taken] = np.uint32(first + np.int64(idx[c]))
-        out_val[taken] = val[c]
+    while c < last:
+        idx[taken], val[taken] = idx[c], val[c]
         taken += 1
         c += 1
-    bad = 0
-    for i in range(found):
-        bad += not np.isfinite(val[i])
     return bad
 
 
 @njit(nogil=True)
-def take_all(x, r, ro, n, first, scale, decay, idx_out, val_out, scratch):
+def take_all(x, r, ro, n, first, scale, decay, at, work):
     """k = n: every element goes out and no residual stays; returns the number of non-finite elements."""
-    zeros, bad = scratch[2], 0
+    idx, zeros, bad, values = work[0], work[2], 0, place(work[1]) + 4 * at
     for start in range(0, n, BLOCK):
         size = min(BLOCK, n - start)
         pr = place(zeros) if r == 0 else r + 4 * start
-        bad += values_block((x + 4 * start, pr, val_out + 4 * start), size, (scale, decay))[0]
-    out_idx = u32(idx_out, n)
+        bad += values_block((x + 4 * start, pr, values + 4 * start), size, (scale, decay))[0]
     for i in range(n):
-        out_idx[i] = np.uint32(first + i)
+        idx[at + i] = np.uint32(first + i)
     if ro != 0:
         f32(ro, n)[:] = np.float32(0.0)
     return bad
 
 
 @njit(nogil=True)
-def select(x, r, ro, n, k, first, scale, decay, idx_out, val_out, scratch, hist):
-    """Write the k largest of v = x*scale + r*decay to idx_out (uint32, plus first) and val_out (float32).
+def select(x, r, ro, n, k, first, scale, decay, at, work):
+    """Append the k largest of v = x*scale + r*decay to ``work`` in slots from ``at``, indices plus ``first``.
 
-    ro receives v without them. Returns the number of non-finite elements of v. All but scratch and hist are
-    numbers and addresses; the outputs may be unaligned.
+    ro receives v without them. Returns the number of non-finite elements of v. work holds at + room(n, k) slots.
     """
     if k == n:
-        return take_all(x, r, ro, n, first, scale, decay, idx_out, val_out, scratch)
+        return take_all(x, r, ro, n, first, scale, decay, at, work)
+    limit = room(n, k)
     if n >= SAMPLED_FROM and k <= n // 8:
-        below, likely = predict(x, r, n, k, scale, decay, scratch, hist)
+        below, likely = predict(x, r, n, k, scale, decay, work)
         if below >= 0:
-            found = collect(x, r, ro, n, scale, decay, below, scratch)
+            found = collect(x, r, ro, n, first, scale, decay, below, at, limit, work)
             if found >= k:
-                return settle(found, k, below + 1, likely, ro, first, idx_out, val_out, scratch, hist)
+                return settle(found, k, below + 1, likely, ro, first, at, work)
             if found >= 0 and below == 0:
-                return merge(x, r, ro, n, k, first, scale, decay, 0, found, idx_out, val_out, scratch)
+                return merge(x, r, ro, n, k, first, scale, decay, 0, found, at, work)
     tables = 4 if n >= 4096 else 1
-    bad = count(x, r, n, scale, decay, scratch, hist, tables)
-    key, above, here = walk(hist, BINS, k)
-    if above + here <= scratch[0].size - BLOCK - AT_ONCE:
+    bad = count(x, r, n, scale, decay, work, tables)
+    key, above, here = walk(work[6], BINS, k)
+    if above + here <= limit:
         low, high = key << 20, (key + 1) << 20
-        found = collect(x, r, ro, n, scale, decay, low - 1, scratch)
-        settle(found, k, low, high, ro, first, idx_out, val_out, scratch, hist)
+        found = collect(x, r, ro, n, first, scale, decay, low - 1, at, limit, work)
+        settle(found, k, low, high, ro, first, at, work)
         return bad
     left = k - above
     for shift in (10, 0):
-        refine(x, r, n, scale, decay, scratch, hist, shift, key)
-        low, above, _ = walk(hist, 1024, left)
+        refine(x, r, n, scale, decay, work, shift, key)
+        low, above, _ = walk(work[6], 1024, left)
         left -= above
         key = (key << 10) | low
-    found = collect(x, r, ro, n, scale, decay, key, scratch)
-    merge(x, r, ro, n, k, first, scale, decay, key, found, idx_out, val_out, scratch)
+    found = collect(x, r, ro, n, first, scale, decay, key, at, limit, work)
+    merge(x, r, ro, n, k, first, scale, decay, key, found, at, work)
     return bad

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-# Imported for their kernels' declarations.
-from gcserver.codecs import casts, onebit, reduce, topk  # noqa: F401
 from gcserver.codecs.jit import KERNELS, compile_kernel, is_cached
+from gcserver.codecs.registry import load
 
 
 def _quiet(name: str, done: int, total: int) -> None:
@@ -20,6 +19,7 @@ def _quiet(name: str, done: int, total: int) -> None:
 
 def kernels() -> list[Any]:
     """Every kernel the daemon uses, in order of declaration."""
+    load()
     return list(KERNELS)
 
 
@@ -30,8 +30,9 @@ def warmup(progress: Callable[[str, int, int], None] = _quiet) -> None:
     end with an empty name. Idempotent. A kernel called after this with arguments of another type raises
     TypeError instead of compiling.
     """
-    total = len(KERNELS)
-    for done, dispatcher in enumerate(KERNELS):
+    wanted = kernels()
+    total = len(wanted)
+    for done, dispatcher in enumerate(wanted):
         progress(dispatcher.__name__, done, total)
         compile_kernel(dispatcher)
     progress("", total, total)
@@ -39,4 +40,4 @@ def warmup(progress: Callable[[str, int, int], None] = _quiet) -> None:
 
 def is_warm() -> bool:
     """Whether the cache holds every kernel for this CPU and these sources; compiles and loads nothing."""
-    return all(is_cached(dispatcher) for dispatcher in KERNELS)
+    return all(is_cached(dispatcher) for dispatcher in kernels())

@@ -252,7 +252,7 @@ class Domain:
         if decision is None or decision.step != r.step:
             codec, _ = self._choose(p, self.steps.plan_version(r.step))
             decision = Decision(
-                r.step, self.steps.plan_version(r.step), step.own_proposal, codec.spec, self._seed(p, r)
+                r.step, self.steps.plan_version(r.step), step.own_proposal, codec.spec, self._seed(p, r, codec)
             )
         if decision.plan not in self.plans:
             self.gated[p.block.key] = r.step
@@ -307,10 +307,12 @@ class Domain:
             p.choice = (version, codec, scheme)
         return p.choice[1], p.choice[2]
 
-    def _seed(self, p: Partition, r: Round) -> int:
-        """From (job, step, key, node) and not from the epoch, so that a retry draws the same."""
+    def _seed(self, p: Partition, r: Round, codec: CodecChoice) -> int:
+        """From (job, step, key, node) and not from the epoch, so that a retry draws the same; where all nodes must
+        draw alike, without the node."""
         c = self.config
-        text = c.job + b"".join(v.to_bytes(8, "little") for v in (c.domain, r.step, p.block.key, c.members[c.me].node))
+        node = 0 if codec.shared_seed else c.members[c.me].node
+        text = c.job + b"".join(v.to_bytes(8, "little") for v in (c.domain, r.step, p.block.key, node))
         return wire.digest(text)
 
     def on_encoded(self, e: Encoded) -> None:
@@ -495,6 +497,8 @@ class Domain:
                 self._release(old.handle)
             p.retained = ()
         seed = r.decision.seed if r.decision is not None else 0
+        if codec is not None and not codec.shared_seed:
+            seed = wire.digest(seed.to_bytes(8, "little") + b"owner")
         divisor = self.config.divisor if (r.flags or 0) & Flag.AVERAGE else 1
         self.out.append(
             Finalise(
@@ -502,7 +506,7 @@ class Domain:
                 p.block.key,
                 r.step,
                 codec,
-                wire.digest(seed.to_bytes(8, "little") + b"owner"),
+                seed,
                 p.owner_residual.current,
                 write,
                 p.next_slot,

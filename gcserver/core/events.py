@@ -22,13 +22,19 @@ DomainKey = tuple[bytes, int]
 
 
 class CodecChoice(Record, frozen=True, gc=False):
-    """A codec as the core sees it. ``feedback``: keeps residuals; ``sum_units``: payload decodes to a sum."""
+    """A codec as the core sees it.
+
+    ``feedback``: keeps state (residuals, momentum), so a step waits for the one before to settle; ``sum_units``:
+    payload decodes to a sum; ``shared_seed``: all nodes draw alike; ``votes``: an owner must decide by majority.
+    """
 
     spec: str
     id: int
     level: int
     feedback: bool
     sum_units: bool
+    shared_seed: bool = False
+    votes: bool = False
 
 
 class PlanRule(Record, frozen=True, gc=False):

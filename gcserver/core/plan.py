@@ -15,6 +15,9 @@ from gcserver.core.events import CodecChoice, Plan
 #: dtypes whose gradients may be compressed; everything else travels as it is
 COMPRESSIBLE = frozenset({DType.F32, DType.F16, DType.BF16})
 
+#: ids of fp16 and bf16
+CASTS = frozenset({1, 2})
+
 #: A dense block goes to everyone at once where so many members would send no more than so many bytes each: the way
 #: through an owner takes two trips instead of one, and saves nothing worth it.
 SMALL_MEMBERS = 8
@@ -26,8 +29,8 @@ def choose(
 ) -> tuple[CodecChoice, str]:
     """(codec, scheme) of ``block``: the last rule that matches the name of the tensor filling most of it.
 
-    Sections under ``min_compress_bytes`` and dtypes that cannot be compressed go dense; a cast codec (no
-    feedback) applies to fp32 only, since it would not shrink the others.
+    Sections under ``min_compress_bytes`` and dtypes that cannot be compressed go dense; a cast applies to fp32 only,
+    since it would not shrink the others. What votes needs an owner to count.
     """
     name = section.tensors[block.tensor].name
     rule = next((r for r in reversed(plan.rules) if fnmatchcase(name, r.pattern)), None)
@@ -35,9 +38,11 @@ def choose(
         return plan.dense, _scheme("owner", block, members)
     codec = rule.codec
     too_small = section.nbytes < min_compress_bytes
-    if too_small or block.dtype not in COMPRESSIBLE or (block.dtype is not DType.F32 and not codec.feedback):
+    if too_small or block.dtype not in COMPRESSIBLE or (block.dtype is not DType.F32 and codec.id in CASTS):
         codec = plan.dense
-    return codec, _scheme(rule.scheme, block, members) if codec is plan.dense else rule.scheme
+    if codec is plan.dense:
+        return codec, _scheme(rule.scheme, block, members)
+    return codec, "owner" if codec.votes else rule.scheme
 
 
 def _scheme(wanted: str, block: Block, members: int) -> str:

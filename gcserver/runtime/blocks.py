@@ -50,14 +50,17 @@ RECORD = np.dtype(
         ("kept_level", "u4", 2),
         ("kept_flags", "u4", 2),
         ("kept_proposal", "u4", 2),
-        # where the private memory of this block is: chunk + 1 (0: none yet) and offset
-        ("residual_at", "u8", 2),
-        ("owner_at", "u8", 2),
+        # where the states of this block are: chunk + 1 (0: none yet) and offset in one word
+        ("residual_at", "u8"),
+        ("owner_at", "u8"),
+        # where its retained payloads are: chunk + 1 and offset
         ("kept_at", "u8", (2, 2)),
         ("kept_size", "u8", 2),
     ],
     align=True,
 )
+#: Before a block's two states: their length, and what the memory behind the residual was used for last.
+STATES = np.dtype([("floats", "u8"), ("tag", "u8")])
 STEP = np.dtype([("step", "u8"), ("digest", "u8"), ("nonfinite", "u4"), ("proposal", "u4"), ("reserved", "u8")])
 STEP_RING = 1024
 F32 = NDArray[np.float32]
@@ -80,6 +83,15 @@ _KEPT_WIDE = tuple((_at("kept_bytes", i), _at("kept_digest", i)) for i in (0, 1)
 _KEPT = tuple(tuple(_at(f"kept_{f}", i) for f in ("codec", "level", "flags", "proposal")) for i in (0, 1))
 _KEPT_STEP = tuple(_at("kept_step", i) for i in (0, 1))
 _DECISION_STEP, _PLAN = _at("decision_step"), _at("plan")
+
+
+@dataclass(frozen=True, slots=True)
+class StateUse:
+    """What a codec keeps of a block: so many float32, the residual first if it has one; ``tag`` names the rest."""
+
+    floats: int
+    residual: bool
+    tag: int
 
 
 @dataclass(slots=True)
@@ -238,25 +250,59 @@ class DomainMemory:
         return tuple(sorted(found, key=lambda s: s.step))
 
     # -------------------------------------------------------------------------------- private memory
-    def residual(self, key: int, version: int, owner: bool) -> F32:
-        """Residual version 0 or 1 of a block, float32[elements]; zeros the first time. Raises MemoryShort."""
+    def state(self, key: int, version: int, owner: bool, use: StateUse) -> F32:
+        """State version 0 or 1 of a block for a codec, float32[use.floats]. Raises MemoryShort.
+
+        The residual is handed over from codec to codec; what else one keeps starts as zeros whenever another
+        used the memory before. One without a residual leaves that of an earlier one where it is.
+        """
         state = self.blocks[key]
-        name = "owner_at" if owner else "residual_at"
         n = state.block.elements
-        at = state.record[name][0]
-        if not at[0]:
-            chunk, offset = self.heap.allocate(2 * _align(n * 4))
-            at[1] = offset
-            at[0] = chunk + 1
-        start = (int(at[0]) - 1, int(at[1]) + version * _align(n * 4))
-        return np.frombuffer(self.heap.view(start, n * 4), np.float32)
+        total = use.floats if use.residual else n + use.floats
+        name = "owner_at" if owner else "residual_at"
+        head, versions = self._states(state, name)
+        if head is None or head["floats"][0] < total:
+            word = self._new_states(total)
+            head, new = self._view_states(word)
+            for old, fresh in zip(versions, new, strict=False):
+                fresh[:n] = old[:n]
+            # One word: a kill leaves either the old place or the new one, complete.
+            state.record[name] = word
+            versions = new
+        if head["tag"][0] != use.tag:
+            for floats in versions:
+                floats[n:] = 0.0
+            head["tag"] = use.tag
+        return versions[version][:total] if use.residual else versions[version][n:total]
+
+    def _new_states(self, floats: int) -> int:
+        """Memory for two states, all zeros, as the word that is kept of it."""
+        chunk, offset = self.heap.allocate(_align(STATES.itemsize) + 2 * _align(4 * floats))
+        np.frombuffer(self.heap.view((chunk, offset), STATES.itemsize), STATES)["floats"] = floats
+        return chunk + 1 << 48 | offset
+
+    def _view_states(self, word: int) -> tuple[Any, tuple[F32, F32]]:
+        """Header and both versions of the states at ``word``."""
+        chunk, offset = (word >> 48) - 1, word & (1 << 48) - 1
+        head = np.frombuffer(self.heap.view((chunk, offset), STATES.itemsize), STATES)
+        floats = int(head["floats"][0])
+        at = offset + _align(STATES.itemsize)
+        first, second = (
+            np.frombuffer(self.heap.view((chunk, at + v * _align(4 * floats)), 4 * floats), np.float32) for v in (0, 1)
+        )
+        return head, (first, second)
+
+    def _states(self, state: BlockState, name: str) -> tuple[Any, tuple[F32, ...]]:
+        word = int(state.record[name][0])
+        return self._view_states(word) if word else (None, ())
 
     def residual_square(self, key: int) -> float:
         """Squared L2 norm of the contribution's settled residual; 0 where there is none."""
-        record = self.blocks[key].record
-        if not record["residual_at"][0, 0]:
+        state = self.blocks[key]
+        _, versions = self._states(state, "residual_at")
+        if not versions:
             return 0.0
-        settled = self.residual(key, int(record["residual"][0]) & 1, False)
+        settled = versions[int(state.record["residual"][0]) & 1][: state.block.elements]
         return float(np.dot(settled, settled))
 
     def kept(self, key: int, index: int, size: int) -> memoryview:

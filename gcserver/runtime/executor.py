@@ -25,7 +25,7 @@ from gcserver.codecs import Codec, CodecError, by_id, parse, reduce
 from gcserver.core.effects import Accumulate, CommitOutput, Decode, Encode, Finalise
 from gcserver.core.events import DomainKey, Encoded, Finalised, Retained
 from gcserver.core.plan import COMPRESSIBLE
-from gcserver.runtime.blocks import BlockState, DomainMemory
+from gcserver.runtime.blocks import BlockState, DomainMemory, StateUse
 
 NONE_ID = 0
 F32 = NDArray[np.float32]
@@ -67,6 +67,8 @@ class Accumulator:
     base: NDArray[Any] | None = None
     owned: bool = False
     pending: NDArray[Any] | None = None
+    #: the sum lacks the loss scale that the result has to carry
+    unscaled: bool = False
 
 
 @dataclass(slots=True)
@@ -115,11 +117,11 @@ class Executor:
             bound = codec.max_bytes(state.block.elements, len(state.bounds) - 1)
             out = memory.kept(e.key, e.retain, bound) if e.retain is not None else self.pool.take(bound)
             before = after = None
-            if e.codec.feedback:
-                before = memory.residual(e.key, e.read, False)
-                after = memory.residual(e.key, e.write, False)
+            if (use := state_use(codec, state)) is not None:
+                before = memory.state(e.key, e.read, False, use)
+                after = memory.state(e.key, e.write, False, use)
                 memory.begin_write(e.key, e.step, False)
-            scale = self._scale(state) if e.codec.feedback else 1.0
+            scale = self._scale(state) if unscales(codec) else 1.0
             result = codec.encode(x, before, after, _bytes(out), state.bounds, 1.0 / scale, e.seed & (1 << 62) - 1)
             # A loss scaler must see that fp16 was not wide enough, or it never backs off.
             clipped = result.saturated > 0 and self._scale(state) != 1.0
@@ -220,6 +222,7 @@ class Executor:
         acc.pending = None
 
     def _add_encoded(self, acc: Accumulator, state: BlockState, payload: memoryview, codec: Codec) -> None:
+        acc.unscaled = unscales(codec)
         if acc.base is None:
             acc.base = np.frombuffer(self.pool.take(state.block.elements * 4), np.float32)
             acc.owned = True
@@ -249,17 +252,17 @@ class Executor:
             _fill_nan(state)
             return self._keep(memory, state, e, memoryview(b""), True)
         if e.codec is None or e.codec.id == NONE_ID:
-            bad = self._store(state, acc, inverse)
+            bad = self._store(state, acc, inverse * self._scale(state) if acc.unscaled else inverse)
             if e.codec is None:
                 return Finalised(e.domain, e.key, e.step, None, 0, 0, bad > 0)
             return self._keep(memory, state, e, state.output, bad > 0)
-        codec = parse(e.codec.spec)
+        codec = parse(e.codec.spec).at_owner()
         bound = codec.max_bytes(state.block.elements, len(state.bounds) - 1)
         out = memory.kept(e.key, e.retain, bound)
         before = after = None
-        if e.codec.feedback:
-            before = memory.residual(e.key, e.read, True)
-            after = memory.residual(e.key, e.write, True)
+        if (use := state_use(codec, state)) is not None:
+            before = memory.state(e.key, e.read, True, use)
+            after = memory.state(e.key, e.write, True, use)
             memory.begin_write(e.key, e.step, True)
         into = inverse if codec.units == "mean" else 1.0
         result = codec.encode(acc.base, before, after, _bytes(out), state.bounds, into, e.seed & (1 << 62) - 1)
@@ -267,7 +270,7 @@ class Executor:
             _fill_nan(state)
             return self._keep(memory, state, e, memoryview(b""), True)
         payload = out[: result.nbytes]
-        self._decode_into(state, payload, codec, 1.0 if codec.units == "mean" else inverse, e.codec.feedback)
+        self._decode_into(state, payload, codec, 1.0 if codec.units == "mean" else inverse)
         return self._keep(memory, state, e, payload, False)
 
     def _store(self, state: BlockState, acc: Accumulator, inverse: float) -> int:
@@ -305,11 +308,10 @@ class Executor:
         if e.codec == NONE_ID:
             np.copyto(_bytes(state.output), _bytes(payload))
         else:
-            codec = by_id(e.codec, e.level)
-            self._decode_into(state, payload, codec, 1.0 / e.divisor, codec.units == "sum")
+            self._decode_into(state, payload, by_id(e.codec, e.level), 1.0 / e.divisor)
 
-    def _decode_into(self, state: BlockState, payload: memoryview, codec: Codec, scale: float, unscaled: bool) -> None:
-        if unscaled:
+    def _decode_into(self, state: BlockState, payload: memoryview, codec: Codec, scale: float) -> None:
+        if unscales(codec):
             scale *= self._scale(state)
         if state.block.dtype is DType.F32:
             codec.decode(_bytes(payload), state.floats(state.output), scale)
@@ -361,6 +363,20 @@ class Executor:
         self.wire_bytes.pop(domain, None)
         for key in [k for k in self._sums if k[0] == domain]:
             del self._sums[key]
+
+
+def unscales(codec: Codec) -> bool:
+    """Whether payloads of ``codec`` are without the loss scale: residuals are kept unscaled, and votes have none."""
+    return codec.units == "sum" or codec.finalise == "vote"
+
+
+def state_use(codec: Codec, state: BlockState) -> StateUse | None:
+    """What ``codec`` keeps of a block; None: nothing."""
+    floats = codec.state_floats(state.block.elements, len(state.bounds) - 1)
+    if not floats:
+        return None
+    tag = wire.digest(f"{codec.name}/{codec.momentum > 0}/{floats}".encode())
+    return StateUse(floats, codec.error_feedback, tag)
 
 
 def _bytes(view: memoryview) -> NDArray[np.uint8]:

@@ -14,7 +14,17 @@ from gcserver.core.events import CodecChoice
 def resolve(spec: str) -> CodecChoice:
     """The choice a spec names. Raises CodecError (a ValueError) that says what would be accepted."""
     # Imported late: numba comes with it, and a supervisor starts without.
-    from gcserver.codecs import parse
+    from gcserver.codecs import CodecError, parse
 
     codec = parse(spec)
-    return CodecChoice(codec.spec, codec.id, codec.level, codec.error_feedback, codec.units == "sum")
+    if codec.rounds != 1:
+        raise CodecError("codec", "one whose step takes one exchange", f"{codec.name}, which takes {codec.rounds}")
+    return CodecChoice(
+        codec.spec,
+        codec.id,
+        codec.level,
+        codec.state_floats(1) > 0,
+        codec.units == "sum",
+        codec.shared_seed,
+        codec.finalise == "vote",
+    )

@@ -225,3 +225,38 @@ def failing() -> dict[str, Any]:
             except gcclient.GradcommError as later:
                 return {"step": step, "backward": str(error), "later": type(later).__name__}
     return {}
+
+
+def _lesson(rank: int, step: int, teacher: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    made = torch.Generator().manual_seed(1000 * step + rank)
+    x = torch.randn(16, teacher.shape[1], generator=made)
+    return x, (x @ teacher.t()).argmax(1)
+
+
+def every_codec(rates: dict[str, float], steps: int) -> dict[str, Any]:
+    """One small model a codec spec, trained at that learning rate; by spec: first and last losses, hash."""
+    rank = _start()
+    teacher = torch.randn(10, 64, generator=torch.Generator().manual_seed(3))
+    found: dict[str, Any] = {}
+    for spec, rate in rates.items():
+        torch.manual_seed(11)
+        model = DistributedDataParallel(nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 10)))
+        model.register_comm_hook(gcclient.state(model, compression=spec), gcclient.ddp_hook)
+        # DGC and momentum correction bring a momentum of their own.
+        optimizer = torch.optim.SGD(model.parameters(), rate)
+        losses = []
+        for step in range(steps):
+            x, y = _lesson(rank, step, teacher)
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        edge = steps // 8
+        found[spec] = {
+            "first": sum(losses[:edge]) / edge,
+            "last": sum(losses[-edge:]) / edge,
+            "hash": _hash(_flat(model)),
+        }
+    _stop()
+    return found

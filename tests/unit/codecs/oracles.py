@@ -58,53 +58,6 @@ def topk_decode(payload, n):
     return out
 
 
-def lane_sum(values):
-    """Sum in float64: 16 lanes in blocks of 4096, lanes in order, then blocks in order."""
-    total = 0.0
-    for start in range(0, len(values), 4096):
-        block = values[start : start + 4096].astype(np.float64)
-        padded = np.concatenate([block, np.zeros(-len(block) % 16)]).reshape(-1, 16)
-        lanes = np.zeros(16)
-        for row in padded:
-            lanes = lanes + row
-        block_sum = lanes[0]
-        for lane in lanes[1:]:
-            block_sum = block_sum + lane
-        total = total + block_sum
-    return total
-
-
-def onebit(v, bounds):
-    """(payload, residual)."""
-    payload = struct.pack("<I", len(bounds) - 1)
-    residual = np.empty_like(v)
-    for a, b in pairwise(bounds):
-        part = v[a:b]
-        negative = part < 0
-        count = int(negative.sum())
-        zero = np.float32(0)
-        low = np.float32(lane_sum(np.where(negative, part, zero)) / count) if count else zero
-        other = len(part) - count
-        high = np.float32(lane_sum(np.where(negative, zero, part)) / other) if other else zero
-        payload += struct.pack("<Iff", b - a, low, high) + np.packbits(negative, bitorder="little").tobytes()
-        residual[a:b] = part - np.where(negative, low, high)
-    return payload, residual
-
-
-def onebit_decode(payload, scale=1.0):
-    (m,) = struct.unpack_from("<I", payload)
-    at, parts = 4, []
-    for _ in range(m):
-        n, low, high = struct.unpack_from("<Iff", payload, at)
-        at += 12
-        packed = np.frombuffer(payload, np.uint8, (n + 7) // 8, at)
-        negative = np.unpackbits(packed, count=n, bitorder="little").astype(bool)
-        factor = np.float32(scale)
-        parts.append(np.where(negative, np.float32(low) * factor, np.float32(high) * factor))
-        at += (n + 7) // 8
-    return np.concatenate(parts).astype(np.float32) if parts else np.zeros(0, np.float32)
-
-
 def fp16(v):
     """(uint16 bits, saturated): nearest even, finite values saturate."""
     with np.errstate(over="ignore"):

@@ -4,27 +4,37 @@ import numpy as np
 import pytest
 
 from gcserver.codecs import CodecError, parse
-from tests.unit.codecs import vectors
+from tests.unit.codecs import specs, vectors
 
-SPECS = ["none", "fp16", "bf16", "topk(ratio=0.1)", "onebit"]
+SPECS = specs.USUAL
 
 
-def encode(codec, x, residual=None, offset=0):
+def old_state(codec, n):
+    """A state whose residual is not zero and the rest of which is fresh; None for codecs without."""
+    floats = codec.state_floats(n)
+    state = np.zeros(floats, np.float32)
+    if codec.error_feedback:
+        state[:n] = vectors.normal(n, seed=1)
+    return state if floats else None
+
+
+def encode(codec, x, state=None, offset=0):
     raw = np.zeros(codec.max_bytes(x.size) + offset, np.uint8)
-    new = np.empty_like(x) if codec.error_feedback else None
-    result = codec.encode(x, residual, new, raw[offset:], None)
+    floats = codec.state_floats(x.size)
+    new = np.zeros(floats, np.float32) if floats else None
+    result = codec.encode(x, state, new, raw[offset:], None)
     return raw[offset : offset + result.nbytes], new
 
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_read_only_and_unaligned_arrays_give_the_same_bytes(spec):
     codec = parse(spec)
-    x, r = vectors.normal(1001), vectors.normal(1001, seed=1)
-    residual = r if codec.error_feedback else None
-    plain, new = encode(codec, x, residual)
+    x = vectors.normal(1001)
+    state = old_state(codec, 1001)
+    plain, new = encode(codec, x, state)
     for offset in (1, 2, 3):
-        odd_r = vectors.unaligned(r, offset) if codec.error_feedback else None
-        odd, odd_new = encode(codec, vectors.unaligned(x, offset), odd_r, offset)
+        odd_state = None if state is None else vectors.unaligned(state, offset)
+        odd, odd_new = encode(codec, vectors.unaligned(x, offset), odd_state, offset)
         assert np.array_equal(odd, plain)
         assert new is None or np.array_equal(new, odd_new)
         outs = []
@@ -45,7 +55,7 @@ def test_wrong_arrays_are_refused(spec):
     fixed.flags.writeable = False
 
     def encoding(**change):
-        args = {"x": x, "residual_in": None, "residual_out": None, "out": out, "segments": None} | change
+        args = {"x": x, "state_in": None, "state_out": None, "out": out, "segments": None} | change
         return lambda: codec.encode(**args)
 
     cases = {
@@ -58,11 +68,18 @@ def test_wrong_arrays_are_refused(spec):
         ],
         "acc": [lambda: codec.decode_add(payload, fixed)],
     }
-    if codec.error_feedback:
-        cases["residual_in"] = [encoding(residual_in=vectors.normal(n - 1))]
-        cases["residual_out"] = [encoding(residual_out=x), encoding(residual_in=fixed, residual_out=fixed)]
-        same = vectors.normal(n)
-        cases["residual_out"].append(encoding(residual_in=same, residual_out=same))
+    floats = codec.state_floats(n)
+    if floats:
+        same, fixed_state = np.zeros(floats, np.float32), np.zeros(floats, np.float32)
+        fixed_state.flags.writeable = False
+        cases["state_in"] = [encoding(state_in=np.zeros(floats - 1, np.float32))]
+        cases["state_out"] = [
+            encoding(state_in=fixed_state, state_out=fixed_state),
+            encoding(state_in=same, state_out=same),
+            encoding(state_out=np.zeros(floats + 1, np.float32)),
+        ]
+        if floats == n:
+            cases["state_out"].append(encoding(state_out=x))
         cases["segments"] = [
             encoding(segments=np.array(table, kind))
             for table, kind in (
@@ -83,18 +100,24 @@ def test_wrong_arrays_are_refused(spec):
 @pytest.mark.parametrize("spec", SPECS)
 def test_encoding_leaves_its_inputs_alone_and_repeats(spec):
     codec = parse(spec)
-    x, r = vectors.normal(5000), vectors.normal(5000, seed=1)
-    residual = r if codec.error_feedback else None
-    before = x.tobytes(), r.tobytes()
-    first, _ = encode(codec, x, residual)
-    again, _ = encode(codec, x, residual)
-    assert (x.tobytes(), r.tobytes()) == before and np.array_equal(first, again)
+    x, state = vectors.normal(5000), old_state(codec, 5000)
+    kept = b"" if state is None else state.tobytes()
+    before = x.tobytes()
+    first, _ = encode(codec, x, state)
+    again, _ = encode(codec, x, state)
+    assert x.tobytes() == before and np.array_equal(first, again)
+    assert state is None or state.tobytes() == kept
 
 
-@pytest.mark.parametrize("spec", ["topk(ratio=0.1)+ef(decay=0)", "onebit+ef(decay=0)"])
+@pytest.mark.parametrize("spec", ["topk(ratio=0.1)+ef(decay=0)", "onebit+ef(decay=0)", "efsignsgd+ef(decay=0)"])
 def test_without_error_feedback_an_old_residual_is_not_looked_at(spec):
     codec = parse(spec)
     x = vectors.normal(500)
     plain, _ = encode(codec, x)
     other, _ = encode(codec, x, np.full(500, np.nan, np.float32))
     assert np.array_equal(plain, other)
+    audit, out = np.empty(500, np.float32), np.empty(codec.max_bytes(500), np.uint8)
+    codec.encode(x, None, audit, out, None)
+    sent = np.empty(500, np.float32)
+    codec.decode(plain, sent)
+    assert np.array_equal(audit, x - sent)  # what was lost may still be asked for

@@ -1,22 +1,11 @@
 """topk against its oracle, to the bit, over every way its selection can go."""
 
-import struct
-
 import numpy as np
 import pytest
 
-from gcserver.codecs import CodecError, by_id, parse
-from tests.unit.codecs import oracles, vectors
-
-
-def run(codec, x, residual, bounds, scale=1.0, want_residual=True):
-    out, check = vectors.guarded(codec.max_bytes(x.size, len(bounds) - 1))
-    new, check_new = vectors.guarded(4 * x.size)
-    new = new.view(np.float32)
-    result = codec.encode(x, residual, new if want_residual else None, out, bounds, scale)
-    check()
-    check_new()
-    return result, out[: result.nbytes].tobytes(), new
+from gcserver.codecs import CodecError, parse
+from tests.unit.codecs import oracles, sparse_oracles, vectors
+from tests.unit.codecs.sparse_cases import run, same
 
 
 @pytest.mark.parametrize("ratio", [0.001, 0.01, 0.3, 1.0])
@@ -31,7 +20,7 @@ def test_equals_oracle_on_awkward_vectors(n, ratio):
                 v = oracles.corrected(x, residual)
                 expected, expected_new = oracles.topk(v, bounds, codec.level)
                 assert payload == expected, (name, bounds)
-                assert np.array_equal(new.view("u4"), expected_new.view("u4")), (name, bounds)
+                assert same(new, expected_new), (name, bounds)
                 assert result.nonfinite == oracles.nonfinite(v)
 
 
@@ -49,8 +38,47 @@ def test_equals_oracle_on_large_vectors(n, ratio):
             v = oracles.corrected(x, residual, 0.25, 0.5)
             expected, expected_new = oracles.topk(v, bounds, codec.level)
             assert payload == expected, name
-            assert np.array_equal(new.view("u4"), expected_new.view("u4")), name
-            assert run(codec, x, residual, bounds, 0.25, want_residual=False)[1] == expected, name
+            assert same(new, expected_new), name
+            assert run(codec, x, residual, bounds, 0.25, want_state=False)[1] == expected, name
+
+
+def test_equals_oracle_where_segments_meet_within_candidates():
+    # Several large segments in one workspace, ties at every threshold.
+    n = 200_000
+    bounds = np.array([0, 60_000, 60_007, 130_000, n])
+    for seed in range(3):
+        x = oracles.corrected(np.round(vectors.normal(n, seed, scale=3)), None)
+        codec = parse("topk(ratio=0.05)")
+        _, payload, new = run(codec, x, None, bounds)
+        expected, expected_new = oracles.topk(x, bounds, codec.level)
+        assert payload == expected and same(new, expected_new)
+
+
+def test_levels_of_single_segments():
+    n, bounds = 50_000, np.array([0, 20_000, 20_000, 30_000, 50_000])
+    levels = np.array([1000, 7, 500_000, 20_000], np.uint32)
+    codec = parse("topk(ratio=0.4)")
+    x = vectors.normal(n)
+    _, payload, new = run(codec, x, None, bounds, levels=levels)
+    parts = [
+        sparse_oracles.largest(x, a, b, oracles.topk_k(b - a, int(level)))
+        for a, b, level in zip(bounds[:-1], bounds[1:], levels, strict=True)
+    ]
+    expected, left = sparse_oracles.frame(np.concatenate(parts), x, bounds)
+    assert payload == expected and same(new, left)
+    for wrong in (levels[:3], levels.astype(np.int64), np.array([0, 1, 1, 1], np.uint32), levels + 10**6):
+        with pytest.raises(CodecError, match="levels"):
+            run(codec, x, None, bounds, levels=wrong)
+
+
+def test_a_buffer_must_hold_what_the_levels_ask_for():
+    codec, n, bounds = parse("topk(ratio=0.01)"), 10_000, np.array([0, 1000, 10_000])
+    out = np.zeros(codec.max_bytes(n, 2), np.uint8)
+    with pytest.raises(CodecError, match="out: expected at least"):
+        codec.encode(vectors.normal(n), None, None, out, bounds, levels=np.array([10_000, 20_000], np.uint32))
+    # One segment may have more if another has less.
+    levels = np.array([91_000, 1_000], np.uint32)
+    assert codec.encode(vectors.normal(n), None, None, out, bounds, levels=levels).nbytes == 12 + 8 * (91 + 9)
 
 
 @pytest.mark.parametrize("n", [1, 100, 5000, 100_000])
@@ -84,49 +112,3 @@ def test_k_is_exact_in_millionths():
     for ratio, n, k in ((0.07, 100, 7), (0.29, 100, 29), (0.01, 99, 1), (0.01, 200, 2), (1e-6, 5, 1)):
         result, *_ = run(parse(f"topk(ratio={ratio})"), vectors.normal(n), None, np.array([0, n]))
         assert result.nbytes == 8 + 8 * k
-
-
-@pytest.mark.parametrize("scale", [1.0, 0.5, 1 / 3])
-def test_decode_and_decode_add(scale):
-    n = 5000
-    codec = parse("topk(ratio=0.05)")
-    _, payload, _ = run(codec, vectors.normal(n), None, np.array([0, 1000, n]))
-    data = np.frombuffer(payload, np.uint8)
-    out = vectors.normal(n, seed=4)
-    codec.decode(data, out, scale)
-    expected = oracles.topk_decode(payload, n)
-    assert np.array_equal(out, expected * np.float32(scale))
-    acc = vectors.normal(n, seed=5)
-    before = acc.copy()
-    by_id(16, codec.level).decode_add(vectors.unaligned(data), acc)
-    assert np.array_equal(acc, before + expected)
-
-
-def frame(counts, indices, values):
-    return struct.pack(f"<I{len(counts)}I", len(counts), *counts) + struct.pack(
-        f"<{len(indices)}I{len(values)}f", *indices, *values
-    )
-
-
-@pytest.mark.parametrize(
-    ("payload", "rule"),
-    [
-        (b"", "cut short"),
-        (b"\1\0\0", "cut short"),
-        (struct.pack("<I", 2**32 - 1), "cut short"),
-        (struct.pack("<II", 1, 2**32 - 1), "as many"),
-        (frame([2], [1, 2], [1.0, 2.0])[:-1], "as many"),
-        (frame([2], [1, 2], [1.0, 2.0]) + b"\0", "as many"),
-        (frame([2], [2, 2], [1.0, 2.0]), "ascending"),
-        (frame([1, 1], [3, 2], [1.0, 2.0]), "ascending"),
-        (frame([2], [2, 10], [1.0, 2.0]), "inside"),
-        (frame([1], [2**32 - 1], [1.0]), "inside"),
-    ],
-)
-def test_bad_payload_is_refused_before_anything_is_written(payload, rule):
-    codec = by_id(16, 10_000)
-    out = np.full(10, 7.0, np.float32)
-    for act in (codec.decode, codec.decode_add):
-        with pytest.raises(CodecError, match=rule):
-            act(np.frombuffer(payload, np.uint8), out)
-    assert (out == 7).all()

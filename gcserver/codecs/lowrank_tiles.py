@@ -1,0 +1,209 @@
+"""Vector code of the products of a block of rows with a few columns, for `lowrank`'s loops.
+
+What may live here: intrinsics that keep rows x ranks accumulators in registers, and the two ways they address
+memory. No loop over blocks, no decision which tile to use.
+
+`project` and `gather` read a node's own matrix and their result is exchanged as it is: they may fuse
+multiply and add where the CPU can. What `expand` writes to ``out`` every node computes for itself from
+the same bytes: there nothing is fused, and the order of every sum is written down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+
+from gcserver.codecs.vector import F32, F64, I8, I32, I64, Ops, intrinsic
+
+WIDTH = 8  #: float32 of a vector; one AVX2 register, because tiles of accumulators must fit the register file
+
+
+class _Rows:
+    """Addresses of elements of a float32 matrix given as (base, bytes from row to row)."""
+
+    def __init__(self, b: Any, pair: Any) -> None:
+        base, self.stride = cgutils.unpack_tuple(b, pair)
+        self.b, self.base = b, b.inttoptr(base, I8.as_pointer())
+
+    def at(self, row: int, column: Any) -> Any:
+        b = self.b
+        return b.gep(self.base, [b.add(b.mul(self.stride, I64(row)), b.mul(column, I64(4)))])
+
+
+class _Tile:
+    """Addresses of elements of a packed tile of ``ranks`` columns at ``base``; see `pack`."""
+
+    def __init__(self, b: Any, base: Any, ranks: int) -> None:
+        self.b, self.base, self.ranks = b, b.inttoptr(base, I8.as_pointer()), ranks
+
+    def at(self, k: int, row: Any) -> Any:
+        b = self.b
+        group = b.mul(b.and_(row, I64(-WIDTH)), I64(4 * self.ranks))
+        lane = b.mul(b.and_(row, I64(WIDTH - 1)), I64(4))
+        return b.gep(self.base, [b.add(b.add(group, lane), I64(4 * WIDTH * k))])
+
+
+def _sweep(b: Any, n: Any, run: Callable[[Ops, Any, Any], None]) -> None:
+    """run(ops, start, stop) for the whole vectors of n elements, then for the rest one by one."""
+    whole = b.and_(n, I64(-WIDTH))
+    run(Ops(b, WIDTH), I64(0), whole)
+    with b.if_then(b.icmp_signed("<", whole, n), likely=False):
+        run(Ops(b, 1), whole, n)
+
+
+def _fused(ops: Ops, x: Any, y: Any, z: Any) -> Any:
+    """x*y + z, in one rounding where the CPU has an instruction for it."""
+    vector = ops.type(F32)
+    function = cgutils.get_or_insert_function(
+        ops.b.module, ir.FunctionType(vector, [vector] * 3), f"llvm.fmuladd.v{ops.width}f32"
+    )
+    return ops.b.call(function, [x, y, z])
+
+
+def _sum_lanes(ops: Ops, value: Any) -> Any:
+    """The lanes of a vector added in halves."""
+    b, width = ops.b, ops.width
+    while width > 1:
+        width //= 2
+        low, high = (ir.Constant(ir.VectorType(I32, width), [first + i for i in range(width)]) for first in (0, width))
+        value = b.fadd(b.shuffle_vector(value, value, low), b.shuffle_vector(value, value, high))
+    return b.extract_element(value, I32(0))
+
+
+def _splat_load(ops: Ops, pointer: Any) -> Any:
+    return ops.splat(ops.b.load(ops.b.bitcast(pointer, F32.as_pointer()), align=1))
+
+
+_PAIR = types.UniTuple(types.int64, 2)
+
+
+def project(rows: int, ranks: int) -> Any:
+    """An intrinsic ``f(v, q, n, sums)``: sums[i*ranks + k] += sum over n columns of V[i,:]*Q[:,k].
+
+    v: (address, row stride in bytes); q: address of a packed tile; sums: address of float64[rows*ranks].
+    """
+
+    @intrinsic
+    def tile(typingctx: Any, v: Any, q: Any, n: Any, sums: Any) -> Any:
+        def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
+            matrix, thin = _Rows(b, args[0]), _Tile(b, args[1], ranks)
+            target = b.inttoptr(args[3], F64.as_pointer())
+
+            def run(ops: Ops, start: Any, stop: Any) -> None:
+                zero = ops.const(F32, 0.0)
+                totals = [[cgutils.alloca_once(b, zero.type) for _ in range(ranks)] for _ in range(rows)]
+                for row in totals:
+                    for total in row:
+                        b.store(zero, total)
+                with cgutils.for_range_slice(b, start, stop, I64(ops.width), inc=True) as (j, _):
+                    factors = [ops.load(thin.at(k, j), F32) for k in range(ranks)]
+                    for i, row in enumerate(totals):
+                        value = ops.load(matrix.at(i, j), F32)
+                        for factor, total in zip(factors, row, strict=True):
+                            b.store(_fused(ops, value, factor, b.load(total)), total)
+                for place_, total in enumerate(total for row in totals for total in row):
+                    where = b.gep(target, [I64(place_)])
+                    wide = b.fpext(_sum_lanes(ops, b.load(total)), F64)
+                    b.store(b.fadd(b.load(where), wide), where)
+
+            _sweep(b, args[2], run)
+            return context.get_dummy_value()
+
+        return types.void(_PAIR, types.int64, types.int64, types.int64), codegen
+
+    return tile
+
+
+def gather(rows: int, ranks: int) -> Any:
+    """An intrinsic ``f(v, p, q, n)``: Q[:,k] += sum over rows i of P[i,k]*V[i,:], for n columns of V.
+
+    v, p (the transpose): (address, row stride in bytes); q: address of a packed tile.
+    """
+
+    @intrinsic
+    def tile(typingctx: Any, v: Any, p: Any, q: Any, n: Any) -> Any:
+        def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
+            matrix, left, thin = _Rows(b, args[0]), _Rows(b, args[1]), _Tile(b, args[2], ranks)
+
+            def run(ops: Ops, start: Any, stop: Any) -> None:
+                factors = [[_splat_load(ops, left.at(k, I64(i))) for i in range(rows)] for k in range(ranks)]
+                with cgutils.for_range_slice(b, start, stop, I64(ops.width), inc=True) as (j, _):
+                    values = [ops.load(matrix.at(i, j), F32) for i in range(rows)]
+                    # All loads before any store: rows often lie a multiple of 4 KiB apart, and a load
+                    # from there may wait for the store.
+                    totals = [ops.load(thin.at(k, j), F32) for k in range(ranks)]
+                    for k, column in enumerate(factors):
+                        for value, factor in zip(values, column, strict=True):
+                            totals[k] = _fused(ops, value, factor, totals[k])
+                    for k, total in enumerate(totals):
+                        ops.store(total, thin.at(k, j))
+
+            _sweep(b, args[3], run)
+            return context.get_dummy_value()
+
+        return types.void(_PAIR, _PAIR, types.int64, types.int64), codegen
+
+    return tile
+
+
+def expand(rows: int, ranks: int, whole: bool) -> Any:
+    """An intrinsic ``f(out, v, p, sums, own, n, factor)``: out += P sums^T, then v -= P own^T, for n columns.
+
+    out, v, p (the transpose): (address, row stride in bytes); sums, own: addresses of packed tiles. An element of
+    out is ((0 + p0*q0) + p1*q1) + ..., each operation rounded. whole: these are all ranks there are, so out
+    starts from zero, ends multiplied by factor (float32), and its non-finite elements are counted: the result.
+    Otherwise out is read, factor is not used, and the result is 0.
+    """
+
+    @intrinsic
+    def tile(typingctx: Any, out: Any, v: Any, p: Any, sums: Any, own: Any, n: Any, factor: Any) -> Any:
+        def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
+            result, matrix, left = (_Rows(b, a) for a in args[:3])
+            all_, mine = (_Tile(b, a, ranks) for a in args[3:5])
+            found = cgutils.alloca_once(b, I64)
+            b.store(I64(0), found)
+
+            def run(ops: Ops, start: Any, stop: Any) -> None:
+                factors = [[_splat_load(ops, left.at(k, I64(i))) for k in range(ranks)] for i in range(rows)]
+                scale = ops.splat(args[6])
+                bad = cgutils.alloca_once(b, ops.type(I32))
+                ops.counts = (bad,)
+                b.store(ops.const(I32, 0), bad)
+                with cgutils.for_range_slice(b, start, stop, I64(ops.width), inc=True) as (j, _):
+                    sum_rows = [ops.load(all_.at(k, j), F32) for k in range(ranks)]
+                    own_rows = [b.fneg(ops.load(mine.at(k, j), F32)) for k in range(ranks)]
+                    # As in `gather`, all loads before any store.
+                    rests = [ops.load(matrix.at(i, j), F32) for i in range(rows)]
+                    zero = ops.const(F32, 0.0)
+                    totals = [zero if whole else ops.load(result.at(i, j), F32) for i in range(rows)]
+                    for i in range(rows):
+                        for k in range(ranks):
+                            totals[i] = b.fadd(totals[i], b.fmul(factors[i][k], sum_rows[k]))
+                            rests[i] = _fused(ops, factors[i][k], own_rows[k], rests[i])
+                        if whole:
+                            totals[i] = b.fmul(totals[i], scale)
+                            ops.count(ops.nonfinite(totals[i]), 0)
+                    for i in range(rows):
+                        ops.store(totals[i], result.at(i, j))
+                        ops.store(rests[i], matrix.at(i, j))
+                if whole:
+                    for lane in range(ops.width):
+                        one = b.zext(b.extract_element(b.load(bad), I32(lane)), I64)
+                        b.store(b.add(b.load(found), one), found)
+
+            _sweep(b, args[5], run)
+            return b.load(found)
+
+        return types.int64(_PAIR, _PAIR, _PAIR, types.int64, types.int64, types.int64, types.float32), codegen
+
+    return tile
+
+
+project24, project22, project21, project14, project12, project11 = (project(r, k) for r in (2, 1) for k in (4, 2, 1))
+gather84, gather82, gather81, gather14, gather12, gather11 = (gather(r, k) for r in (8, 1) for k in (4, 2, 1))
+expand24, expand22, expand21, expand14, expand12, expand11 = (expand(r, k, False) for r in (2, 1) for k in (4, 2, 1))
+whole24, whole22, whole21 = (expand(2, k, True) for k in (4, 2, 1))

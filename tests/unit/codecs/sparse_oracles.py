@@ -1,0 +1,281 @@
+"""Plain numpy statements of what each sparsifier selects, writes and decodes; slow, obvious, and the tests' truth.
+
+Only numpy here, nothing of gcserver: an oracle that shared code with its kernel would share its bugs.
+"""
+
+from __future__ import annotations
+
+import struct
+from itertools import pairwise
+
+import numpy as np
+
+from tests.unit.codecs.oracles import magnitude_bits, topk_k
+
+INFINITE = 0x7F800000
+WIDTHS = {32: 0, 16: 1, 8: 2}
+
+
+# ------------------------------------------------------------------------------------------------- packing
+def pack_bits(numbers, width):
+    """Whole bytes, each number ``width`` bits, lowest first, padded with zero bits."""
+    text = "".join(format(int(v), f"0{width}b")[::-1] if width else "" for v in numbers)
+    text += "0" * (-len(text) % 8)
+    return bytes(int(text[i : i + 8][::-1], 2) for i in range(0, len(text), 8))
+
+
+def pack_gaps(indices):
+    gaps = np.diff(np.asarray(indices, np.int64), prepend=-1) - 1
+    groups = [gaps[i : i + 32] for i in range(0, len(gaps), 32)]
+    widths = [int(max(g)).bit_length() for g in groups]
+    return bytes(widths) + b"".join(pack_bits(g, w) for g, w in zip(groups, widths, strict=True))
+
+
+def unpack_gaps(data, total):
+    groups = -(-total // 32)
+    at, gaps = groups, []
+    for g in range(groups):
+        count, width = min(32, total - 32 * g), data[g]
+        size = (count * width + 7) // 8
+        number = int.from_bytes(data[at : at + size], "little")
+        gaps += [(number >> (width * i)) & ((1 << width) - 1) for i in range(count)]
+        at += size
+    return np.cumsum(np.array(gaps, np.int64) + 1) - 1, at
+
+
+def code_group(values, width):
+    """(header, codes, decoded) of up to 128 float32."""
+    limit, most = (126, 20) if width == 8 else (32766, 13)
+    mags = [int(b) for b in magnitude_bits(values)]
+    nonzero = [b for b in mags if b]
+    high = max(mags)
+    base = (min(nonzero) if nonzero else 0) // 32 * 32
+    for shift in range(most + 1):
+        half = (1 << shift) // 2
+        if (high - base + half) >> shift <= limit:
+            break
+    else:
+        base = -(-(high - (limit << most)) // 32) * 32
+    top = ((INFINITE - 1 - base) >> shift) + 1
+    codes, decoded = [], []
+    for value, mag in zip(values, mags, strict=True):
+        q = min(max(0, ((mag - base + half) >> shift) + 1), top, limit + 1) if mag else 0
+        sign = int(np.signbit(value))
+        codes.append(q | sign << (width - 1))
+        decoded.append((base + ((q - 1) << shift) if q else 0) | sign << 31)
+    return base | shift, codes, np.array(decoded, np.uint32).view(np.float32)
+
+
+def pack_values(values, counts, width):
+    """(bytes, decoded values)."""
+    if width == 32:
+        return values.astype("<f4").tobytes(), values
+    headers, codes, decoded, at = [], [], [np.zeros(0, np.float32)], 0
+    for count in counts:
+        for start in range(at, at + count, 128):
+            header, group, back = code_group(values[start : min(start + 128, at + count)], width)
+            headers.append(header)
+            codes += group
+            decoded.append(back)
+        at += count
+    kind = "<u1" if width == 8 else "<u2"
+    return np.array(headers, "<u4").tobytes() + np.array(codes, kind).tobytes(), np.concatenate(decoded)
+
+
+def unpack_values(data, counts, width):
+    total = sum(counts)
+    if width == 32:
+        return np.frombuffer(data, "<f4", total).copy()
+    groups = sum(-(-c // 128) for c in counts)
+    headers = np.frombuffer(data, "<u4", groups).astype(np.int64)
+    codes = np.frombuffer(data, "<u1" if width == 8 else "<u2", total, 4 * groups).astype(np.int64)
+    which = np.concatenate([np.zeros(0, int), *(np.full(c, s) for s, c in enumerate(counts))])
+    start = np.concatenate([np.zeros(0, int), *(np.arange(c) // 128 for c in counts)])
+    offsets = np.cumsum([0, *(-(-c // 128) for c in counts)])[which] + start
+    header = headers[offsets]
+    sign, q = codes >> (width - 1), codes & ((1 << (width - 1)) - 1)
+    bits = np.where(q > 0, ((header & ~31) + ((q - 1) << (header & 31))) & 0x7FFFFFFF, 0) | sign << 31
+    return bits.astype(np.uint32).view(np.float32)
+
+
+def frame(chosen, v, bounds, packed=0, width=32):
+    """(payload, residual): the elements of the sorted indices ``chosen`` of v, in segments."""
+    chosen = np.asarray(chosen, np.int64)
+    counts = [int(((chosen >= a) & (chosen < b)).sum()) for a, b in pairwise(bounds)]
+    payload = struct.pack(f"<I{len(counts)}I", len(counts) | (packed | WIDTHS[width] << 1) << 24, *counts)
+    payload += pack_gaps(chosen) if packed else chosen.astype("<u4").tobytes()
+    with np.errstate(all="ignore"):
+        data, decoded = pack_values(v[chosen], counts, width)
+        residual = v.copy()
+        residual[chosen] = v[chosen] - decoded
+    return payload + data, residual
+
+
+def decode(payload, n):
+    word = struct.unpack_from("<I", payload)[0]
+    m, packed, width = word & 0xFFFFFF, word >> 24 & 1, (32, 16, 8)[word >> 25]
+    counts = struct.unpack_from(f"<{m}I", payload, 4)
+    total, at = sum(counts), 4 + 4 * m
+    if packed:
+        index, used = unpack_gaps(payload[at:], total)
+    else:
+        index, used = np.frombuffer(payload, "<u4", total, at), 4 * total
+    out = np.zeros(n, np.float32)
+    out[index] = unpack_values(payload[at + used :], counts, width)
+    return out
+
+
+# ----------------------------------------------------------------------------------------------- selection
+def largest(v, a, b, k):
+    """The k largest magnitudes of v[a:b], lowest index first among equals, as sorted indices of v."""
+    return np.sort(np.argsort(-magnitude_bits(v[a:b]), kind="stable")[:k]) + a
+
+
+def reaching(v, a, b, mask, cap):
+    """Those of v[a:b] in the mask, or the cap largest if they are more."""
+    index = np.flatnonzero(mask & (v[a:b] != 0)) + a
+    return index if len(index) <= cap else largest(v, a, b, cap)
+
+
+def threshold(v, bounds, value, cap):
+    parts = [
+        reaching(v, a, b, np.abs(v[a:b]) >= np.float32(value), min(b - a, max(1, int(cap * (b - a)))))
+        for a, b in pairwise(bounds)
+    ]
+    return np.concatenate(parts)
+
+
+def lane_sum(values):
+    """float64: lane i % 16 adds in order, then lanes in order."""
+    padded = np.concatenate([values.astype(np.float64), np.zeros(-len(values) % 16)]).reshape(-1, 16)
+    lanes = np.cumsum(padded, axis=0)[-1] if len(padded) else np.zeros(16)
+    total = 0.0
+    for lane in lanes:
+        total += lane
+    return total
+
+
+def redsync(v, bounds, levels, trim, cap):
+    parts = []
+    for (a, b), level in zip(pairwise(bounds), levels, strict=True):
+        if a == b:
+            continue
+        k, mags = topk_k(b - a, level), np.abs(v[a:b]).astype(np.float64)
+        mean, top = lane_sum(mags) / (b - a), mags.max()
+        if trim:
+            for step in range(8):
+                mask = mags > mean + (4.0 - step) / 5.0 * (top - mean)
+                if (mask & (mags > 0)).sum() >= k:
+                    break
+            else:
+                mask = mags > 0
+        else:
+            left, right = 0.0, 1.0
+            while right - left > 0.2:
+                q = (left + right) / 2
+                mask = mags > mean + q * (top - mean)
+                count = mask.sum()
+                if k < count < 2 * k:
+                    break
+                left, right = (left, q) if count < k / 2 else (q, right)
+        parts.append(reaching(v, a, b, mask, min(b - a, max(1, int(cap * k)))))
+    return np.concatenate([np.zeros(0, np.int64), *parts])
+
+
+def gaussiank(v, bounds, levels, cap, quantile):
+    """quantile: of the normal distribution, a function."""
+    parts = []
+    for (a, b), level in zip(pairwise(bounds), levels, strict=True):
+        if a == b:
+            continue
+        n, k, wide = b - a, topk_k(b - a, level), v[a:b].astype(np.float64)
+        mean = lane_sum(wide) / n
+        variance = max(0.0, lane_sum(wide * wide) - lane_sum(wide) * mean) / max(1, n - 1)
+        limit = mean + quantile(1.0 - level / 2_000_000) * np.sqrt(variance)
+        for turn in range(3):
+            mask = (np.abs(wide) > limit) & (wide != 0)
+            if turn == 2 or 2 * k <= 3 * mask.sum() <= 4 * k:
+                break
+            limit *= 0.5 if 3 * mask.sum() < 2 * k else 1.5
+        parts.append(reaching(v, a, b, mask, min(n, max(1, int(cap * k)))))
+    return np.concatenate([np.zeros(0, np.int64), *parts])
+
+
+# ------------------------------------------------------------------------------------------------- chance
+def bits64(seed, counter):
+    """splitmix64."""
+    mask = (1 << 64) - 1
+    z = (seed + (counter + 1) * 0x9E3779B97F4A7C15) & mask
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
+    return z ^ (z >> 31)
+
+
+def draw(seed, counter, limit):
+    return (bits64(seed, counter) >> 32) * limit >> 32
+
+
+def randomk_places(seed, length, k):
+    offset = draw(seed, 0, length)
+    places = []
+    for j in range(k):
+        low, high = j * length // k, (j + 1) * length // k
+        places.append((offset + low + draw(seed, j + 1, high - low)) % length)
+    return np.sort(np.array(places, np.int64))
+
+
+def randomk(v, bounds, levels, seed, width=32, unbiased=False):
+    """(payload, residual)."""
+    m, values, residual = len(bounds) - 1, [np.zeros(0, np.float32)], v.copy()
+    heads, counts, index = [], [], [np.zeros(0, np.int64)]
+    for (a, b), level in zip(pairwise(bounds), levels, strict=True):
+        k = topk_k(b - a, level)
+        places = randomk_places(seed, b - a, k) + a if k else np.zeros(0, np.int64)
+        factor = np.float32((b - a) / k) if unbiased and k else np.float32(1)
+        values.append(v[places] * factor)
+        index.append(places)
+        heads += [b - a, k]
+        counts.append(k)
+    data, decoded = pack_values(np.concatenate(values), counts, width)
+    where = np.concatenate(index)
+    residual[where] = v[where] - decoded
+    head = struct.pack(f"<IQ{2 * m}I", m | (8 | WIDTHS[width] << 1) << 24, seed, *heads)
+    return head + data, residual
+
+
+def dgc_sample(v, a, b, share, seed):
+    """Magnitudes of the runs of 32 that a segment's threshold is estimated from."""
+    n = b - a
+    runs = min(n // 2, max(8192, int(share * n))) // 32
+    stride = n // runs
+    starts = [j * stride + (bits64(seed, j) >> 33) % (stride - 31) for j in range(runs)]
+    return np.concatenate([magnitude_bits(v[a + s : a + s + 32]) for s in starts])
+
+
+def dgc(v, bounds, levels, share, seed):
+    parts = []
+    for (a, b), level in zip(pairwise(bounds), levels, strict=True):
+        n, k = b - a, topk_k(b - a, level)
+        if n < 1 << 14 or 4 * k > n:
+            parts.append(largest(v, a, b, k))
+            continue
+        sample = np.sort(dgc_sample(v, a, b, share, seed))[::-1]
+        limit = int(sample[max(1, (len(sample) * k + n // 2) // n) - 1])
+        for _ in range(11):
+            index = np.flatnonzero(magnitude_bits(v[a:b]) > max(0, limit - 1)) + a
+            if 3 * len(index) >= 2 * k or limit <= 1:
+                break
+            lowered = np.float32(0.7) * np.array([limit], np.uint32).view(np.float32)
+            limit = int(lowered.astype(np.float32).view(np.uint32)[0])
+        parts.append(index if 3 * len(index) <= 4 * k else largest(v, a, b, k))
+    return np.concatenate([np.zeros(0, np.int64), *parts])
+
+
+def momentum(x, residual, u, scale, decay, m, nesterov):
+    """(v, new momentum) before anything is sent; float32, every operation rounded."""
+    g = x * np.float32(scale)
+    if nesterov:
+        new = np.float32(m) * (u + g)
+        return (residual * np.float32(decay) + new) + g, new
+    new = np.float32(m) * u + g
+    return residual * np.float32(decay) + new, new
