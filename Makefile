@@ -3,6 +3,7 @@
 
 PYTHON  ?= python3
 SEEDS   ?= 1000
+JOBS ?= 2
 MINUTES ?= 10
 
 BIN   := .venv/bin
@@ -29,7 +30,7 @@ warmup: $(STAMP)
 	@if [ -f gcserver/cli.py ]; then $(ONE_THREAD) $(BIN)/gcserver warmup; fi
 
 test: warmup ## the fast tests: no root, no system packages
-	@$(ONE_THREAD) $(BIN)/python -m pytest -q -m "not system and not soak" $(ARGS)
+	@$(ONE_THREAD) $(BIN)/python -m pytest -q -m "not system and not soak" -n $(JOBS) --dist loadgroup $(ARGS)
 
 test-system: warmup ## the tests that need root or system packages (installs those as root, says which)
 	@tools/system_packages.sh

@@ -69,3 +69,8 @@ def test_tiny_dense_blocks_go_to_everyone_at_once() -> None:
     assert pick(plan, "w", elements=1024, members=8) == ("none", "all")
     assert pick(plan, "w", elements=1200, members=8) == ("none", "owner")
     assert pick(plan, "w", elements=1, members=9) == ("none", "owner")
+
+
+def test_what_votes_needs_an_owner() -> None:
+    vote = CodecChoice("signsgd", 33, 0, False, False, False, True)
+    assert pick(Plan(0, (PlanRule("*", vote, "all"),), DENSE), "w") == ("signsgd", "owner")
