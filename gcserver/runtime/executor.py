@@ -12,6 +12,7 @@ one pass.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -350,13 +351,17 @@ class Executor:
             return self.handles.add(memory.blocks[key].output)
         return self.handles.add(memory.kept(key, kept.slot, kept.nbytes))
 
-    def facts(self, domain: DomainKey) -> tuple[tuple[int, int, float], ...]:
-        """(key, payload bytes of the newest contribution, squared norm of the settled residual) of each block."""
+    def facts(self, domain: DomainKey) -> Iterator[tuple[int, int, float]]:
+        """(key, payload bytes of the newest contribution, squared norm of the settled residual) of each block.
+
+        Reads a residual at every step, so the caller may do other things in between; ends when the domain does.
+        """
         memory = self.domains.get(domain)
-        if memory is None:
-            return ()
         sizes = self.wire_bytes.get(domain, {})
-        return tuple((key, sizes.get(key, 0), memory.residual_square(key)) for key in memory.blocks)
+        for key in tuple(memory.blocks) if memory is not None else ():
+            if memory is None or self.domains.get(domain) is not memory:
+                return
+            yield key, sizes.get(key, 0), memory.residual_square(key)
 
     def close(self, domain: DomainKey) -> None:
         self.domains.pop(domain, None)

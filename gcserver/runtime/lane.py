@@ -20,6 +20,7 @@ import socket
 import sys
 import time
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -106,6 +107,10 @@ class LaneProcess:
     reports: list[fx.ReportStep] = field(default_factory=list)
     report_by: float = 0.0
     queue: deque[ev.LaneEvent] = field(default_factory=deque)
+    #: questions about blocks that are being answered: request, what is left, what was found
+    asked: deque[tuple[int, Iterator[tuple[int, int, float]], list[tuple[int, int, float]]]] = field(
+        default_factory=deque
+    )
     running: bool = True
     #: not accepting workers for a moment: no descriptors are left
     deaf: bool = False
@@ -135,7 +140,10 @@ class LaneProcess:
             until = min(next_tick, next_stats, self.report_by or next_tick)
             # ZeroMQ's descriptor tells of changes, not of states: never wait while there is something to read.
             busy = self.transport.readable
-            ready = dict(self.poller.poll(0 if busy else max(0.0, until - time.monotonic())))
+            wait = 0.0 if busy or self.asked else max(0.0, until - time.monotonic())
+            ready = dict(self.poller.poll(wait))
+            if self.asked:
+                self._answer()
             if busy or frames in ready:
                 self._frames()
             if self.link.fileno() in ready:
@@ -145,6 +153,16 @@ class LaneProcess:
             for descriptor, event in ready.items():
                 if descriptor in self.workers:
                     self._worker(self.workers[descriptor], event)
+
+    def _answer(self) -> None:
+        """One more block of the oldest question: a large model's residuals take longer than frames may wait."""
+        request, left, found = self.asked[0]
+        block = next(left, None)
+        if block is not None:
+            found.append(block)
+        else:
+            self.asked.popleft()
+            self._send_up(BlockFacts(request, tuple(found)))
 
     def _housekeeping(self) -> None:
         """Forget what nobody will ask for any more."""
@@ -262,7 +280,7 @@ class LaneProcess:
             # A section that was being opened while the supervisor removed the folder has made it anew.
             shutil.rmtree(self._job_directory(message.job), ignore_errors=True)
         elif isinstance(message, AskBlocks):
-            self._send_up(BlockFacts(message.request, self.executor.facts(message.domain)))
+            self.asked.append((message.request, self.executor.facts(message.domain), []))
         else:
             self.feed(message)
 
