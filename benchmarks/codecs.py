@@ -1,169 +1,177 @@
-"""Speed of every codec and reduction on one core, against memcpy and torch measured in turn.
+"""Speed of every codec and reduction on one core, against memcpy, numpy and torch measured in turn.
 
-``python -m benchmarks.codecs [--elements N ...] [--json FILE]``. Prints GB/s of float32 input (4 bytes an
-element, whatever crosses the wire) and the ratio to a memcpy of the same input in the same run; for topk also
-to ``torch.topk``. All buffers are preallocated and touched first, for peers too. Medians; the systems take
-turns within every repetition, so that a noisy machine disturbs all of them alike.
+``python -m benchmarks.codecs [--elements N ...] [--codecs SPEC ...] [--data normal|laplace|gradients] [--json FILE]``.
+How it is measured is `gcserver.bench`'s affair (``gcserver bench codecs`` is the same without torch); here torch's side
+is added: ``torch.topk`` of 1 % of magnitudes that exist already, its casts into given buffers, the arithmetic of its
+PowerSGD hook, and a plain torch version of each method that has one: `gcclient.gpu_codecs` on CPU tensors.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
-import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
+import torch
 
+from benchmarks.common import Row, describe, machine, median_row, write_json
+from benchmarks.lowrank import torch_hook
+from gcclient import gpu_codecs
 from gcproto.dtypes import DType
-from gcserver.codecs import parse, reduce
+from gcserver import bench
+from gcserver.codecs import Codec, reduce
+from gcserver.codecs.base import F32
 from gcserver.codecs.warmup import warmup
 
-Operation = tuple[str, str, Callable[[], object]]
+CASTS = {"fp16": torch.float16, "bf16": torch.bfloat16}
+#: elements up to which whole methods in plain torch are run: their temporaries take some 20 times the gradient
+PLAIN = 1 << 24
 
 
-def codec_operations(spec: str, x: np.ndarray, buffers: dict[str, np.ndarray]) -> list[Operation]:
-    """encode without and with error feedback, decode and decode_add of one codec."""
-    codec = parse(spec)
-    n = x.size
-    payload = np.zeros(codec.max_bytes(n), np.uint8)
-    scratch = payload.copy()
-    old, new, dense = buffers["old"], buffers["new"], buffers["dense"]
-    nbytes = codec.encode(x, None, None, payload, None).nbytes
-    frame = payload[:nbytes]
-    operations: list[Operation] = [
-        (codec.spec, "encode", lambda: codec.encode(x, None, None, scratch, None, 0.5)),
-        (codec.spec, "decode", lambda: codec.decode(frame, dense, 0.5)),
-        (codec.spec, "decode_add", lambda: codec.decode_add(frame, dense)),
-    ]
-    if codec.error_feedback:
-        operations.insert(1, (codec.spec, "encode+ef", lambda: codec.encode(x, old, new, scratch, None, 0.5)))
-    return operations
+class TorchPeers:
+    """torch doing the same as a codec, or the nearest thing, on one thread; buffers are made once and kept."""
 
+    def __init__(self, plain: bool = True) -> None:
+        self.plain = plain
+        self.magnitudes: torch.Tensor | None = None
 
-def reduce_operations(x: np.ndarray, buffers: dict[str, np.ndarray]) -> list[Operation]:
-    """The kernels of uncompressed aggregation."""
-    old, new, dense = buffers["old"], buffers["new"], buffers["dense"]
-    half = np.zeros(2 * x.size, np.uint8)
-    return [
-        ("reduce", "add2", lambda: reduce.add2(dense, x, old)),
-        ("reduce", "add2_scale", lambda: reduce.add2_scale(dense, x, old, 0.5)),
-        ("reduce", "acc_add", lambda: reduce.acc_add(dense, x)),
-        ("reduce", "scale_copy", lambda: reduce.scale_copy(dense, x, 0.5)),
-        ("reduce", "sum_ranks(4)", lambda: reduce.sum_ranks(dense, [x, old, new, x])),
-        ("reduce", "load_add bf16", lambda: reduce.load_add(dense, half, DType.BF16)),
-        ("reduce", "store fp16", lambda: reduce.store(half, x, DType.F16, 0.5)),
-    ]
+    def __call__(self, codec: Codec, buffers: bench.Buffers) -> list[bench.Operation]:
+        found = self._cast(codec, buffers) + self._topk(codec, buffers) + self._powersgd(codec, buffers)
+        if self.plain and buffers.n <= PLAIN and codec.name in gpu_codecs.names() and codec.name not in CASTS:
+            found += self._method(codec, buffers)
+        return found
 
+    def _topk(self, codec: Codec, buffers: bench.Buffers) -> list[bench.Operation]:
+        if not codec.takes_momentum:
+            return []
+        if self.magnitudes is None or self.magnitudes.numel() != buffers.n:
+            self.magnitudes = torch.from_numpy(np.abs(buffers.gradient(0)))
+        k, magnitudes = max(1, buffers.n // 100), self.magnitudes
+        values, indices = torch.ones(k), torch.ones(k, dtype=torch.int64)
+        act = lambda: torch.topk(magnitudes, k, sorted=False, out=(values, indices))  # noqa: E731
+        return [bench.Operation("torch.topk", "1 %", act)]
 
-def peer_operations(x: np.ndarray, buffers: dict[str, np.ndarray]) -> list[Operation]:
-    """memcpy, numpy and torch doing the nearest thing."""
-    dense, old = buffers["dense"], buffers["old"]
-    peers: list[Operation] = [
-        ("memcpy", "copy", lambda: np.copyto(dense, x)),
-        ("numpy", "add", lambda: np.add(x, old, out=dense)),
-    ]
-    try:
-        import torch
-    except ModuleNotFoundError:
-        return peers
-    torch.set_num_threads(1)
-    source, magnitude, k = torch.from_numpy(x), torch.empty(x.size), max(1, x.size // 100)
-    values, indices = torch.empty(k), torch.empty(k, dtype=torch.int64)
-    half = torch.zeros(x.size, dtype=torch.float16)
-
-    def topk() -> None:
-        torch.abs(source, out=magnitude)
-        torch.topk(magnitude, k, sorted=False, out=(values, indices))
-
-    peers += [
-        ("torch", "topk 1%", topk),
-        ("torch", "cast fp16", lambda: half.copy_(source)),
-    ]
-    return peers
-
-
-def measure(n: int, seconds: float, runs: int) -> list[dict[str, object]]:
-    """Rows of all systems at one size; at most about ``seconds``."""
-    rng = np.random.default_rng(0)
-    x = rng.standard_normal(n, np.float32)
-    buffers = {name: rng.standard_normal(n, np.float32) for name in ("old", "new", "dense")}
-    operations = peer_operations(x, buffers)
-    for spec in ("none", "fp16", "bf16", "topk(ratio=0.01)", "topk(ratio=0.001)", "onebit"):
-        operations += codec_operations(spec, x, buffers)
-    operations += reduce_operations(x, buffers)
-    times: list[list[float]] = [[] for _ in operations]
-    deadline = time.perf_counter() + seconds
-    for run in range(runs + 1):
-        for (_, _, act), taken in zip(operations, times, strict=True):
-            start = time.perf_counter()
-            act()
-            if run:  # the first turn touches pages
-                taken.append(time.perf_counter() - start)
-        if run >= 3 and time.perf_counter() > deadline:
-            break
-    medians = {(s, o): statistics.median(t) for (s, o, _), t in zip(operations, times, strict=True)}
-    memcpy, torch_topk = medians["memcpy", "copy"], medians.get(("torch", "topk 1%"))
-    rows = []
-    for ((system, op), median), taken in zip(medians.items(), times, strict=True):
-        row: dict[str, object] = {
-            "system": system,
-            "op": op,
-            "elements": n,
-            "median_s": median,
-            "runs": len(taken),
-            "gbs": 4e-9 * n / median,
-            "ratio_memcpy": memcpy / median,
+    def _cast(self, codec: Codec, buffers: bench.Buffers) -> list[bench.Operation]:
+        if codec.name not in CASTS:
+            return []
+        x, dense = torch.from_numpy(buffers.gradient(0)), torch.from_numpy(buffers.dense)
+        wire = torch.from_numpy(buffers.scratch)[: 2 * buffers.n].view(CASTS[codec.name])
+        acts: dict[str, Callable[[], object]] = {
+            "encode": lambda: wire.copy_(x),
+            "decode": lambda: dense.copy_(wire),
+            "decode_add": lambda: dense.add_(wire),
         }
-        if system.startswith("topk") and op.startswith("encode") and torch_topk:
-            row["ratio_torch_topk"] = torch_topk / median
-        rows.append(row)
-    return rows
+        return [bench.Operation("torch cast", op, act) for op, act in acts.items()]
+
+    def _powersgd(self, codec: Codec, buffers: bench.Buffers) -> list[bench.Operation]:
+        if codec.name != "powersgd":
+            return []
+        rows, cols = bench.square(buffers.n)
+
+        def whole(feedback: bool) -> Callable[[], object]:
+            stages = torch_hook(rows, cols, codec.rank, feedback)  # type: ignore[attr-defined]
+            return lambda: [act() for act in stages.values()]
+
+        return [bench.Operation("torch powersgd", op, whole(op == "encode+ef")) for op in ("encode", "encode+ef")]
+
+    def _method(self, codec: Codec, buffers: bench.Buffers) -> list[bench.Operation]:
+        bare, n, found = codec.spec.partition("+")[0], buffers.n, []
+        x, dense = torch.from_numpy(buffers.gradient(0)), torch.from_numpy(buffers.dense)
+        twin = gpu_codecs.make(f"{bare}+ef(decay=0)" if codec.keeps_residual else bare)
+        out = torch.ones(max(twin.max_bytes(n), 1), dtype=torch.uint8)
+        floats = twin.state_floats(n)
+        old, new = (torch.zeros(floats), torch.zeros(floats)) if floats else (None, None)
+        size = twin.encode(x, old, new, out, None, bench.SCALE, 1).settle().nbytes
+        frame = out[:size].clone()
+        encode = lambda: twin.encode(x, old, new, out, None, bench.SCALE, 1).settle()  # noqa: E731
+        found.append(bench.Operation("plain torch", "encode", encode))
+        if codec.error_feedback:
+            both = gpu_codecs.make(f"{bare}+ef")
+            before, after = torch.zeros(both.state_floats(n)), torch.zeros(both.state_floats(n))
+            feedback = lambda: both.encode(x, before, after, out, None, bench.SCALE, 1).settle()  # noqa: E731
+            found.append(bench.Operation("plain torch", "encode+ef", feedback))
+        found.append(bench.Operation("plain torch", "decode_add", lambda: twin.decode_add(frame, dense)))
+        return found
 
 
-def machine() -> dict[str, object]:
-    """What the numbers depend on."""
-    import llvmlite.binding
-    import numba
+def gradients(n: int) -> F32:
+    """float32[n]: gradients of a small convolutional classifier over some steps of training, end to end, repeated."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 32, 3, padding=1),
+        torch.nn.ReLU(),
+        torch.nn.MaxPool2d(2),
+        torch.nn.Conv2d(32, 64, 3, padding=1),
+        torch.nn.ReLU(),
+        torch.nn.MaxPool2d(2),
+        torch.nn.Flatten(),
+        torch.nn.Linear(64 * 8 * 8, 256),
+        torch.nn.ReLU(),
+        torch.nn.Linear(256, 10),
+    )
+    optimizer, parts = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), []
+    means = torch.randn(10, 3, 32, 32)
+    for _ in range(4):
+        labels = torch.randint(0, 10, (32,))
+        loss = torch.nn.functional.cross_entropy(model(means[labels] + torch.randn(32, 3, 32, 32)), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        parts += [parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None]
+        optimizer.step()
+    return np.resize(torch.cat(parts).numpy(), n).astype(np.float32, copy=False)
 
-    return {
-        "cpu": llvmlite.binding.get_host_cpu_name(),
-        "cores": len(os.sched_getaffinity(0)),
-        "system": platform.platform(),
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        "numba": numba.__version__,
-    }
 
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--elements", type=int, nargs="+", default=[1 << 20, 1 << 24])
-    parser.add_argument("--runs", type=int, default=15, help="repetitions, at most")
-    parser.add_argument("--seconds", type=float, default=15.0, help="time per size, about")
-    parser.add_argument("--json", metavar="FILE")
-    args = parser.parse_args()
-    warmup()
+def reductions(n: int, data: str, seconds: float) -> list[Row]:
+    """The kernels of uncompressed aggregation, against memcpy."""
+    x, old, new, dense = (np.ones(n, np.float32) for _ in range(4))
+    half = np.zeros(2 * n, np.uint8)
+    acts = [
+        bench.Operation("memcpy", "copy", lambda: np.copyto(dense, x)),
+        bench.Operation("reduce", "add2", lambda: reduce.add2(dense, x, old)),
+        bench.Operation("reduce", "add2_scale", lambda: reduce.add2_scale(dense, x, old, 0.5)),
+        bench.Operation("reduce", "acc_add", lambda: reduce.acc_add(dense, x)),
+        bench.Operation("reduce", "scale_copy", lambda: reduce.scale_copy(dense, x, 0.5)),
+        bench.Operation("reduce", "sum_ranks(4)", lambda: reduce.sum_ranks(dense, [x, old, new, x])),
+        bench.Operation("reduce", "load_add bf16", lambda: reduce.load_add(dense, half, DType.BF16)),
+        bench.Operation("reduce", "store fp16", lambda: reduce.store(half, x, DType.F16, 0.5)),
+    ]
     rows = []
+    for act, times in zip(acts, bench.time_in_turn(acts, seconds), strict=True):
+        row = median_row(act.system, times, codec="reduce", op=act.op, elements=n, data=data)
+        rows.append(row | {"gbs": 4e-9 * n / row["median_s"]})
+    return [row | {"x memcpy": rows[0]["median_s"] / row["median_s"]} for row in rows]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--elements", type=int, nargs="+", default=list(bench.SIZES))
+    parser.add_argument("--codecs", nargs="+", metavar="SPEC", help="instead of all")
+    parser.add_argument("--data", choices=(*bench.DATA, "gradients"), default="normal")
+    parser.add_argument("--seconds", type=float, default=bench.SECONDS, help="time per size, about")
+    parser.add_argument("--no-plain", action="store_true", help="leave out whole methods in plain torch")
+    parser.add_argument("--json", metavar="FILE")
+    args = parser.parse_args(argv)
+    torch.set_num_threads(1)
+    bench.check(args.elements, args.codecs or ())
+    warmup()
+    print(describe(machine()), flush=True)
+    rows: list[Row] = []
     for n in args.elements:
-        part = measure(n, args.seconds, args.runs)
+        began, part = time.perf_counter(), list[Row]()
+        print(f"\n{n} elements, {args.data}\n{bench.HEAD}", flush=True)
+        fill = gradients if args.data == "gradients" else None
+        peers = TorchPeers(not args.no_plain)
+        for group in bench.measure(n, args.codecs, args.data, args.seconds, peers, fill):
+            part += group
+            print("\n".join(bench.line(row) for row in group), flush=True)
+        if args.codecs is None:
+            more = reductions(n, args.data, 2.0)
+            part += more
+            print("\n".join(bench.line(row) for row in more), flush=True)
         rows += part
-        print(
-            f"\n{n} elements ({4e-6 * n:.1f} MB)\n"
-            f"{'system':26}{'op':16}{'ms':>9}{'GB/s':>8}{'memcpy':>8}{'torch.topk':>12}"
-        )
-        for row in part:
-            topk = f"{row['ratio_torch_topk']:11.1f}x" if "ratio_torch_topk" in row else ""
-            print(
-                f"{row['system']:26}{row['op']:16}{1e3 * row['median_s']:9.3f}{row['gbs']:8.2f}"
-                f"{row['ratio_memcpy']:7.2f}x{topk}"
-            )
-    if args.json:
-        with open(args.json, "w") as file:
-            json.dump({"machine": machine(), "rows": rows}, file, indent=1)
+        print("\n".join(["", *bench.target_lines(part), "", f"{time.perf_counter() - began:.0f} s"]), flush=True)
+    write_json(args.json, rows)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The command `gcserver`: run the daemon, compile its kernels, examine the machine, show the configuration.
+"""The command `gcserver`: run the daemon, compile its kernels, examine and measure the machine, show the configuration.
 
 What may live here: parsing arguments, printing, exit statuses. What may not: what the commands do; each is imported
 only when it is asked for, so that `gcserver run` starts quickly and `gcserver version` at once.
@@ -49,8 +49,21 @@ def parser() -> argparse.ArgumentParser:
         "--defaults", action="store_true", help="every key, explained, at its default (a file to start from)"
     )
     which.add_argument("--show", action="store_true", help="what file, variables and flags come to (the default)")
+    bench = add("bench", "measure this machine", False)
+    what = bench.add_subparsers(dest="bench", required=True, metavar="WHAT")
+    about = "speed of every codec on one core, beside memcpy and numpy, measured in turn"
+    _add_bench(what.add_parser("codecs", help=about, description=about, allow_abbrev=False))
     add("version", "print the version", False)
     return top
+
+
+def _add_bench(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("--elements", type=int, nargs="+", metavar="N", help="float32 elements (default 1048576 16777216)")
+    sub.add_argument("--codecs", nargs="+", metavar="SPEC", help="instead of all, at 1 %% and some others")
+    sub.add_argument("--data", choices=("normal", "laplace"), default="normal", help="how gradients are distributed")
+    sub.add_argument("--seconds", type=float, default=60.0, metavar="S", help="about, for each size (default 60)")
+    sub.add_argument("--targets", action="store_true", help="also what speed was aimed at, and whether it is reached")
+    sub.add_argument("--json", type=Path, metavar="FILE", help="write machine and rows there")
 
 
 def _add_keys(sub: argparse.ArgumentParser) -> None:
@@ -160,6 +173,38 @@ def _config(options: argparse.Namespace) -> int:
     return OK
 
 
+def _bench(options: argparse.Namespace) -> int:
+    import json
+
+    from gcserver import bench
+    from gcserver.codecs import CodecError
+
+    sizes = options.elements or list(bench.SIZES)
+    try:
+        bench.check(sizes, options.codecs or ())
+    except CodecError as error:
+        return _complain(str(error), USAGE)
+    _warmup(options)
+    live, rows = sys.stderr.isatty(), []
+
+    def begin(codec: str, done: int, total: int) -> None:
+        if live:
+            print(f"\r[{done + 1} of {total}] {codec:<60}\r", end="", file=sys.stderr, flush=True)
+
+    for n in sizes:
+        print(f"\n{n} elements, {options.data}\n{bench.HEAD}", flush=True)
+        part = []
+        for group in bench.measure(n, options.codecs, options.data, options.seconds, begin=begin):
+            part += group
+            print("\n".join(bench.line(row) for row in group), flush=True)
+        rows += part
+        if options.targets:
+            print("\n".join(["", *bench.target_lines(part)]), flush=True)
+    if options.json is not None:
+        options.json.write_text(json.dumps({"machine": bench.machine(), "rows": rows}, indent=1) + "\n")
+    return OK
+
+
 def _version(options: argparse.Namespace) -> int:
     from gcproto.wire import PROTOCOL_VERSION
 
@@ -167,7 +212,14 @@ def _version(options: argparse.Namespace) -> int:
     return OK
 
 
-_COMMANDS = {"run": _run, "warmup": _warmup, "doctor": _doctor, "config": _config, "version": _version}
+_COMMANDS = {
+    "run": _run,
+    "warmup": _warmup,
+    "doctor": _doctor,
+    "config": _config,
+    "bench": _bench,
+    "version": _version,
+}
 
 if __name__ == "__main__":
     sys.exit(main())
