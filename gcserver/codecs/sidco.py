@@ -1,7 +1,7 @@
 """SIDCo: thresholds from fitted distributions, in stages (sidco-e, sidco-gp, sidco-p).
 
-What may live here: the stages, their adaptation, the correction of the threshold, and the codecs. Fits are
-`sidco_fit`'s, passes over data `sidco_scan`'s, the payload `sparse`'s.
+What may live here: the way of a segment through sample, pass and threshold, the state that carries over, and the
+codecs. Thresholds are `sidco_stages`', fits `sidco_fit`'s, passes over data `sidco_scan`'s, the payload `sparse`'s.
 
 A segment of n elements with ratio d = k/n goes through one pass (Algorithm 1, corrected):
 1. A sample of some cache lines goes through stages 1..M-1 alone: it places the cuts u1 < u2 < ... where the ratio
@@ -9,10 +9,12 @@ A segment of n elements with ratio d = k/n goes through one pass (Algorithm 1, c
 2. The pass sums |v| over all elements and over each cut's exceedances, and collects the candidates above the bound.
 3. Stage m is fitted to the exceedances of u(m-1), less u(m-1); its share above u(m) is what the fit says; the
    last stage's quantile, u(M-1) added back, is the threshold: eta = u(M-1) + Q(d / (share1 * ... * share(M-1))).
-4. If more than 1.1 k or fewer than 0.9 k candidates exceed eta, secant steps on ln(count) correct it. No k^ is outside
-   that band but where a segment has fewer elements that are not zero, or equal magnitudes leave only exactly k.
+4. If more than 1.1 k or fewer than 0.9 k candidates exceed eta, secant steps on ln(count) correct it. So k^ is
+   outside that band only where a segment has fewer elements that are not zero.
 5. Every 5 steps the mean of ln(k^/k) *before* correction moves M by one, in the direction that helps.
    State is per segment, behind the residual; without one every step is a first one, of one stage.
+What cannot be fitted (short segments, k below 32, ratios above a quarter, zeros, numbers at the ends of float32,
+segments of few distinct magnitudes) gets the exact top-k.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ from gcserver.codecs.sparsifier import COMMON, FORM, RATIO, Job, Sparsifier, wan
 from gcserver.codecs.vector import INFINITE
 
 EXACT_BELOW = 1 << 16  #: shorter segments get the exact top-k (DESIGN section 7)
-SAMPLE = 1 << 17  #: elements sampled at most
+LEAST_SAMPLE, MOST_SAMPLE = 1 << 14, 1 << 17  #: elements
 WINDOW = 5  #: steps between adaptations of the number of stages (Q)
 TOLERANCE = 0.1823215567939546  #: ln 1.2, the mean error from which the number is adapted
 FADE = 0.9  #: of what is remembered of other numbers of stages, a window
@@ -64,8 +66,11 @@ def choose(cut, found, ro, first, at, work):
 
 @njit(nogil=True)
 def sample_size(n, k):
-    """Elements sampled of a segment: enough for the bound to be some 15 % too generous, or an eighth of it."""
-    return min(max(16384, 600 * n // k), SAMPLE, n // 8) & -GROUP
+    """Elements sampled of a segment: few cost candidates that are not sent, many cost the sample itself."""
+    size = LEAST_SAMPLE
+    while size < MOST_SAMPLE and float(size) * size * size < 40.0 * n * k:
+        size *= 2
+    return min(size, n // 8) & -GROUP
 
 
 @njit(nogil=True)
@@ -75,7 +80,7 @@ def encode_segment(method, x, r, ro, n, k, first, scale, decay, stages, at, samp
         return k, select(x, r, ro, n, k, first, scale, decay, at, work), np.nan
     sums, logs = np.zeros(ACCUMULATOR * (CUTS + 1)), np.empty(2)
     lanes, cuts = np.empty(16, np.float32), np.empty(CUTS)
-    size = min(max(16384, 600 * n // k), SAMPLE, n // 8) & -GROUP
+    size = sample_size(n, k)
     draw(x, r, n, size // GROUP, scale, decay, sample, work)
     clear(sums, logs)
     for start in range(0, size, BLOCK):
@@ -130,7 +135,7 @@ def adapt(old, new, error, ratio, achieved):
     stages: Any = min(max(np.int64(old[STAGES]), 1), most)
     age: Any
     age, mass = np.int64(old[AGE]) + 1, np.float64(old[MASS]) + error
-    if age == WINDOW:
+    if age >= WINDOW:
         mean, best = mass / WINDOW, stages
         age, mass = 0, 0.0
         here = max(abs(mean), 1e-6)
@@ -156,14 +161,15 @@ def sidco_encode(
     method: E, GP or P. behind: where the segments' own state begins, in elements of r and ro; -1: there is none.
     """
     bounds, counts, each = i64(table, m + 1), u32(out + 4, m), u32(levels, m)
-    slots, largest = np.int64(0), np.int64(0)
+    slots, largest, longest = np.int64(0), np.int64(0), np.int64(0)
     for s in range(m):
         length = bounds[s + 1] - bounds[s]
         k = wanted(length, level if levels == 0 else np.int64(each[s]))
         slots += k + k // 10
         largest = max(largest, room(length, k))
+        longest = max(longest, sample_size(length, k))
     work = workspace(slots + largest + GROUP)
-    sample = np.empty(SAMPLE if n >= EXACT_BELOW else 0, np.float32)
+    sample = np.empty(longest, np.float32)
     fresh = np.zeros(SEGMENT_FLOATS, np.float32)
     old_state = 0 if r == 0 or behind < 0 else r + 4 * behind
     new_state = 0 if ro == 0 or behind < 0 else ro + 4 * behind

@@ -238,7 +238,8 @@ def segment(method, v, k, stages):
     exact = largest(v, 0, n, k)
     if n < 65536 or k < 32 or 4 * k > n:
         return exact, None
-    size = min(max(16384, 600 * n // k), 131072, n // 8) // 32 * 32
+    size = next((s for s in (1 << 14, 1 << 15, 1 << 16) if s**3 >= 40 * n * k), 1 << 17)
+    size = min(size, n // 8) // 32 * 32
     sample = sample_of(mags, size)
     with np.errstate(all="ignore"):
         mean = mass(sample, -1.0) / size if np.isfinite(sample).all() else INF
@@ -270,7 +271,7 @@ def adapt(old, error, ratio, achieved):
     most = min(4, math.ceil(math.log2(1 / ratio) - 1e-9))
     stages = min(max(int(old[0]), 1), most)
     age, errors = int(old[1]) + 1, float(old[2]) + error
-    if age == 5:
+    if age >= 5:
         mean, best = errors / 5, stages
         age, errors, here = 0, 0.0, max(abs(mean), 1e-6)
         if here > math.log(1.2):
