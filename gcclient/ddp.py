@@ -10,12 +10,13 @@ brings them; a bucket's future completes when all blocks its parameters touch ar
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -34,6 +35,8 @@ from gcproto.wire import Flag
 
 #: Domain numbers below this are not states'.
 _FIRST_STATE = 16
+#: Codecs that take whole matrices, by name (a test compares with gcserver.codecs).
+MATRIX_CODECS: Final = frozenset({"powersgd"})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -318,12 +321,15 @@ def state(
     group: dist.ProcessGroup | None = None,
     compression: str | None = None,
     scaler: Any = None,
+    whole: bool | None = None,
 ) -> State:
     """Declare a model's gradients; returns the state for :func:`ddp_hook`. Call it on every rank of the group.
 
     ``group``: the process group the gradients are averaged over (default: the DDP model's own, else all ranks).
     ``compression``: a codec spec such as ``"topk(ratio=0.01)"`` (default: the daemon's ``codec.default``).
     ``scaler``: the GradScaler in use, if any: residuals are then kept unscaled while its scale changes.
+    ``whole``: never cut a parameter's gradient, for codecs that take whole matrices (default: whether ``compression``
+    is one of gradcomm's that does).
     Raises ValueError for a model without gradients or with an unknown dtype, :class:`~gcclient.TensorMismatch`
     on every rank when models differ, :class:`~gcclient.CodecError` for a codec that cannot be used.
     """
@@ -337,7 +343,10 @@ def state(
     if not named:
         raise ValueError("the model has no parameter that requires a gradient")
     number, label = _number(session, ranks)
-    domain = session.domain(label, number, ranks, scoped=True, codec=compression or "")
+    codec = compression or ""
+    if whole is None:
+        whole = re.split(r"[(+]", codec)[0].strip() in MATRIX_CODECS
+    domain = session.domain(label, number, ranks, scoped=True, codec=codec, whole=whole)
     made = State(session, domain, group, scaler, len(ranks))
     # Backward order: what is ready first comes first in the address space.
     sections: dict[DType, list[tuple[TensorSpec, torch.Tensor]]] = {}

@@ -45,7 +45,7 @@ class Domain:
         self.declared = declared
         self.id = declared.domain
         self.lanes = lanes
-        self.space = AddressSpace(members, lanes, partition_bytes)
+        self.space = AddressSpace(members, lanes, partition_bytes, declared.whole)
         self.arenas = [LaneArena(local_ranks, index) for _ in range(lanes)]
         self.blocks: dict[int, BlockPlace] = {}
         self.sections: list[DeclareSection] = []

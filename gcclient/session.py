@@ -310,8 +310,13 @@ class Session:
             self.check()
 
     # ---------------------------------------------------------------------------------------- domains
-    def domain(self, label: str, number: int, ranks: tuple[int, ...], *, scoped: bool, codec: str) -> Domain:
-        """Domain ``number``, declared with its first use. All ``ranks`` must declare it alike."""
+    def domain(
+        self, label: str, number: int, ranks: tuple[int, ...], *, scoped: bool, codec: str, whole: bool = False
+    ) -> Domain:
+        """Domain ``number``, declared with its first use. All ``ranks`` must declare it alike.
+
+        See :class:`gcproto.messages.DeclareDomain` for what it takes.
+        """
         with self._declaring:
             if number in self.domains:
                 return self.domains[number]
@@ -320,7 +325,7 @@ class Session:
             mine = next(m for m in job.members if me in m.ranks)
             local = sorted(r for r in mine.ranks if r in ranks)
             domain = Domain(
-                DeclareDomain(label, number, ranks, scoped, codec),
+                DeclareDomain(label, number, ranks, scoped, codec, whole),
                 len(hosts),
                 len(local),
                 local.index(me),

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import Final
 
 import msgspec
@@ -31,6 +32,8 @@ MIN_CHUNK_BYTES: Final = 1 << 20
 #: Sections and tensors a peer or a worker may announce, bounded before anything is allocated.
 MAX_TENSORS: Final = 1 << 20
 MAX_SECTION_ELEMENTS: Final = 1 << 40
+#: The largest tensor of a domain whose tensors are never cut: it travels in one frame.
+MAX_WHOLE_BYTES: Final = 1 << 31
 MAX_NAME: Final = 4096
 
 LANE_HEADER_BYTES: Final = 64
@@ -75,8 +78,8 @@ class ManifestError(ValueError):
     """A section that cannot be laid out, or two that should be equal and are not."""
 
 
-def check_section(section: Section) -> None:
-    """Raises :class:`ManifestError` for an empty, mixed or oversized section."""
+def check_section(section: Section, whole: bool = False) -> None:
+    """Raises :class:`ManifestError` for an empty, mixed or oversized section; ``whole``: its tensors are never cut."""
     if not 0 < len(section.tensors) <= MAX_TENSORS:
         raise ManifestError(f"a section holds 1 to {MAX_TENSORS} tensors, got {len(section.tensors)}")
     if section.index < 0:
@@ -96,6 +99,11 @@ def check_section(section: Section) -> None:
         raise ManifestError(f"a dimension is at most {MAX_SECTION_ELEMENTS}")
     if (elements := section.elements) > MAX_SECTION_ELEMENTS:
         raise ManifestError(f"a section has at most {MAX_SECTION_ELEMENTS} elements, got {elements}")
+    largest = max(section.tensors, key=lambda t: t.elements)
+    if whole and (nbytes := largest.elements * section.dtype.itemsize) > MAX_WHOLE_BYTES:
+        raise ManifestError(
+            f"a tensor that is never cut has at most {MAX_WHOLE_BYTES} bytes, got {nbytes}: {largest.describe()}"
+        )
 
 
 def section_digest(section: Section) -> int:
@@ -123,7 +131,7 @@ class Block:
     ``key`` is its byte address, ``start`` the element offset inside its section, ``bounds`` the segment
     boundaries (element offsets from the block's start, first 0, last ``elements``), one segment per
     tensor that reaches into the block; ``tensor`` the index (in the section) of the tensor that holds
-    most of it. ``owner`` is a member index, ``lane`` a lane index.
+    most of it. ``owner`` is a member index, ``lane`` a lane index. ``whole``: its space never cuts a tensor.
     """
 
     key: int
@@ -135,6 +143,7 @@ class Block:
     lane: int
     bounds: tuple[int, ...]
     tensor: int
+    whole: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -167,26 +176,45 @@ def block_sizes(section_bytes: int, members: int, partition_bytes: int) -> Itera
     Never below 256 KiB, where per-message costs win, nor above ``partition_bytes``. What leaves last has to travel,
     be summed and travel back with nothing to overlap with: the lowest addresses, which are sent last, are cut finer.
     """
+    left = section_bytes
+    for size in _wanted_sizes(section_bytes, members, partition_bytes):
+        if left <= 0:
+            return
+        yield min(size, left)
+        left -= size
+
+
+def whole_sizes(tensor_bytes: Sequence[int], members: int, partition_bytes: int) -> Iterator[int]:
+    """:func:`block_sizes` where no tensor is cut: each block takes tensors up to the wanted size, and one at least."""
+    wanted = _wanted_sizes(sum(tensor_bytes), members, partition_bytes)
+    most, size = next(wanted), 0
+    for nbytes in tensor_bytes:
+        if size and size + nbytes > most:
+            yield size
+            most, size = next(wanted), 0
+        size += nbytes
+    if size:
+        yield size
+
+
+def _wanted_sizes(section_bytes: int, members: int, partition_bytes: int) -> Iterator[int]:
+    """The longest each block should be, one after the other, without end."""
     members = max(members, 1)
     two = section_bytes // (2 * members)
     wanted = two if two >= MIN_PIPELINED_BYTES else -(-section_bytes // members)
     size = min(max(_align(wanted, PAGE), MIN_BLOCK_BYTES), partition_bytes)
-    left = section_bytes
     fine = size // 2 // PAGE * PAGE
     if fine >= MIN_PIPELINED_BYTES and section_bytes >= 2 * members * size:
-        for _ in range(2 * members):
-            yield fine
-            left -= fine
-    while left > 0:
-        yield min(size, left)
-        left -= size
+        yield from repeat(fine, 2 * members)
+    yield from repeat(size)
 
 
 @dataclass(slots=True)
 class AddressSpace:
     """The layout of one domain: append sections, get blocks and slots.
 
-    ``members`` is the number of nodes, ``lanes`` of lanes, ``partition_bytes`` the longest block.
+    ``members`` is the number of nodes, ``lanes`` of lanes, ``partition_bytes`` the longest block. ``whole``: blocks
+    are cut between tensors only, for codecs that take whole matrices; a tensor longer than that is a block of its own.
     Placement is greedy by bytes: a block goes to the member with the fewest bytes so far (lowest index on
     ties), and likewise among the lanes; it never moves while the epoch lasts.
     """
@@ -194,6 +222,7 @@ class AddressSpace:
     members: int
     lanes: int
     partition_bytes: int
+    whole: bool = False
     sections: list[Section] = field(default_factory=list)
     blocks: list[tuple[Block, ...]] = field(default_factory=list)
     next_address: int = 0
@@ -208,7 +237,7 @@ class AddressSpace:
 
     def append(self, section: Section) -> tuple[Block, ...]:
         """Lay out the next section. Raises :class:`ManifestError` if it is not the next one or is malformed."""
-        check_section(section)
+        check_section(section, self.whole)
         if section.index != len(self.sections):
             raise ManifestError(f"expected section {len(self.sections)}, got {section.index}")
         itemsize = section.dtype.itemsize
@@ -220,7 +249,7 @@ class AddressSpace:
         blocks = []
         tensor = 0
         stop = 0
-        for size in block_sizes(section.nbytes, self.members, self.partition_bytes):
+        for size in self._sizes(section):
             start, stop = stop, stop + size // itemsize
             while ends[tensor] <= start:
                 tensor += 1
@@ -240,12 +269,18 @@ class AddressSpace:
             self._laned[lane] += weight
             blocks.append(
                 Block(self.next_address + start * itemsize, section.index, start, stop - start,
-                      section.dtype, owner, lane, tuple(bounds), biggest)
+                      section.dtype, owner, lane, tuple(bounds), biggest, self.whole)
             )  # fmt: skip
         self.sections.append(section)
         self.blocks.append(tuple(blocks))
         self.next_address = _align(self.next_address + max(section.nbytes, 1), ADDRESS_ALIGN)
         return self.blocks[-1]
+
+    def _sizes(self, section: Section) -> Iterator[int]:
+        if self.whole:
+            tensors = [t.elements * section.dtype.itemsize for t in section.tensors]
+            return whole_sizes(tensors, self.members, self.partition_bytes)
+        return block_sizes(section.nbytes, self.members, self.partition_bytes)
 
 
 @dataclass(slots=True)

@@ -127,7 +127,8 @@ class DeclareDomain(Message, frozen=True, tag="domain"):
     """A process group enters: its label and the global ranks in it.
 
     ``scoped``: a step is a whole backward or optimizer step, not one call. ``codec``: what its tensors use
-    until a plan says otherwise (empty: the daemon's ``codec.default``).
+    until a plan says otherwise (empty: the daemon's ``codec.default``). ``whole``: blocks are cut between tensors only,
+    for codecs that take whole matrices.
     """
 
     label: str
@@ -135,6 +136,7 @@ class DeclareDomain(Message, frozen=True, tag="domain"):
     ranks: tuple[int, ...]
     scoped: bool = False
     codec: str = ""
+    whole: bool = False
 
 
 class SectionOffer(Message, frozen=True, tag="offer"):

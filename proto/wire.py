@@ -77,9 +77,11 @@ class Flag:
     RESENT: Final = 8
     #: a contribution of the all scheme: it went to every member and nobody aggregates for others
     ALL: Final = 16
+    #: contribution or aggregate of the second of two dependent exchanges of one round
+    SECOND: Final = 32
 
 
-_KNOWN_FLAGS: Final = Flag.NONFINITE | Flag.AVERAGE | Flag.SUM_UNITS | Flag.RESENT | Flag.ALL
+_KNOWN_FLAGS: Final = Flag.NONFINITE | Flag.AVERAGE | Flag.SUM_UNITS | Flag.RESENT | Flag.ALL | Flag.SECOND
 _TYPES: Final = {int(t): t for t in FrameType}
 _PHASES: Final = {int(p): p for p in Phase}
 

@@ -14,6 +14,10 @@ A round, owner scheme:
 All scheme: the contribution goes to every member, everyone accumulates in member order and finalises
 without encoding again. A contribution for a round that is complete here is how a peer that came back asks
 for what it missed: the retained payload of that round is the answer.
+
+Two exchanges (codecs with ``rounds`` 2), always through the owner: Finalise of stage 0 gives a plain sum, which goes to
+all; everyone encodes stage 1 from it and contributes that; Finalise of stage 1 gives the result. The owner retains both
+aggregates: a member that lost its process redoes both stages.
 """
 
 from __future__ import annotations
@@ -59,7 +63,7 @@ from gcserver.core.events import (
     StepRecord,
     Versions,
 )
-from gcserver.core.rounds import OPERATION, Parked, Partition, Round
+from gcserver.core.rounds import OPERATION, Exchange, Parked, Partition, Round
 from gcserver.core.steps import Step, StepBook
 
 #: ``aux`` of a DATA frame from retained memory: an answer, which needs none. In the all scheme two members that
@@ -264,7 +268,7 @@ class Domain:
         self.gated.pop(p.block.key, None)
         if not self._same_codec(p, r, codec.id, codec.level, self.config.members[self.config.me].name):
             return
-        r.decision, r.codec, r.everyone, r.encoding = decision, codec, scheme == "all", True
+        r.decision, r.codec, r.everyone, r.encoding = decision, codec, scheme == "all" and codec.rounds == 1, True
         r.proposal = max(r.proposal, decision.proposal)
         if decision != p.logged:
             p.logged = decision
@@ -280,10 +284,8 @@ class Domain:
                 p.next_slot = p.retained[0].slot
                 p.retained = p.retained[1:]
             # The payload before the last one: whoever contributes to this round has had that.
-            retain = p.next_slot
-            for old in p.retained[1:]:
-                self._release(old.handle)
-            p.retained = p.retained[:1]
+            self._forget(p, lambda k: k.step == p.retained[0].step)
+            retain = r.slot = p.free_slot()
         self.out.append(
             Encode(
                 self.config.id,
@@ -315,22 +317,64 @@ class Domain:
         text = c.job + b"".join(v.to_bytes(8, "little") for v in (c.domain, r.step, p.block.key, node))
         return wire.digest(text)
 
+    def _middle(self, p: Partition, r: Round, aggregate: Handle | None) -> None:
+        """The first exchange is over: on to the second, from its sum."""
+        self._end_exchange(p, r)
+        if r.codec is None or r.decision is None:
+            return
+        r.stage, r.encoding = 1, True
+        read = p.residual.current
+        self.out.append(
+            Encode(
+                self.config.id,
+                p.block.key,
+                r.step,
+                r.codec,
+                r.decision.seed,
+                read,
+                1 - read,
+                None,
+                r.flags or 0,
+                r.decision.proposal,
+                1,
+                aggregate,
+            )
+        )
+
+    def _end_exchange(self, p: Partition, r: Round) -> None:
+        """Nobody needs our payload of it any more, nor what others sent."""
+        x = r.now
+        x.over = True
+        own, x.own = x.own, None
+        if own is not None and not r.everyone:
+            self._release(own.handle)
+        self._unpark(x, own)
+
+    def _unpark(self, x: Exchange, own: Parked | None) -> None:
+        """Whatever is still parked goes back."""
+        for member, parked in sorted(x.parked.items()):
+            if parked is not own and member != self.config.me:
+                self._release(parked.handle)
+                self.outward.take(self.config.members[member].node, parked.nbytes, parked.life)
+        x.parked.clear()
+
     def on_encoded(self, e: Encoded) -> None:
         p = self.partitions[e.key]
         r = p.rounds.get(e.step)
-        if r is None or self.faulted or r.codec is None:
+        if r is None or self.faulted or r.codec is None or r.stage != e.stage:
             self._release(e.handle)
             return
         r.encoding = False
-        r.own = Parked(e.handle, e.nbytes, r.codec.id, r.codec.level, e.nonfinite)
-        r.own_digest = e.digest
+        x = r.now
+        x.own = Parked(e.handle, e.nbytes, r.codec.id, r.codec.level, e.nonfinite)
+        x.own_digest = e.digest
         me, owner = self.config.me, p.block.owner
         if r.everyone:
             flags = (r.flags or 0) | (Flag.NONFINITE if e.nonfinite else 0) | Flag.ALL
             self._retain(
                 p,
                 Retained(
-                    r.step, p.next_slot, e.handle, e.nbytes, e.digest, r.codec.id, r.codec.level, int(flags), r.proposal
+                    r.step, r.slot, e.handle, e.nbytes, e.digest, r.codec.id, r.codec.level, int(flags), r.proposal
                 ),
             )
             for member in range(len(self.config.members)):
@@ -339,9 +383,33 @@ class Domain:
         elif owner != me:
             self.outward.queue(self.config.members[owner].node, r.step, e.key)
             return
-        r.have.add(me)
-        r.parked[me] = r.own
-        self._advance(p, r)
+        elif r.double and r.stage == 0 and (kept := p.kept(r.step)) is not None:
+            self._adopt(p, r, kept)
+            return
+        x.have.add(me)
+        x.parked[me] = x.own
+        self._advance(p, r, r.stage)
+
+    def _adopt(self, p: Partition, r: Round, kept: Retained) -> None:
+        """An earlier life of this owner had the first exchange's sum: others may have it, so it is the one."""
+        asked = sorted(r.now.have)
+        r.proposal = max(r.proposal, kept.proposal)
+        for member in asked:
+            self._send_retained(p, kept, self.config.members[member].node)
+        if kept.flags & Flag.NONFINITE:
+            self._void(p, r)
+        else:
+            self._middle(p, r, kept.handle)
+
+    def _void(self, p: Partition, r: Round) -> None:
+        """The first exchange was not finite: there is no second."""
+        codec = r.codec
+        if codec is not None:
+            flags = (r.flags or 0) | Flag.NONFINITE
+            self.out.append(
+                Decode(self.config.id, p.block.key, r.step, None, codec.id, codec.level, 1, int(flags), True)
+            )
+        self._complete(p, r, True)
 
     def requeue(self, peer: int) -> None:
         """``peer`` is a new process: whatever rounds under way need from us goes to it again."""
@@ -349,7 +417,7 @@ class Domain:
             return
         for p in self.partitions.values():
             for r in p.rounds.values():
-                if r.own is not None and (r.everyone or self.config.members[p.block.owner].node == peer):
+                if r.now.own is not None and (r.everyone or self.config.members[p.block.owner].node == peer):
                     self.outward.queue(peer, r.step, p.block.key)
 
     def contribution(self, step: int, key: int) -> tuple[Header, Handle | None, Callable[[], bool]] | None:
@@ -362,23 +430,24 @@ class Domain:
             # Complete here or not: in the all scheme every member needs it.
             return self._retained_frame(p, kept)
         r = p.rounds.get(step)
-        if r is None or r.own is None or r.decision is None:
+        own = None if r is None else r.now.own
+        if r is None or own is None or r.decision is None:
             return None
-        flags = (r.flags or 0) | (Flag.NONFINITE if r.own.nonfinite else 0)
+        flags = (r.flags or 0) | (Flag.NONFINITE if own.nonfinite else 0) | (Flag.SECOND if r.stage else 0)
         header = self._header(
             p,
             Phase.CONTRIBUTION,
             step,
-            r.own.codec,
-            r.own.level,
+            own.codec,
+            own.level,
             int(flags),
-            r.own.nbytes,
-            r.own_digest,
+            own.nbytes,
+            r.now.own_digest,
             r.decision.plan,
             r.decision.proposal,
         )
-        mine: Round = r
-        return header, r.own.handle, lambda: not self.faulted and not mine.complete
+        mine, stage = r, r.stage
+        return header, own.handle, lambda: not self.faulted and not mine.complete and mine.stage == stage
 
     def _header(
         self,
@@ -421,9 +490,12 @@ class Domain:
     def on_contribution(self, h: Header, handle: Handle | None, member: int) -> None:
         """One member's contribution to a round: parked, then accumulated in member order."""
         p = self.partitions[h.key]
-        if h.step <= p.out_step:
+        stage = 1 if h.flags & Flag.SECOND else 0
+        under_way = p.rounds.get(h.step)
+        # Of a round under way only an owner's first exchange can be over.
+        if h.step <= p.out_step or (under_way is not None and under_way.exchanges[stage].over):
             self._give_back(h, handle)
-            kept = p.kept(h.step)
+            kept = p.kept(h.step, stage)
             if kept is None or h.aux == ANSWER:
                 self.out.append(Count("frames_stale", h.sender))
             else:
@@ -438,7 +510,8 @@ class Domain:
         else:
             self.remote.setdefault(h.step, set()).add(h.key)
         r = p.round(h.step)
-        if member in r.have:
+        x = r.exchanges[stage]
+        if member in x.have:
             self._give_back(h, handle)
             self.out.append(Count("contributions_duplicate", h.sender))
             return
@@ -446,12 +519,12 @@ class Domain:
         if not (self._same_operation(p, r, h.flags, who) and self._same_codec(p, r, h.codec, h.level, who)):
             self._give_back(h, handle)
             return
-        r.have.add(member)
+        x.have.add(member)
         r.everyone = r.everyone or bool(h.flags & Flag.ALL)
         r.proposal = max(r.proposal, h.proposal)
         nonfinite = bool(h.flags & Flag.NONFINITE)
-        r.parked[member] = Parked(handle, h.payload_bytes, h.codec, h.level, nonfinite, h.incarnation)
-        self._advance(p, r)
+        x.parked[member] = Parked(handle, h.payload_bytes, h.codec, h.level, nonfinite, h.incarnation)
+        self._advance(p, r, stage)
 
     def _give_back(self, h: Header, handle: Handle | None) -> None:
         self._release(handle)
@@ -461,11 +534,19 @@ class Domain:
         if handle is not None:
             self.out.append(Release(handle))
 
-    def _advance(self, p: Partition, r: Round) -> None:
+    def _forget(self, p: Partition, but: Callable[[Retained], bool]) -> None:
+        """Release what is retained, except where ``but`` says so."""
+        for old in p.retained:
+            if not but(old):
+                self._release(old.handle)
+        p.retained = tuple(k for k in p.retained if but(k))
+
+    def _advance(self, p: Partition, r: Round, stage: int) -> None:
         """Accumulate whatever is next in member order; with everyone there, finalise."""
         members = self.config.members
-        while (parked := r.parked.pop(r.next_member, None)) is not None:
-            member = r.next_member
+        x = r.exchanges[stage]
+        while (parked := x.parked.pop(x.next_member, None)) is not None:
+            member = x.next_member
             self.out.append(
                 Accumulate(
                     self.config.id,
@@ -477,25 +558,25 @@ class Domain:
                     parked.level,
                     member == 0,
                     parked.nonfinite,
+                    stage,
                 )
             )
-            r.nonfinite |= parked.nonfinite
-            r.next_member += 1
+            x.nonfinite |= parked.nonfinite
+            x.next_member += 1
             if member != self.config.me:
                 self._release(parked.handle)
                 self.outward.take(members[member].node, parked.nbytes, parked.life)
-        if r.next_member < len(members) or r.finalising:
+        if x.next_member < len(members) or x.finalising:
             return
-        r.finalising = True
+        x.finalising = True
         codec = None if r.everyone else r.codec
-        write = 1 - p.owner_residual.current
-        if codec is not None and codec.feedback:
+        versions = p.residual if r.double else p.owner_residual
+        if codec is not None and codec.feedback and not r.double:
             p.owner_residual = replace(p.owner_residual, written=r.step)
         if codec is not None:
-            # All contributions are in, so everyone has the aggregate before this one.
-            for old in p.retained:
-                self._release(old.handle)
-            p.retained = ()
+            # All contributions are in, so everyone has the aggregates of the round before this one.
+            self._forget(p, lambda k: k.step == r.step and k.stage < stage)
+            r.slot = p.free_slot()
         seed = r.decision.seed if r.decision is not None else 0
         if codec is not None and not codec.shared_seed:
             seed = wire.digest(seed.to_bytes(8, "little") + b"owner")
@@ -507,40 +588,44 @@ class Domain:
                 r.step,
                 codec,
                 seed,
-                p.owner_residual.current,
-                write,
-                p.next_slot,
+                versions.current,
+                1 - versions.current,
+                r.slot,
                 divisor,
-                r.nonfinite,
-                r.flags or 0,
+                x.nonfinite,
+                (r.flags or 0) | (Flag.SECOND if stage else 0),
                 r.proposal,
+                stage,
             )
         )
 
     def _retain(self, p: Partition, new: Retained) -> None:
         p.retained = (new, *p.retained)
-        p.next_slot = 1 - new.slot
+        p.next_slot = int(new.slot == 0)
 
     def on_finalised(self, e: Finalised) -> None:
         p = self.partitions[e.key]
         r = p.rounds.get(e.step)
-        if r is None or self.faulted or r.codec is None:
+        if r is None or self.faulted or r.codec is None or r.stage != e.stage:
             self._release(e.handle)
             return
-        nonfinite = e.nonfinite or r.nonfinite
-        # Committed before it leaves: members that have the aggregate contribute no more to this round, so a
-        # restart must find it complete.
-        self._complete(p, r, nonfinite)
-        if not r.everyone:
-            flags = (r.flags or 0) | (Flag.NONFINITE if nonfinite else 0)
-            flags |= Flag.SUM_UNITS if r.codec.sum_units else 0
-            kept = Retained(
-                r.step, p.next_slot, e.handle, e.nbytes, e.digest, r.codec.id, r.codec.level, int(flags), r.proposal
-            )
-            self._retain(p, kept)
-            for member in self.config.members:
-                if member.node != self.config.members[self.config.me].node:
-                    self._send_retained(p, kept, member.node)
+        nonfinite = e.nonfinite or r.now.nonfinite
+        middle = r.double and e.stage == 0
+        if not middle or nonfinite:
+            # Committed before it leaves: members that have the aggregate contribute no more to this round, so a
+            # restart must find it complete.
+            self._complete(p, r, nonfinite)
+        if r.everyone:
+            return
+        flags = (r.flags or 0) | (Flag.NONFINITE if nonfinite else 0) | (Flag.SECOND if e.stage else 0)
+        flags |= Flag.SUM_UNITS if r.codec.sum_units else 0
+        kept = Retained(r.step, r.slot, e.handle, e.nbytes, e.digest, r.codec.id, r.codec.level, int(flags), r.proposal)
+        self._retain(p, kept)
+        for member in self.config.members:
+            if member.node != self.config.members[self.config.me].node:
+                self._send_retained(p, kept, member.node)
+        if middle and not nonfinite:
+            self._middle(p, r, e.handle)
 
     def _send_retained(self, p: Partition, kept: Retained, peer: int) -> None:
         header, handle, wanted = self._retained_frame(p, kept, ANSWER)
@@ -560,7 +645,8 @@ class Domain:
         """The owner's result of a round we contributed to."""
         p = self.partitions[h.key]
         r = p.rounds.get(h.step)
-        if r is None or r.own is None or member != p.block.owner or h.step <= p.out_step:
+        stage = 1 if h.flags & Flag.SECOND else 0
+        if r is None or r.stage != stage or r.now.own is None or member != p.block.owner or h.step <= p.out_step:
             self._release(handle)
             self.out.append(Count("frames_stale" if h.step <= p.out_step else "frames_unexpected", h.sender))
             return
@@ -569,9 +655,15 @@ class Domain:
             return
         nonfinite = bool(h.flags & Flag.NONFINITE)
         divisor = self.config.divisor if h.flags & Flag.AVERAGE and h.flags & Flag.SUM_UNITS else 1
-        self.out.append(Decode(self.config.id, h.key, h.step, handle, h.codec, h.level, divisor, h.flags, nonfinite))
-        self._release(handle)
         r.proposal = max(r.proposal, h.proposal)
+        if r.double and stage == 0 and not nonfinite:
+            self._middle(p, r, handle)
+            self._release(handle)
+            return
+        self.out.append(
+            Decode(self.config.id, h.key, h.step, handle, h.codec, h.level, divisor, h.flags, nonfinite, stage)
+        )
+        self._release(handle)
         self._complete(p, r, nonfinite)
 
     # ------------------------------------------------------------------------- completion, settling
@@ -581,8 +673,9 @@ class Domain:
         r.complete = True
         del p.rounds[r.step]
         p.out_step, p.out_nonfinite, p.out_proposal = r.step, nonfinite, r.proposal
-        if r.own is not None and not r.everyone:
-            self._release(r.own.handle)
+        self._end_exchange(p, r)
+        for x in r.exchanges:
+            self._unpark(x, None)
         if r.codec is not None and r.codec.feedback:
             p.unsettled = r.step
         self._notify(r.step, nonfinite, key, None)
@@ -645,23 +738,19 @@ class Domain:
         for key, step in sorted(self.gated.items()):
             p = self.partitions[key]
             r = p.rounds.get(step)
-            if r is not None and not r.encoding and r.own is None:
+            if r is not None and not r.encoding and r.stage == 0 and r.now.own is None:
                 self._ready(p, r, now)
 
     def close(self) -> list[LaneEffect]:
         """Forget everything: payloads still held are released, credit of parked ones goes back."""
         # Nothing sent earlier is sent again: its payload is gone.
         self.faulted = True
-        members = self.config.members
         for p in self.partitions.values():
             for r in p.rounds.values():
-                for member, parked in r.parked.items():
-                    if member != self.config.me:
-                        self.outward.take(members[member].node, parked.nbytes, parked.life)
-                own = None if r.own is None or r.everyone else r.own.handle
-                handles = {parked.handle for parked in r.parked.values() if parked is not r.own} | {own}
-                for handle in sorted(h for h in handles if h is not None):
-                    self._release(handle)
+                for x in r.exchanges:
+                    self._unpark(x, x.own)
+                if r.now.own is not None and not r.everyone:
+                    self._release(r.now.own.handle)
             for kept in p.retained:
                 self._release(kept.handle)
         self.partitions.clear()
@@ -707,10 +796,10 @@ class Domain:
             r = p.rounds.get(step.number)
             if r is None:
                 continue
-            if r.own is None:
+            if r.stage == 0 and r.now.own is None:
                 absent |= {f"local rank {i}" for i in range(self.config.local_ranks) if i not in r.local}
             elif r.everyone or p.block.owner == me:
-                away |= {members[i].name for i in range(len(members)) if i not in r.have}
+                away |= {members[i].name for i in range(len(members)) if i not in r.now.have}
             else:
                 away.add(members[p.block.owner].name)
         return ("exchange", away) if away else ("push", absent)

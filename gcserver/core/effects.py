@@ -45,8 +45,9 @@ class Encode(Record, frozen=True, gc=False):
     """Sum the local ranks' inputs in rank order and encode them; answer with Encoded.
 
     ``read``/``write``: residual versions (ignored without feedback). ``retain``: the payload goes to this
-    one of the block's two retained memories (all scheme), committed with its step before the answer; None:
-    it may live anywhere until released.
+    one of the block's retained memories (all scheme), committed with its step before the answer; None:
+    it may live anywhere until released. ``stage`` 1: the payload of the second exchange, from the sum of the
+    first (``aggregate``) and what encoding stage 0 of this step left in this process.
     """
 
     domain: DomainKey
@@ -59,6 +60,8 @@ class Encode(Record, frozen=True, gc=False):
     retain: int | None
     flags: int
     proposal: int
+    stage: int = 0
+    aggregate: Handle | None = None
 
 
 class Accumulate(Record, frozen=True, gc=False):
@@ -73,6 +76,7 @@ class Accumulate(Record, frozen=True, gc=False):
     level: int
     first: bool
     nonfinite: bool
+    stage: int = 0
 
 
 class Finalise(Record, frozen=True, gc=False):
@@ -82,6 +86,9 @@ class Finalise(Record, frozen=True, gc=False):
     retained memory ``retain``, commit that, and write what the payload decodes to into the output slot. All scheme
     (``codec`` None): write the accumulator into the output slot. ``divisor`` is applied once.
     ``nonfinite``: some contribution was; the output becomes NaN and the payload is empty.
+
+    A codec of two exchanges: the aggregate is the plain sum, committed to ``retain``. Only ``stage`` 1 writes the
+    output slot (unless ``nonfinite``), and with it the next state into version ``write`` of the node's own.
     """
 
     domain: DomainKey
@@ -96,10 +103,14 @@ class Finalise(Record, frozen=True, gc=False):
     nonfinite: bool
     flags: int
     proposal: int
+    stage: int = 0
 
 
 class Decode(Record, frozen=True, gc=False):
-    """Decode an aggregate into the output slot (times 1/divisor if it is in sum units); NaN if nonfinite."""
+    """Decode an aggregate into the output slot (times 1/divisor if it is in sum units); NaN if nonfinite.
+
+    ``stage`` 1: the second of two; with what the stages before left in this process.
+    """
 
     domain: DomainKey
     key: int
@@ -110,6 +121,7 @@ class Decode(Record, frozen=True, gc=False):
     divisor: int
     flags: int
     nonfinite: bool
+    stage: int = 0
 
 
 class CommitOutput(Record, frozen=True, gc=False):

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 from gcproto.manifest import Block, Section
 from gcproto.records import Record
-from gcproto.wire import Header
+from gcproto.wire import Flag, Header
 
 Handle = int
 #: (job number, domain id)
@@ -25,7 +25,8 @@ class CodecChoice(Record, frozen=True, gc=False):
     """A codec as the core sees it.
 
     ``feedback``: keeps state (residuals, momentum), so a step waits for the one before to settle; ``sum_units``:
-    payload decodes to a sum; ``shared_seed``: all nodes draw alike; ``votes``: an owner must decide by majority.
+    payload decodes to a sum; ``shared_seed``: all nodes draw alike; ``votes``: an owner must decide by majority;
+    ``whole``: takes whole matrices, so its blocks must not cut a tensor.
     """
 
     spec: str
@@ -35,6 +36,8 @@ class CodecChoice(Record, frozen=True, gc=False):
     sum_units: bool
     shared_seed: bool = False
     votes: bool = False
+    rounds: int = 1
+    whole: bool = False
 
 
 class PlanRule(Record, frozen=True, gc=False):
@@ -81,6 +84,8 @@ class DomainConfig(Record, frozen=True, gc=False):
     #: global ranks of the local workers, ascending; a rank's place here is its local index
     ranks: tuple[int, ...] = ()
     partition_bytes: int = 8 << 20
+    #: blocks are cut between tensors only
+    whole: bool = False
 
     @property
     def id(self) -> DomainKey:
@@ -108,7 +113,7 @@ class Versions(Record, frozen=True, gc=False):
 class Retained(Record, frozen=True, gc=False):
     """A payload kept until everyone provably has it: an owner's aggregate, or an all-scheme contribution.
 
-    ``slot`` is which of the block's two retained memories holds it.
+    ``slot`` is which of the block's three retained memories holds it.
     """
 
     step: int
@@ -120,6 +125,11 @@ class Retained(Record, frozen=True, gc=False):
     level: int
     flags: int
     proposal: int
+
+    @property
+    def stage(self) -> int:
+        """Which exchange of its round it belongs to."""
+        return 1 if self.flags & Flag.SECOND else 0
 
 
 class BlockMemory(Record, frozen=True, gc=False):
@@ -241,6 +251,7 @@ class Encoded(Record, frozen=True, gc=False):
     nbytes: int
     digest: int
     nonfinite: bool
+    stage: int = 0
 
 
 class Finalised(Record, frozen=True, gc=False):
@@ -253,6 +264,7 @@ class Finalised(Record, frozen=True, gc=False):
     nbytes: int
     digest: int
     nonfinite: bool
+    stage: int = 0
 
 
 class Unusable(Record, frozen=True, gc=False):

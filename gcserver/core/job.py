@@ -29,6 +29,7 @@ from gcproto.messages import (
     SectionList,
     SectionOffer,
 )
+from gcserver.core import plan as planning
 from gcserver.core.control_events import (
     AnswerRequest,
     Connection,
@@ -60,6 +61,8 @@ from gcserver.core.events import (
 SCOPED_LAG = 2
 CALL_LAG = 256
 LOSSLESS = "none"
+#: What to do where a codec takes whole matrices and blocks may cut them.
+DECLARE_WHOLE = "declare the model with gcclient.state(..., whole=True) on every rank"
 #: What to do about a fault that says nothing better.
 ADVICE = {
     "TensorMismatch": "let every rank declare and push the same tensors in the same order",
@@ -257,18 +260,22 @@ class Job:
             self.record.min_compress_bytes,
             ranks,
             self.record.partition_bytes,
+            declared.whole,
         )
         domain = self.domains[declared.domain] = ControlDomain(declared, config, ranks)
         return domain
 
     def plan(self, domain: ControlDomain, version: int) -> Plan:
         """Plan ``version`` as this domain runs it: the job's default, the domain's own codec, then the text."""
+        return self._plan(domain, version, self.plans[version].rules if version else ())
+
+    def _plan(self, domain: ControlDomain, version: int, text: tuple[Rule, ...]) -> Plan:
         rules = list(self.record.rules)
         if domain.declared_as.codec:
             rules.append(Rule("*", domain.declared_as.codec))
         # A domain declared lossless (broadcasts, plain collectives) stays lossless whatever the plan says.
-        if version and domain.declared_as.codec != LOSSLESS:
-            rules.extend(self.plans[version].rules)
+        if domain.declared_as.codec != LOSSLESS:
+            rules.extend(text)
         return Plan(version, tuple(PlanRule(r.pattern, self.resolve(r.spec)) for r in rules), self.resolve("none"))
 
     def _open(self, domain: ControlDomain, lane: int | None) -> list[ControlEffect]:
@@ -305,9 +312,16 @@ class Job:
             )
         if declared.codec:
             try:
-                self.resolve(declared.codec)
+                codec = self.resolve(declared.codec)
             except ValueError as error:
                 return self.fault("CodecError", f"rank {rank}: {error}")
+            if codec.whole and not declared.whole:
+                return self.fault(
+                    "CodecError",
+                    f"rank {rank}: {codec.spec} takes whole matrices, and blocks of {declared.label!r} may cut them",
+                    phase="declare",
+                    advice=DECLARE_WHOLE,
+                )
         domain = self._domain(declared)
         return [self.save(), *self._open(domain, None)]
 
@@ -318,7 +332,7 @@ class Job:
             return self.fault("TensorMismatch", f"rank {rank} declares tensors of a process group it is not in")
         section, index = message.section, message.section.index
         try:
-            check_section(section)
+            check_section(section, domain.config.whole)
         except ManifestError as error:
             return self.fault("TensorMismatch", f"rank {rank}: {error}")
         if index < len(domain.sections):
@@ -331,6 +345,8 @@ class Job:
         for other, theirs in declared.items():
             if theirs != section:
                 return self._differs(section, theirs, f"rank {rank}", f"rank {other}")
+        if cut := self._cut(domain, section, self.proposal):
+            return self.fault("CodecError", f"rank {rank}: {cut}", phase="declare", advice=DECLARE_WHOLE)
         declared[rank] = section
         domain.declared_for.setdefault(index, {})[rank] = message.step
         if len(declared) < len(domain.ranks):
@@ -340,6 +356,20 @@ class Job:
             if member.name != self.node:
                 self._offer(domain, index, member.name)
         return self._agree(domain, index)
+
+    def _cut(self, domain: ControlDomain, section: Section, version: int, text: PlanText | None = None) -> str:
+        """Why a plan (``text`` if it is not known yet) does not suit a section: it wants matrices whole that blocks may
+        cut. Empty if it does.
+
+        Domains of single calls are left out: their matrices go dense, as documented, since nobody declares them whole.
+        """
+        if domain.config.whole or not domain.declared_as.scoped:
+            return ""
+        plan = self._plan(domain, version, text.rules) if text is not None else self.plan(domain, version)
+        cut = planning.cut_matrix(plan, section, domain.config.min_compress_bytes)
+        if cut is None:
+            return ""
+        return f"{cut[1].spec} takes whole matrices, and blocks of {domain.config.label!r} may cut {cut[0]!r}"
 
     def _differs(self, mine: Section, theirs: Section, who: str, other: str) -> list[ControlEffect]:
         return self.fault(
@@ -543,13 +573,11 @@ class Job:
         if (request := self.requests.pop(-text.request, None)) is not None:
             self.requests[text.version] = request
         if text.version not in self.plans:
-            try:
-                for rule in text.rules:
-                    self.resolve(rule.spec)
-            except ValueError as error:
+            if error := self._unfit(text):
+                ready = PlanReady(self.id, text.version, error)
                 if self.node == self.first:
-                    return self.on_ready(self.node, PlanReady(self.id, text.version, str(error)))
-                self.tell_members(PlanReady(self.id, text.version, str(error)), self.first)
+                    return self.on_ready(self.node, ready)
+                self.tell_members(ready, self.first)
                 return []
             self.plans[text.version] = text
             out.append(self.save())
@@ -559,6 +587,19 @@ class Job:
             return out + self.on_ready(self.node, ready)
         self.tell_members(ready, self.first)
         return out
+
+    def _unfit(self, text: PlanText) -> str:
+        """Why a plan cannot be run here; empty if it can."""
+        try:
+            for rule in text.rules:
+                self.resolve(rule.spec)
+        except ValueError as error:
+            return str(error)
+        for domain in self.domains.values():
+            for section in (*domain.sections, *(s for by in domain.declared.values() for s in by.values())):
+                if cut := self._cut(domain, section, text.version, text):
+                    return f"{cut}; {DECLARE_WHOLE}, or give a pattern that leaves its tensors out"
+        return ""
 
     def on_ready(self, node: str, ready: PlanReady) -> list[ControlEffect]:
         if self.node != self.first:

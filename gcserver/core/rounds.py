@@ -29,8 +29,22 @@ class Parked:
 
 
 @dataclass(slots=True)
+class Exchange:
+    """One way to the owner and back: what this node sends, and what came of the others. ``over``: its sum is there."""
+
+    own: Parked | None = None
+    own_digest: int = 0
+    have: set[int] = field(default_factory=set)
+    parked: dict[int, Parked] = field(default_factory=dict)
+    next_member: int = 0
+    nonfinite: bool = False
+    finalising: bool = False
+    over: bool = False
+
+
+@dataclass(slots=True)
 class Round:
-    """One block in one step, on this node."""
+    """One block in one step, on this node. ``stage``: the exchange it is in; most codecs have only the first."""
 
     step: int
     flags: int | None = None
@@ -42,15 +56,21 @@ class Round:
     coding: tuple[int, int, str] | None = None
     everyone: bool = False
     encoding: bool = False
-    own: Parked | None = None
-    own_digest: int = 0
-    have: set[int] = field(default_factory=set)
-    parked: dict[int, Parked] = field(default_factory=dict)
-    next_member: int = 0
-    nonfinite: bool = False
+    stage: int = 0
+    exchanges: tuple[Exchange, Exchange] = field(default_factory=lambda: (Exchange(), Exchange()))
     proposal: int = 0
-    finalising: bool = False
+    #: the retained memory that the payload being made goes to
+    slot: int = 0
     complete: bool = False
+
+    @property
+    def now(self) -> Exchange:
+        """The exchange it is in."""
+        return self.exchanges[self.stage]
+
+    @property
+    def double(self) -> bool:
+        return self.codec is not None and self.codec.rounds > 1
 
 
 @dataclass(slots=True)
@@ -67,7 +87,8 @@ class Partition:
     owner_residual: Versions = Versions()
     #: newest completed step whose residual versions wait for settling
     unsettled: int = 0
-    #: newest first, at most two: in the all scheme a peer may still need the one before
+    #: newest first, at most three: both aggregates of a round of two exchanges; in the all scheme a peer may still need
+    #: what came before
     retained: tuple[Retained, ...] = ()
     next_slot: int = 0
     #: (plan version, codec, scheme) decided last; the rules need not be read for every step
@@ -85,15 +106,21 @@ class Partition:
             r = self.rounds[step] = Round(step)
         return r
 
-    def kept(self, step: int) -> Retained | None:
-        """The retained payload of ``step``, if it is still there."""
-        return next((r for r in self.retained if r.step == step), None)
+    def kept(self, step: int, stage: int = 0) -> Retained | None:
+        """The retained payload of an exchange of ``step``, if it is still there."""
+        return next((r for r in self.retained if r.step == step and r.stage == stage), None)
+
+    def free_slot(self) -> int:
+        """A retained memory that nothing needs. Two in turn, and a third where both aggregates of a round are kept."""
+        used = {r.slot for r in self.retained}
+        return next(s for s in (self.next_slot, 0, 1, 2) if s not in used)
 
     @classmethod
     def restored(cls, block: Block, section: Section, memory: BlockMemory | None) -> Partition:
         """As shared memory remembers it."""
         if memory is None:
             return cls(block, section)
+        retained = tuple(sorted(memory.retained, key=lambda r: (-r.step, -r.stage)))
         return cls(
             block,
             section,
@@ -102,7 +129,7 @@ class Partition:
             out_proposal=memory.out_proposal,
             residual=memory.residual,
             owner_residual=memory.owner_residual,
-            retained=memory.retained,
-            next_slot=1 - memory.retained[0].slot if memory.retained else 0,
+            retained=retained,
+            next_slot=int(retained[0].slot == 0) if retained else 0,
             logged=memory.decision,
         )

@@ -28,6 +28,8 @@ from gcproto.manifest import AddressSpace, ArenaPlan, Block, Section, Slot
 from gcserver.core.events import BlockMemory, Decision, DomainConfig, Retained, StepRecord, Versions
 from gcserver.runtime.statefiles import Heap, MappedFile, map_file
 
+#: retained payloads a block may have; memory for one comes when it is first needed
+KEPT = 3
 RECORD = np.dtype(
     [
         ("key", "u8"),
@@ -42,20 +44,20 @@ RECORD = np.dtype(
         ("residual_written", "u8"),
         ("owner", "u8"),
         ("owner_written", "u8"),
-        # two retained payloads
-        ("kept_step", "u8", 2),
-        ("kept_bytes", "u8", 2),
-        ("kept_digest", "u8", 2),
-        ("kept_codec", "u4", 2),
-        ("kept_level", "u4", 2),
-        ("kept_flags", "u4", 2),
-        ("kept_proposal", "u4", 2),
+        # three retained payloads
+        ("kept_step", "u8", KEPT),
+        ("kept_bytes", "u8", KEPT),
+        ("kept_digest", "u8", KEPT),
+        ("kept_codec", "u4", KEPT),
+        ("kept_level", "u4", KEPT),
+        ("kept_flags", "u4", KEPT),
+        ("kept_proposal", "u4", KEPT),
         # where the states of this block are: chunk + 1 (0: none yet) and offset in one word
         ("residual_at", "u8"),
         ("owner_at", "u8"),
         # where its retained payloads are: chunk + 1 and offset
-        ("kept_at", "u8", (2, 2)),
-        ("kept_size", "u8", 2),
+        ("kept_at", "u8", (KEPT, 2)),
+        ("kept_size", "u8", KEPT),
     ],
     align=True,
 )
@@ -79,9 +81,9 @@ def _at(name: str, index: int = 0) -> int:
     return int(offset) + index * int(dtype.base.itemsize)
 
 
-_KEPT_WIDE = tuple((_at("kept_bytes", i), _at("kept_digest", i)) for i in (0, 1))
-_KEPT = tuple(tuple(_at(f"kept_{f}", i) for f in ("codec", "level", "flags", "proposal")) for i in (0, 1))
-_KEPT_STEP = tuple(_at("kept_step", i) for i in (0, 1))
+_KEPT_WIDE = tuple((_at("kept_bytes", i), _at("kept_digest", i)) for i in range(KEPT))
+_KEPT = tuple(tuple(_at(f"kept_{f}", i) for f in ("codec", "level", "flags", "proposal")) for i in range(KEPT))
+_KEPT_STEP = tuple(_at("kept_step", i) for i in range(KEPT))
 _DECISION_STEP, _PLAN = _at("decision_step"), _at("plan")
 
 
@@ -107,6 +109,8 @@ class BlockState:
     #: the record's bytes
     raw: memoryview
     bounds: NDArray[np.int64]
+    #: (rows, cols) of each segment; (elements, 0) of one without a second dimension, or of a part of a tensor
+    shapes: tuple[tuple[int, int], ...] = ()
 
     def floats(self, view: memoryview) -> F32:
         return np.frombuffer(view, np.float32)
@@ -138,7 +142,7 @@ class DomainMemory:
     def __post_init__(self) -> None:
         c = self.config
         stem = f"{c.domain:08x}.{self.lane}"
-        self.space = AddressSpace(len(c.members), self.lanes, c.partition_bytes)
+        self.space = AddressSpace(len(c.members), self.lanes, c.partition_bytes, c.whole)
         self.arena = ArenaPlan(c.local_ranks)
         self.heap = Heap(self.directory, stem)
         self.heap.reopen()
@@ -182,6 +186,7 @@ class DomainMemory:
                 record,
                 file.view[i * RECORD.itemsize : (i + 1) * RECORD.itemsize],
                 np.array(block.bounds, np.int64),
+                segment_shapes(section, block),
             )
             self.blocks[block.key] = state
             if not file.fresh:
@@ -199,7 +204,7 @@ class DomainMemory:
                 int(r["decision_step"]), int(r["plan"]), int(r["proposal"]), bytes(r["spec"]).decode(), int(r["seed"])
             )
         kept = []
-        for i in (0, 1):
+        for i in range(KEPT):
             if r["kept_step"][i]:
                 kept.append(
                     Retained(
@@ -320,6 +325,21 @@ class DomainMemory:
     @property
     def nbytes(self) -> int:
         return sum(c.size for c in self.chunks) + self.heap.nbytes
+
+
+def segment_shapes(section: Section, block: Block) -> tuple[tuple[int, int], ...]:
+    """What each segment of a block is as a matrix: its tensor's first dimension by all others."""
+    shapes = []
+    start = 0
+    for tensor in section.tensors:
+        first, last = max(start, block.start), min(start + tensor.elements, block.start + block.elements)
+        start += tensor.elements
+        if first >= last:
+            continue
+        n = last - first
+        matrix = n == tensor.elements and len(tensor.shape) > 1
+        shapes.append((tensor.shape[0], n // tensor.shape[0]) if matrix else (n, 0))
+    return tuple(shapes)
 
 
 def _align(n: int) -> int:

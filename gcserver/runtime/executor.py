@@ -7,6 +7,9 @@ Passes over memory are what counts. A dense contribution of a single local rank 
 arena; accumulating keeps references until two operands are there and adds them in one pass, the last of
 them fused with the divisor and the store into the output slot; a compressed payload is decoded and added in
 one pass.
+
+A codec of two exchanges works in memory that ``begin`` fills and ``finish`` empties. None of it outlives the process:
+a restarted one begins again from the same state and seed, which gives the same bytes.
 """
 
 from __future__ import annotations
@@ -23,6 +26,8 @@ from gcproto import slots, wire
 from gcproto.dtypes import DType
 from gcproto.wire import Flag, Header
 from gcserver.codecs import Codec, CodecError, by_id, parse, reduce
+from gcserver.codecs.base import Encoded as Result
+from gcserver.codecs.tworounds import TwoRounds
 from gcserver.core.effects import Accumulate, CommitOutput, Decode, Encode, Finalise
 from gcserver.core.events import DomainKey, Encoded, Finalised, Retained
 from gcserver.core.plan import COMPRESSIBLE
@@ -70,6 +75,8 @@ class Accumulator:
     pending: NDArray[Any] | None = None
     #: the sum lacks the loss scale that the result has to carry
     unscaled: bool = False
+    #: a payload had the wrong length: there is no sum
+    poisoned: bool = False
 
 
 @dataclass(slots=True)
@@ -88,6 +95,15 @@ class Handles:
         del self.table[handle]
 
 
+@dataclass(slots=True)
+class Between:
+    """What a round of two exchanges works with in one process, from ``begin`` to ``finish``."""
+
+    codec: TwoRounds
+    state_out: F32 | None
+    work: F32
+
+
 class Executor:
     """Arithmetic of one lane. Methods raise MemoryShort where memory must be had first."""
 
@@ -95,13 +111,16 @@ class Executor:
         self.handles = Handles()
         self.domains: dict[DomainKey, DomainMemory] = {}
         self.pool = Pool()
-        self._sums: dict[tuple[DomainKey, int, int], Accumulator] = {}
+        self._sums: dict[tuple[DomainKey, int, int, int], Accumulator] = {}
+        self._between: dict[tuple[DomainKey, int, int], Between] = {}
         #: payload bytes of each block's newest contribution
         self.wire_bytes: dict[DomainKey, dict[int, int]] = {}
 
     # ---------------------------------------------------------------------------------------- encode
     def encode(self, e: Encode) -> Encoded:
         """The node's contribution: local ranks summed in rank order, then encoded."""
+        if e.codec.rounds > 1:
+            return self._begin(e) if e.stage == 0 else self._middle(e)
         memory = self.domains[e.domain]
         state = memory.blocks[e.key]
         retained = None
@@ -145,6 +164,49 @@ class Executor:
             )
         return Encoded(e.domain, e.key, e.step, handle, len(payload), digest, nonfinite)
 
+    def _begin(self, e: Encode) -> Encoded:
+        """The first of two contributions."""
+        memory = self.domains[e.domain]
+        state = memory.blocks[e.key]
+        codec = _two_rounds(parse(e.codec.spec))
+        before = after = None
+        if (use := matrix_use(codec, state)) is not None:
+            before = memory.state(e.key, e.read, False, use)
+            after = memory.state(e.key, e.write, False, use)
+            memory.begin_write(e.key, e.step, False)
+        work = np.frombuffer(self.pool.take(4 * codec.work_floats(state.shapes)), np.float32)
+        self._between[e.domain, e.key, e.step] = Between(codec, after, work)
+        out = self.pool.take(4 * codec.payload_floats(0, state.shapes))
+        x = self._node_sum(state)
+        scale = 1.0 / self._scale(state)
+        seed = e.seed & (1 << 62) - 1
+        result = codec.begin(x, before, after, work, _bytes(out), state.bounds, state.shapes, scale, seed)
+        self.wire_bytes.setdefault(e.domain, {})[e.key] = 0
+        return self._half(e, state, out, result)
+
+    def _middle(self, e: Encode) -> Encoded:
+        """The second, from the sum of all first ones."""
+        state = self.domains[e.domain].blocks[e.key]
+        between = self._between[e.domain, e.key, e.step]
+        codec = between.codec
+        out = self.pool.take(4 * codec.payload_floats(1, state.shapes))
+        aggregate = self._floats_of(e.aggregate)
+        result = codec.middle(aggregate, between.state_out, between.work, _bytes(out), state.bounds, state.shapes)
+        return self._half(e, state, out, result)
+
+    def _half(self, e: Encode, state: BlockState, out: memoryview, result: Result) -> Encoded:
+        nonfinite = result.nonfinite > 0
+        payload = out[: 0 if nonfinite else result.nbytes]
+        stays = state.block.owner == self.domains[e.domain].config.me
+        digest = 0 if stays else wire.digest(payload)
+        self.wire_bytes[e.domain][e.key] += len(payload)
+        handle = self.handles.add(payload) if len(payload) else None
+        return Encoded(e.domain, e.key, e.step, handle, len(payload), digest, nonfinite, e.stage)
+
+    def _floats_of(self, handle: int | None) -> F32:
+        """A payload of plain float32; without a handle it is empty."""
+        return np.frombuffer(b"" if handle is None else self.handles.table[handle], np.float32)
+
     def _dense_contribution(self, state: BlockState) -> memoryview:
         if len(state.inputs) == 1:
             return state.inputs[0]
@@ -179,20 +241,42 @@ class Executor:
         return scale if np.isfinite(scale) and scale > 0 else 1.0
 
     # ------------------------------------------------------------------------------------ accumulate
-    def accumulate(self, e: Accumulate) -> None:
-        key = (e.domain, e.key, e.step)
+    def accumulate(self, e: Accumulate) -> bool:
+        """Whether the payload could be used; if not, the sum is not a number."""
+        key = (e.domain, e.key, e.step, e.stage)
         if e.first:
             # A restarted round starts over; whatever was there belongs to an earlier attempt.
             self._sums[key] = Accumulator()
         acc = self._sums[key]
-        if e.handle is None or e.nonfinite:
-            return
+        if e.nonfinite:
+            return True
         state = self.domains[e.domain].blocks[e.key]
-        payload = self.handles.table[e.handle]
         if e.codec == NONE_ID:
-            self._add_dense(acc, state, payload)
-        else:
-            self._add_encoded(acc, state, payload, by_id(e.codec, e.level))
+            if e.handle is not None:
+                self._add_dense(acc, state, self.handles.table[e.handle])
+            return True
+        codec = by_id(e.codec, e.level)
+        if codec.rounds > 1:
+            return self._add_floats(acc, state, e, _two_rounds(codec))
+        if e.handle is not None:
+            self._add_encoded(acc, state, self.handles.table[e.handle], codec)
+        return True
+
+    def _add_floats(self, acc: Accumulator, state: BlockState, e: Accumulate, codec: TwoRounds) -> bool:
+        """Either payload of two exchanges. Its length could not be checked when it came before its block was known."""
+        payload = memoryview(b"") if e.handle is None else self.handles.table[e.handle]
+        n = codec.payload_floats(e.stage, state.shapes)
+        if len(payload) != 4 * n:
+            acc.poisoned = True
+            return False
+        if acc.base is None:
+            acc.base = np.frombuffer(self.pool.take(4 * n), np.float32)
+            acc.owned = True
+            if n:
+                codec.decode(_bytes(payload), acc.base)
+        elif n:
+            codec.decode_add(_bytes(payload), acc.base)
+        return True
 
     def _add_dense(self, acc: Accumulator, state: BlockState, payload: memoryview) -> None:
         dtype = state.block.dtype
@@ -247,7 +331,9 @@ class Executor:
         """Accumulator to result; owner scheme: also the retained aggregate."""
         memory = self.domains[e.domain]
         state = memory.blocks[e.key]
-        acc = self._sums.pop((e.domain, e.key, e.step))
+        acc = self._sums.pop((e.domain, e.key, e.step, e.stage))
+        if e.codec is not None and e.codec.rounds > 1:
+            return self._finalise_floats(memory, state, e, acc)
         inverse = 1.0 / e.divisor
         if e.nonfinite or acc.base is None:
             _fill_nan(state)
@@ -274,6 +360,34 @@ class Executor:
         self._decode_into(state, payload, codec, 1.0 if codec.units == "mean" else inverse)
         return self._keep(memory, state, e, payload, False)
 
+    def _finalise_floats(self, memory: DomainMemory, state: BlockState, e: Finalise, acc: Accumulator) -> Finalised:
+        """The plain sum of one of two exchanges; of the second also the result."""
+        bad = e.nonfinite or acc.poisoned or acc.base is None
+        if not bad:
+            assert acc.base is not None
+            nbytes = acc.base.nbytes
+            out = memory.kept(e.key, e.retain, max(nbytes, 4))[:nbytes]
+            # One pass: the copy counts what is not finite.
+            if acc.base.size:
+                bad = reduce.scale_copy(np.frombuffer(out, np.float32), acc.base, 1.0) > 0
+            if not bad and e.stage:
+                bad = self._finish(state, e, np.frombuffer(out, np.float32), e.divisor)
+            if not bad:
+                return self._keep(memory, state, e, out, False)
+        _fill_nan(state)
+        return self._keep(memory, state, e, memoryview(b""), True)
+
+    def _finish(self, state: BlockState, e: Finalise | Decode, aggregate: F32, divisor: int) -> bool:
+        """The second sum as the result into the output slot; whether it is not finite."""
+        b = self._between.pop((e.domain, e.key, e.step))
+        narrow = state.block.dtype is not DType.F32
+        out = np.empty(state.block.elements, np.float32) if narrow else state.floats(state.output)
+        per = divisor / self._scale(state)
+        bad = b.codec.finish(aggregate, b.state_out, b.work, out, state.bounds, state.shapes, per)
+        if narrow:
+            bad += reduce.store(_bytes(state.output), out, state.block.dtype, 1.0)
+        return bad > 0
+
     def _store(self, state: BlockState, acc: Accumulator, inverse: float) -> int:
         """(base + pending) * inverse into the output slot; returns the number of non-finite results."""
         dtype = state.block.dtype
@@ -296,12 +410,16 @@ class Executor:
             Retained(e.step, e.retain, None, len(payload), digest, e.codec.id, e.codec.level, int(flags), e.proposal),
         )
         handle = self.handles.add(payload) if len(payload) else None
-        return Finalised(e.domain, e.key, e.step, handle, len(payload), digest, bad)
+        return Finalised(e.domain, e.key, e.step, handle, len(payload), digest, bad, e.stage)
 
     # ---------------------------------------------------------------------------------------- decode
     def decode(self, e: Decode) -> None:
         """An owner's aggregate into the output slot."""
         state = self.domains[e.domain].blocks[e.key]
+        if e.stage:
+            if e.nonfinite or self._finish_here(state, e):
+                _fill_nan(state)
+            return
         if e.handle is None:
             _fill_nan(state)
             return
@@ -310,6 +428,13 @@ class Executor:
             np.copyto(_bytes(state.output), _bytes(payload))
         else:
             self._decode_into(state, payload, by_id(e.codec, e.level), 1.0 / e.divisor)
+
+    def _finish_here(self, state: BlockState, e: Decode) -> bool:
+        aggregate = self._floats_of(e.handle)
+        codec = self._between[e.domain, e.key, e.step].codec
+        if aggregate.size != codec.payload_floats(1, state.shapes):
+            return True
+        return self._finish(state, e, aggregate, e.divisor)
 
     def _decode_into(self, state: BlockState, payload: memoryview, codec: Codec, scale: float) -> None:
         if unscales(codec):
@@ -325,15 +450,24 @@ class Executor:
         state = self.domains[e.domain].blocks[e.key]
         flags = int(Flag.NONFINITE) if e.nonfinite else 0
         slots.commit_output(state.arena, state.slot, e.step, flags, e.proposal)
+        # What a round that ended early, or again after a restart, left behind.
+        self._between.pop((e.domain, e.key, e.step), None)
+        for stage in (0, 1):
+            self._sums.pop((e.domain, e.key, e.step, stage), None)
 
     # ------------------------------------------------------------------------------- frames, restart
     def check(self, h: Header, payload: memoryview | None) -> None:
         """Whether a frame's payload will decode. Raises CodecError; afterwards decoding cannot fail."""
+        codec = by_id(h.codec, h.level)
+        if codec.rounds > 1 and not h.flags & Flag.NONFINITE:
+            self._check_floats(h, _two_rounds(codec), 0 if payload is None else len(payload))
+            return
+        if h.flags & Flag.SECOND and codec.rounds == 1:
+            raise CodecError("flags", f"no second exchange ({codec.name} takes one)", f"{h.flags:#x}")
         if payload is None or not len(payload):
             if h.elements and not h.flags & Flag.NONFINITE:
                 raise CodecError("payload.nbytes", "some", 0)
             return
-        codec = by_id(h.codec, h.level)
         if h.codec == NONE_ID:
             size = h.elements * DType(h.dtype).itemsize
             if len(payload) != size:
@@ -342,6 +476,19 @@ class Executor:
             if h.dtype not in COMPRESSIBLE:
                 raise CodecError("dtype", [d.name for d in COMPRESSIBLE], h.dtype)
             codec.check(_bytes(payload), h.elements)
+
+    def _check_floats(self, h: Header, codec: TwoRounds, nbytes: int) -> None:
+        """A payload of two exchanges: exactly as long as its block's must be, where that is known."""
+        if h.dtype not in COMPRESSIBLE:
+            raise CodecError("dtype", [d.name for d in COMPRESSIBLE], h.dtype)
+        memory = self.domains.get((h.job, h.domain))
+        state = memory.blocks.get(h.key) if memory is not None else None
+        if state is not None:
+            wanted = 4 * codec.payload_floats(1 if h.flags & Flag.SECOND else 0, state.shapes)
+            if nbytes != wanted:
+                raise CodecError("payload.nbytes", wanted, nbytes)
+        elif nbytes % 4 or nbytes > 4 * h.elements:
+            raise CodecError("payload.nbytes", f"a multiple of 4, at most {4 * h.elements}", nbytes)
 
     def retained_handle(self, memory: DomainMemory, key: int, kept: Retained) -> int | None:
         """A handle for a payload that an earlier life retained."""
@@ -368,6 +515,8 @@ class Executor:
         self.wire_bytes.pop(domain, None)
         for key in [k for k in self._sums if k[0] == domain]:
             del self._sums[key]
+        for begun in [k for k in self._between if k[0] == domain]:
+            del self._between[begun]
 
 
 def unscales(codec: Codec) -> bool:
@@ -382,6 +531,19 @@ def state_use(codec: Codec, state: BlockState) -> StateUse | None:
         return None
     tag = wire.digest(f"{codec.name}/{codec.momentum > 0}/{floats}".encode())
     return StateUse(floats, codec.error_feedback, tag)
+
+
+def matrix_use(codec: TwoRounds, state: BlockState) -> StateUse | None:
+    """As :func:`state_use`, for a codec that counts by shapes."""
+    floats = codec.state_floats(state.block.elements, len(state.shapes), state.shapes)
+    if not floats:
+        return None
+    return StateUse(floats, codec.error_feedback, wire.digest(f"{codec.name}/{codec.level}/{floats}".encode()))
+
+
+def _two_rounds(codec: Codec) -> TwoRounds:
+    assert isinstance(codec, TwoRounds)
+    return codec
 
 
 def _bytes(view: memoryview) -> NDArray[np.uint8]:

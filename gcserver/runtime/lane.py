@@ -228,7 +228,7 @@ class LaneProcess:
             counted = self.traffic[peer] = [0] * 6
         counted[direction] += wire.HEADER_BYTES + h.payload_bytes
         counted[2 + direction] += 1
-        if h.type is FrameType.DATA:
+        if h.type is FrameType.DATA and not h.flags & Flag.SECOND:
             counted[4 + direction] += h.elements * ITEMSIZE.get(h.dtype, 0)
 
     def _trouble_once(self, text: str) -> None:
@@ -440,8 +440,13 @@ class LaneProcess:
         except MemoryShort as error:
             self._memory_short(e.domain[0], error)
 
+    def _do_accumulate(self, e: fx.Accumulate) -> None:
+        if not self.executor.accumulate(e):
+            self._count("payloads_unusable", 0)
+
     def _do_finalise(self, e: fx.Finalise) -> None:
-        self.rounds[e.domain[0]] = self.rounds.get(e.domain[0], 0) + 1
+        if e.codec is None or e.codec.rounds == 1 or e.stage:
+            self.rounds[e.domain[0]] = self.rounds.get(e.domain[0], 0) + 1
         try:
             self.queue.append(self.executor.finalise(e))
         except MemoryShort as error:
@@ -508,7 +513,7 @@ _PERFORM: dict[type, Any] = {
     fx.Release: lambda self, e: self.executor.handles.release(e.handle),
     fx.LogDecision: lambda self, e: self.executor.domains[e.domain].log_decision(e.key, e.decision),
     fx.Encode: LaneProcess._do_encode,
-    fx.Accumulate: lambda self, e: self.executor.accumulate(e),
+    fx.Accumulate: LaneProcess._do_accumulate,
     fx.Finalise: LaneProcess._do_finalise,
     fx.Decode: lambda self, e: self.executor.decode(e),
     fx.CommitOutput: lambda self, e: self.executor.commit_output(e),

@@ -17,14 +17,17 @@ def resolve(spec: str) -> CodecChoice:
     from gcserver.codecs import CodecError, parse
 
     codec = parse(spec)
-    if codec.rounds != 1:
-        raise CodecError("codec", "one whose step takes one exchange", f"{codec.name}, which takes {codec.rounds}")
+    if codec.rounds not in (1, 2):
+        raise CodecError("codec", "one whose step takes one or two exchanges", f"{codec.name} with {codec.rounds}")
     return CodecChoice(
         codec.spec,
         codec.id,
         codec.level,
-        codec.state_floats(1) > 0,
+        # Of two elements: half an element of state would be none.
+        codec.state_floats(2) > 0,
         codec.units == "sum",
         codec.shared_seed,
         codec.finalise == "vote",
+        codec.rounds,
+        whole=codec.layout == "matrix",
     )

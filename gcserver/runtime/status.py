@@ -296,7 +296,7 @@ class Status:
 
     def _space(self, domain: ControlDomain) -> AddressSpace:
         c = domain.config
-        space = AddressSpace(len(c.members), len(self._s.lanes), c.partition_bytes)
+        space = AddressSpace(len(c.members), len(self._s.lanes), c.partition_bytes, c.whole)
         for section in domain.sections:
             space.append(section)
         return space

@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gcclient
+from gcclient.api import current
 from tests.integration.cluster import mark
 
 
@@ -55,12 +56,12 @@ def _hash(tensor: torch.Tensor) -> str:
 
 
 def _train(
-    steps: int, hook: bool, compression: str | None = None, rank: int = 0, tell: str = ""
+    steps: int, hook: bool, compression: str | None = None, rank: int = 0, tell: str = "", whole: bool | None = None
 ) -> tuple[nn.Module, list[float], torch.Tensor]:
     """Returns the model, the losses and the first step's averaged gradients."""
     model = DistributedDataParallel(_model(), bucket_cap_mb=0.3)  # type: ignore[arg-type]
     if hook:
-        model.register_comm_hook(gcclient.state(model, compression=compression), gcclient.ddp_hook)
+        model.register_comm_hook(gcclient.state(model, compression=compression, whole=whole), gcclient.ddp_hook)
     optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
     losses, first = [], torch.empty(0)
     for step in range(steps):
@@ -92,6 +93,16 @@ def against_gloo(steps: int) -> dict[str, Any]:
     }
     _stop()
     return result
+
+
+def layouts(steps: int) -> dict[str, Any]:
+    """The same training with blocks that cut tensors and with blocks that do not; the largest block of each."""
+    rank = _start()
+    hashes = [_hash(_flat(_train(steps, True, "none", rank, whole=whole)[0])) for whole in (False, True)]
+    spaces = [d.space for d in current().domains.values() if d.declared.scoped]
+    largest = [max(b.nbytes for blocks in space.blocks for b in blocks) for space in spaces]
+    _stop()
+    return {"hashes": hashes, "largest": largest}
 
 
 def training(steps: int, compressions: list[str]) -> dict[str, Any]:

@@ -34,15 +34,24 @@ def _check_training(outcomes: list[Outcome], steps: int) -> None:
 def found(pair: Cluster) -> dict[str, list[Outcome]]:
     """What the functions below came to on two ranks, one a node."""
     names = ["accumulation", "scaled", "branches"]
-    functions = [(f"{WORKERS}:against_gloo", {"steps": 50}), *((f"{WORKERS}:{n}", {}) for n in names)]
+    longer = {"against_gloo": {"steps": 50}, "layouts": {"steps": 12}}
+    functions = [(f"{WORKERS}:{n}", longer.get(n, {})) for n in (*longer, *names)]
     outcomes = parts(pair.run(SEVERAL, [0, 1], functions=functions))
-    return dict(zip(["against_gloo", *names], outcomes, strict=True))
+    return dict(zip([*longer, *names], outcomes, strict=True))
 
 
 def test_training_equals_gloo(found: dict[str, list[Outcome]]) -> None:
     _check_training(found["against_gloo"], 50)
     values = [o.ok() for o in found["against_gloo"]]
     assert sum(v["loss"][1] for v in values) < sum(v["first_loss"] for v in values)
+
+
+def test_blocks_that_cut_no_tensor_change_no_bit(found: dict[str, list[Outcome]]) -> None:
+    values = [o.ok() for o in found["layouts"]]
+    assert len({h for v in values for h in v["hashes"]}) == 1
+    for value in values:
+        assert value["largest"][0] == 256 << 10
+        assert value["largest"][1] >= 4 * 400 * 32 * 8 * 8, "the largest matrix is in one block"
 
 
 def test_gradient_accumulation_with_no_sync(found: dict[str, list[Outcome]]) -> None:

@@ -63,8 +63,8 @@ class Checks:
     def __init__(self, world: World) -> None:
         self.world = world
         self.domains: dict[DomainKey, DomainRecord] = {}
-        #: (owner's incarnation, domain, key, step) -> next member to be accumulated (G1)
-        self.accumulated: dict[tuple[int, DomainKey, int, int], int] = {}
+        #: (owner's incarnation, domain, key, step, exchange) -> next member to be accumulated (G1)
+        self.accumulated: dict[tuple[int, DomainKey, int, int, int], int] = {}
         self.answers: dict[int, ce.AnswerRequest] = {}
         self.faults: list[messages.Fault] = []
 
@@ -102,7 +102,7 @@ class Checks:
             self.fail("G4", f"{p.name} reads and writes the same residual version")
 
     def on_accumulate(self, p: LaneProcess, e: fx.Accumulate) -> None:
-        at = (p.incarnation, e.domain, e.key, e.step)
+        at = (p.incarnation, e.domain, e.key, e.step, e.stage)
         expected = self.accumulated.get(at, 0)
         if e.member != expected or e.first != (e.member == 0):
             self.fail("G1", f"{p.name} adds member {e.member} of {e.key} step {e.step}, expected member {expected}")
@@ -117,7 +117,7 @@ class Checks:
     def on_finalise(self, p: LaneProcess, e: fx.Finalise) -> None:
         d = self.domain(e.domain)
         members = len(d.oracle.members)
-        if self.accumulated.pop((p.incarnation, e.domain, e.key, e.step), 0) != members:
+        if self.accumulated.pop((p.incarnation, e.domain, e.key, e.step, e.stage), 0) != members:
             self.fail("G2", f"{p.name} finalises step {e.step} of {e.key} without all {members} members")
         divisor = len(d.oracle.spec.ranks) if d.oracle.spec.flags(e.key) else 1
         if e.divisor != divisor:
@@ -260,8 +260,8 @@ class Checks:
         for domain in machine.domains.values():
             parked = biggest = 0
             for part in domain.partitions.values():
-                for r in part.rounds.values():
-                    for member, x in r.parked.items():
+                for exchange in (x for r in part.rounds.values() for x in r.exchanges):
+                    for member, x in exchange.parked.items():
                         if member != domain.config.me:
                             parked += x.nbytes
                             biggest = max(biggest, x.nbytes)

@@ -20,6 +20,7 @@ from gcserver.core import effects as fx
 from tests.simulation.lane_process import LaneProcess
 from tests.simulation.memory import CODECS, TORN
 from tests.simulation.processes import CONTROL, Process
+from tests.simulation.shape import sometimes_twice
 
 if TYPE_CHECKING:
     from tests.simulation.world import Node, World
@@ -127,7 +128,8 @@ def set_codec(w: World, r: Random) -> None:
     pattern = r.choice(["*", "d0.*", "*t0", "d*.s1.*"])
     p = w.nodes[r.choice(spec.layout)[0]].supervisor
     if p is not None:
-        p.deliver(ce.SetCodec(w.next_handle(), spec.label, pattern, r.choice(codecs)))
+        request = w.next_handle()
+        p.deliver(ce.SetCodec(request, spec.label, pattern, sometimes_twice(r.choice(codecs), request)))
 
 
 def old_epoch(w: World, r: Random) -> None:

@@ -33,7 +33,9 @@ class LaneProcess(Process):
         self.machine = LaneMachine(LaneConfig(hello, self.incarnation, world.shape.credit))
         self.handles: dict[int, Payload] = {}
         self.slot_of: dict[int, tuple[ev.DomainKey, int, int]] = {}
-        self.accumulators: dict[tuple[ev.DomainKey, int, int], Vector | None] = {}
+        self.accumulators: dict[tuple[ev.DomainKey, int, int, int], Vector | None] = {}
+        #: (domain, key, step) of rounds of two exchanges -> what was sent in the first, residual version, first sum
+        self.contexts: dict[tuple[ev.DomainKey, int, int], tuple[Vector, int, Vector | None]] = {}
         self.stores: dict[tuple[ev.DomainKey, int], BlockStore] = {}
         self.spaces: dict[ev.DomainKey, AddressSpace] = {}
         self.opened: dict[ev.DomainKey, int] = {}
@@ -106,7 +108,7 @@ class LaneProcess(Process):
         if e.config.id not in self.spaces:
             job = self.node.memory.jobs[e.config.job]
             self.spaces[e.config.id] = AddressSpace(
-                len(e.config.members), self.world.shape.lanes, job.record.partition_bytes
+                len(e.config.members), self.world.shape.lanes, job.record.partition_bytes, e.config.whole
             )
             self.opened[e.config.id] = e.config.local_ranks
 
@@ -173,13 +175,23 @@ class LaneProcess(Process):
         self.world.checks.on_encode(self, e, store)
         if e.retain is not None:
             self._overwrites((e.domain, e.key, e.retain))
-        payload = store.encode(e)
+        at = (e.domain, e.key, e.step)
+        if e.stage:
+            assert e.aggregate is not None
+            sent, write, _ = self.contexts[at]
+            aggregate = self.payload(e.aggregate)[0]
+            self.contexts[at] = (sent, write, aggregate)
+            payload: Payload | None = store.middle(e, sent, aggregate)
+        else:
+            payload = store.encode(e)
+            if e.codec.rounds > 1 and payload is not None:
+                self.contexts[at] = (payload[0], e.write, None)
         handle = None
         nbytes = digest = 0
         if payload is not None:
             handle = self.new_handle(payload, None if e.retain is None else (e.domain, e.key, e.retain))
             nbytes, digest = store.payload_bytes(e.codec), hash(payload) & (2**64 - 1)
-        self.answer(ev.Encoded(e.domain, e.key, e.step, handle, nbytes, digest, payload is None))
+        self.answer(ev.Encoded(e.domain, e.key, e.step, handle, nbytes, digest, payload is None, e.stage))
 
     def _overwrites(self, slot: tuple[ev.DomainKey, int, int]) -> None:
         for handle, used in self.slot_of.items():
@@ -190,7 +202,7 @@ class LaneProcess(Process):
 
     def _accumulate(self, e: fx.Accumulate) -> None:
         self.world.checks.on_accumulate(self, e)
-        at = (e.domain, e.key, e.step)
+        at = (e.domain, e.key, e.step, e.stage)
         total = ZERO if e.first else self.accumulators[at]
         if e.handle is None or total is None:
             self.accumulators[at] = None
@@ -202,19 +214,29 @@ class LaneProcess(Process):
         self.world.checks.on_finalise(self, e)
         if e.codec is not None:
             self._overwrites((e.domain, e.key, e.retain))
-        total = self.accumulators.pop((e.domain, e.key, e.step))
+        total = self.accumulators.pop((e.domain, e.key, e.step, e.stage))
         payload = store.finalise(e, None if e.nonfinite else total)
+        if e.stage and payload is not None:
+            self._finish(e, payload[0], e.divisor)
         handle = None
         nbytes = digest = 0
         if payload is not None and e.codec is not None:
             handle = self.new_handle(payload, (e.domain, e.key, e.retain))
             nbytes, digest = store.payload_bytes(e.codec), hash(payload) & (2**64 - 1)
-        self.answer(ev.Finalised(e.domain, e.key, e.step, handle, nbytes, digest, e.nonfinite))
+        self.answer(ev.Finalised(e.domain, e.key, e.step, handle, nbytes, digest, e.nonfinite, e.stage))
+
+    def _finish(self, e: fx.Finalise | fx.Decode, total: Vector, divisor: int) -> None:
+        sent, write, aggregate = self.contexts.pop((e.domain, e.key, e.step))
+        assert aggregate is not None
+        members = len(self.machine.domains[e.domain].config.members)
+        self.store(e.domain, e.key).finish(total, members, sent, aggregate, write, divisor)
 
     def _decode(self, e: fx.Decode) -> None:
         store = self.store(e.domain, e.key)
         if e.nonfinite or e.handle is None:
             store.output = NAN
+        elif e.stage:
+            self._finish(e, self.payload(e.handle)[0], e.divisor)
         else:
             values, divisor = self.payload(e.handle)
             store.output = (values, divisor * e.divisor)

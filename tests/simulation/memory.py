@@ -34,6 +34,7 @@ CODECS = {
     "none": CodecChoice("none", 1, 0, False, False),
     "feedback": CodecChoice("feedback", 2, 4, True, True),
     "coarse": CodecChoice("coarse", 2, 16, True, True),
+    "twice": CodecChoice("twice", 3, 8, True, True, rounds=2),
     "all-none": CodecChoice("all-none", 1, 0, False, False),
     "all-feedback": CodecChoice("all-feedback", 2, 4, True, True),
 }
@@ -87,7 +88,7 @@ class BlockStore:
     residual: Versions = Versions()
     owner_residuals: list[Vector] = field(default_factory=lambda: [ZERO, ZERO])
     owner_residual: Versions = Versions()
-    kept: list[Kept | None] = field(default_factory=lambda: [None, None])
+    kept: list[Kept | None] = field(default_factory=lambda: [None, None, None])
 
     @classmethod
     def fresh(cls, block: Block, section: Section, local_ranks: int) -> BlockStore:
@@ -112,6 +113,16 @@ class BlockStore:
     def payload_bytes(self, codec: CodecChoice) -> int:
         return self.block.nbytes // (2 if codec.feedback else 1)
 
+    def middle(self, e: Encode, sent: Vector, aggregate: Vector) -> Payload:
+        """The second payload of "twice": what was sent, plus the first sum."""
+        self.residuals[e.write] = add(self.residuals[e.write], sent)
+        return add(sent, aggregate), 1
+
+    def finish(self, total: Vector, members: int, sent: Vector, aggregate: Vector, write: int, divisor: int) -> None:
+        """Output and next residual of "twice": without the very first sum and own payload they come out wrong."""
+        self.output = tuple(t - members * a for t, a in zip(total, aggregate, strict=True)), divisor
+        self.residuals[write] = tuple(v - 2 * s for v, s in zip(self.residuals[write], sent, strict=True))
+
     def encode(self, e: Encode) -> Payload | None:
         """Sum the inputs in rank order and encode; None when one is not finite. Commits residual and payload."""
         finite = [x for x in self.inputs if x is not None]
@@ -121,8 +132,10 @@ class BlockStore:
             for x in finite:
                 total = add(total, x)
             if e.codec.feedback:
-                total, rest = coarsen(add(total, self.residuals[e.read]), e.codec.level)
-                self.residuals[e.write] = rest
+                whole = add(total, self.residuals[e.read])
+                total, rest = coarsen(whole, e.codec.level)
+                # Between two exchanges the state is where a codec keeps what it works on.
+                self.residuals[e.write] = rest if e.codec.rounds == 1 else whole
             payload = (total, 1)
         elif e.codec.feedback:
             self.residuals[e.write] = TORN
@@ -139,7 +152,11 @@ class BlockStore:
             self.output = NAN if total is None else (total, e.divisor)
             return None
         payload: Payload | None = None
-        if total is None:
+        if e.codec.rounds > 1:
+            payload = None if total is None else (total, 1)
+            if total is None:
+                self.output = NAN
+        elif total is None:
             self.output = NAN
             if e.codec.feedback:
                 self.owner_residuals[e.write] = TORN
@@ -150,7 +167,7 @@ class BlockStore:
             self.output = (sent, e.divisor)
         else:
             payload = self.output = (total, e.divisor)
-        if e.codec.feedback:
+        if e.codec.feedback and e.codec.rounds == 1:
             self.owner_residual = replace(self.owner_residual, written=e.step)
         flags = e.flags | (Flag.NONFINITE if payload is None else 0) | (Flag.SUM_UNITS if e.codec.sum_units else 0)
         self._keep(e.retain, e.step, e.codec, int(flags), e.proposal, payload)
@@ -171,10 +188,14 @@ class BlockStore:
             if e.retain is not None:
                 self.kept[e.retain] = None
             return
-        self.output = (TORN, -1)
+        double = e.codec is not None and e.codec.rounds > 1
+        if not double or e.stage or e.nonfinite:
+            self.output = (TORN, -1)
         if e.codec is not None:
             self.kept[e.retain] = None
-            if e.codec.feedback:
+            if double and e.stage:
+                self.residuals[e.write] = TORN
+            elif e.codec.feedback and not double:
                 self.owner_residuals[e.write] = TORN
 
 

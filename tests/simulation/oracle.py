@@ -65,7 +65,7 @@ class DomainOracle:
             residuals.append(rest)
             total = add(total, x)
         owner = b.owner
-        if codec.feedback and scheme(codec.spec) == "owner":
+        if codec.feedback and scheme(codec.spec) == "owner" and codec.rounds == 1:
             total, owner = coarsen(add(total, owner), codec.level)
         if not self.void(step):
             b.residuals, b.owner = residuals, owner

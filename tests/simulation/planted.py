@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from gcproto.records import replace
-from gcproto.wire import Header, Phase
+from gcproto.wire import Flag, Header, Phase
 from gcserver.core import effects as fx
 from gcserver.core.domain import Domain
 from gcserver.core.job import Job
@@ -53,8 +53,9 @@ def double_count(original: Any) -> Any:
 
     def on_contribution(self: Domain, h: Header, handle: int | None, member: int) -> None:
         r = self.partitions[h.key].rounds.get(h.step)
-        if r is not None and member in r.have and not r.finalising:
-            again = fx.Accumulate(self.config.id, h.key, h.step, member, handle, h.codec, h.level, False, False)
+        stage = 1 if h.flags & Flag.SECOND else 0
+        if r is not None and member in r.exchanges[stage].have and not r.exchanges[stage].finalising:
+            again = fx.Accumulate(self.config.id, h.key, h.step, member, handle, h.codec, h.level, False, False, stage)
             self.out.append(again)
         original(self, h, handle, member)
 
@@ -137,6 +138,33 @@ def not_retained(original: Any) -> Any:
     return on_finalised
 
 
+@plant(Domain, "on_finalised", "crash_lane", "crash_node")
+def first_sum_not_kept(original: Any) -> Any:
+    """An owner forgets the sum of the first exchange once it has that of the second."""
+
+    def on_finalised(self: Domain, e: Any) -> None:
+        original(self, e)
+        p = self.partitions.get(e.key)
+        if p is not None and e.stage and not self.faulted:
+            self._forget(p, lambda k: k.step == e.step and k.stage == 1)
+
+    return on_finalised
+
+
+@plant(Domain, "on_encoded", "crash_lane", "crash_node")
+def first_sum_not_adopted(original: Any) -> Any:
+    """A restarted owner waits for the first exchange's contributions, though members may have had its sum."""
+
+    def on_encoded(self: Domain, e: Any) -> None:
+        p = self.partitions[e.key]
+        r = p.rounds.get(e.step)
+        if r is not None and r.double and e.stage == 0:
+            self._forget(p, lambda k: k.step != e.step)
+        original(self, e)
+
+    return on_encoded
+
+
 @plant(Domain, "_ready", "set_codec", "crash_lane")
 def decision_not_reused(original: Any) -> Any:
     """A retry decides anew instead of reading the ledger: another seed, perhaps another plan."""
@@ -154,9 +182,9 @@ def decision_not_reused(original: Any) -> Any:
 def encoded_from_another_state(original: Any) -> Any:
     """The owner's second error feedback reads the version it is about to write."""
 
-    def advance(self: Domain, p: Partition, r: Any) -> None:
+    def advance(self: Domain, p: Partition, r: Any, stage: int) -> None:
         before = len(self.out)
-        original(self, p, r)
+        original(self, p, r, stage)
         for i, e in enumerate(self.out[before:], before):
             if isinstance(e, fx.Finalise) and e.codec is not None and e.codec.feedback and p.owner_residual.settled:
                 self.out[i] = replace(e, read=1 - e.read, write=1 - e.write)

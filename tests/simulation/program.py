@@ -33,13 +33,14 @@ class DomainSpec:
     skip: frozenset[int]
     window: int
     seed: int
+    whole: bool = False
 
     @property
     def lag(self) -> int:
         return SCOPED_LAG if self.scoped else CALL_LAG
 
     def message(self) -> messages.DeclareDomain:
-        return messages.DeclareDomain(f"group-{self.id}", self.id, self.ranks, self.scoped, self.codec)
+        return messages.DeclareDomain(f"group-{self.id}", self.id, self.ranks, self.scoped, self.codec, self.whole)
 
     def keys(self, step: int, blocks: list[tuple[Block, ...]]) -> list[Block]:
         """The blocks of ``step``, in the order they are pushed: highest address first, as backward produces them."""

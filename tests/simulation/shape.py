@@ -44,6 +44,11 @@ def section(index: int, domain: int, sizes: list[int]) -> Section:
     return Section(index, tensors)
 
 
+def sometimes_twice(codec: str, seed: int) -> str:
+    """Another codec in a third of all worlds, from a generator of its own: the other draws stay what they were."""
+    return "twice" if Random(seed * 8 + 5).random() < 0.35 else codec
+
+
 def draw_domain(r: Random, number: int, ranks: tuple[int, ...], codecs: list[str], steps: int, seed: int) -> DomainSpec:
     scoped = r.random() < 0.6
     sections = []
@@ -55,9 +60,11 @@ def draw_domain(r: Random, number: int, ranks: tuple[int, ...], codecs: list[str
     late = tuple(sorted(late))
     nan = {r.randint(1, steps): r.choice(ranks) for _ in range(r.choice([0, 0, 1, 2]))}
     skip = frozenset(r.sample(range(1, steps + 1), min(steps, r.choice([0, 0, 1]))))
-    codec = r.choice(codecs)
+    codec = sometimes_twice(r.choice(codecs), seed * 4 + number)
+    # From a generator of its own: the other draws stay what they were before this one came.
+    whole = scoped and Random(seed * 4 + number).random() < 0.2
     return DomainSpec(
-        number, ranks, scoped, codec, tuple(sections), late, steps, nan, skip, r.randint(1, 3), seed + number
+        number, ranks, scoped, codec, tuple(sections), late, steps, nan, skip, r.randint(1, 3), seed + number, whole
     )
 
 
@@ -87,7 +94,7 @@ def draw(seed: int) -> Shape:
         nodes=nodes,
         lanes=r.choice([1, 1, 2, 2, 3]),
         jobs=jobs,
-        codec=r.choice(["feedback", "feedback", "none"]),
+        codec=sometimes_twice(r.choice(["feedback", "feedback", "none"]), seed * 4 + 2),
         credit=r.choice([64, 128, 512, 4096]) * KIB,
         partition_bytes=r.choice([64, 128, 256]) * KIB,
         latency=r.choice([0.0005, 0.002, 0.01]),

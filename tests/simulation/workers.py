@@ -33,7 +33,7 @@ class DomainThread:
         nodes = [m for m in members if any(r in spec.ranks for r in m.ranks)]
         mine = next(m for m in nodes if worker.rank in m.ranks)
         self.index = [r for r in mine.ranks if r in spec.ranks].index(worker.rank)
-        self.space = AddressSpace(len(nodes), self.world.shape.lanes, partition)
+        self.space = AddressSpace(len(nodes), self.world.shape.lanes, partition, spec.whole)
         self.id: ev.DomainKey = (worker.job, spec.id)
         self.stores: dict[int, BlockStore] = {}
         self.unmapped: dict[int, set[int]] = {}

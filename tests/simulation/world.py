@@ -117,7 +117,9 @@ class World:
         #: something struck that a job need not survive: faults are allowed, a hang is not
         self.fatal = ""
         self.restarts = True
-        self.largest_payload = shape.partition_bytes
+        whole = [d for job in shape.jobs for d in job.domains if d.whole]
+        longest = [t.elements * s.dtype.itemsize for d in whole for s in d.sections for t in s.tensors]
+        self.largest_payload = max(shape.partition_bytes, *longest, 0)
         self.nodes: list[Node] = []
         self.nodes = [Node(self, i) for i in range(shape.nodes)]
         self.names = {n.id: n.name for n in self.nodes}
@@ -219,7 +221,7 @@ class World:
             inside = [(n, r) for n, r in inside if r]
             found = (spec, tuple(r for _, r in inside), tuple(n for n, _ in inside))
             self._described[key] = found
-            space = AddressSpace(len(inside), self.shape.lanes, record.partition_bytes)
+            space = AddressSpace(len(inside), self.shape.lanes, record.partition_bytes, spec.whole)
             for s in spec.sections:
                 space.append(s)
             self._spaces[key] = space

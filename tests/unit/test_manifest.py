@@ -5,7 +5,7 @@ What may live here: tests of `proto/manifest.py`. What may not: what is written 
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 
 import pytest
 from hypothesis import given, settings
@@ -16,6 +16,7 @@ from gcproto.manifest import (
     ADDRESS_ALIGN,
     LANE_HEADER_BYTES,
     MAX_TENSORS,
+    MAX_WHOLE_BYTES,
     MIN_BLOCK_BYTES,
     PAGE,
     RANK_HEADER_BYTES,
@@ -30,6 +31,7 @@ from gcproto.manifest import (
     difference,
     memory_bytes,
     section_digest,
+    whole_sizes,
 )
 
 KIB, MIB = 1024, 1 << 20
@@ -42,7 +44,8 @@ def section(index: int, *sizes: int, dtype: int = F32) -> Section:
 
 @st.composite
 def spaces(draw: st.DrawFn) -> AddressSpace:
-    space = AddressSpace(draw(st.integers(1, 6)), draw(st.integers(1, 3)), PAGE * draw(st.integers(1, 1024)))
+    partition = PAGE * draw(st.integers(1, 1024))
+    space = AddressSpace(draw(st.integers(1, 6)), draw(st.integers(1, 3)), partition, draw(st.booleans()))
     for index in range(draw(st.integers(1, 4))):
         dtype = int(draw(st.sampled_from(DType)))
         sizes = draw(st.lists(st.one_of(st.integers(0, 3000), st.integers(0, 1_500_000)), min_size=1, max_size=6))
@@ -58,7 +61,9 @@ def test_blocks_cover_sections_exactly(space: AddressSpace) -> None:
         at = 0
         for b in blocks:
             assert b.start == at and b.elements > 0 and b.section == s.index
-            assert b.nbytes <= max(space.partition_bytes, s.dtype.itemsize)
+            assert b.whole == space.whole
+            if not space.whole:
+                assert b.nbytes <= max(space.partition_bytes, s.dtype.itemsize)
             assert b.key == blocks[0].key + b.start * s.dtype.itemsize
             assert b.key >= end, "blocks never overlap, addresses only grow"
             end = b.key + b.nbytes
@@ -90,8 +95,31 @@ def test_bounds_are_the_tensors_boundaries(space: AddressSpace) -> None:
 
 @given(spaces())
 @settings(deadline=None)
+def test_a_whole_space_cuts_no_tensor_and_fills_blocks(space: AddressSpace) -> None:
+    if not space.whole:
+        space = AddressSpace(space.members, space.lanes, space.partition_bytes, True)
+    for s, blocks in zip(space.sections, space.blocks, strict=True):
+        sizes = [t.elements for t in s.tensors if t.elements]
+        taken = 0
+        for b, after in zip_longest(blocks, blocks[1:]):
+            inside = [hi - lo for lo, hi in pairwise(b.bounds)]
+            assert inside == sizes[taken : taken + len(inside)], "its segments are the tensors"
+            assert b.nbytes <= space.partition_bytes or len(inside) == 1, "a larger tensor is alone"
+            taken += len(inside)
+            if after is not None:
+                most = max(space.partition_bytes, MIN_BLOCK_BYTES)
+                assert b.nbytes + after.bounds[1] * s.dtype.itemsize > min(most, _wanted(space, s) // 2)
+        assert taken == len(sizes)
+
+
+def _wanted(space: AddressSpace, s: Section) -> int:
+    return max(block_sizes(s.nbytes, space.members, space.partition_bytes), default=0)
+
+
+@given(spaces())
+@settings(deadline=None)
 def test_both_sides_compute_the_same(space: AddressSpace) -> None:
-    other = AddressSpace(space.members, space.lanes, space.partition_bytes)
+    other = AddressSpace(space.members, space.lanes, space.partition_bytes, space.whole)
     for s, blocks in zip(space.sections, space.blocks, strict=True):
         assert other.append(s) == blocks
 
@@ -161,6 +189,30 @@ def test_large_sections_have_two_blocks_an_owner() -> None:
 )
 def test_block_sizes(size: int, members: int, partition: int, expected: list[int]) -> None:
     assert list(block_sizes(size, members, partition)) == expected
+
+
+@pytest.mark.parametrize(
+    ("tensors", "members", "partition", "expected"),
+    [
+        ([], 2, 4 * MIB, []),
+        ([0, 0], 2, 4 * MIB, []),
+        ([100, 0, 200], 2, 4 * MIB, [300]),
+        ([200 * KIB, 100 * KIB, 100 * KIB, 300 * KIB], 2, 4 * MIB, [300 * KIB, 100 * KIB, 300 * KIB]),
+        ([10, 20 * MIB, 10], 1, 4 * MIB, [10, 20 * MIB, 10]),
+        ([1 * MIB] * 4, 1, 2 * MIB, [2 * MIB] * 2),
+        # the lowest addresses leave last and are finer
+        ([3 * MIB] * 8, 2, 8 * MIB, [3 * MIB] * 4 + [6 * MIB] * 2),
+    ],
+)
+def test_whole_sizes(tensors: list[int], members: int, partition: int, expected: list[int]) -> None:
+    assert list(whole_sizes(tensors, members, partition)) == expected
+
+
+def test_a_tensor_that_is_never_cut_fits_a_frame() -> None:
+    huge = section(0, MAX_WHOLE_BYTES // 4 + 1)
+    check_section(huge)
+    with pytest.raises(ManifestError, match=r"at most 2147483648 bytes, got 2147483652: 's0\.t0'"):
+        AddressSpace(1, 1, 4 * MIB, True).append(huge)
 
 
 @given(st.integers(0, 1 << 34), st.integers(1, 64), st.integers(16, 16384))

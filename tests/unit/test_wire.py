@@ -114,7 +114,7 @@ def test_numbers_on_the_wire_are_fixed() -> None:
     }  # fmt: skip
     assert {p.name: p.value for p in Phase} == {"NONE": 0, "CONTRIBUTION": 1, "AGGREGATE": 2}
     assert {name: value for name, value in vars(Flag).items() if name.isupper()} == {
-        "NONE": 0, "NONFINITE": 1, "AVERAGE": 2, "SUM_UNITS": 4, "RESENT": 8, "ALL": 16,
+        "NONE": 0, "NONFINITE": 1, "AVERAGE": 2, "SUM_UNITS": 4, "RESENT": 8, "ALL": 16, "SECOND": 32,
     }  # fmt: skip
 
 
@@ -182,7 +182,7 @@ def test_wrong_length(length: int) -> None:
         ("phase", {"phase": 9}),
         ("phase", {"phase": Phase.NONE}),
         ("phase", {"type": FrameType.CONTROL}),
-        ("flags", {"flags": 1 << 5}),
+        ("flags", {"flags": 1 << 6}),
         ("sender", {"sender": 0}),
         ("incarnation", {"incarnation": 0}),
         ("link_seq", {"link_seq": 0}),

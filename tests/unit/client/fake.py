@@ -30,8 +30,8 @@ _from_lane_worker = messages.Decoder[messages.FromLaneWorker](messages.FromLaneW
 class FakeDomain:
     """Layout and memory of one domain."""
 
-    def __init__(self, lanes: int) -> None:
-        self.space = AddressSpace(1, lanes, PARTITION)
+    def __init__(self, lanes: int, whole: bool) -> None:
+        self.space = AddressSpace(1, lanes, PARTITION, whole)
         self.plans = [ArenaPlan(1) for _ in range(lanes)]
         self.files: list[list[int]] = [[] for _ in range(lanes)]
         self.maps: list[list[mmap.mmap]] = [[] for _ in range(lanes)]
@@ -199,7 +199,7 @@ class FakeDaemon:
                 )
             )  # fmt: skip
         elif isinstance(message, DeclareDomain):
-            self.domains.setdefault(message.domain, FakeDomain(self.lanes))
+            self.domains.setdefault(message.domain, FakeDomain(self.lanes, message.whole))
         elif isinstance(message, DeclareSection):
             self.domains[message.domain].append(message.section)
             channel.send(messages.SectionAgreed(message.domain, message.section.index, 0))

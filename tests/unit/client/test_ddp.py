@@ -16,10 +16,13 @@ import gcclient
 from gcclient import daemon as daemon_module
 from gcclient import session as session_module
 from gcclient.api import current
+from gcclient.ddp import MATRIX_CODECS
 from gcproto import messages
 from gcproto.messages import DeclareDomain, DeclareSection
 from gcproto.wire import Flag
-from tests.unit.client.fake import FakeDaemon
+from gcserver.codecs import names
+from gcserver.codecs.base import BY_NAME
+from tests.unit.client.fake import PARTITION, FakeDaemon
 
 
 @pytest.fixture
@@ -59,9 +62,37 @@ def test_parameters_are_declared_in_backward_order_by_dtype(joined: FakeDaemon) 
     assert second.label == "ddp.1" and second.domain != first.domain
 
 
-def test_pieces_cover_every_byte_once(joined: FakeDaemon) -> None:
+@pytest.mark.parametrize(
+    ("compression", "given", "whole"),
+    [
+        (None, None, False),
+        ("topk(ratio=0.1)", None, False),
+        ("powersgd", None, True),
+        ("powersgd(rank=2)", None, True),
+        ("powersgd+ef(decay=0.9)", None, True),
+        ("powersgd", False, False),
+        ("mine(rank=2)", True, True),
+    ],
+)
+def test_codecs_of_whole_matrices_get_them(
+    joined: FakeDaemon, compression: str | None, given: bool | None, whole: bool
+) -> None:
+    state = gcclient.state(_model(), compression=compression, whole=given)
+    (domain,) = (m for m in joined.heard[-1] if isinstance(m, DeclareDomain))
+    assert domain.whole is state.domain.space.whole is whole
+    blocks = state.domain.space.blocks[1]
+    # 300 x 300 with its neighbours' small ones: more than a block's 256 KiB, which bounds what may be cut.
+    assert (max(b.nbytes for b in blocks) > PARTITION) is whole
+
+
+def test_matrix_codecs_are_known_by_name() -> None:
+    assert {n for n in names() if BY_NAME[n].layout == "matrix"} == MATRIX_CODECS
+
+
+@pytest.mark.parametrize("compression", [None, "powersgd"])
+def test_pieces_cover_every_byte_once(joined: FakeDaemon, compression: str | None) -> None:
     net = _Net()
-    state = gcclient.state(net)
+    state = gcclient.state(net, compression=compression)
     covered = {place: [0] * place.block.nbytes for place in current().domains[state.domain.id].blocks.values()}
     for parameter in state.parameters.values():
         at = 0
@@ -76,11 +107,12 @@ def test_pieces_cover_every_byte_once(joined: FakeDaemon) -> None:
     assert all(set(counts) == {1} for counts in covered.values())
 
 
-def test_a_backward_pass_is_one_step(alone: FakeDaemon) -> None:
+@pytest.mark.parametrize("compression", [None, "powersgd"])
+def test_a_backward_pass_is_one_step(alone: FakeDaemon, compression: str | None) -> None:
     net = _Net()
     plain = _Net()
     model = DistributedDataParallel(net, bucket_cap_mb=0.1)
-    state = gcclient.state(model)
+    state = gcclient.state(model, compression=compression)
     model.register_comm_hook(state, gcclient.ddp_hook)
     for step in (1, 2, 3):
         x = torch.randn(4, 20)

@@ -26,9 +26,9 @@ B = wire.node_id("b")
 
 
 def resolve(spec: str) -> CodecChoice:
-    if spec not in ("none", "topk"):
+    if spec not in ("none", "topk", "matrix"):
         raise ValueError(f"unknown codec {spec!r}")
-    return CodecChoice(spec, 1, 0, spec == "topk", spec == "topk")
+    return CodecChoice(spec, 1, 0, spec == "topk", spec == "topk", whole=spec == "matrix")
 
 
 def machine(lanes: int = 1, **more: Any) -> ControlMachine:
@@ -235,6 +235,8 @@ def test_a_worker_that_vanishes_ends_the_job() -> None:
         (DeclareDomain("ddp", 0, (0,), False), "declares process group"),
         (DeclareDomain("tp", 1, (0, 1)), "within 0..0"),
         (DeclareDomain("tp", 1, (0,), codec="zip"), "unknown codec 'zip'"),
+        (DeclareDomain("ddp", 0, (0,), True, whole=True), "declares process group"),
+        (DeclareDomain("tp", 1, (0,), codec="matrix"), "matrix takes whole matrices, and blocks of 'tp' may cut them"),
         (DeclareSection(9, Section(0, (TensorSpec("w", (4,), 0),))), "not in"),
         (DeclareSection(0, Section(1, ())), "holds 1 to"),
         (DeclareSection(0, Section(0, (TensorSpec("w", (5,), 0),))), "shape of tensor 0 differs"),
@@ -300,6 +302,58 @@ def test_a_frame_that_cannot_be_read_is_counted() -> None:
     bad = replace(hello_from("b", 7), body=b"\xc1noise")
     assert Count("frames_unusable", B) in m.on(bad, 0.0)
     assert not m.links[B].up
+
+
+LARGE = Section(0, (TensorSpec("b", (300,), 0), TensorSpec("w", (300, 300), 0)))
+
+
+def declared(whole: bool, scoped: bool = True, rules: str = "none") -> tuple[ControlMachine, list[Any]]:
+    """One node, one rank, one domain with a large matrix; what the machine said to its section."""
+    m = machine()
+    m.config = dc_replace(m.config, rules=(messages.Rule("*", rules),))
+    (arbitrate,) = [e for e in said(m, 1, register()) if isinstance(e, ce.Arbitrate)]
+    m.on(ce.EpochWon(arbitrate.record), 0.0)
+    said(m, 1, DeclareDomain("ddp", 0, (0,), scoped, "", whole))
+    return m, said(m, 1, DeclareSection(0, LARGE))
+
+
+def test_a_plan_of_whole_matrices_is_refused_where_blocks_may_cut_them() -> None:
+    m, _ = declared(whole=False)
+    (answer,) = answers(m.on(ce.SetCodec(1, "train", "w*", "matrix"), 0.0))
+    assert "a: matrix takes whole matrices, and blocks of 'ddp' may cut 'w'" in answer.error
+    assert "whole=True" in answer.error
+    assert not answers(m.on(ce.SetCodec(2, "train", "other*", "matrix"), 0.0)), "no tensor is meant"
+    for m, _ in (declared(whole=True), declared(whole=False, scoped=False)):
+        assert not answers(m.on(ce.SetCodec(1, "train", "*", "matrix"), 0.0)), "the latter go dense"
+
+
+def test_a_section_that_the_plan_in_force_would_cut_is_refused() -> None:
+    _, out = declared(whole=False, rules="matrix")
+    (fault,) = told(out)
+    assert isinstance(fault, Fault) and fault.kind == "CodecError"
+    assert "rank 0: matrix takes whole matrices, and blocks of 'ddp' may cut 'b'" in fault.message
+    assert "whole=True" in fault.advice
+    for _, out in (declared(whole=True, rules="matrix"), declared(whole=False, scoped=False, rules="matrix")):
+        assert isinstance(told(out)[0], messages.SectionAgreed)
+
+
+def test_a_restarted_supervisor_lays_a_domain_out_as_before() -> None:
+    m, out = declared(whole=True)
+    memory = next(e.memory for e in reversed(out) if isinstance(e, ce.SaveJob))
+    again = machine()
+    again.on(ce.JobRestored(memory, (ce.DomainLedger(0, (), ((0, 0),)),)), 0.0)
+    opened = [e.event for e in again.on(ce.LaneUp(0), 0.0) if isinstance(e, ce.ToLane)]
+    (config,) = [e.config for e in opened if isinstance(e, DomainOpened)]
+    assert config.whole and config == m.jobs[memory.record.job].domains[0].config
+
+
+def test_members_agree_on_what_is_whole() -> None:
+    m, record = formed_with_b()
+    said(m, 1, DeclareDomain("ddp", 0, (0, 1), True))
+    theirs = messages.SectionList(record.job, 0, DeclareDomain("ddp", 0, (0, 1), True, "", True), LARGE, 1)
+    said(m, 1, DeclareSection(0, LARGE))
+    (fault,) = told(m.on(control_from_b(theirs, 2), 0.0))
+    assert "process groups differ" in fault.message and "whole=True" in fault.message
 
 
 def domain_of(m: ControlMachine) -> tuple[bytes, int]:

@@ -20,7 +20,7 @@ UNIONS: dict[str, typing.Any] = {
     for name in ("Control", "Link", "FromWorker", "ToWorker", "FromLaneWorker", "ToLaneWorker")
 }
 SECTION = Section(0, (TensorSpec("w", (3, 4), 0),))
-DOMAIN = messages.DeclareDomain("ddp", 0, (0, 1), True, "topk(ratio=0.01)")
+DOMAIN = messages.DeclareDomain("ddp", 0, (0, 1), True, "topk(ratio=0.01)", True)
 SAMPLES: list[messages.Message] = [
     messages.Hello("a", "tcp://a:1", 2, 1, 5, "0.1"),
     messages.Refuse("no"),

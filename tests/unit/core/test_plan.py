@@ -10,11 +10,12 @@ import pytest
 from gcproto.dtypes import DType
 from gcproto.manifest import AddressSpace, Section, TensorSpec
 from gcserver.core.events import CodecChoice, Plan, PlanRule
-from gcserver.core.plan import choose
+from gcserver.core.plan import choose, cut_matrix
 
 DENSE = CodecChoice("none", 1, 0, False, False)
 CAST = CodecChoice("fp16", 2, 0, False, False)
 TOPK = CodecChoice("topk(ratio=0.01)", 4, 1, True, True)
+MATRIX = CodecChoice("powersgd(rank=4)", 64, 4, True, True, whole=True)
 
 
 def pick(plan: Plan, name: str, elements: int = 100_000, dtype: DType = DType.F32, members: int = 2) -> tuple[str, str]:
@@ -74,3 +75,27 @@ def test_tiny_dense_blocks_go_to_everyone_at_once() -> None:
 def test_what_votes_needs_an_owner() -> None:
     vote = CodecChoice("signsgd", 33, 0, False, False, False, True)
     assert pick(Plan(0, (PlanRule("*", vote, "all"),), DENSE), "w") == ("signsgd", "owner")
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_what_takes_whole_matrices_goes_dense_where_they_may_be_cut(whole: bool) -> None:
+    section = Section(0, (TensorSpec("w", (300, 300), 0),))
+    (block, *_) = AddressSpace(2, 1, 4 << 20, whole).append(section)
+    plan = Plan(0, (PlanRule("*", MATRIX),), DENSE)
+    assert choose(plan, section, block, 0, 2)[0] is (MATRIX if whole else DENSE)
+
+
+def test_the_first_matrix_that_would_be_cut_is_named() -> None:
+    section = Section(0, (TensorSpec("a", (30,), 0), TensorSpec("b", (300, 300), 0), TensorSpec("c", (300, 300), 0)))
+    rules = (PlanRule("*", TOPK), PlanRule("[bc]", MATRIX))
+    assert cut_matrix(Plan(0, rules, DENSE), section, 0) == ("b", MATRIX)
+    assert cut_matrix(Plan(0, (*rules, PlanRule("b", DENSE)), DENSE), section, 0) == ("c", MATRIX)
+    assert cut_matrix(Plan(0, (*rules, PlanRule("*", DENSE)), DENSE), section, 0) is None
+    assert cut_matrix(Plan(0, rules, DENSE), section, 1 << 20) is None, "too small to be compressed"
+    doubles = Section(0, (TensorSpec("b", (300, 300), int(DType.F64)),))
+    assert cut_matrix(Plan(0, rules, DENSE), doubles, 0) is None
+
+
+def test_two_exchanges_go_through_an_owner() -> None:
+    twice = CodecChoice("powersgd(rank=4)", 64, 4, True, True, rounds=2)
+    assert pick(Plan(0, (PlanRule("*", twice, "all"),), DENSE), "w") == ("powersgd(rank=4)", "owner")
