@@ -97,6 +97,8 @@ def upload(host: Tensor, device: torch.device) -> Tensor:
 
 def put(out: Tensor, at: int, values: Tensor) -> int:
     """Write a one-dimensional tensor's bytes to out from ``at``; where they end."""
+    if not values.numel():
+        return at
     data = values.contiguous().view(torch.uint8)
     out[at : at + data.numel()].copy_(data)
     return at + data.numel()
@@ -104,6 +106,8 @@ def put(out: Tensor, at: int, values: Tensor) -> int:
 
 def get(payload: Tensor, at: int, count: int, dtype: torch.dtype) -> Tensor:
     """``count`` numbers of a payload from byte ``at``, wherever they lie."""
+    if not count:
+        return torch.empty(0, dtype=dtype, device=payload.device)
     part = payload[at : at + count * dtype.itemsize]
     # A view needs an aligned beginning, which payloads need not have.
     return (part.clone() if part.storage_offset() % dtype.itemsize else part).view(dtype)

@@ -107,13 +107,13 @@ def pack_values(values: Tensor, counts: Sequence[int], width: int) -> tuple[Tens
     high = torch.where(inside, each, 0).amax(1)
     low = torch.where(inside & (each > 0), each, MAGNITUDE).amin(1)
     base = torch.minimum(low, high) & ~31
-    shifts = torch.arange(most, device=device)
+    shifts = torch.arange(most + 1, device=device)
     half = torch.where(shifts > 0, (1 << shifts) >> 1, 0)
     # The smallest shift at which the largest magnitude has a code, or the largest there is.
     more = ((high - base)[:, None] + half) >> shifts > limit
-    shift = more.long().cumprod(1).sum(1)
-    raised = torch.maximum(base, (high - (limit << most) + 31) & ~31)
-    base = torch.where(shift == most, raised, base)
+    shift = more[:, :most].long().cumprod(1).sum(1)
+    # Where even that one is too small the smallest become zero.
+    base = torch.where(more[:, most] & (shift == most), (high - (limit << most) + 31) & ~31, base)
     group = torch.repeat_interleave(torch.arange(len(lengths), device=device), lengths, output_size=values.numel())
     base_of, shift_of = base[group], shift[group]
     # Rounding up must not turn a finite value into infinity.

@@ -28,13 +28,21 @@ from gcproto.layouts import LN2, MASK64, CodecId, exp, ln, wanted
 
 EXACT_BELOW = 1 << 16  #: shorter segments get the exact top-k
 FEW = 32  #: survivors that a fit needs, and k from which thresholds are estimated at all
-SAMPLE, LINE = 1 << 17, 32  #: elements sampled at most, and together
+LEAST_SAMPLE, MOST_SAMPLE, LINE = 1 << 14, 1 << 17, 32  #: elements sampled, and sampled together
 CUTS = 3  #: thresholds of earlier stages
 FIRST = 0.25  #: share that the first of several stages keeps
 LOW, HIGH, STEPS = 0.9, 1.1, 8  #: k^/k outside these is corrected, in so many attempts at most
 WINDOW, TOLERANCE, FADE = 5, 0.1823215567939546, 0.9  #: of the adaptation of the number of stages
 STAGES, AGE, MASS, ACHIEVED, ERRORS = range(5)  #: a segment's state
 SEGMENT_FLOATS = ERRORS + CUTS + 1
+
+
+def sample_size(n: int, k: int) -> int:
+    """Elements sampled of a segment: few cost candidates that are not sent, many cost the sample itself."""
+    size = LEAST_SAMPLE
+    while size < MOST_SAMPLE and float(size) * size * size < 40.0 * n * k:
+        size *= 2
+    return min(size, n // 8) & -LINE
 
 
 @lru_cache(maxsize=256)
@@ -130,7 +138,7 @@ def _place_cuts(sample: Tensor, mean: Tensor, ratio: float, stages: Tensor) -> t
 def _measure(part: _Segment, stages: Tensor) -> None:
     """Launch the passes over one segment."""
     n, k, v, ratio = part.n, part.k, part.v, part.k / part.n
-    size = min(max(16384, 600 * n // k), SAMPLE, n // 8) & -LINE
+    size = sample_size(n, k)
     sample = v[sampled(n, size // LINE, v.device)].abs()
     mean = sample.sum(dtype=torch.float64) / size
     cuts, used = _place_cuts(sample, mean, ratio, stages)

@@ -113,7 +113,7 @@ def gap_bytes(total, at, left):
 
 @njit(nogil=True)
 def unpack_gaps(at, nbytes, total, idx):
-    """Indices of a section that ``gap_bytes`` measured into idx[:total]; the last one (-1: none), or -2 for set padding bits.
+    """Indices of a section that ``gap_bytes`` measured into idx; the last (-1: none), -2 for set padding bits.
 
     What does not fit 32 bits shows in the result (int64), which ascends without bound.
     """

@@ -1,4 +1,6 @@
-"""GPU codecs against the daemon's, on CPU tensors: the same bytes where nothing is summed, 1e-6 in scalars elsewhere."""
+"""GPU codecs against the daemon's, on CPU tensors: the same bytes where nothing is summed, else 1e-6 in scalars."""
+
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -115,7 +117,7 @@ def test_sidco_decides_as_the_daemon_does(kind, ratio, options):
         assert ours.nonfinite == theirs.nonfinite == 0
         a, b = decoded(sides, payload, 1.0), decoded(sides, payload_gpu, 1.0)
         differ = (a != 0) != (b != 0)
-        for start, stop in zip(bounds, bounds[1:], strict=False):
+        for start, stop in pairwise(bounds):
             sent = np.abs(a[start:stop][a[start:stop] != 0])
             here = differ[start:stop]
             near = np.abs(np.maximum(np.abs(a), np.abs(b))[start:stop][here] - sent.min()) <= 1e-5 * sent.min()
@@ -135,7 +137,8 @@ def test_sidco_of_what_fits_no_distribution(kind):
     for _ in range(3):
         (_, payload, state), (_, payload_gpu, state_gpu) = sides.encode(x)
         assert payload.tobytes() == payload_gpu.tobytes()
-        same_state(state, state_gpu)
+        same_state(state[:-8], state_gpu[:-8])
+        assert np.allclose(state[-8:], state_gpu[-8:], rtol=1e-6)
         sides.settle()
 
 
