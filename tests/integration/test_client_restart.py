@@ -48,9 +48,8 @@ def test_every_sum_is_exact_across_kills(tmp_path: Path) -> None:
 
 
 def test_the_weights_are_those_of_an_undisturbed_run(tmp_path: Path) -> None:
-    """Uncompressed, compressed with error feedback at both ends, and in two exchanges that depend on each other; every
-    tensor is compressed."""
-    codecs = ["none", "topk(ratio=0.05)", "powersgd(rank=4)"]
+    """Uncompressed, and compressed with error feedback at both ends; every tensor is compressed."""
+    codecs = ["none", "topk(ratio=0.05)"]
     with Cluster(tmp_path, nodes=2, options={"min_compress_bytes": "0"}) as cluster:
         calm = [o.ok() for o in cluster.run(TRAINING, [0, 1], steps=50, compressions=codecs)]
         job = cluster.start(TRAINING, [0, 1], steps=50, compressions=codecs)
