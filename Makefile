@@ -10,6 +10,8 @@ BIN   := .venv/bin
 STAMP := .venv/.up-to-date
 # One thread per process: the tests run many processes on few cores.
 ONE_THREAD := OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1
+# What is freed is filled with rubbish, so that a kernel that reads on from there shows.
+RUBBISH := MALLOC_PERTURB_=165
 
 .DEFAULT_GOAL := help
 .PHONY: help setup warmup test test-system lint format proto demo soak simulate clean distclean
@@ -30,11 +32,11 @@ warmup: $(STAMP)
 	@if [ -f gcserver/cli.py ]; then $(ONE_THREAD) $(BIN)/gcserver warmup; fi
 
 test: warmup ## the fast tests: no root, no system packages
-	@$(ONE_THREAD) $(BIN)/python -m pytest -q -m "not system and not soak" -n $(JOBS) --dist loadgroup $(ARGS)
+	@$(ONE_THREAD) $(RUBBISH) $(BIN)/python -m pytest -q -m "not system and not soak" -n $(JOBS) --dist loadgroup $(ARGS)
 
 test-system: warmup ## the tests that need root or system packages (installs those as root, says which)
 	@tools/system_packages.sh
-	@$(ONE_THREAD) PATH="$$PATH:/usr/sbin:/sbin" $(BIN)/python -m pytest -q -m "system and not soak" $(ARGS)
+	@$(ONE_THREAD) $(RUBBISH) PATH="$$PATH:/usr/sbin:/sbin" $(BIN)/python -m pytest -q -m "system and not soak" $(ARGS)
 
 lint: $(STAMP) ## style, types, layering, generated code
 	@$(BIN)/ruff check --quiet --output-format concise .

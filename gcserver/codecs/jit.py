@@ -181,7 +181,11 @@ def segment_table(segments: Any, n: int) -> tuple[int, int, Any]:
 
 @njit(nogil=True)
 def place(array):
-    """Address of a kernel's own array. (As numba types it, uint64, it would turn sums into float64.)"""
+    """Address of a kernel's own array. (As numba types it, uint64, it would turn sums into float64.)
+
+    numba frees an array after the last line that names it, whoever still has its address: hand the array itself on
+    with the address, or name it later. Tests run with MALLOC_PERTURB_, which fills what is freed.
+    """
     return np.int64(array.ctypes.data)
 
 

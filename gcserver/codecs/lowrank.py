@@ -103,6 +103,12 @@ def pack(source, target, n, rank, back):
 
 
 @njit(nogil=True)
+def pack_array(source, target, n, rank):
+    """`pack` of a kernel's own array (see `jit.place`)."""
+    pack(place(source), target, n, rank, False)
+
+
+@njit(nogil=True)
 def project_rows(x, r, v, rows, n, q, rank, scale, decay, sums):
     """V = x*scale + r*decay for 1 or 2 rows of n columns, and sums[i*rank + k] = (V Q)[i, k].
 

@@ -31,6 +31,7 @@ from gcserver.codecs.lowrank import (
     expand_matrix,
     gather_matrix,
     pack,
+    pack_array,
     packed,
     project_rows,
 )
@@ -113,7 +114,7 @@ def warm_columns(old, new, n, rank, seed, segment):
                 # 24 bits: a number in [-1, 1) that float32 holds exactly.
                 drawn = np.int64(bits64(own_seed, k * n + j) >> np.uint64(40)) - (1 << 23)
                 target[j] = np.float32(np.float64(drawn) * factor)
-    pack(place(columns), new, n, rank, False)
+    pack_array(columns, new, n, rank)
 
 
 @njit(nogil=True)
@@ -182,6 +183,13 @@ def powersgd_middle(aggregate, v, work, out, table, m):
     return bad
 
 
+@njit(nogil=True)
+def _expand(target, v, rows, cols, left, sums, scratch, own, rank, factor):
+    """`lowrank.expand_matrix` of the sums, packed into the array scratch."""
+    pack(sums, place(scratch), cols, rank, False)
+    return expand_matrix(target, v, rows, cols, left, place(scratch), own, rank, factor)
+
+
 @kernel("int64(int64, int64, int64, int64, int64, int64, int64, float64)")
 def powersgd_finish(aggregate, v, work, q, out, table, m, factor):
     """The result, V turned into the residual and the next Q (q: 0 to drop it); the result's non-finite elements."""
@@ -195,8 +203,7 @@ def powersgd_finish(aggregate, v, work, q, out, table, m, factor):
             bad += store_raw((left, target), rows * cols if cols > 0 else rows, (factor,))[0]
         else:
             own, all_ = work + 4 * row[OWN], np.empty(packed(cols, rank), np.float32)
-            pack(sums, place(all_), cols, rank, False)
-            bad += expand_matrix(target, v + 4 * row[FIRST], rows, cols, left, place(all_), own, rank, factor32)
+            bad += _expand(target, v + 4 * row[FIRST], rows, cols, left, sums, all_, own, rank, factor32)
         if q != 0:
             keep_columns(sums, q + 4 * row[STATE], cols, rank, row[ROOM])
     return bad
