@@ -20,6 +20,7 @@ from gcclient.errors import NotInitialized
 from gcclient.ranks import World, find_label, find_world
 from gcclient.session import Session
 from gcproto.durations import read_duration
+from gcproto.messages import LAST_SEED
 from gcproto.paths import default_socket
 
 _session: Session | None = None
@@ -39,6 +40,7 @@ def init(
     socket: str | None = None,
     deadline: float | str | None = None,
     on_loss: str | None = None,
+    seed: int | None = None,
 ) -> None:
     """Join the job through this node's daemon; returns once all ranks have. Must be called on every rank.
 
@@ -46,11 +48,14 @@ def init(
     Open MPI's variables, else this is process 0 of 1. ``job`` is the job's name (GC_JOB; two jobs at once on one
     daemon need different ones), ``socket`` the daemon's socket (GC_NODE_SOCKET), ``deadline`` (GC_JOB_DEADLINE)
     the longest any rank waits for another, seconds or text such as "30s", "5m" (rank 0's counts; default: the
-    daemon's job.deadline), ``on_loss`` (GC_JOB_ON_LOSS) the job's policy.
+    daemon's job.deadline), ``on_loss`` (GC_JOB_ON_LOSS) the job's policy, ``seed`` (GC_SEED; rank 0's counts) what
+    codecs that draw random numbers draw from: with the same one a run can be repeated bit by bit (default: drawn
+    afresh for every job).
 
-    Raises ValueError (ranks that do not fit, no duration), :class:`~gcclient.NoDaemon`, :class:`~gcclient.JoinRefused`,
-    :class:`~gcclient.Draining`. A second call before ``shutdown()`` does nothing while the job is healthy; after
-    a failure it leaves the failed job and joins anew.
+    Raises ValueError (ranks that do not fit, no duration, no seed), :class:`~gcclient.NoDaemon`,
+    :class:`~gcclient.JoinRefused`, :class:`~gcclient.Draining`.
+    A second call before ``shutdown()`` does nothing while the job is healthy; after a failure it leaves the failed job
+    and joins anew.
     """
     global _session, _calls
     if _session is not None:
@@ -61,6 +66,7 @@ def init(
     world = find_world(rank, world_size, local_rank, local_size, environ, _distributed())
     label = job or find_label(environ)
     limit = _limit(deadline, environ)
+    drawn_from = _seed(seed, environ)
     session = Session(label, socket or environ.get("GC_NODE_SOCKET") or default_socket())
     try:
         session.connect()
@@ -73,7 +79,8 @@ def init(
             peers = rendezvous.peers(places, world.rank)
             if local_rank is None and local_size is None:
                 world = World(world.rank, world.size, *rendezvous.local_part(places, world.rank), world.source)
-        session.register(world, peers, limit, on_loss or environ.get("GC_JOB_ON_LOSS", ""), limit or JOIN_FOR)
+        policy = on_loss or environ.get("GC_JOB_ON_LOSS", "")
+        session.register(world, peers, limit, policy, limit or JOIN_FOR, drawn_from)
     except BaseException:
         session.close(orderly=False)
         raise
@@ -93,6 +100,22 @@ def _limit(deadline: float | str | None, environ: Mapping[str, str]) -> float:
         return read_duration(raw if isinstance(raw, str) else float(raw))
     except ValueError as error:
         raise ValueError(f"{source}={raw}: {error}") from None
+
+
+def _seed(seed: int | None, environ: Mapping[str, str]) -> int | None:
+    """Raises ValueError that names where the value came from."""
+    source, raw = "seed", seed
+    if raw is None:
+        if not environ.get("GC_SEED"):
+            return None
+        source = "GC_SEED"
+        try:
+            raw = int(environ["GC_SEED"], 0)
+        except ValueError:
+            raise ValueError(f"GC_SEED={environ['GC_SEED']}: expected a whole number") from None
+    if not 0 <= raw <= LAST_SEED:
+        raise ValueError(f"{source}={raw}: expected 0..{LAST_SEED}")
+    return raw
 
 
 def _distributed() -> tuple[int, int] | None:

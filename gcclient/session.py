@@ -121,7 +121,13 @@ class Session:
         return self.identity
 
     def register(
-        self, world: World, peers: tuple[tuple[str, str], ...], deadline: float, on_loss: str, patience: float
+        self,
+        world: World,
+        peers: tuple[tuple[str, str], ...],
+        deadline: float,
+        on_loss: str,
+        patience: float,
+        seed: int | None,
     ) -> None:
         """Join the job; returns when all ranks are there. Raises what the daemon answers otherwise."""
         self.world = world
@@ -129,7 +135,7 @@ class Session:
         self._ask(
             Register(
                 self.label, world.rank, world.size, world.local_rank, world.local_size, self.pid, number,
-                deadline, on_loss, peers, VERSION,
+                deadline, on_loss, peers, VERSION, seed,
             )
         )  # fmt: skip
         self.wait_for(lambda: self.registered is not None, "the job to form", "join", patience)

@@ -9,13 +9,15 @@ Everything is msgspec: typed, validated while decoding, no pickle. A message tha
 
 from __future__ import annotations
 
-from typing import Any, Final, Generic, TypeVar
+from typing import Annotated, Any, Final, Generic, TypeVar
 
 import msgspec
 
 from gcproto.manifest import Section
 
 MAX_MESSAGE_BYTES: Final = 64 << 20
+LAST_SEED: Final = (1 << 63) - 1
+Seed = Annotated[int, msgspec.Meta(ge=0, le=LAST_SEED)]
 T = TypeVar("T")
 
 
@@ -107,7 +109,8 @@ class JoinRefusal(Message, frozen=True, tag="norun"):
 class EpochDecided(Message, frozen=True, tag="epoch"):
     """The arbiter's decision on a job's membership; members are in order of their lowest rank.
 
-    What all members must do alike comes with it, from the first member's configuration.
+    What all members must do alike comes with it, from the first member's configuration. ``seed``: what stochastic
+    codecs draw from instead of the job's number, so that two runs with the same one give the same bytes.
     """
 
     label: str
@@ -121,6 +124,7 @@ class EpochDecided(Message, frozen=True, tag="epoch"):
     min_compress_bytes: int = 64 << 10
     deadline: float = 1800.0
     on_loss: str = "fail"
+    seed: Seed | None = None
 
 
 class DeclareDomain(Message, frozen=True, tag="domain"):
@@ -241,7 +245,8 @@ Link = Hello | Refuse | Beat | Nack
 class Register(Message, frozen=True, tag="register"):
     """A worker's first message. ``number`` is drawn by global rank 0 (empty elsewhere).
 
-    ``peers`` are (name, address) pairs learned through torch's store, for clusters without a static list.
+    ``seed`` is what stochastic codecs draw from instead of the number; rank 0's counts. ``peers`` are (name, address)
+    pairs learned through torch's store, for clusters without a static list.
     """
 
     label: str
@@ -255,6 +260,7 @@ class Register(Message, frozen=True, tag="register"):
     on_loss: str = ""
     peers: tuple[tuple[str, str], ...] = ()
     version: str = ""
+    seed: Seed | None = None
 
 
 class Reattach(Message, frozen=True, tag="reattach"):

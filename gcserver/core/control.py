@@ -402,6 +402,7 @@ class ControlMachine:
             c.min_compress_bytes,
             first.deadline or c.deadline,
             first.on_loss or c.on_loss,
+            first.seed,
         )
         self.out.append(Arbitrate(0, record))
 

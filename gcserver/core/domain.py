@@ -310,11 +310,12 @@ class Domain:
         return p.choice[1], p.choice[2]
 
     def _seed(self, p: Partition, r: Round, codec: CodecChoice) -> int:
-        """From (job, step, key, node) and not from the epoch, so that a retry draws the same; where all nodes must
-        draw alike, without the node."""
+        """From (job or its seed, step, key, node) and not from the epoch, so that a retry draws the same; where all
+        nodes must draw alike, without the node."""
         c = self.config
+        origin = c.job if c.seed is None else c.seed.to_bytes(8, "little")
         node = 0 if codec.shared_seed else c.members[c.me].node
-        text = c.job + b"".join(v.to_bytes(8, "little") for v in (c.domain, r.step, p.block.key, node))
+        text = origin + b"".join(v.to_bytes(8, "little") for v in (c.domain, r.step, p.block.key, node))
         return wire.digest(text)
 
     def _middle(self, p: Partition, r: Round, aggregate: Handle | None) -> None:

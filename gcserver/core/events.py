@@ -86,6 +86,8 @@ class DomainConfig(Record, frozen=True, gc=False):
     partition_bytes: int = 8 << 20
     #: blocks are cut between tensors only
     whole: bool = False
+    #: what stochastic codecs draw from; None: the job's number
+    seed: int | None = None
 
     @property
     def id(self) -> DomainKey:

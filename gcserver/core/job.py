@@ -261,6 +261,7 @@ class Job:
             ranks,
             self.record.partition_bytes,
             declared.whole,
+            self.record.seed,
         )
         domain = self.domains[declared.domain] = ControlDomain(declared, config, ranks)
         return domain

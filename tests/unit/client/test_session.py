@@ -77,6 +77,32 @@ def test_a_deadline_that_is_none_is_refused_by_name(daemon: FakeDaemon, monkeypa
     assert not gcclient.is_initialized()
 
 
+@pytest.mark.parametrize(
+    ("given", "variable", "seed"),
+    [(None, "0x10", 16), (3, "16", 3), (0, None, 0), (None, "", None), (None, None, None)],
+)
+def test_a_seed_comes_from_the_argument_or_the_environment(
+    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, given: int | None, variable: str | None, seed: int | None
+) -> None:
+    monkeypatch.delenv("GC_SEED", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("GC_SEED", variable)
+    gcclient.init(0, 1, socket=daemon.socket, seed=given)
+    gcclient.shutdown()
+    (register,) = (m for m in daemon.heard[-1] if isinstance(m, Register))
+    assert register.seed == seed
+
+
+def test_a_seed_that_is_none_is_refused_by_name(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GC_SEED", "lucky")
+    with pytest.raises(ValueError, match="GC_SEED=lucky: expected a whole number"):
+        gcclient.init(0, 1, socket=daemon.socket)
+    for wrong in (-1, 1 << 63):
+        with pytest.raises(ValueError, match=f"seed={wrong}: expected 0"):
+            gcclient.init(0, 1, socket=daemon.socket, seed=wrong)
+    assert not gcclient.is_initialized()
+
+
 def test_no_daemon_is_said_with_its_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(session_module, "CONNECT_FOR", 0.2)
     missing = str(tmp_path / "none.sock")

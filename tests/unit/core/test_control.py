@@ -151,6 +151,17 @@ def test_one_node_forms_a_job_by_itself() -> None:
     assert [type(e.event) for e in out if isinstance(e, ce.ToLane)] == [DomainOpened, ce.OpenSection]
 
 
+def test_the_seed_of_rank_0_reaches_every_domain() -> None:
+    m = machine()
+    out = said(m, 1, replace(register(), seed=77))
+    (arbitrate,) = (e for e in out if isinstance(e, ce.Arbitrate))
+    assert arbitrate.record.seed == 77
+    m.on(ce.EpochWon(arbitrate.record), 0.0)
+    out = said(m, 1, messages.DeclareDomain("calls", 0, (0,)))
+    opened = [e.event for e in out if isinstance(e, ce.ToLane) and isinstance(e.event, DomainOpened)]
+    assert [e.config.seed for e in opened] == [77]
+
+
 @pytest.mark.parametrize(
     "bad", [register(rank=2, world=2), register(local=1, size=1, world=2), register(size=3, world=2)]
 )
