@@ -55,14 +55,15 @@ RECORD = np.dtype(
         # where the states of this block are: chunk + 1 (0: none yet) and offset in one word
         ("residual_at", "u8"),
         ("owner_at", "u8"),
-        # where its retained payloads are: chunk + 1 and offset
-        ("kept_at", "u8", (KEPT, 2)),
-        ("kept_size", "u8", KEPT),
+        # where its retained payloads are, likewise
+        ("kept_at", "u8", KEPT),
     ],
     align=True,
 )
 #: Before a block's two states: their length, and what the memory behind the residual was used for last.
 STATES = np.dtype([("floats", "u8"), ("tag", "u8")])
+#: Before a retained payload: how many bytes there is room for.
+KEPT_HEAD = 64
 STEP = np.dtype([("step", "u8"), ("digest", "u8"), ("nonfinite", "u4"), ("proposal", "u4"), ("reserved", "u8")])
 STEP_RING = 1024
 F32 = NDArray[np.float32]
@@ -83,7 +84,7 @@ def _at(name: str, index: int = 0) -> int:
 
 _KEPT_WIDE = tuple((_at("kept_bytes", i), _at("kept_digest", i)) for i in range(KEPT))
 _KEPT = tuple(tuple(_at(f"kept_{f}", i) for f in ("codec", "level", "flags", "proposal")) for i in range(KEPT))
-_KEPT_STEP = tuple(_at("kept_step", i) for i in range(KEPT))
+_KEPT_STEP, _KEPT_AT = (tuple(_at(name, i) for i in range(KEPT)) for name in ("kept_step", "kept_at"))
 _DECISION_STEP, _PLAN = _at("decision_step"), _at("plan")
 
 
@@ -284,11 +285,11 @@ class DomainMemory:
         """Memory for two states, all zeros, as the word that is kept of it."""
         chunk, offset = self.heap.allocate(_align(STATES.itemsize) + 2 * _align(4 * floats))
         np.frombuffer(self.heap.view((chunk, offset), STATES.itemsize), STATES)["floats"] = floats
-        return chunk + 1 << 48 | offset
+        return _word(chunk, offset)
 
     def _view_states(self, word: int) -> tuple[Any, tuple[F32, F32]]:
         """Header and both versions of the states at ``word``."""
-        chunk, offset = (word >> 48) - 1, word & (1 << 48) - 1
+        chunk, offset = _place(word)
         head = np.frombuffer(self.heap.view((chunk, offset), STATES.itemsize), STATES)
         floats = int(head["floats"][0])
         at = offset + _align(STATES.itemsize)
@@ -310,17 +311,28 @@ class DomainMemory:
         settled = versions[int(state.record["residual"][0]) & 1][: state.block.elements]
         return float(np.dot(settled, settled))
 
+    def make_kept(self, key: int, index: int, size: int) -> memoryview:
+        """Memory to write retained payload ``index`` of a block to, ``size`` bytes; what was there is no more.
+
+        Raises MemoryShort.
+        """
+        raw = self.blocks[key].raw
+        _WORD.pack_into(raw, _KEPT_STEP[index], 0)
+        (word,) = _WORD.unpack_from(raw, _KEPT_AT[index])
+        if not word or self._room(word) < size:
+            chunk, offset = self.heap.allocate(KEPT_HEAD + size)
+            _WORD.pack_into(self.heap.view((chunk, offset), KEPT_HEAD), 0, size)
+            # One word, as with states.
+            _WORD.pack_into(raw, _KEPT_AT[index], _word(chunk, offset))
+        return self.kept(key, index, size)
+
+    def _room(self, word: int) -> int:
+        return int(_WORD.unpack_from(self.heap.view(_place(word), KEPT_HEAD))[0])
+
     def kept(self, key: int, index: int, size: int) -> memoryview:
-        """Memory for retained payload ``index`` of a block, at least ``size`` bytes. Raises MemoryShort."""
-        record = self.blocks[key].record
-        if int(record["kept_size"][0, index]) < size:
-            chunk, offset = self.heap.allocate(size)
-            record["kept_step"][0, index] = 0
-            record["kept_at"][0, index, 1] = offset
-            record["kept_at"][0, index, 0] = chunk + 1
-            record["kept_size"][0, index] = size
-        at = record["kept_at"][0, index]
-        return self.heap.view((int(at[0]) - 1, int(at[1])), size)
+        """The ``size`` bytes of retained payload ``index`` of a block, as `make_kept` placed them."""
+        chunk, offset = _place(_WORD.unpack_from(self.blocks[key].raw, _KEPT_AT[index])[0])
+        return self.heap.view((chunk, offset + KEPT_HEAD), size)
 
     @property
     def nbytes(self) -> int:
@@ -340,6 +352,15 @@ def segment_shapes(section: Section, block: Block) -> tuple[tuple[int, int], ...
         matrix = n == tensor.elements and len(tensor.shape) > 1
         shapes.append((tensor.shape[0], n // tensor.shape[0]) if matrix else (n, 0))
     return tuple(shapes)
+
+
+def _word(chunk: int, offset: int) -> int:
+    """A place in the heap as one word, never 0: a kill leaves either the old place or the new one."""
+    return chunk + 1 << 48 | offset
+
+
+def _place(word: int) -> tuple[int, int]:
+    return (word >> 48) - 1, word & (1 << 48) - 1
 
 
 def _align(n: int) -> int:

@@ -127,7 +127,7 @@ class Executor:
         if e.codec.id == NONE_ID:
             payload = self._dense_contribution(state)
             if e.retain is not None:
-                kept = memory.kept(e.key, e.retain, len(payload))
+                kept = memory.make_kept(e.key, e.retain, len(payload))
                 kept[:] = payload
                 payload = retained = kept
             nonfinite = False
@@ -135,7 +135,7 @@ class Executor:
             codec = parse(e.codec.spec)
             x = self._node_sum(state)
             bound = codec.max_bytes(state.block.elements, len(state.bounds) - 1)
-            out = memory.kept(e.key, e.retain, bound) if e.retain is not None else self.pool.take(bound)
+            out = memory.make_kept(e.key, e.retain, bound) if e.retain is not None else self.pool.take(bound)
             before = after = None
             if (use := state_use(codec, state)) is not None:
                 before = memory.state(e.key, e.read, False, use)
@@ -345,7 +345,7 @@ class Executor:
             return self._keep(memory, state, e, state.output, bad > 0)
         codec = parse(e.codec.spec).at_owner()
         bound = codec.max_bytes(state.block.elements, len(state.bounds) - 1)
-        out = memory.kept(e.key, e.retain, bound)
+        out = memory.make_kept(e.key, e.retain, bound)
         before = after = None
         if (use := state_use(codec, state)) is not None:
             before = memory.state(e.key, e.read, True, use)
@@ -366,7 +366,7 @@ class Executor:
         if not bad:
             assert acc.base is not None
             nbytes = acc.base.nbytes
-            out = memory.kept(e.key, e.retain, max(nbytes, 4))[:nbytes]
+            out = memory.make_kept(e.key, e.retain, max(nbytes, 4))[:nbytes]
             # One pass: the copy counts what is not finite.
             if acc.base.size:
                 bad = reduce.scale_copy(np.frombuffer(out, np.float32), acc.base, 1.0) > 0

@@ -1,4 +1,4 @@
-"""States of one block: handed from codec to codec, found again; votes and the loss scale at owner and receiver.
+"""Memory of one block: states handed from codec to codec, retained payloads; votes and the loss scale.
 
 What may live here: tests of `gcserver/runtime/executor.py` and of states in `blocks.py`. What may not: the protocol.
 """
@@ -14,7 +14,7 @@ from gcproto import slots
 from gcproto.manifest import Section, TensorSpec
 from gcserver.codecs import parse
 from gcserver.core.effects import Accumulate, Decode, Encode, Finalise
-from gcserver.core.events import DomainConfig, Encoded, Finalised, Member
+from gcserver.core.events import DomainConfig, Encoded, Finalised, Member, Retained
 from gcserver.runtime.blocks import DomainMemory
 from gcserver.runtime.executor import Executor, state_use
 from gcserver.runtime.resolve import resolve
@@ -121,3 +121,39 @@ def test_owner_and_receiver_hold_the_same_bytes_under_a_loss_scale(tmp_path: Pat
         assert set(np.unique(result)) == {-scale, scale}
     else:
         assert 0.2 < np.dot(result, exact) / np.dot(exact, exact) < 2.0
+
+
+def reopened(memory: DomainMemory) -> tuple[DomainMemory, dict[int, Retained]]:
+    """The memory as the next process finds it after a kill, and its retained payloads by slot."""
+    again = DomainMemory(memory.config, 1, 0, memory.directory)
+    return again, {r.slot: r for r in again.open_section(SECTION)[0].retained}
+
+
+def keep(memory: DomainMemory, slot: int, step: int, payload: bytes) -> None:
+    memory.make_kept(0, slot, len(payload))[:] = payload
+    memory.commit_kept(0, slot, Retained(step, slot, None, len(payload), step, 0, 0, 0, 0))
+
+
+def test_a_retained_payload_is_found_again_where_it_moved_to(tmp_path: Path) -> None:
+    _, memory = node(tmp_path)
+    keep(memory, 0, 1, b"short")
+    keep(memory, 1, 2, b"the other one")
+    keep(memory, 0, 3, b"longer than before")
+    keep(memory, 0, 4, b"fits")
+    again, retained = reopened(memory)
+    assert {slot: r.step for slot, r in retained.items()} == {0: 4, 1: 2}
+    assert bytes(again.kept(0, 0, 4)) == b"fits" and bytes(again.kept(0, 1, 13)) == b"the other one"
+
+
+def test_a_payload_that_was_being_written_is_not_retained(tmp_path: Path) -> None:
+    """The kill comes while the next one is written over it, in the same place or in a larger one."""
+    _, memory = node(tmp_path)
+    keep(memory, 0, 1, b"first")
+    keep(memory, 1, 1, b"second")
+    memory.make_kept(0, 0, 3)[:] = b"new"
+    memory.make_kept(0, 1, 4096)[:7] = b"and new"
+    again, retained = reopened(memory)
+    assert not retained
+    keep(again, 0, 2, b"after")
+    keep(again, 1, 2, bytes(4096))
+    assert bytes(again.kept(0, 0, 5)) == b"after", "neither lies in the other"
