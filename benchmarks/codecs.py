@@ -3,7 +3,7 @@
 ``python -m benchmarks.codecs [--elements N ...] [--codecs SPEC ...] [--data normal|laplace|gradients] [--json FILE]``.
 How it is measured is `gcserver.bench`'s affair (``gcserver bench codecs`` is the same without torch); here torch's side
 is added: ``torch.topk`` of 1 % of magnitudes that exist already, its casts into given buffers, the arithmetic of its
-PowerSGD hook, and a plain torch version of each method that has one: `gcclient.gpu_codecs` on CPU tensors.
+PowerSGD hook, and a plain torch version of every other method: `gcclient.gpu_codecs` on CPU tensors, or `plain`'s.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
+from benchmarks import plain
 from benchmarks.common import Row, describe, machine, median_row, write_json
 from benchmarks.lowrank import torch_hook
 from gcclient import gpu_codecs
@@ -38,8 +39,8 @@ class TorchPeers:
 
     def __call__(self, codec: Codec, buffers: bench.Buffers) -> list[bench.Operation]:
         found = self._cast(codec, buffers) + self._topk(codec, buffers) + self._powersgd(codec, buffers)
-        if self.plain and buffers.n <= PLAIN and codec.name in gpu_codecs.names() and codec.name not in CASTS:
-            found += self._method(codec, buffers)
+        if self.plain and buffers.n <= PLAIN and codec.name not in CASTS:
+            found += (self._twin if codec.name in gpu_codecs.names() else self._method)(codec, buffers)
         return found
 
     def _topk(self, codec: Codec, buffers: bench.Buffers) -> list[bench.Operation]:
@@ -76,6 +77,23 @@ class TorchPeers:
         return [bench.Operation("torch powersgd", op, whole(op == "encode+ef")) for op in ("encode", "encode+ef")]
 
     def _method(self, codec: Codec, buffers: bench.Buffers) -> list[bench.Operation]:
+        n, ratio = buffers.n, float(codec.values().get("ratio", 0.0))
+        k, cut = max(1, int(ratio * n)), float(codec.values().get("value", 0.0))
+        x, dense, found = torch.from_numpy(buffers.gradient(0)), torch.from_numpy(buffers.dense), []
+        for op in ("encode", "encode+ef"):
+            residual = torch.zeros(n) if op == "encode+ef" else None
+            method = plain.make(codec.name, n, k, cut, residual)
+            if method is None or (residual is not None and not isinstance(method, plain.Thresholded)):
+                continue
+            act = lambda method=method: method.encode(x, bench.SCALE)  # noqa: E731
+            found.append(bench.Operation("plain torch", op, act))
+            if op == "encode":
+                payload = method.encode(x, bench.SCALE)
+                add = lambda method=method, payload=payload: method.decode_add(payload, dense)  # noqa: E731
+                found.append(bench.Operation("plain torch", "decode_add", add))
+        return found
+
+    def _twin(self, codec: Codec, buffers: bench.Buffers) -> list[bench.Operation]:
         bare, n, found = codec.spec.partition("+")[0], buffers.n, []
         x, dense = torch.from_numpy(buffers.gradient(0)), torch.from_numpy(buffers.dense)
         twin = gpu_codecs.make(f"{bare}+ef(decay=0)" if codec.keeps_residual else bare)
