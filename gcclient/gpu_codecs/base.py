@@ -1,7 +1,7 @@
 """What a GPU codec must provide, and what encoding gives back.
 
-What may live here: the abstract :class:`GpuCodec`, its result and error types, the register of classes, the checks
-of tensors. No method of compression, no spec strings (`specs`).
+What may live here: the abstract :class:`GpuCodec`, what it hands its subclasses and gives back, its error type, the
+register of classes, the checks of tensors. No method of compression, no spec strings (`specs`).
 
 *Host synchronisation.* Nothing here waits for the device except where a docstring says how often: `Pending.settle`
 (once; sidco-e more), and reading or checking a payload that lies on the device. Segments, levels and seeds are plain
@@ -10,6 +10,7 @@ numbers, so that every shape is known before a kernel is launched.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -17,6 +18,8 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+
+from gcclient.gpu_codecs.ops import corrected
 
 
 class GpuCodecError(ValueError):
@@ -77,7 +80,26 @@ class Param:
     words: tuple[str, ...] = ()
 
 
-class GpuCodec:
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One encode with its arguments checked, and what is to be compressed computed.
+
+    v: float32[n], the corrected gradient; momentum: float32[n] or None. Where there is a state_out both lie in it, and
+    what of them is not sent has to stay there. parts: (start, stop) of each segment; levels: one for each. state_in,
+    state_out, out and seed as given to ``encode``.
+    """
+
+    v: Tensor
+    momentum: Tensor | None
+    parts: list[tuple[int, int]]
+    levels: list[int]
+    state_in: Tensor | None
+    state_out: Tensor | None
+    out: Tensor
+    seed: int
+
+
+class GpuCodec(ABC):
     """A compression method with its parameters fixed, on float32 tensors of any one device."""
 
     id: ClassVar[int]
@@ -98,15 +120,15 @@ class GpuCodec:
         if momentum and not (self.takes_momentum and self.error_feedback):
             raise GpuCodecError(f"{spec}: momentum is for sparsifiers with error feedback")
         self.momentum, self.nesterov = momentum, nesterov
-        self.level = 0
         self.configure(**values)
 
     def configure(self, **values: Any) -> None:
-        """Take the parameters, already in range, and set ``level``."""
+        """Take the parameters, already in range, and set ``level``: 0 for codecs without any."""
+        self.level = 0
 
     def max_bytes(self, n: int, segments: int = 1) -> int:
         """Upper bound of the payload's bytes, as the daemon's codec gives it."""
-        raise NotImplementedError
+        return self.bound(n, segments, self.level)
 
     def state_floats(self, n: int, segments: int = 1) -> int:
         """float32 elements of state: the residual, then a momentum, then what else the codec keeps; zeros are fresh."""
@@ -129,41 +151,64 @@ class GpuCodec:
         memory. out: uint8[>= max_bytes(n, m)]. All contiguous and on one device. segments: boundaries [0, ..., n]
         on the host, None for one segment. seed: below 2**62. levels: one a segment, or None. Raises GpuCodecError.
         """
-        raise NotImplementedError
+        n = vector("x", x, torch.float32)
+        parts = boundaries(segments, n)
+        each = self.levels_of(levels, len(parts))
+        self._check_state(x, state_in, state_out, len(parts))
+        nbytes = self.bound(n, len(parts), max(each, default=self.level))
+        if vector("out", out, torch.uint8) < nbytes or out.device != x.device:
+            raise GpuCodecError(f"out: expected uint8[>= {nbytes}] on {x.device}, got {out.numel()} on {out.device}")
+        v, momentum = self.correct(x, state_in, state_out, scale)
+        return self.compress(Work(v, momentum, parts, each, state_in, state_out, out, seed))
 
+    @abstractmethod
     def check(self, payload: Tensor, n: int) -> None:
         """Raise GpuCodecError unless ``payload`` (uint8) decodes to n elements. On the device: waits for it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def decode(self, payload: Tensor, out: Tensor, scale: float = 1.0) -> None:
         """out (float32[n]) = decoded*scale. payload: uint8, exactly one frame's, best in (pinned) host memory.
 
         It is checked before the first write; where it lies on the device, that waits.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def decode_add(self, payload: Tensor, acc: Tensor) -> None:
         """acc += decoded; equal to the bit to decode, then add."""
-        raise NotImplementedError
 
     # --- for subclasses ---
 
-    def arguments(
-        self,
-        x: Tensor,
-        state_in: Tensor | None,
-        state_out: Tensor | None,
-        out: Tensor,
-        segments: Sequence[int] | None,
-        nbytes: int,
-    ) -> list[tuple[int, int]]:
-        """(start, stop) of each segment, after the checks of ``encode``'s tensors."""
-        n = vector("x", x, torch.float32)
-        bounds = [0, n] if segments is None else [int(b) for b in segments]
-        if len(bounds) < 2 or bounds[0] != 0 or bounds[-1] != n or any(a > b for a, b in pairwise(bounds)):
-            raise GpuCodecError(f"segments: expected ascending boundaries from 0 to {n}, got {bounds[:8]}")
-        m = len(bounds) - 1
-        floats = self.state_floats(n, m)
+    @abstractmethod
+    def bound(self, n: int, segments: int, level: int) -> int:
+        """Upper bound of a payload's bytes when ``level`` is the highest of its segments."""
+
+    @abstractmethod
+    def compress(self, work: Work) -> Pending:
+        """Launch what comes after the correction: choose, write the payload, leave the new state."""
+
+    def levels_of(self, levels: Sequence[int] | None, m: int) -> list[int]:
+        """The level of each of m segments. Codecs with one way to write a segment take no notice of ``levels``."""
+        return [self.level] * m
+
+    def given_levels(self, levels: Sequence[int] | None, m: int, low: int, high: int) -> list[int]:
+        """``levels_of`` for codecs whose levels are numbers in [low, high]."""
+        if levels is None:
+            return [self.level] * m
+        given = [int(level) for level in levels]
+        if len(given) != m or any(not low <= level <= high for level in given):
+            raise GpuCodecError(f"levels: expected {m} in [{low}, {high}], one a segment, got {given[:8]}")
+        return given
+
+    def correct(
+        self, x: Tensor, state_in: Tensor | None, state_out: Tensor | None, scale: float
+    ) -> tuple[Tensor, Tensor | None]:
+        """(v, momentum or None), in the new state's memory where there is one."""
+        n = x.numel()
+        old, new = (None if state is None else state[:n] for state in (state_in, state_out))
+        return corrected(x, old, scale, self.decay, new), None
+
+    def _check_state(self, x: Tensor, state_in: Tensor | None, state_out: Tensor | None, m: int) -> None:
+        floats = self.state_floats(x.numel(), m)
         for name, state in (("state_in", state_in), ("state_out", state_out)):
             if state is None:
                 continue
@@ -172,20 +217,8 @@ class GpuCodec:
             if state.device != x.device:
                 raise GpuCodecError(f"{name}: expected a tensor on {x.device}, got one on {state.device}")
         inputs = [x.data_ptr()] if state_in is None else [x.data_ptr(), state_in.data_ptr()]
-        if n and state_out is not None and state_out.data_ptr() in inputs and state_out.data_ptr():
+        if x.numel() and state_out is not None and state_out.data_ptr() in inputs and state_out.data_ptr():
             raise GpuCodecError("state_out: expected memory of its own (versions, not updates in place)")
-        if vector("out", out, torch.uint8) < nbytes or out.device != x.device:
-            raise GpuCodecError(f"out: expected uint8[>= {nbytes}] on {x.device}, got {out.numel()} on {out.device}")
-        return list(pairwise(bounds))
-
-    def levels_of(self, levels: Sequence[int] | None, m: int, low: int, high: int) -> list[int]:
-        """The level of each of m segments."""
-        if levels is None:
-            return [self.level] * m
-        given = [int(level) for level in levels]
-        if len(given) != m or any(not low <= level <= high for level in given):
-            raise GpuCodecError(f"levels: expected {m} in [{low}, {high}], one a segment, got {given[:8]}")
-        return given
 
     def target(self, name: str, tensor: Tensor) -> int:
         """Elements of a float32 vector to be written."""
@@ -203,6 +236,14 @@ def vector(name: str, tensor: Tensor, dtype: torch.dtype) -> int:
         what = f"{tensor.dtype}{list(tensor.shape)}"
         raise GpuCodecError(f"{name}: expected a contiguous one-dimensional {dtype} tensor, got {what}")
     return tensor.numel()
+
+
+def boundaries(segments: Sequence[int] | None, n: int) -> list[tuple[int, int]]:
+    """(start, stop) of each segment of n elements; GpuCodecError unless they are all of it in ascending order."""
+    bounds = [0, n] if segments is None else [int(b) for b in segments]
+    if len(bounds) < 2 or bounds[0] != 0 or bounds[-1] != n or any(a > b for a, b in pairwise(bounds)):
+        raise GpuCodecError(f"segments: expected ascending boundaries from 0 to {n}, got {bounds[:8]}")
+    return list(pairwise(bounds))
 
 
 CLASSES: dict[str, type[GpuCodec]] = {}

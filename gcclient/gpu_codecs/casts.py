@@ -6,14 +6,13 @@ would round to infinity become the largest finite ones, and are counted.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from gcclient.gpu_codecs.base import GpuCodec, GpuCodecError, Pending, register
-from gcclient.gpu_codecs.ops import corrected, fused, get
+from gcclient.gpu_codecs.base import GpuCodec, GpuCodecError, Pending, Work, register
+from gcclient.gpu_codecs.ops import fused, get
 from gcproto.layouts import BFLOAT_MAX, BFLOAT_OVER_BITS, HALF_MAX, HALF_OVER, INFINITE, MAGNITUDE, CodecId
 
 
@@ -38,26 +37,21 @@ def _to_bfloat(v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 class _Cast(GpuCodec):
     dtype: ClassVar[torch.dtype]
 
-    def max_bytes(self, n: int, segments: int = 1) -> int:
+    def bound(self, n: int, segments: int, level: int) -> int:
         return 2 * n
 
-    def encode(
-        self,
-        x: Tensor,
-        state_in: Tensor | None,
-        state_out: Tensor | None,
-        out: Tensor,
-        segments: Sequence[int] | None = None,
-        scale: float = 1.0,
-        seed: int = 0,
-        levels: Sequence[int] | None = None,
-    ) -> Pending:
-        self.arguments(x, state_in, state_out, out, segments, 2 * x.numel())
-        v = x if scale == 1.0 else corrected(x, None, scale, 0.0)
+    def correct(
+        self, x: Tensor, state_in: Tensor | None, state_out: Tensor | None, scale: float
+    ) -> tuple[Tensor, Tensor | None]:
+        # Without a residual and a scale the gradient is what is converted: no copy of it.
+        return (x, None) if scale == 1.0 else super().correct(x, state_in, state_out, scale)
+
+    def compress(self, work: Work) -> Pending:
         convert = _to_half if self.dtype == torch.float16 else _to_bfloat
-        narrow, bad, over = convert(v)
-        out[: 2 * x.numel()].copy_(narrow.view(torch.uint8))
-        return Pending(2 * x.numel(), bad, over)
+        narrow, bad, over = convert(work.v)
+        nbytes = 2 * work.v.numel()
+        work.out[:nbytes].copy_(narrow.view(torch.uint8))
+        return Pending(nbytes, bad, over)
 
     def check(self, payload: Tensor, n: int) -> None:
         if payload.numel() != 2 * n:

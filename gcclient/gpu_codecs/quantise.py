@@ -15,8 +15,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from gcclient.gpu_codecs.base import GpuCodec, GpuCodecError, Param, Pending, register
-from gcclient.gpu_codecs.ops import constant, corrected, fused, get, host_words, put, rounding_words, signed
+from gcclient.gpu_codecs.base import GpuCodec, GpuCodecError, Param, Pending, Work, register
+from gcclient.gpu_codecs.ops import constant, fused, get, host_words, put, rounding_words, signed
 from gcproto.layouts import GRAIN, LIMIT, TINY, CodecId, quantiser_word, rounding_keys
 
 BUCKET_MAX = 65535 * GRAIN
@@ -79,48 +79,29 @@ def buckets_of(length: int, bucket: int) -> tuple[int, int]:
 class _Uniform(GpuCodec):
     default_decay = 0.0
     clip: float = 0.0
-    lowest: ClassVar[tuple[int, int]] = (2, 8)
 
     def bucket_of(self, value: float) -> int:
         if value % GRAIN:
             raise GpuCodecError(f"{self.name}.bucket: expected 0 or a multiple of {GRAIN}, got {value}")
         return int(value)
 
-    def bound(self, n: int, segments: int, bits: int) -> int:
-        bucket = (self.level >> 16) * GRAIN
+    def bound(self, n: int, segments: int, level: int) -> int:
+        # Segments' words differ in bits and steps only, and more bits are more steps: the highest has the most.
+        bits, steps, bucket, _ = described(level)
         buckets = segments + (n // bucket if bucket else 0)
-        return 4 + 8 * segments + (4 if self.level & 0x7F00 else 8) * buckets + (n * bits + 7 * segments) // 8
+        return 4 + 8 * segments + (4 if steps else 8) * buckets + (n * bits + 7 * segments) // 8
 
-    def max_bytes(self, n: int, segments: int = 1) -> int:
-        return self.bound(n, segments, self.level & 255)
-
-    def words_of(self, levels: Sequence[int] | None, m: int) -> list[int]:
-        """How each segment is quantised."""
-        return [self.level] * m
-
-    def encode(
-        self,
-        x: Tensor,
-        state_in: Tensor | None,
-        state_out: Tensor | None,
-        out: Tensor,
-        segments: Sequence[int] | None = None,
-        scale: float = 1.0,
-        seed: int = 0,
-        levels: Sequence[int] | None = None,
-    ) -> Pending:
-        m = 1 if segments is None else len(segments) - 1
-        words = self.words_of(levels, m)
-        bits = max((word & 255 for word in words), default=self.level & 255)
-        parts = self.arguments(x, state_in, state_out, out, segments, self.bound(x.numel(), m, bits))
-        v = corrected(x, state_in, scale, self.decay, state_out)
+    def compress(self, work: Work) -> Pending:
+        v, m, kept = work.v, len(work.parts), work.state_out is not None
         bad, over = _count_odd(v)
-        head = [number for (a, b), word in zip(parts, words, strict=True) for number in (b - a, word)]
-        at = put(out, 0, constant(struct.pack(f"<{1 + 2 * m}I", m, *head), x.device))
-        k0, k1 = (torch.full((), signed(k), dtype=torch.int32, device=x.device) for k in rounding_keys(seed))
-        for (start, stop), word in zip(parts, words, strict=True):
+        # A segment's level is the word that says how it is quantised.
+        pieces = list(zip(work.parts, work.levels, strict=True))
+        head = [number for (start, stop), word in pieces for number in (stop - start, word)]
+        at = put(work.out, 0, constant(struct.pack(f"<{1 + 2 * m}I", m, *head), v.device))
+        k0, k1 = (torch.full((), signed(k), dtype=torch.int32, device=v.device) for k in rounding_keys(work.seed))
+        for (start, stop), word in pieces:
             if stop > start:
-                at = self._segment(v[start:stop], start, word, out, at, k0, k1, state_out is not None)
+                at = self._segment(v[start:stop], start, word, work.out, at, k0, k1, kept)
         return Pending(at, bad, over)
 
     def _segment(
@@ -247,6 +228,7 @@ class QSGD(_Uniform):
         Param("kind", "auto", words=("auto", "maxmin", "l2", "max")),
     )
     keeps_residual = True
+    widths: ClassVar[tuple[int, int]] = (2, 8)  #: bits an element that a level may ask for
 
     def configure(
         self, bits: float = 4, levels: float = 0, bucket: float = 1024, kind: str = "auto", **more: Any
@@ -260,11 +242,11 @@ class QSGD(_Uniform):
         self.kind = kind
         self.level = quantiser_word(width, steps, self.bucket_of(bucket), kind == "max")
 
-    def words_of(self, levels: Sequence[int] | None, m: int) -> list[int]:
+    def levels_of(self, levels: Sequence[int] | None, m: int) -> list[int]:
         if levels is None:
             return [self.level] * m
         shared, words = self.level & 0xFFFF8000, []
-        for bits in self.levels_of(levels, m, *self.lowest):
+        for bits in self.given_levels(levels, m, *self.widths):
             words.append(bits | shared | (0 if self.kind == "maxmin" else ((1 << (bits - 1)) - 1) << 8))
         return words
 

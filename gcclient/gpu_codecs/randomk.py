@@ -6,17 +6,16 @@ What may live here: the codec and its frame, which has a seed in place of indice
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gcclient.gpu_codecs.base import GpuCodecError, Param, Pending, register
+from gcclient.gpu_codecs.base import GpuCodecError, Param, Pending, Work, register
 from gcclient.gpu_codecs.ops import constant, count_nonfinite, draws, get, host_words, literal, put
 from gcclient.gpu_codecs.packing import unpack_values, value_bytes
-from gcclient.gpu_codecs.sparse import RATIO, WIDTH, Sparse
-from gcproto.layouts import EXACT, MOST_SEGMENTS, SEEDED, CodecId, value_bound, wanted, wrapped_strata
+from gcclient.gpu_codecs.sparse import RATIO, WIDTH, Sparse, joined
+from gcproto.layouts import EXACT, MOST_SEGMENTS, SEEDED, CodecId, value_bound, wrapped_strata
 
 HEAD = 12  #: bytes before the table of segments
 
@@ -55,33 +54,19 @@ class RandomK(Sparse):
     def bound(self, n: int, segments: int, level: int) -> int:
         return HEAD + 8 * segments + value_bound(self.most(n, segments, level), segments, self.form)
 
-    def encode(
-        self,
-        x: Tensor,
-        state_in: Tensor | None,
-        state_out: Tensor | None,
-        out: Tensor,
-        segments: Sequence[int] | None = None,
-        scale: float = 1.0,
-        seed: int = 0,
-        levels: Sequence[int] | None = None,
-    ) -> Pending:
-        parts, each = self.prepare(x, state_in, state_out, out, segments, levels)
-        state = self.correct(x, state_in, state_out, scale)
-        counts = [wanted(stop - start, level) for (start, stop), level in zip(parts, each, strict=True)]
+    def compress(self, work: Work) -> Pending:
+        v, out, parts, counts = work.v, work.out, work.parts, self.counts_of(work)
         table = [number for (a, b), k in zip(parts, counts, strict=True) for number in (b - a, k)]
-        head = struct.pack("<IQ", len(parts) | self.form << 24, seed)
-        at = put(out, 0, literal(head, x.device))
-        at = put(out, at, constant(struct.pack(f"<{len(table)}I", *table), x.device))
-        chosen = [pick(seed, b - a, k, x.device) + a for (a, b), k in zip(parts, counts, strict=True) if k]
-        index = torch.cat(chosen) if chosen else torch.empty(0, dtype=torch.int64, device=x.device)
-        values = state[0][index] + 0.0
+        head = struct.pack("<IQ", len(parts) | self.form << 24, work.seed)
+        at = put(out, 0, literal(head, v.device))
+        at = put(out, at, constant(struct.pack(f"<{len(table)}I", *table), v.device))
+        chosen = [pick(work.seed, b - a, k, v.device) + a for (a, b), k in zip(parts, counts, strict=True) if k]
+        index = joined(chosen, v.device)
+        values = v[index] + 0.0
         if self.unbiased and chosen:
             for (a, b), k, part in zip(parts, counts, values.split(counts), strict=True):
                 part.mul_((b - a) / max(1, k))
-        bad = count_nonfinite(state[0])
-        width, kept = self.form >> 1 & 3, state_out is not None
-        return self.write_values(out, at, values, counts, index, state, bad, width, kept)
+        return self.write_values(work, at, values, counts, index, count_nonfinite(v))
 
     def parse(self, payload: Tensor, n: int, device: torch.device) -> tuple[Tensor, Tensor]:
         if payload.numel() < HEAD:
@@ -109,5 +94,4 @@ class RandomK(Sparse):
             if k:
                 chosen.append(pick(seed, length, k, device) + first)
             first += length
-        index = torch.cat(chosen) if chosen else torch.empty(0, dtype=torch.int64, device=device)
-        return index, values.to(device)
+        return joined(chosen, device), values.to(device)

@@ -13,7 +13,6 @@ payload, the state. A segment with nothing to fit (zeros, few elements, a sample
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -21,10 +20,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gcclient.gpu_codecs.base import Encoded, Pending, register
+from gcclient.gpu_codecs.base import Encoded, Pending, Work, register
 from gcclient.gpu_codecs.ops import count_nonfinite, fused, magnitudes, places, upload
-from gcclient.gpu_codecs.sparse import Sparse, largest
-from gcproto.layouts import LN2, MASK64, CodecId, exp, ln, wanted
+from gcclient.gpu_codecs.sparse import Sparse, joined, largest
+from gcproto.layouts import LN2, MASK64, CodecId, exp, ln
 
 EXACT_BELOW = 1 << 16  #: shorter segments get the exact top-k
 FEW = 32  #: survivors that a fit needs, and k from which thresholds are estimated at all
@@ -268,45 +267,23 @@ class SidcoE(Sparse):
     def state_floats(self, n: int, segments: int = 1) -> int:
         return super().state_floats(n) + (SEGMENT_FLOATS * segments if self.error_feedback else 0)
 
-    def encode(
-        self,
-        x: Tensor,
-        state_in: Tensor | None,
-        state_out: Tensor | None,
-        out: Tensor,
-        segments: Sequence[int] | None = None,
-        scale: float = 1.0,
-        seed: int = 0,
-        levels: Sequence[int] | None = None,
-    ) -> Pending:
-        bounds, each = self.prepare(x, state_in, state_out, out, segments, levels)
-        behind, m = super().state_floats(x.numel()), len(bounds)
-        old = None
-        if state_in is not None and self.error_feedback:
-            old = state_in[behind:].view(m, SEGMENT_FLOATS)
-        state = self.correct(x, state_in, state_out, scale)
-        bad, parts = count_nonfinite(state[0]), []
-        for s, ((start, stop), level) in enumerate(zip(bounds, each, strict=True)):
-            n = stop - start
-            part = _Segment(start, n, wanted(n, level), state[0][start:stop])
-            if n >= EXACT_BELOW and part.k >= FEW and 4 * part.k <= n:
-                _measure(part, _stages(None if old is None else old[s], x.device))
+    def compress(self, work: Work) -> Pending:
+        old = self._segments_state(work.state_in, work)
+        bad, parts = count_nonfinite(work.v), []
+        for s, ((start, stop), k) in enumerate(zip(work.parts, self.counts_of(work), strict=True)):
+            part = _Segment(start, stop - start, k, work.v[start:stop])
+            if part.n >= EXACT_BELOW and k >= FEW and 4 * k <= part.n:
+                _measure(part, _stages(None if old is None else old[s], work.v.device))
             parts.append(part)
+        return Pending(-1, bad, finish=lambda: self._finish(work, parts, bad, old))
 
-        def finish() -> Encoded:
-            return self._finish(parts, out, state, bad, old, None if state_out is None else state_out[behind:])
+    def _segments_state(self, state: Tensor | None, work: Work) -> Tensor | None:
+        """float32[segments, SEGMENT_FLOATS] behind residual and momentum."""
+        if state is None or not self.error_feedback:
+            return None
+        return state[super().state_floats(work.v.numel()) :].view(len(work.parts), SEGMENT_FLOATS)
 
-        return Pending(-1, bad, finish=finish)
-
-    def _finish(
-        self,
-        parts: list[_Segment],
-        out: Tensor,
-        state: list[Tensor],
-        bad: Tensor,
-        old: Tensor | None,
-        new: Tensor | None,
-    ) -> Encoded:
+    def _finish(self, work: Work, parts: list[_Segment], bad: Tensor, old: Tensor | None) -> Encoded:
         measured = [part.numbers for part in parts if part.numbers is not None]
         if measured:
             # All segments' numbers in one wait; what is on the host already costs none.
@@ -321,7 +298,7 @@ class SidcoE(Sparse):
             after.append(_adapt(row, error, part.k / max(1, part.n), counts[-1] / max(1, part.k)))
             if where is not None:
                 chosen.append(where + part.first)
-        index = torch.cat(chosen) if chosen else torch.empty(0, dtype=torch.int64, device=out.device)
-        if new is not None and self.error_feedback:
-            new.copy_(upload(torch.tensor(after, dtype=torch.float32), out.device).view(-1))
-        return self.write(out, counts, index, state, bad, fixed=False, kept=new is not None).settle()
+        new = self._segments_state(work.state_out, work)
+        if new is not None:
+            new.copy_(upload(torch.tensor(after, dtype=torch.float32), work.out.device))
+        return self.write(work, counts, joined(chosen, work.out.device), bad, fixed=False).settle()

@@ -7,14 +7,14 @@ likes: they agree with the daemon's to 1e-6, the bits exactly.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from abc import abstractmethod
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from gcclient.gpu_codecs.base import GpuCodec, Pending, register
-from gcclient.gpu_codecs.ops import constant, corrected, count_nonfinite, fused, get, host_words, put
+from gcclient.gpu_codecs.base import GpuCodec, Pending, Work, register
+from gcclient.gpu_codecs.ops import constant, count_nonfinite, fused, get, host_words, put
 from gcproto.layouts import CodecId
 
 
@@ -49,38 +49,26 @@ class _Signs(GpuCodec):
     keeps_residual = True
     numbers: ClassVar[int]
 
-    def max_bytes(self, n: int, segments: int = 1) -> int:
+    def bound(self, n: int, segments: int, level: int) -> int:
         return 4 + (4 + 4 * self.numbers) * segments + (n + 7 * segments) // 8
 
+    @abstractmethod
     def means(self, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """What a negative element and another decode to, float32, and the numbers to be sent."""
-        raise NotImplementedError
 
-    def encode(
-        self,
-        x: Tensor,
-        state_in: Tensor | None,
-        state_out: Tensor | None,
-        out: Tensor,
-        segments: Sequence[int] | None = None,
-        scale: float = 1.0,
-        seed: int = 0,
-        levels: Sequence[int] | None = None,
-    ) -> Pending:
-        m = 1 if segments is None else len(segments) - 1
-        parts = self.arguments(x, state_in, state_out, out, segments, self.max_bytes(x.numel(), m))
-        v = corrected(x, state_in, scale, self.decay, state_out)
-        at = put(out, 0, constant(struct.pack("<I", m), x.device))
+    def compress(self, work: Work) -> Pending:
+        v, out = work.v, work.out
+        at = put(out, 0, constant(struct.pack("<I", len(work.parts)), v.device))
         bad = count_nonfinite(v)
-        for start, stop in parts:
+        for start, stop in work.parts:
             part = v[start:stop]
             low, high, numbers = self.means(part)
-            at = put(out, at, constant(struct.pack("<I", stop - start), x.device))
+            at = put(out, at, constant(struct.pack("<I", stop - start), v.device))
             at = put(out, at, numbers)
             negative = part < 0
             if stop > start:
                 at = put(out, at, pack_bits(negative))
-            if state_out is not None:
+            if work.state_out is not None:
                 part.sub_(torch.where(negative, low, high))
         return Pending(at, bad)
 

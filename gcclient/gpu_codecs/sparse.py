@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gcclient.gpu_codecs.base import GpuCodec, GpuCodecError, Param, Pending
-from gcclient.gpu_codecs.ops import constant, corrected, get, host_words, literal, magnitudes, places, put
+from gcclient.gpu_codecs.base import GpuCodec, GpuCodecError, Param, Pending, Work
+from gcclient.gpu_codecs.ops import constant, get, host_words, literal, magnitudes, put
 from gcclient.gpu_codecs.packing import gap_bytes, pack_gaps, pack_values, unpack_gaps, unpack_values, value_bytes
 from gcproto.layouts import (
     EXACT,
@@ -22,6 +22,7 @@ from gcproto.layouts import (
     PACKED,
     index_bound,
     value_bound,
+    wanted,
 )
 
 WIDTHS = {"32": 0, "16": 1, "8": 2}
@@ -40,6 +41,11 @@ def largest(v: Tensor, k: int) -> Tensor:
     equals = torch.cumsum(bits == kth, 0, dtype=torch.int32)
     order += torch.minimum(equals, k - order[-1])
     return torch.searchsorted(order, torch.arange(1, k + 1, dtype=torch.int32, device=v.device))
+
+
+def joined(chosen: list[Tensor], device: torch.device) -> Tensor:
+    """The places (int64) chosen in each segment that has any, as one tensor."""
+    return torch.cat(chosen) if chosen else torch.empty(0, dtype=torch.int64, device=device)
 
 
 class Sparse(GpuCodec):
@@ -63,32 +69,21 @@ class Sparse(GpuCodec):
         total = self.most(n, segments, level)
         return 4 + 4 * segments + index_bound(n, total, self.form) + value_bound(total, segments, self.form)
 
-    def max_bytes(self, n: int, segments: int = 1) -> int:
-        return self.bound(n, segments, self.level)
-
-    def prepare(
-        self,
-        x: Tensor,
-        state_in: Tensor | None,
-        state_out: Tensor | None,
-        out: Tensor,
-        segments: Sequence[int] | None,
-        levels: Sequence[int] | None,
-    ) -> tuple[list[tuple[int, int]], list[int]]:
-        """The segments and their levels, all arguments checked."""
-        m = 1 if segments is None else len(segments) - 1
+    def levels_of(self, levels: Sequence[int] | None, m: int) -> list[int]:
         if m > MOST_SEGMENTS:
             raise GpuCodecError(f"segments: expected at most {MOST_SEGMENTS}, got {m}")
-        each = self.levels_of(levels, m, 1, MILLION)
-        parts = self.arguments(x, state_in, state_out, out, segments, self.bound(x.numel(), m, max(each, default=1)))
-        return parts, each
+        return self.given_levels(levels, m, 1, MILLION)
 
-    def correct(self, x: Tensor, state_in: Tensor | None, state_out: Tensor | None, scale: float) -> list[Tensor]:
-        """[v], or [v, momentum], in the new state's memory where there is one."""
-        n = x.numel()
-        old = None if state_in is None else state_in[:n]
+    def counts_of(self, work: Work) -> list[int]:
+        """k of each segment."""
+        return [wanted(stop - start, level) for (start, stop), level in zip(work.parts, work.levels, strict=True)]
+
+    def correct(
+        self, x: Tensor, state_in: Tensor | None, state_out: Tensor | None, scale: float
+    ) -> tuple[Tensor, Tensor | None]:
         if not self.momentum:
-            return [corrected(x, old, scale, self.decay, None if state_out is None else state_out[:n])]
+            return super().correct(x, state_in, state_out, scale)
+        n = x.numel()
         state = torch.empty(2 * n, device=x.device) if state_out is None else state_out
         v, u = state[:n], state[n : 2 * n]
         gradient = x * scale
@@ -100,59 +95,49 @@ class Sparse(GpuCodec):
             u.add_(gradient).mul_(self.momentum)
         else:
             u.mul_(self.momentum).add_(gradient)
-        if old is None:
+        if state_in is None:
             v.copy_(u)
         else:
-            torch.mul(old, self.decay, out=v).add_(u)
+            torch.mul(state_in[:n], self.decay, out=v).add_(u)
         if self.nesterov:
             v.add_(gradient)
-        return [v, u]
+        return v, u
 
     def head(self, out: Tensor, counts: Sequence[int], fixed: bool) -> int:
         """Write the number of segments, the form and the counts; where they end."""
         data = struct.pack(f"<{1 + len(counts)}I", len(counts) | self.form << 24, *counts)
         return put(out, 0, (constant if fixed else literal)(data, out.device))
 
-    def write(
-        self,
-        out: Tensor,
-        counts: Sequence[int],
-        index: Tensor,
-        state: list[Tensor],
-        nonfinite: Tensor,
-        fixed: bool = True,
-        kept: bool = True,
-    ) -> Pending:
+    def write(self, work: Work, counts: Sequence[int], index: Tensor, nonfinite: Tensor, fixed: bool = True) -> Pending:
         """The payload of the elements at ``index`` (int64, ascending), and the state without what is sent.
 
-        counts: elements of each segment. fixed: they are the same at every step. kept: whether anybody wants the state.
+        counts: elements of each segment. fixed: they are the same at every step.
         """
-        at, total, width = self.head(out, counts, fixed), index.numel(), self.form >> 1 & 3
+        v, out = work.v, work.out
+        at, total = self.head(out, counts, fixed), index.numel()
         # Without an old residual v may be -0, which the daemon never sends.
-        values = state[0][index] + 0.0
+        values = v[index] + 0.0
         size: Tensor | None = None
         if self.form & PACKED and total:
-            data, size = pack_gaps(index, index_bound(state[0].numel(), total, self.form))
+            data, size = pack_gaps(index, index_bound(v.numel(), total, self.form))
             put(out, at, data)
             at += size  # type: ignore[assignment]  # from here on a number on the device
         else:
             at = put(out, at, index.to(torch.int32))
-        return self.write_values(out, at, values, counts, index, state, nonfinite, width, kept, size is not None)
+        return self.write_values(work, at, values, counts, index, nonfinite, moving=size is not None)
 
     def write_values(
         self,
-        out: Tensor,
+        work: Work,
         at: Any,
         values: Tensor,
         counts: Sequence[int],
         index: Tensor,
-        state: list[Tensor],
         nonfinite: Tensor,
-        width: int,
-        kept: bool,
         moving: bool = False,
     ) -> Pending:
         """The values' section from byte ``at`` (moving: a number on the device), and the new state."""
+        out, width = work.out, self.form >> 1 & 3
         lost: Any = 0.0
         data = values.view(torch.uint8)
         if width != EXACT and values.numel():
@@ -161,13 +146,13 @@ class Sparse(GpuCodec):
             out.index_copy_(0, at + torch.arange(data.numel(), device=out.device), data)
         else:
             put(out, at, data)
-        if kept:
+        if work.state_out is not None:
             if isinstance(lost, Tensor):
-                state[0].index_copy_(0, index, lost)
+                work.v.index_copy_(0, index, lost)
             else:
-                state[0].index_fill_(0, index, 0.0)
-            for momentum in state[1:]:
-                momentum.index_fill_(0, index, 0.0)
+                work.v.index_fill_(0, index, 0.0)
+            if work.momentum is not None:
+                work.momentum.index_fill_(0, index, 0.0)
         end = at + data.numel()
         return Pending(-1, nonfinite, size=end) if moving else Pending(end, nonfinite)
 
@@ -219,6 +204,3 @@ class Sparse(GpuCodec):
     def decode_add(self, payload: Tensor, acc: Tensor) -> None:
         index, values = self.parse(payload, self.target("acc", acc), acc.device)
         acc.index_copy_(0, index, acc[index] + values)
-
-
-__all__ = ["Sparse", "largest", "places"]
