@@ -1,7 +1,7 @@
 """A lane's memory of one domain: arenas shared with workers, and what only the lane keeps.
 
-What may live here: where a block's input, output, residuals and retained payloads are, its record, and
-reading all that back after a restart. What may not: arithmetic (`executor.py`), decisions.
+What may live here: where a block's input, output, residuals and retained payloads are, its record, and reading all that
+back after a restart. What may not: arithmetic (`encoding.py`, `averaging.py`, `exchanges.py`), decisions.
 
 Files, in the job's directory, for domain d and lane l (`docs/memory.md` has the layouts):
 
@@ -115,6 +115,11 @@ class BlockState:
 
     def floats(self, view: memoryview) -> F32:
         return np.frombuffer(view, np.float32)
+
+    def loss_scale(self) -> float:
+        """What the pushed gradients are multiplied by; residuals are kept without it."""
+        scale = slots.pushed(self.arena, self.slot, 0)[2]
+        return scale if np.isfinite(scale) and scale > 0 else 1.0
 
 
 def _versions(word: int, written: int) -> Versions:

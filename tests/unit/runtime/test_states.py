@@ -1,6 +1,6 @@
-"""Memory of one block: states handed from codec to codec, retained payloads; votes and the loss scale.
+"""Memory of one block: states handed from codec to codec and found again, retained payloads.
 
-What may live here: tests of `gcserver/runtime/executor.py` and of states in `blocks.py`. What may not: the protocol.
+What may live here: tests of `gcserver/runtime/states.py` and of states in `blocks.py`. What may not: the protocol.
 """
 
 from __future__ import annotations
@@ -8,45 +8,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pytest
 
-from gcproto import slots
-from gcproto.manifest import Section, TensorSpec
 from gcserver.codecs import parse
-from gcserver.core.effects import Accumulate, Decode, Encode, Finalise
-from gcserver.core.events import DomainConfig, Encoded, Finalised, Member, Retained
+from gcserver.core.events import Retained
 from gcserver.runtime.blocks import DomainMemory
-from gcserver.runtime.executor import Executor, state_use
-from gcserver.runtime.resolve import resolve
-
-N = 4096
-JOB = b"j" * 16
-SECTION = Section(0, (TensorSpec("w", (N,), 0),))
-
-
-def node(tmp_path: Path, me: int = 0, members: int = 2) -> tuple[Executor, DomainMemory]:
-    """An executor with one block of N float32, of which member 0 is the owner."""
-    everyone = tuple(Member(i + 1, "ab"[i], 1) for i in range(members))
-    config = DomainConfig(JOB, 0, "calls", 1, everyone, me, 1, members, 2, 65536, (me,))
-    memory = DomainMemory(config, 1, 0, tmp_path / f"node{me}")
-    memory.open_section(SECTION)
-    executor = Executor()
-    executor.domains[config.id] = memory
-    return executor, memory
-
-
-def push(memory: DomainMemory, x: np.ndarray, scale: float = 1.0) -> None:
-    state = memory.blocks[0]
-    state.floats(state.inputs[0])[:] = x
-    slots.commit_push(state.arena, state.slot, 0, 1, 2, scale)
-
-
-def encode(executor: Executor, spec: str, step: int, read: int, seed: int = 5) -> Encoded:
-    return executor.encode(Encode((JOB, 0), 0, step, resolve(spec), seed, read, 1 - read, None, 2, 0))
-
-
-def random(seed: int) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal(N).astype(np.float32)
+from gcserver.runtime.states import state_use
+from tests.unit.runtime.one_block import N, SECTION, encode, node, push, random
 
 
 def states(memory: DomainMemory, spec: str, owner: bool = False) -> list[np.ndarray]:
@@ -94,33 +61,6 @@ def test_states_are_found_again_by_the_next_life(tmp_path: Path) -> None:
     _, again = node(tmp_path)
     for old, new in zip(before, states(again, "sidco-e(ratio=0.01)"), strict=True):
         assert np.array_equal(old, new)
-
-
-@pytest.mark.parametrize("spec", ["topk(ratio=0.1)+ef(decay=0)", "topk(ratio=0.1)", "qsgd", "signsgd", "efsignsgd"])
-def test_owner_and_receiver_hold_the_same_bytes_under_a_loss_scale(tmp_path: Path, spec: str) -> None:
-    owner, theirs = node(tmp_path, 0)
-    member, ours = node(tmp_path, 1)
-    choice, scale = resolve(spec), 1024.0
-    for memory, seed in ((theirs, 1), (ours, 2)):
-        push(memory, scale * random(seed), scale)
-    mine, other = encode(owner, spec, 1, 0), encode(member, spec, 1, 0)
-    payload = bytes(member.handles.table[other.handle or 0])
-    handles = (mine.handle, owner.handles.add(memoryview(payload)))
-    for i, handle in enumerate(handles):
-        owner.accumulate(Accumulate((JOB, 0), 0, 1, i, handle, choice.id, choice.level, i == 0, False))
-    done = owner.finalise(Finalise((JOB, 0), 0, 1, choice, 9, 0, 1, 0, 2, False, 2, 0))
-    assert isinstance(done, Finalised)
-    frame = member.handles.add(memoryview(bytes(owner.handles.table[done.handle or 0])))
-    divisor = 2 if choice.sum_units else 1
-    member.decode(Decode((JOB, 0), 0, 1, frame, choice.id, choice.level, divisor, 2, False))
-    first, second = (m.blocks[0] for m in (theirs, ours))
-    assert bytes(first.output) == bytes(second.output)
-    result = first.floats(first.output)
-    exact = scale * (random(1) + random(2)) / 2
-    if choice.votes:
-        assert set(np.unique(result)) == {-scale, scale}
-    else:
-        assert 0.2 < np.dot(result, exact) / np.dot(exact, exact) < 2.0
 
 
 def reopened(memory: DomainMemory) -> tuple[DomainMemory, dict[int, Retained]]:

@@ -1,6 +1,6 @@
 """Two exchanges through the executor: what the runtime does around a codec of whole matrices.
 
-What may live here: tests of `gcserver/runtime/executor.py` with files in a temporary folder. What may not: the codec's
+What may live here: tests of `gcserver/runtime/exchanges.py` with files in a temporary folder. What may not: the codec's
 own arithmetic (`codecs/test_powersgd.py`), the order of a round (`core/`, the simulation).
 """
 
@@ -102,7 +102,7 @@ def run_round(a: Node, b: Node, step: int, version: int, lose: int = -1) -> None
     for n in (a, b):
         n.commit(step)
         n.memory.flip(0, step, 1 - version, False)
-    assert not a.executor._between and not a.executor._sums and not b.executor._between
+    assert not a.executor.exchanges.between and not a.executor.averager.sums and not b.executor.exchanges.between
 
 
 @pytest.fixture

@@ -1,0 +1,49 @@
+"""What the workers of this node put into a block's input slots, as one sum in rank order.
+
+What may live here: these sums. What may not: encoding them (`encoding.py`, `exchanges.py`), where the slots are
+(`blocks.py`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gcproto.dtypes import DType
+from gcserver.codecs import reduce
+from gcserver.runtime.blocks import F32, BlockState
+from gcserver.runtime.buffers import Pool, as_bytes
+
+
+def dense_contribution(pool: Pool, state: BlockState) -> memoryview:
+    """The sum in the block's own type; of a single rank its input in the arena, which is not copied."""
+    if len(state.inputs) == 1:
+        return state.inputs[0]
+    out = pool.take(state.block.nbytes)
+    if state.block.dtype is DType.F32:
+        reduce.sum_ranks(np.frombuffer(out, np.float32), [state.floats(i) for i in state.inputs])
+    else:
+        reduce.store(as_bytes(out), _typed_sum(state), state.block.dtype, 1.0)
+    return out
+
+
+def _typed_sum(state: BlockState) -> NDArray[Any]:
+    dtype = state.block.dtype
+    acc = np.empty(state.block.elements, reduce.accumulate_dtype(dtype))
+    reduce.load_copy(acc, as_bytes(state.inputs[0]), dtype)
+    for more in state.inputs[1:]:
+        reduce.load_add(acc, as_bytes(more), dtype)
+    return acc
+
+
+def node_sum(pool: Pool, state: BlockState) -> F32:
+    """The local ranks' sum as float32[elements], for compression."""
+    if state.block.dtype is not DType.F32:
+        return _typed_sum(state)
+    if len(state.inputs) == 1:
+        return state.floats(state.inputs[0])
+    out = np.frombuffer(pool.take(state.block.nbytes), np.float32)
+    reduce.sum_ranks(out, [state.floats(i) for i in state.inputs])
+    return out

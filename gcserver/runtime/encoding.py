@@ -1,0 +1,74 @@
+"""A node's contribution to a round: its ranks' sum, encoded, with what stays behind in the residual.
+
+What may live here: which kernel encodes which memory, and retaining the payload in the all scheme. What may not:
+decisions of the protocol (`gcserver.core`), kernels themselves (`gcserver.codecs`).
+
+Passes over memory are what counts: a dense contribution of a single local rank is sent straight from the arena.
+"""
+
+from __future__ import annotations
+
+from gcproto import wire
+from gcproto.wire import Flag
+from gcserver.codecs import parse
+from gcserver.core.effects import Encode
+from gcserver.core.events import Encoded, Retained
+from gcserver.runtime.buffers import Workspace, as_bytes
+from gcserver.runtime.contributions import dense_contribution, node_sum
+from gcserver.runtime.exchanges import Exchanges
+from gcserver.runtime.states import NONE_ID, state_use, unscales
+
+
+class Encoder:
+    """Encoding on one lane. Raises MemoryShort where memory must be had first."""
+
+    def __init__(self, work: Workspace, exchanges: Exchanges) -> None:
+        self.domains, self.handles, self.pool, self.wire_bytes = work.domains, work.handles, work.pool, work.wire_bytes
+        self.exchanges = exchanges
+
+    def encode(self, e: Encode) -> Encoded:
+        """The node's contribution: local ranks summed in rank order, then encoded."""
+        if e.codec.rounds > 1:
+            return self.exchanges.begin(e) if e.stage == 0 else self.exchanges.middle(e)
+        memory = self.domains[e.domain]
+        state = memory.blocks[e.key]
+        retained = None
+        if e.codec.id == NONE_ID:
+            payload = dense_contribution(self.pool, state)
+            if e.retain is not None:
+                kept = memory.make_kept(e.key, e.retain, len(payload))
+                kept[:] = payload
+                payload = retained = kept
+            nonfinite = False
+        else:
+            codec = parse(e.codec.spec)
+            x = node_sum(self.pool, state)
+            bound = codec.max_bytes(state.block.elements, len(state.bounds) - 1)
+            out = memory.make_kept(e.key, e.retain, bound) if e.retain is not None else self.pool.take(bound)
+            before = after = None
+            if (use := state_use(codec, state)) is not None:
+                before = memory.state(e.key, e.read, False, use)
+                after = memory.state(e.key, e.write, False, use)
+                memory.begin_write(e.key, e.step, False)
+            scale = state.loss_scale() if unscales(codec) else 1.0
+            result = codec.encode(x, before, after, as_bytes(out), state.bounds, 1.0 / scale, e.seed & (1 << 62) - 1)
+            # A loss scaler must see that fp16 was not wide enough, or it never backs off.
+            clipped = result.saturated > 0 and state.loss_scale() != 1.0
+            nonfinite = result.nonfinite > 0 or clipped
+            payload = out[: 0 if nonfinite else result.nbytes]
+            retained = payload if e.retain is not None else None
+        # What stays on this node is never hashed.
+        stays = e.retain is None and state.block.owner == memory.config.me
+        digest = 0 if stays else wire.digest(payload)
+        self.wire_bytes.setdefault(e.domain, {})[e.key] = len(payload)
+        handle = self.handles.add(payload) if len(payload) else None
+        if e.retain is not None and retained is not None:
+            flags = e.flags | Flag.ALL | (Flag.NONFINITE if nonfinite else 0)
+            memory.commit_kept(
+                e.key,
+                e.retain,
+                Retained(
+                    e.step, e.retain, None, len(payload), digest, e.codec.id, e.codec.level, int(flags), e.proposal
+                ),
+            )
+        return Encoded(e.domain, e.key, e.step, handle, len(payload), digest, nonfinite)

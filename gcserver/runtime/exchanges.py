@@ -1,0 +1,165 @@
+"""Rounds of two exchanges: a codec whose second payload depends on the sum of the first.
+
+What may live here: what a lane computes for them in either exchange, and the memory in between. What may not: the order
+of the exchanges (`gcserver.core`), the codec's own arithmetic, rounds of one exchange (`encoding.py`, `averaging.py`).
+
+A codec works in memory that ``begin`` fills and ``finish`` empties. None of it outlives the process: a restarted one
+begins again from the same state and seed, which gives the same bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from gcproto import wire
+from gcproto.dtypes import DType
+from gcproto.wire import Flag, Header
+from gcserver.codecs import Codec, CodecError, parse, reduce
+from gcserver.codecs.base import Encoded as Result
+from gcserver.codecs.tworounds import TwoRounds
+from gcserver.core.effects import Accumulate, Decode, Encode, Finalise
+from gcserver.core.events import DomainKey, Encoded, Finalised
+from gcserver.core.plan import COMPRESSIBLE
+from gcserver.runtime.blocks import F32, BlockState, DomainMemory
+from gcserver.runtime.buffers import Accumulator, Workspace, as_bytes
+from gcserver.runtime.contributions import node_sum
+from gcserver.runtime.results import fill_nan, keep
+from gcserver.runtime.states import matrix_use
+
+
+@dataclass(slots=True)
+class Between:
+    """What a round of two exchanges works with in one process, from ``begin`` to ``finish``."""
+
+    codec: TwoRounds
+    state_out: F32 | None
+    work: F32
+
+
+class Exchanges:
+    """Arithmetic of these rounds on one lane. Methods raise MemoryShort where memory must be had first."""
+
+    def __init__(self, work: Workspace) -> None:
+        self.domains, self.handles, self.pool, self.wire_bytes = work.domains, work.handles, work.pool, work.wire_bytes
+        #: by domain, block and step
+        self.between: dict[tuple[DomainKey, int, int], Between] = {}
+
+    def begin(self, e: Encode) -> Encoded:
+        """The first of two contributions."""
+        memory = self.domains[e.domain]
+        state = memory.blocks[e.key]
+        codec = two_rounds(parse(e.codec.spec))
+        before = after = None
+        if (use := matrix_use(codec, state)) is not None:
+            before = memory.state(e.key, e.read, False, use)
+            after = memory.state(e.key, e.write, False, use)
+            memory.begin_write(e.key, e.step, False)
+        work = np.frombuffer(self.pool.take(4 * codec.work_floats(state.shapes)), np.float32)
+        self.between[e.domain, e.key, e.step] = Between(codec, after, work)
+        out = self.pool.take(4 * codec.payload_floats(0, state.shapes))
+        x = node_sum(self.pool, state)
+        scale = 1.0 / state.loss_scale()
+        seed = e.seed & (1 << 62) - 1
+        result = codec.begin(x, before, after, work, as_bytes(out), state.bounds, state.shapes, scale, seed)
+        self.wire_bytes.setdefault(e.domain, {})[e.key] = 0
+        return self._half(e, state, out, result)
+
+    def middle(self, e: Encode) -> Encoded:
+        """The second, from the sum of all first ones."""
+        state = self.domains[e.domain].blocks[e.key]
+        between = self.between[e.domain, e.key, e.step]
+        codec = between.codec
+        out = self.pool.take(4 * codec.payload_floats(1, state.shapes))
+        aggregate = self._floats_of(e.aggregate)
+        result = codec.middle(aggregate, between.state_out, between.work, as_bytes(out), state.bounds, state.shapes)
+        return self._half(e, state, out, result)
+
+    def _half(self, e: Encode, state: BlockState, out: memoryview, result: Result) -> Encoded:
+        nonfinite = result.nonfinite > 0
+        payload = out[: 0 if nonfinite else result.nbytes]
+        stays = state.block.owner == self.domains[e.domain].config.me
+        digest = 0 if stays else wire.digest(payload)
+        self.wire_bytes[e.domain][e.key] += len(payload)
+        handle = self.handles.add(payload) if len(payload) else None
+        return Encoded(e.domain, e.key, e.step, handle, len(payload), digest, nonfinite, e.stage)
+
+    def _floats_of(self, handle: int | None) -> F32:
+        """A payload of plain float32; without a handle it is empty."""
+        return np.frombuffer(b"" if handle is None else self.handles.table[handle], np.float32)
+
+    def add(self, acc: Accumulator, state: BlockState, e: Accumulate, codec: TwoRounds) -> bool:
+        """Either payload of two exchanges. Its length could not be checked when it came before its block was known."""
+        payload = memoryview(b"") if e.handle is None else self.handles.table[e.handle]
+        n = codec.payload_floats(e.stage, state.shapes)
+        if len(payload) != 4 * n:
+            acc.poisoned = True
+            return False
+        if acc.base is None:
+            acc.base = np.frombuffer(self.pool.take(4 * n), np.float32)
+            acc.owned = True
+            if n:
+                codec.decode(as_bytes(payload), acc.base)
+        elif n:
+            codec.decode_add(as_bytes(payload), acc.base)
+        return True
+
+    def finalise(self, memory: DomainMemory, state: BlockState, e: Finalise, acc: Accumulator) -> Finalised:
+        """The plain sum of one of two exchanges; of the second also the result."""
+        bad = e.nonfinite or acc.poisoned or acc.base is None
+        if not bad:
+            assert acc.base is not None
+            nbytes = acc.base.nbytes
+            out = memory.make_kept(e.key, e.retain, max(nbytes, 4))[:nbytes]
+            # One pass: the copy counts what is not finite.
+            if acc.base.size:
+                bad = reduce.scale_copy(np.frombuffer(out, np.float32), acc.base, 1.0) > 0
+            if not bad and e.stage:
+                bad = self._finish(state, e, np.frombuffer(out, np.float32), e.divisor)
+            if not bad:
+                return keep(self.handles, memory, e, out, False)
+        fill_nan(state)
+        return keep(self.handles, memory, e, memoryview(b""), True)
+
+    def _finish(self, state: BlockState, e: Finalise | Decode, aggregate: F32, divisor: int) -> bool:
+        """The second sum as the result into the output slot; whether it is not finite."""
+        b = self.between.pop((e.domain, e.key, e.step))
+        narrow = state.block.dtype is not DType.F32
+        out = np.empty(state.block.elements, np.float32) if narrow else state.floats(state.output)
+        per = divisor / state.loss_scale()
+        bad = b.codec.finish(aggregate, b.state_out, b.work, out, state.bounds, state.shapes, per)
+        if narrow:
+            bad += reduce.store(as_bytes(state.output), out, state.block.dtype, 1.0)
+        return bad > 0
+
+    def decode(self, state: BlockState, e: Decode) -> bool:
+        """The second sum, as its owner sent it, into the output slot; whether it is not finite or of another length."""
+        aggregate = self._floats_of(e.handle)
+        codec = self.between[e.domain, e.key, e.step].codec
+        if aggregate.size != codec.payload_floats(1, state.shapes):
+            return True
+        return self._finish(state, e, aggregate, e.divisor)
+
+    def check(self, h: Header, codec: TwoRounds, nbytes: int) -> None:
+        """A payload of two exchanges: exactly as long as its block's must be, where that is known."""
+        if h.dtype not in COMPRESSIBLE:
+            raise CodecError("dtype", [d.name for d in COMPRESSIBLE], h.dtype)
+        memory = self.domains.get((h.job, h.domain))
+        state = memory.blocks.get(h.key) if memory is not None else None
+        if state is not None:
+            wanted = 4 * codec.payload_floats(1 if h.flags & Flag.SECOND else 0, state.shapes)
+            if nbytes != wanted:
+                raise CodecError("payload.nbytes", wanted, nbytes)
+        elif nbytes % 4 or nbytes > 4 * h.elements:
+            raise CodecError("payload.nbytes", f"a multiple of 4, at most {4 * h.elements}", nbytes)
+
+    def close(self, domain: DomainKey) -> None:
+        for key in [k for k in self.between if k[0] == domain]:
+            del self.between[key]
+
+
+def two_rounds(codec: Codec) -> TwoRounds:
+    """The same, known to be such a codec."""
+    assert isinstance(codec, TwoRounds)
+    return codec
