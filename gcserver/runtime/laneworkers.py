@@ -1,0 +1,187 @@
+"""A lane's workers: doorbells from them, doorbells and arena descriptors to them.
+
+What may live here: their connections, and what has to wait until its domain is there. What may not: registration (the
+supervisor's, `registrations.py`), rounds (`gcserver.core`), the loop (`lane.py`).
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gcproto import messages
+from gcproto.channel import Channel, ChannelClosed
+from gcproto.messages import Attach, Done, Mapped, MapSection, MessageError, Push
+from gcserver.core import events as ev
+from gcserver.core.effects import Notify
+from gcserver.runtime.lanelink import LaneTrouble
+
+if TYPE_CHECKING:
+    from gcserver.runtime.lane import LaneProcess
+
+_decode_worker = messages.Decoder[messages.FromLaneWorker](messages.FromLaneWorker)
+
+
+@dataclass(slots=True)
+class Worker:
+    """A worker's connection. ``rank`` is its global rank once it attached."""
+
+    channel: Channel[messages.FromLaneWorker]
+    job: bytes = b""
+    rank: int = -1
+
+
+class LaneWorkers:
+    """All worker connections of one lane."""
+
+    def __init__(self, process: LaneProcess, listener: socket.socket) -> None:
+        self._p, self._poller = process, process.poller
+        self.listener = listener
+        self.connections: dict[int, Worker] = {}
+        self.ranks: dict[tuple[bytes, int], Worker] = {}
+        self.waiting_maps: list[tuple[Worker, MapSection]] = []
+        self.waiting_pushes: list[tuple[Worker, Push]] = []
+        #: not accepting for a moment: no descriptors are left
+        self.deaf = False
+
+    def accept(self) -> None:
+        """Whoever knocks."""
+        while True:
+            try:
+                sock, _ = self.listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                # Out of descriptors: whoever knocks is served when there are some again.
+                self._p.trouble_once(f"a worker's connection cannot be accepted: {error}")
+                self._poller.modify(self.listener.fileno(), 0)
+                self.deaf = True
+                return
+            channel: Channel[messages.FromLaneWorker] = Channel(sock, _decode_worker)
+            if channel.peer_uid() not in (os.getuid(), 0):
+                channel.close()
+                self._p.counters.count("workers_refused", 0)
+                continue
+            self.connections[channel.fileno()] = Worker(channel)
+            self._poller.register(channel.fileno(), select.EPOLLIN)
+
+    def serve(self, worker: Worker, ready: int) -> None:
+        """What the poll says of a connection."""
+        try:
+            if ready & select.EPOLLOUT:
+                worker.channel.flush()
+                if not worker.channel.backlog:
+                    self._poller.modify(worker.channel.fileno(), select.EPOLLIN)
+            if ready & ~select.EPOLLOUT:
+                for message, descriptors in worker.channel.receive():
+                    for descriptor in descriptors:
+                        os.close(descriptor)
+                    self._from_worker(worker, message)
+        except ChannelClosed:
+            self._drop(worker.channel.fileno())
+        except MessageError as error:
+            self._p.trouble_once(f"a worker sent something that is not a message: {error}")
+            self._drop(worker.channel.fileno())
+
+    def _drop(self, descriptor: int) -> None:
+        worker = self.connections.pop(descriptor)
+        self._poller.unregister(descriptor)
+        if self.ranks.get((worker.job, worker.rank)) is worker:
+            del self.ranks[worker.job, worker.rank]
+        worker.channel.close()
+
+    def _from_worker(self, worker: Worker, message: messages.FromLaneWorker) -> None:
+        if isinstance(message, Attach):
+            worker.job, worker.rank = message.job, message.rank
+            self.ranks[message.job, message.rank] = worker
+        elif isinstance(message, MapSection):
+            self._map(worker, message)
+        else:
+            self._push(worker, message)
+
+    def _push(self, worker: Worker, push: Push) -> None:
+        domain = (worker.job, push.domain)
+        memory = self._p.executor.domains.get(domain)
+        if memory is None:
+            # Restarted a moment ago and not told of the job yet: the worker's place in it is not known either.
+            if worker.job not in self._p.machine.ended:
+                self.waiting_pushes.append((worker, push))
+            return
+        if worker.rank not in memory.config.ranks:
+            self._p.trouble_once(f"rank {worker.rank} pushed to a process group it is not in")
+            return
+        self._p.reports.began.setdefault((domain, push.step), time.monotonic())
+        rank = memory.config.ranks.index(worker.rank)
+        self._p.feed(ev.Pushed(domain, rank, push.step, push.keys, push.close, push.flags, push.grad_scale))
+
+    def _map(self, worker: Worker, request: MapSection) -> None:
+        """Answer with the chunks the worker does not have yet; wait if the section is still to come."""
+        memory = self._p.executor.domains.get((worker.job, request.domain))
+        if memory is None or request.index >= memory.opened:
+            if worker.job not in self._p.machine.ended:
+                self.waiting_maps.append((worker, request))
+            return
+        chunks = memory.chunks[request.have :]
+        sizes = tuple(c.size for c in chunks)
+        descriptors: list[int] = []
+        try:
+            descriptors.extend(c.open_descriptor() for c in chunks)
+            self._tell(worker, Mapped(request.domain, request.index, request.have, sizes), descriptors)
+        except OSError as error:
+            # The job is being removed, or descriptors are exhausted.
+            advice = "raise the limit on open files (`gcserver doctor` names it)"
+            self._p.send_up(LaneTrouble(worker.job, "OutOfMemory", f"an arena cannot be opened: {error}", advice))
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def _tell(self, worker: Worker, message: messages.ToLaneWorker, descriptors: list[int] | None = None) -> None:
+        try:
+            worker.channel.send(message, descriptors or ())
+        except ChannelClosed:
+            return
+        if worker.channel.backlog:
+            self._poller.modify(worker.channel.fileno(), select.EPOLLIN | select.EPOLLOUT)
+
+    def notify(self, e: Notify) -> None:
+        """Ring those whose blocks are out."""
+        memory = self._p.executor.domains.get(e.domain)
+        if memory is None:
+            return
+        done = Done(e.domain[1], e.step, e.keys, e.nonfinite)
+        for index, rank in enumerate(memory.config.ranks):
+            worker = self.ranks.get((e.domain[0], rank))
+            if worker is not None and e.rank in (None, index):
+                self._tell(worker, done)
+
+    def drop_job(self, job: bytes) -> None:
+        for descriptor, worker in list(self.connections.items()):
+            if worker.job == job:
+                self._drop(descriptor)
+
+    def domain_opened(self) -> None:
+        """Pushes that came before their domain get another try."""
+        waiting, self.waiting_pushes = self.waiting_pushes, []
+        for worker, push in waiting:
+            self._push(worker, push)
+
+    def section_opened(self) -> None:
+        """So do the requests for its memory."""
+        waiting, self.waiting_maps = self.waiting_maps, []
+        for worker, request in waiting:
+            self._map(worker, request)
+
+    def housekeeping(self) -> None:
+        """Forget what nobody will ask for any more."""
+        if self.deaf:
+            self.deaf = False
+            self._poller.modify(self.listener.fileno(), select.EPOLLIN)
+        alive = [w for w in self.connections.values() if w.job not in self._p.machine.ended]
+        if self.waiting_maps:
+            self.waiting_maps = [(w, m) for w, m in self.waiting_maps if w in alive]
+        if self.waiting_pushes:
+            self.waiting_pushes = [(w, p) for w, p in self.waiting_pushes if w in alive]
