@@ -1,23 +1,32 @@
-"""Lane processes as the supervisor sees them: started, restarted when they die, stopped.
+"""Lane processes as the supervisor sees them: started, heard and told, restarted when they die, stopped.
 
-What may live here: spawning, environment, pinning, restart pauses. What may not: what a lane does
-(`lane.py`), what is said to it (`supervisor.py`).
+What may live here: spawning, environment, pinning, restart pauses, the supervisor's end of each socket pair. What may
+not: what a lane does (`lane.py`), decisions (`gcserver.core`).
 """
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import socket
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field
-from typing import Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from gcserver.runtime.lanelink import LaneLink, LaneStats
+from gcproto.channel import ChannelClosed
+from gcproto.messages import MessageError
+from gcserver.core import control_events as cx
+from gcserver.core.link import DEFAULT_CREDIT
+from gcserver.runtime.lanelink import AddPeer, BlockFacts, LaneLink, LaneReady, LaneStats, LaneTrouble, StepTimes
 from gcserver.runtime.setup import LaneSetup
+
+if TYPE_CHECKING:
+    from gcserver.runtime.supervisor import Supervisor
 
 #: A received payload of 4 MiB touches fresh pages every time unless malloc keeps what it has: one arena on the
 #: heap, nothing from mmap, nothing given back. This was worth 20-40 % of throughput.
@@ -30,6 +39,7 @@ MALLOC: Final = {
 THREADS: Final = {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 FIRST_PAUSE: Final = 0.02
 LONGEST_PAUSE: Final = 5.0
+log = logging.getLogger("gcserver")
 
 
 @dataclass(slots=True)
@@ -47,31 +57,131 @@ class Lane:
     stats: LaneStats | None = None
 
 
-@dataclass(slots=True)
-class LanePool:
-    """Starts lanes. ``pause(index)`` grows while a lane keeps dying young."""
+class Lanes:
+    """All lanes of one supervisor. ``table[i]`` is None while lane i is about to be started again."""
 
-    pauses: dict[int, float] = field(default_factory=dict)
+    def __init__(self, supervisor: Supervisor) -> None:
+        self._s = supervisor
+        self.table: list[Lane | None] = [None] * supervisor.config.node.lanes
+        #: seconds before the next restart of a lane; they grow while it keeps dying young
+        self._pauses: dict[int, float] = {}
 
-    def start(self, setup: LaneSetup, restarts: int = 0) -> Lane:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        setup = msgspec.structs.replace(setup, link=theirs.fileno())
-        process = subprocess.Popen(
-            [sys.executable, "-m", "gcserver.runtime.lane", msgspec.json.encode(setup).decode()],
-            pass_fds=[theirs.fileno()],
-            env={**os.environ, **MALLOC, **THREADS},
-            stdin=subprocess.DEVNULL,
-        )
-        theirs.close()
-        return Lane(setup.hello.lane, process, LaneLink(ours), time.monotonic(), restarts=restarts)
+    def start(self) -> None:
+        for index in range(len(self.table)):
+            self._start(index)
 
-    def pause(self, lane: Lane) -> float:
+    def sockets(self) -> list[str]:
+        """Where workers reach each lane."""
+        return [f"{self._s.config.node.socket}.lane{i}" for i in range(len(self.table))]
+
+    def close(self) -> None:
+        for lane in self.table:
+            if lane is not None:
+                self._close(lane)
+        for path in self.sockets():
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+
+    def _close(self, lane: Lane) -> int:
+        """Returns the exit status."""
+        # The next socket may get the same number: asyncio must not go on watching it for this one.
+        self._s.loop.remove_reader(lane.link.fileno())
+        self._s.loop.remove_writer(lane.link.fileno())
+        lane.link.channel.close()
+        lane.process.kill()
+        return lane.process.wait()
+
+    def _start(self, index: int, restarts: int = 0) -> None:
+        c, hello = self._s.config.node, msgspec.structs.replace(self._s.hello, lane=index)
+        setup = LaneSetup(
+            hello, str(c.listen.plus(index)), self.sockets()[index], str(self._s.state), -1,
+            cores_for(index, c.lanes, c.cores), DEFAULT_CREDIT,
+        )  # fmt: skip
+        lane = self.table[index] = _spawn(setup, restarts)
+        self._s.loop.add_reader(lane.link.fileno(), self._receive, lane)
+
+    def _receive(self, lane: Lane) -> None:
+        try:
+            received = lane.link.receive()
+        except (ChannelClosed, MessageError):
+            self._gone(lane)
+            return
+        for message in received:
+            if isinstance(message, LaneReady):
+                self._ready(lane, message)
+            elif isinstance(message, LaneStats):
+                lane.stats = message
+            elif isinstance(message, LaneTrouble):
+                self._s.trouble(message)
+            elif isinstance(message, StepTimes):
+                self._s.status.on_times(message)
+            elif isinstance(message, BlockFacts):
+                self._s.status.on_facts(lane.index, message)
+            else:
+                self._s.feed(cx.LaneSaid(lane.index, message))
+
+    def _ready(self, lane: Lane, message: LaneReady) -> None:
+        lane.ready, lane.incarnation, lane.cores = True, message.incarnation, message.cores
+        for name, address in self._s.peers.addresses.items():
+            self.send(lane, AddPeer(name, address))
+        self._s.feed(cx.LaneUp(lane.index))
+        if all(other is not None and other.ready for other in self.table):
+            self._s.ready.set()
+
+    def _gone(self, lane: Lane) -> None:
+        status = self._close(lane)
+        if self.table[lane.index] is not lane or self._s.stopped.is_set():
+            return
+        self.table[lane.index] = None
+        if not lane.ready and not lane.restarts:
+            self._s.fail(f"lane {lane.index} could not start (exit status {status}); its message is above")
+            return
+        pause = self._pause(lane)
+        log.warning("lane %d died (status %d); starting it again in %.2f s", lane.index, status, pause)
+        self._s.loop.call_later(pause, self._restart, lane.index, lane.restarts + 1)
+
+    def _restart(self, index: int, restarts: int) -> None:
+        if not self._s.stopped.is_set():
+            self._start(index, restarts)
+
+    def send(self, lane: Lane, message: Any) -> None:
+        with contextlib.suppress(ChannelClosed):
+            lane.link.send(message)
+        if lane.link.channel.backlog:
+            self._s.loop.add_writer(lane.link.fileno(), self._flush, lane)
+
+    def _flush(self, lane: Lane) -> None:
+        with contextlib.suppress(ChannelClosed):
+            lane.link.channel.flush()
+        if not lane.link.channel.backlog:
+            self._s.loop.remove_writer(lane.link.fileno())
+
+    def tell(self, message: Any, index: int | None = None) -> None:
+        """To one lane, or all. A lane that is not ready hears everything when it is."""
+        for lane in self.table:
+            if lane is not None and lane.ready and index in (None, lane.index):
+                self.send(lane, message)
+
+    def _pause(self, lane: Lane) -> float:
         """Seconds to wait before starting this lane again."""
         if time.monotonic() - lane.started > 10.0:
-            self.pauses[lane.index] = FIRST_PAUSE
-        pause = self.pauses.get(lane.index, FIRST_PAUSE)
-        self.pauses[lane.index] = min(2 * pause, LONGEST_PAUSE)
+            self._pauses[lane.index] = FIRST_PAUSE
+        pause = self._pauses.get(lane.index, FIRST_PAUSE)
+        self._pauses[lane.index] = min(2 * pause, LONGEST_PAUSE)
         return pause
+
+
+def _spawn(setup: LaneSetup, restarts: int) -> Lane:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    setup = msgspec.structs.replace(setup, link=theirs.fileno())
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gcserver.runtime.lane", msgspec.json.encode(setup).decode()],
+        pass_fds=[theirs.fileno()],
+        env={**os.environ, **MALLOC, **THREADS},
+        stdin=subprocess.DEVNULL,
+    )
+    theirs.close()
+    return Lane(setup.hello.lane, process, LaneLink(ours), time.monotonic(), restarts=restarts)
 
 
 def cores_for(index: int, lanes: int, configured: tuple[int, ...] | None) -> tuple[int, ...]:

@@ -76,10 +76,10 @@ class Observer:
     def refresh(self) -> None:
         """Bring everything that is counted elsewhere up to date."""
         s, m = self._s, self._metrics
-        names = {wire.node_id(name): name for name in s.addresses}
+        names = {wire.node_id(name): name for name in s.peers.addresses}
         jobs = {job.id: job.record.label for job in s.machine.jobs.values()}
         arenas: dict[str, int] = dict.fromkeys(jobs.values(), 0)
-        for lane in s.lanes:
+        for lane in s.lanes.table:
             if lane is None or lane.stats is None:
                 continue
             source = f"lane{lane.index}/{lane.incarnation}"

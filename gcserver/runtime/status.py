@@ -91,7 +91,7 @@ class Status:
     # --------------------------------------------------------------------------------------- the node
     def node(self) -> NodeStatus:
         s = self._s
-        lanes = tuple(self._lane(i) for i in range(len(s.lanes)))
+        lanes = tuple(self._lane(i) for i in range(len(s.lanes.table)))
         state, reason = NodeState.SERVING, ""
         if s.stopped.is_set():
             state = NodeState.STOPPING
@@ -117,7 +117,7 @@ class Status:
         )
 
     def _lane(self, index: int) -> LaneStatus:
-        lane = self._s.lanes[index]
+        lane = self._s.lanes.table[index]
         if lane is None:
             return LaneStatus(index, "restarting")
         state = "ready" if lane.ready else "starting"
@@ -129,12 +129,14 @@ class Status:
 
     def arenas(self) -> list[tuple[bytes, int]]:
         """(job, bytes) over all lanes."""
-        return [pair for lane in self._s.lanes if lane is not None and lane.stats for pair in lane.stats.arena_bytes]
+        return [
+            pair for lane in self._s.lanes.table if lane is not None and lane.stats for pair in lane.stats.arena_bytes
+        ]
 
     def counters(self) -> dict[tuple[str, int], int]:
         """(name, peer id) -> count, supervisor and lanes together."""
         total = dict(self._s.counts)
-        for lane in self._s.lanes:
+        for lane in self._s.lanes.table:
             if lane is not None and lane.stats is not None:
                 for name, peer, n in lane.stats.counts:
                     total[name, peer] = total.get((name, peer), 0) + n
@@ -152,7 +154,7 @@ class Status:
         found: dict[tuple[str, str], int] = {}
         for (name, _), n in self._s.counts.items():
             found["supervisor", name] = found.get(("supervisor", name), 0) + n
-        for lane in self._s.lanes:
+        for lane in self._s.lanes.table:
             if lane is not None and lane.stats is not None:
                 source = f"lane{lane.index}/{lane.incarnation}"
                 for name, _, n in lane.stats.counts:
@@ -163,7 +165,7 @@ class Status:
         s, now = self._s, time.monotonic()
         counters = self.counters()
         out = []
-        for name, address in s.addresses.items():
+        for name, address in s.peers.addresses.items():
             node = wire.node_id(name)
             link = s.machine.links[node]
             state, reason = PeerState.CONNECTING, "no answer yet"
@@ -199,7 +201,7 @@ class Status:
         """Bytes from and to a peer, over all lanes."""
         pairs = [
             (t.bytes_in, t.bytes_out)
-            for lane in self._s.lanes
+            for lane in self._s.lanes.table
             if lane is not None and lane.stats is not None
             for t in lane.stats.peers
             if t.peer == node
@@ -296,7 +298,7 @@ class Status:
 
     def _space(self, domain: ControlDomain) -> AddressSpace:
         c = domain.config
-        space = AddressSpace(len(c.members), len(self._s.lanes), c.partition_bytes, c.whole)
+        space = AddressSpace(len(c.members), len(self._s.lanes.table), c.partition_bytes, c.whole)
         for section in domain.sections:
             space.append(section)
         return space
@@ -333,15 +335,15 @@ class Status:
         """Per block of this node: payload bytes of the newest contribution, squared norm of its residual."""
         self._last_request += 1
         request = self._last_request
-        lanes = {lane.index for lane in self._s.lanes if lane is not None and lane.ready}
+        lanes = {lane.index for lane in self._s.lanes.table if lane is not None and lane.ready}
         facts: dict[int, tuple[int, float]] = {}
         if not lanes:
             return facts
         done: asyncio.Future[None] = self._s.loop.create_future()
         self._requests[request] = (lanes, facts, done)
-        for lane in self._s.lanes:
+        for lane in self._s.lanes.table:
             if lane is not None and lane.index in lanes:
-                self._s.to_lane(lane, AskBlocks(request, domain.config.id))
+                self._s.lanes.send(lane, AskBlocks(request, domain.config.id))
         try:
             await asyncio.wait({done}, timeout=FACTS_TIMEOUT)
         finally:

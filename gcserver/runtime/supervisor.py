@@ -1,14 +1,13 @@
-"""The supervisor process: control machine, worker sockets, lanes, memory files, admin.
+"""The supervisor process: the control machine between workers, lanes, peers, memory files and operators.
 
-What may live here: turning what arrives into events of the control machine and its effects into calls. What
-may not: decisions about jobs (`gcserver.core`), gradients (they never come here), the admin service itself
-(`gcserver.admin`).
+What may live here: starting and stopping the daemon, effects of the control machine as calls. What may not: decisions
+about jobs (`gcserver.core`), gradients (they never come here), the connections themselves (`registrations.py`,
+`lanes.py`, `peers.py`), the admin service (`gcserver.admin`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import fcntl
 import logging
 import os
@@ -20,12 +19,8 @@ from collections import deque
 from pathlib import Path
 from typing import Any, Final
 
-import zmq
-
-from gcproto import messages, wire
-from gcproto.channel import Channel, ChannelClosed
-from gcproto.messages import Hello, MessageError, Registered, Rule
-from gcproto.wire import FrameError, FrameType
+from gcproto import wire
+from gcproto.messages import Hello, Rule
 from gcserver import __version__
 from gcserver.config import Config
 from gcserver.core import control_events as cx
@@ -33,22 +28,21 @@ from gcserver.core import effects as fx
 from gcserver.core import events as ev
 from gcserver.core.arbiter import MemoryArbiter
 from gcserver.core.control import ControlConfig, ControlMachine
-from gcserver.core.link import DEFAULT_CREDIT
-from gcserver.runtime.lanelink import AddPeer, BlockFacts, ForgetJob, LaneReady, LaneStats, LaneTrouble, StepTimes
-from gcserver.runtime.lanes import Lane, LanePool, cores_for
+from gcserver.runtime.lanelink import ForgetJob, LaneTrouble
+from gcserver.runtime.lanes import Lanes
 from gcserver.runtime.ledger import JobStore
+from gcserver.runtime.peers import Peers
+from gcserver.runtime.registrations import Registrations
 from gcserver.runtime.resolve import resolve
-from gcserver.runtime.setup import LaneSetup, lane_address, listen_unix
 from gcserver.runtime.statefiles import MemoryShort, private_directory
 from gcserver.runtime.status import Status
-from gcserver.runtime.transport import BindError, ZmqTransport
+from gcserver.runtime.transport import BindError
 
 TICK: Final = 0.5
 #: How long SIGTERM waits for jobs to end before it leaves them to the next life of this daemon.
 STOP_GRACE: Final = 2.0
 #: So many different complaints about what arrives are logged; a stranger must not fill the log.
 MAX_SAID: Final = 256
-_decode_worker = messages.Decoder[messages.FromWorker](messages.FromWorker)
 log = logging.getLogger("gcserver")
 
 
@@ -68,14 +62,9 @@ class Supervisor:
         self.store = JobStore(self.state)
         self.arbiter = MemoryArbiter()
         self.queue: deque[cx.ControlEvent] = deque()
-        self.workers: dict[int, Channel[messages.FromWorker]] = {}
-        self.lanes: list[Lane | None] = [None] * config.node.lanes
-        self.pool = LanePool()
-        self.addresses: dict[str, str] = {}
+        self.lanes = Lanes(self)
         self.counts: dict[tuple[str, int], int] = {}
         self.said: set[str] = set()
-        #: not accepting workers for a moment: no descriptors are left
-        self.deaf = False
         self.signalled = False
         self.requests: dict[int, asyncio.Future[cx.AnswerRequest]] = {}
         self.last_request = 0
@@ -100,8 +89,7 @@ class Supervisor:
         generation = self.store.generation()
         self.hello = Hello(self.node, self.hello.address, self.hello.lanes, self.hello.lane, generation, __version__)
         c = self.config
-        for index in range(c.node.lanes):
-            self._start_lane(index)
+        self.lanes.start()
         rules = () if c.codec.default == "none" else (Rule("*", c.codec.default),)
         self.machine = ControlMachine(
             ControlConfig(
@@ -116,20 +104,19 @@ class Supervisor:
             ),
             resolve,
         )
-        self.context: zmq.Context[Any] = zmq.Context()
         try:
-            self.transport = ZmqTransport(self.context, str(c.node.control))
+            self.peers = Peers(self)
         except BindError as error:
             raise StartError(f"{error}; another daemon? choose other ports with node.listen") from error
-        self.listener = listen_unix(str(c.node.socket))
+        self.registrations = Registrations(self)
         for memory, ledgers in self.store.load():
             self.feed(cx.JobRestored(memory, ledgers))
-        self.loop.add_reader(self.transport.fileno(), self._frames)
-        self.loop.add_reader(self.listener.fileno(), self._accept)
+        self.peers.start()
+        self.registrations.start()
         for number in (signal.SIGTERM, signal.SIGINT):
             self.loop.add_signal_handler(number, self._on_signal)
         for peer in c.others:
-            self._know_peer(peer.name, str(peer.address))
+            self.peers.know(peer.name, str(peer.address))
         self._tick()
         try:
             await self._serve()
@@ -154,9 +141,9 @@ class Supervisor:
             except OSError as error:
                 self.fail(str(error))
             else:
-                peers = ", ".join(self.addresses) or "none"
+                peers = ", ".join(self.peers.addresses) or "none"
                 log.info("ready: node %s listens on %s with %d lane(s), workers at %s, peers: %s", self.node,
-                         self.config.node.listen, len(self.lanes), self.config.node.socket, peers)  # fmt: skip
+                         self.config.node.listen, self.config.node.lanes, self.config.node.socket, peers)  # fmt: skip
         await stopped
         ready.cancel()
         if admin:
@@ -196,23 +183,9 @@ class Supervisor:
         self.stopped.set()
 
     def _shut(self) -> None:
-        for lane in self.lanes:
-            if lane is not None:
-                self.loop.remove_reader(lane.link.fileno())
-                self.loop.remove_writer(lane.link.fileno())
-                lane.link.channel.close()
-                lane.process.kill()
-                lane.process.wait()
-        for channel in self.workers.values():
-            with contextlib.suppress(ChannelClosed):
-                channel.flush()
-            channel.close()
-        self.transport.close()
-        self.context.destroy(0)
-        self.listener.close()
-        for path in [self.config.node.socket, *map(Path, self._lane_sockets())]:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
+        self.lanes.close()
+        self.registrations.close()
+        self.peers.close()
         if not self.machine.jobs:
             shutil.rmtree(self.state, ignore_errors=True)
         os.close(self._lock_file)
@@ -237,179 +210,20 @@ class Supervisor:
     def _tick(self) -> None:
         if self.stopped.is_set():
             return
-        if self.deaf:
-            self.deaf = False
-            self.loop.add_reader(self.listener.fileno(), self._accept)
-        for peer in self.transport.reconnected():
-            self.feed(ev.PeerReset(peer))
+        self.registrations.tick()
+        self.peers.tick()
         self.feed(ev.Tick())
-        self._frames()
+        self.peers.frames()
         self.loop.call_later(TICK, self._tick)
 
-    # ------------------------------------------------------------------------------------------ peers
-    def _know_peer(self, name: str, address: str) -> None:
-        if name == self.node or self.addresses.get(name) == address:
-            return
-        node = wire.node_id(name)
-        try:
-            # Workers and peers may name peers too, so the address is tried before it is believed.
-            self.transport.open(node, lane_address(address, self.config.node.lanes))
-        except (ValueError, zmq.ZMQError) as error:
-            self._warn_once(f"peer {name!r} cannot be reached at {address!r}: {error}; expected tcp://host:port")
-            return
-        self.addresses[name] = address
-        for lane in self.lanes:
-            if lane is not None and lane.ready:
-                self.to_lane(lane, AddPeer(name, address))
-        self.feed(ev.PeerAdded(node, name))
-
-    def _frames(self) -> None:
-        while True:
-            for raw, payload in self.transport.receive():
-                self._frame(raw, payload)
-            if not self.transport.readable:
-                return
-
-    def _frame(self, raw: memoryview, payload: memoryview | None) -> None:
-        try:
-            header = wire.parse(raw)
-        except FrameError as error:
-            if error.field in ("magic", "version", "length"):
-                self._warn_once(f"a peer's frame is refused: {error}")
-            else:
-                self.feed(ev.FrameDamaged(None, wire.sender_hint(raw), str(error)))
-            return
-        try:
-            wire.check_payload(header, payload)
-        except FrameError as error:
-            self.feed(ev.FrameDamaged(header, header.sender, str(error)))
-            return
-        if header.type is FrameType.DATA:
-            self._warn_once("a lane's frame came to the control port: lane counts differ; set node.lanes alike")
-            return
-        try:
-            self.feed(ev.FrameReceived(header, None, bytes(payload) if payload is not None else b""))
-        except MessageError as error:
-            self._warn_once(f"a peer's control message is refused: {error}")
-
-    def _warn_once(self, text: str) -> None:
+    def warn_once(self, text: str) -> None:
+        """A warning, the first time it is said."""
         if len(self.said) < MAX_SAID and text not in self.said:
             self.said.add(text)
             log.warning("%s", text)
 
-    # ---------------------------------------------------------------------------------------- workers
-    def _accept(self) -> None:
-        while True:
-            try:
-                sock, _ = self.listener.accept()
-            except BlockingIOError:
-                return
-            except OSError as error:
-                # Out of descriptors: whoever knocks is served when there are some again.
-                self._warn_once(f"a worker's connection cannot be accepted: {error}")
-                self.loop.remove_reader(self.listener.fileno())
-                self.deaf = True
-                return
-            channel: Channel[messages.FromWorker] = Channel(sock, _decode_worker)
-            if channel.peer_uid() not in (os.getuid(), 0):
-                log.warning(
-                    "refused a worker of uid %d: only uid %d and root may connect", channel.peer_uid(), os.getuid()
-                )
-                channel.close()
-                continue
-            descriptor = channel.fileno()
-            self.workers[descriptor] = channel
-            self.loop.add_reader(descriptor, self._worker, descriptor)
-
-    def _worker(self, descriptor: int) -> None:
-        channel = self.workers[descriptor]
-        try:
-            received = channel.receive()
-        except (ChannelClosed, MessageError) as error:
-            if isinstance(error, MessageError):
-                log.warning("a worker sent something that is not a message: %s", error)
-            self._drop_worker(descriptor)
-            return
-        for message, descriptors in received:
-            for extra in descriptors:
-                os.close(extra)
-            self.feed(cx.WorkerSaid(descriptor, message))
-
-    def _drop_worker(self, descriptor: int) -> None:
-        channel = self.workers.pop(descriptor, None)
-        if channel is not None:
-            self.loop.remove_reader(descriptor)
-            self.loop.remove_writer(descriptor)
-            self.feed(cx.WorkerGone(descriptor))
-            channel.close()
-
-    def _do_tell(self, e: cx.Tell) -> None:
-        channel = self.workers.get(e.connection)
-        if channel is None:
-            return
-        message = e.message
-        if isinstance(message, Registered):
-            message = Registered(
-                message.job, message.epoch, message.node, message.members, tuple(self._lane_sockets()),
-                message.partition_bytes, message.deadline,
-            )  # fmt: skip
-        try:
-            channel.send(message)
-        except ChannelClosed:
-            return  # its end of file is on the way
-        if channel.backlog:
-            self.loop.add_writer(e.connection, self._flush, e.connection)
-
-    def _flush(self, descriptor: int) -> None:
-        channel = self.workers[descriptor]
-        with contextlib.suppress(ChannelClosed):
-            channel.flush()
-        if not channel.backlog:
-            self.loop.remove_writer(descriptor)
-
-    # ------------------------------------------------------------------------------------------ lanes
-    def _lane_sockets(self) -> list[str]:
-        return [f"{self.config.node.socket}.lane{i}" for i in range(self.config.node.lanes)]
-
-    def _start_lane(self, index: int, restarts: int = 0) -> None:
-        c = self.config.node
-        hello = Hello(self.node, self.hello.address, c.lanes, index, self.hello.generation, __version__)
-        setup = LaneSetup(
-            hello, str(c.listen.plus(index)), self._lane_sockets()[index], str(self.state), -1,
-            cores_for(index, c.lanes, c.cores), DEFAULT_CREDIT,
-        )  # fmt: skip
-        lane = self.lanes[index] = self.pool.start(setup, restarts)
-        self.loop.add_reader(lane.link.fileno(), self._lane, lane)
-
-    def _lane(self, lane: Lane) -> None:
-        try:
-            received = lane.link.receive()
-        except (ChannelClosed, MessageError):
-            self._lane_gone(lane)
-            return
-        for message in received:
-            if isinstance(message, LaneReady):
-                self._lane_ready(lane, message)
-            elif isinstance(message, LaneStats):
-                lane.stats = message
-            elif isinstance(message, LaneTrouble):
-                self._lane_trouble(message)
-            elif isinstance(message, StepTimes):
-                self.status.on_times(message)
-            elif isinstance(message, BlockFacts):
-                self.status.on_facts(lane.index, message)
-            else:
-                self.feed(cx.LaneSaid(lane.index, message))
-
-    def _lane_ready(self, lane: Lane, message: LaneReady) -> None:
-        lane.ready, lane.incarnation, lane.cores = True, message.incarnation, message.cores
-        for name, address in self.addresses.items():
-            self.to_lane(lane, AddPeer(name, address))
-        self.feed(cx.LaneUp(lane.index))
-        if all(other is not None and other.ready for other in self.lanes):
-            self.ready.set()
-
-    def _lane_trouble(self, message: LaneTrouble) -> None:
+    def trouble(self, message: LaneTrouble) -> None:
+        """Of a job: its end. Of none: a line for the log."""
         job = self.machine.jobs.get(message.job)
         if job is None:
             log.warning("%s", message.message)
@@ -420,59 +234,18 @@ class Supervisor:
         )
         self.feed(cx.LaneSaid(0, report))
 
-    def _lane_gone(self, lane: Lane) -> None:
-        # The next socket may get the same number: asyncio must not go on watching it for this one.
-        self.loop.remove_reader(lane.link.fileno())
-        self.loop.remove_writer(lane.link.fileno())
-        lane.link.channel.close()
-        lane.process.kill()
-        status = lane.process.wait()
-        if self.lanes[lane.index] is not lane or self.stopped.is_set():
-            return
-        self.lanes[lane.index] = None
-        if not lane.ready and not lane.restarts:
-            self.fail(f"lane {lane.index} could not start (exit status {status}); its message is above")
-            return
-        pause = self.pool.pause(lane)
-        log.warning("lane %d died (status %d); starting it again in %.2f s", lane.index, status, pause)
-        self.loop.call_later(pause, self._restart_lane, lane.index, lane.restarts + 1)
-
-    def _restart_lane(self, index: int, restarts: int) -> None:
-        if not self.stopped.is_set():
-            self._start_lane(index, restarts)
-
-    def to_lane(self, lane: Lane, message: Any) -> None:
-        with contextlib.suppress(ChannelClosed):
-            lane.link.send(message)
-        if lane.link.channel.backlog:
-            self.loop.add_writer(lane.link.fileno(), self._flush_lane, lane)
-
-    def _flush_lane(self, lane: Lane) -> None:
-        with contextlib.suppress(ChannelClosed):
-            lane.link.channel.flush()
-        if not lane.link.channel.backlog:
-            self.loop.remove_writer(lane.link.fileno())
-
-    def _do_to_lane(self, e: cx.ToLane) -> None:
-        for lane in self.lanes:
-            # A lane that is not ready hears everything when it is.
-            if lane is not None and lane.ready and e.lane in (None, lane.index):
-                self.to_lane(lane, e.event)
-
     # ---------------------------------------------------------------------------------------- effects
     def _do_send(self, e: fx.Send) -> None:
-        self.transport.send(e.peer, wire.pack(e.header), e.body, copy=True)
+        self.peers.transport.send(e.peer, wire.pack(e.header), e.body, copy=True)
 
     def _do_save(self, e: cx.SaveJob) -> None:
         try:
             self.store.save(e.job, e.memory)
         except OSError as error:
-            self._lane_trouble(LaneTrouble(e.job, "OutOfMemory", f"the job's memory cannot be written: {error}"))
+            self.trouble(LaneTrouble(e.job, "OutOfMemory", f"the job's memory cannot be written: {error}"))
 
     def _do_forget(self, e: cx.ForgetJob) -> None:
-        for lane in self.lanes:
-            if lane is not None and lane.ready:
-                self.to_lane(lane, ForgetJob(e.job))
+        self.lanes.tell(ForgetJob(e.job))
         self.status.forget_job(e.job)
         self.store.forget(e.job)
 
@@ -480,7 +253,7 @@ class Supervisor:
         try:
             self.store.ledger(e.domain).settle(e.step, e.void, e.plan, e.lag)
         except MemoryShort as error:
-            self._lane_trouble(LaneTrouble(e.domain[0], "OutOfMemory", str(error)))
+            self.trouble(LaneTrouble(e.domain[0], "OutOfMemory", str(error)))
         self.status.on_settled(e)
 
     def _do_arbitrate(self, e: cx.Arbitrate) -> None:
@@ -515,12 +288,12 @@ class Supervisor:
 
 _PERFORM: dict[type, Any] = {
     fx.Send: Supervisor._do_send,
-    fx.Reconnect: lambda self, e: self.transport.reset(e.peer),
+    fx.Reconnect: lambda self, e: self.peers.transport.reset(e.peer),
     fx.Count: Supervisor._do_count,
     fx.ReportLink: lambda self, e: None,
-    cx.Tell: Supervisor._do_tell,
-    cx.ToLane: Supervisor._do_to_lane,
-    cx.KnowPeer: lambda self, e: self.loop.call_soon(self._know_peer, e.name, e.address),
+    cx.Tell: lambda self, e: self.registrations.tell(e),
+    cx.ToLane: lambda self, e: self.lanes.tell(e.event, e.lane),
+    cx.KnowPeer: lambda self, e: self.loop.call_soon(self.peers.know, e.name, e.address),
     cx.SaveJob: Supervisor._do_save,
     cx.ForgetJob: Supervisor._do_forget,
     cx.LogSettled: Supervisor._do_log_settled,

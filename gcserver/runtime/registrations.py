@@ -1,0 +1,124 @@
+"""Workers at the supervisor: where they register and declare what they will send.
+
+What may live here: their connections. What may not: what a message leads to (`gcserver.core`), gradients' doorbells (a
+lane's, `laneworkers.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from typing import TYPE_CHECKING
+
+from gcproto import messages
+from gcproto.channel import Channel, ChannelClosed
+from gcproto.messages import MessageError, Registered
+from gcserver.core import control_events as cx
+from gcserver.runtime.setup import listen_unix
+
+if TYPE_CHECKING:
+    from gcserver.runtime.supervisor import Supervisor
+
+_decode_worker = messages.Decoder[messages.FromWorker](messages.FromWorker)
+log = logging.getLogger("gcserver")
+
+
+class Registrations:
+    """All worker connections of one supervisor, by descriptor. Listens from its making on; ``start`` serves."""
+
+    def __init__(self, supervisor: Supervisor) -> None:
+        self._s = supervisor
+        self.path = supervisor.config.node.socket
+        self.listener = listen_unix(str(self.path))
+        self.channels: dict[int, Channel[messages.FromWorker]] = {}
+        #: not accepting for a moment: no descriptors are left
+        self.deaf = False
+
+    def start(self) -> None:
+        self._s.loop.add_reader(self.listener.fileno(), self._accept)
+
+    def tick(self) -> None:
+        """Descriptors may have become free."""
+        if self.deaf:
+            self.deaf = False
+            self.start()
+
+    def close(self) -> None:
+        for channel in self.channels.values():
+            with contextlib.suppress(ChannelClosed):
+                channel.flush()
+            channel.close()
+        self.listener.close()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.path)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, _ = self.listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                # Out of descriptors: whoever knocks is served when there are some again.
+                self._s.warn_once(f"a worker's connection cannot be accepted: {error}")
+                self._s.loop.remove_reader(self.listener.fileno())
+                self.deaf = True
+                return
+            channel: Channel[messages.FromWorker] = Channel(sock, _decode_worker)
+            if channel.peer_uid() not in (os.getuid(), 0):
+                log.warning(
+                    "refused a worker of uid %d: only uid %d and root may connect", channel.peer_uid(), os.getuid()
+                )
+                channel.close()
+                continue
+            descriptor = channel.fileno()
+            self.channels[descriptor] = channel
+            self._s.loop.add_reader(descriptor, self._receive, descriptor)
+
+    def _receive(self, descriptor: int) -> None:
+        channel = self.channels[descriptor]
+        try:
+            received = channel.receive()
+        except (ChannelClosed, MessageError) as error:
+            if isinstance(error, MessageError):
+                log.warning("a worker sent something that is not a message: %s", error)
+            self._drop(descriptor)
+            return
+        for message, descriptors in received:
+            for extra in descriptors:
+                os.close(extra)
+            self._s.feed(cx.WorkerSaid(descriptor, message))
+
+    def _drop(self, descriptor: int) -> None:
+        channel = self.channels.pop(descriptor, None)
+        if channel is not None:
+            self._s.loop.remove_reader(descriptor)
+            self._s.loop.remove_writer(descriptor)
+            self._s.feed(cx.WorkerGone(descriptor))
+            channel.close()
+
+    def tell(self, e: cx.Tell) -> None:
+        """One message to one worker, if it is still there."""
+        channel = self.channels.get(e.connection)
+        if channel is None:
+            return
+        message = e.message
+        if isinstance(message, Registered):
+            message = Registered(
+                message.job, message.epoch, message.node, message.members, tuple(self._s.lanes.sockets()),
+                message.partition_bytes, message.deadline,
+            )  # fmt: skip
+        try:
+            channel.send(message)
+        except ChannelClosed:
+            return  # its end of file is on the way
+        if channel.backlog:
+            self._s.loop.add_writer(e.connection, self._flush, e.connection)
+
+    def _flush(self, descriptor: int) -> None:
+        channel = self.channels[descriptor]
+        with contextlib.suppress(ChannelClosed):
+            channel.flush()
+        if not channel.backlog:
+            self._s.loop.remove_writer(descriptor)
