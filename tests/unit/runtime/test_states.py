@@ -13,7 +13,7 @@ from gcserver.codecs import parse
 from gcserver.core.events import Retained
 from gcserver.runtime.blocks import DomainMemory
 from gcserver.runtime.states import state_use
-from tests.unit.runtime.one_block import N, SECTION, encode, node, push, random
+from tests.unit.runtime.one_block import SECTION, N, encode, node, push, random
 
 
 def states(memory: DomainMemory, spec: str, owner: bool = False) -> list[np.ndarray]:
