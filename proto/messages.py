@@ -76,11 +76,17 @@ class Beat(Message, frozen=True, tag="beat"):
     """Highest sequence sent on the link; on the control link also each domain's last closed step.
 
     ``credits``: (job, domain, contribution bytes from the receiver that the sender is done with).
+
+    ``sent``: the sender's clock; ``echo``: the receiver's, as its last heartbeat said it ``held`` seconds ago. What is
+    left of the time since then is the round trip.
     """
 
     highest: int
     closed: tuple[tuple[bytes, int, int, int], ...] = ()
     credits: tuple[tuple[bytes, int, int], ...] = ()
+    sent: float = 0.0
+    echo: float = 0.0
+    held: float = 0.0
 
 
 class Nack(Message, frozen=True, tag="nack"):

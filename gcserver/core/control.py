@@ -205,7 +205,7 @@ class ControlMachine:
         if not link.fresh(h, now, self.config.hello, self.out.append):
             return
         if h.type is FrameType.HEARTBEAT:
-            beat = link.on_beat(h, e.body, self.out.append)
+            beat = link.on_beat(e.body, now, self.out.append)
             for job_id, domain, step, digest in beat.closed:
                 if (job := self.jobs.get(job_id)) is not None:
                     self.out.extend(job.compare_closed(link.name, domain, step, digest))

@@ -176,7 +176,7 @@ class LaneMachine:
             self._drop(e, known=False)
             return
         if h.type is FrameType.HEARTBEAT:
-            link.on_beat(h, e.body, self.out.append)
+            link.on_beat(e.body, now, self.out.append)
         elif h.type is FrameType.NACK:
             self.out.extend(link.on_nack(e.body))
         elif not link.accept(h, self.out.append):

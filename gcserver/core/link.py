@@ -40,6 +40,8 @@ MAX_NACK = 1024
 MAX_AHEAD = 1 << 20
 #: So many frames with damaged headers in a row, and none good between them, fault what the link serves.
 MAX_BLIND = 8
+#: Weight of a new round trip in the smoothed one (RFC 6298).
+SMOOTHING = 0.125
 #: At most one HELLO in answer to a burst of frames of a wrong life, seconds.
 HELLO_PAUSE = 0.05
 
@@ -93,6 +95,11 @@ class Link:
     returned: dict[DomainKey, int] = field(default_factory=dict)
     taken: dict[DomainKey, int] = field(default_factory=dict)
     untold: dict[DomainKey, int] = field(default_factory=dict)
+    #: the peer's clock as its last heartbeat said it, and ours when that came
+    their_clock: float = 0.0
+    their_clock_at: float = 0.0
+    #: smoothed round trip of heartbeats, seconds; None before the first
+    rtt: float | None = None
 
     @property
     def up(self) -> bool:
@@ -117,10 +124,13 @@ class Link:
     def refuse(self, reason: str) -> Send:
         return self._unnumbered(FrameType.REFUSE, messages.encode(messages.Refuse(reason)))
 
-    def heartbeat(self, closed: tuple[tuple[bytes, int, int, int], ...] = ()) -> Send:
+    def heartbeat(self, closed: tuple[tuple[bytes, int, int, int], ...] = (), now: float = 0.0) -> Send:
+        """``now``: with it the heartbeat takes part in measuring the round trip."""
         self.untold.clear()
         credits = tuple((job, domain, total) for (job, domain), total in self.taken.items())
-        return self._unnumbered(FrameType.HEARTBEAT, messages.encode(messages.Beat(self.next_seq - 1, closed, credits)))
+        held = now - self.their_clock_at if now and self.their_clock else 0.0
+        beat = messages.Beat(self.next_seq - 1, closed, credits, now, self.their_clock if now else 0.0, held)
+        return self._unnumbered(FrameType.HEARTBEAT, messages.encode(beat))
 
     def send(
         self, header: Header, handle: Handle | None = None, body: bytes = b"", wanted: Callable[[], bool] = _always
@@ -221,6 +231,7 @@ class Link:
         self.ahead.clear()
         self.damaged.clear()
         self.blind = 0
+        self.their_clock, self.rtt = 0.0, None
         for book in (self.spent, self.returned, self.taken, self.untold):
             book.clear()
         out: list[LinkEffect] = [] if first else [Reconnect(self.peer)]
@@ -285,14 +296,24 @@ class Link:
                 out(effect)
         return True
 
-    def on_beat(self, h: Header, body: bytes, out: Sink) -> messages.Beat:
+    def on_beat(self, body: bytes, now: float, out: Sink) -> messages.Beat:
         beat = _beat(body)
+        self._round_trip(beat, now)
         for job, domain, total in beat.credits:
             self._returned((job, domain), total)
         self.highest = max(self.highest, min(beat.highest, self.highest + MAX_AHEAD))
         for effect in self.nack():
             out(effect)
         return beat
+
+    def _round_trip(self, beat: messages.Beat, now: float) -> None:
+        if not beat.sent:
+            return
+        self.their_clock, self.their_clock_at = beat.sent, now
+        trip = now - beat.echo - beat.held
+        # What an earlier life of ours said, or rubbish, gives no time that can have passed.
+        if beat.echo and 0.0 <= trip <= now - beat.echo:
+            self.rtt = trip if self.rtt is None else self.rtt + SMOOTHING * (trip - self.rtt)
 
     def on_nack(self, body: bytes) -> list[LinkEffect]:
         return self._resend(list(_nack(body).missing))
@@ -334,7 +355,7 @@ class Link:
         if not self.up or not self.knows_us:
             out: list[LinkEffect] = [self.hello(hello)]
         else:
-            out = [self.heartbeat(closed)]
+            out = [self.heartbeat(closed, now)]
         if self.up and not self.quiet and now - self.heard > quiet_after:
             self.quiet = True
             out.append(ReportLink(self.peer, "quiet"))

@@ -188,7 +188,7 @@ class Status:
                     reason,
                     link.theirs,
                     now - link.heard if link.up else None,
-                    None,
+                    link.rtt,
                     received,
                     sent,
                     counters.get(("frames_resent", node), 0),

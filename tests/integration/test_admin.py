@@ -98,6 +98,8 @@ def test_a_daemon_without_jobs(cluster: Cluster) -> None:
     assert [lane["pid"] for lane in status["lanes"]] == a.lane_pids()
     peer = until("b to be up", lambda: [p for p in ask(a, "peers")["peers"] if p["state"] == "up"])[0]
     assert (peer["name"], peer["address"]) == (b.name, b.address)
+    measured = until("a round trip", lambda: [p for p in ask(a, "peers")["peers"] if p.get("rtt_seconds")])[0]
+    assert 0.0 < measured["rtt_seconds"] < 1.0
     assert ask(a, "jobs") == {"jobs": []}
     refused = gcctl(a, "set-codec", "fp16")
     assert refused.returncode == 1 and "no job" in refused.stderr and refused.stderr.count("\n") == 1

@@ -37,7 +37,7 @@ def data(phase: Phase = Phase.AGGREGATE, nbytes: int = 100) -> Header:
 def hear(link: Link, beat: Send) -> None:
     """A heartbeat arrives."""
     assert link.fresh(beat.header, 1.0, HELLO, lambda e: None)
-    link.on_beat(beat.header, beat.body, lambda e: None)
+    link.on_beat(beat.body, 0.0, lambda e: None)
 
 
 def receive(link: Link, sent: Send) -> tuple[bool, list[Any]]:
@@ -78,7 +78,7 @@ def test_a_gap_at_the_end_shows_in_the_heartbeat() -> None:
     out: list[Any] = []
     beat = a.heartbeat()
     assert b.fresh(beat.header, 1.0, HELLO, out.append)
-    assert b.on_beat(beat.header, beat.body, out.append).highest == 1
+    assert b.on_beat(beat.body, 0.0, out.append).highest == 1
     assert kinds(out) == ["NACK", "nacks_sent"]
 
 
@@ -220,7 +220,7 @@ def test_absurd_numbers_are_bounded() -> None:
     out: list[Any] = []
     assert not b.accept(header, out.append)
     assert kinds(out) == ["frames_refused"]
-    b.on_beat(header, messages.encode(messages.Beat(2**60)), out.append)
+    b.on_beat(messages.encode(messages.Beat(2**60)), 0.0, out.append)
     assert len(b.missing()) == MAX_NACK
 
 
@@ -239,9 +239,29 @@ def test_ticks_say_hello_then_beat_and_report_silence() -> None:
     assert out == [ReportLink(B, "up")]
 
 
+def test_heartbeats_measure_the_round_trip_whatever_the_clocks_say() -> None:
+    """b's clock is 1000 s ahead, a frame takes 3 ms there and 5 ms back, and b answers when its own timer fires."""
+    a, b = pair()
+    for turn in range(3):
+        start = 10.0 + turn
+        b.on_beat(a.heartbeat(now=start).body, 1000 + start + 0.003, lambda e: None)
+        a.on_beat(b.heartbeat(now=1000 + start + 0.4).body, start + 0.405, lambda e: None)
+    assert a.rtt == pytest.approx(0.008, abs=1e-6)
+    assert b.rtt == pytest.approx(0.008, abs=1e-6)
+    a.adopt(b.incarnation + 1, 20.0)
+    assert a.rtt is None, "another life, perhaps another clock"
+
+
+@pytest.mark.parametrize(("echo", "held"), [(5e9, 0.0), (1.0, 50.0), (1.0, -3.0), (float("nan"), 0.0), (1.0, 1e300)])
+def test_round_trips_that_cannot_be_are_not_believed(echo: float, held: float) -> None:
+    a, _ = pair()
+    a.on_beat(messages.encode(messages.Beat(0, sent=7.0, echo=echo, held=held)), 10.0, lambda e: None)
+    assert a.rtt is None
+
+
 def test_bodies_that_are_no_messages_are_message_errors() -> None:
     a, _ = pair()
-    for call in (lambda: a.on_nack(b"\xc1"), lambda: a.on_beat(data(), b"noise", lambda e: None)):
+    for call in (lambda: a.on_nack(b"\xc1"), lambda: a.on_beat(b"noise", 0.0, lambda e: None)):
         with pytest.raises(messages.MessageError):
             call()
     assert a.nack() == []
