@@ -1,8 +1,8 @@
 """The lane machine: events in, effects out.
 
-What may live here: which part of the machine an event concerns (links, domains, queues), frames that come
-too early, and the order of effects. What may not: what a round does (`domain.py`), link arithmetic
-(`link.py`), I/O, clocks: ``now`` is a parameter, seconds on any monotonic clock.
+What may live here: which part of the machine an event concerns (links, domains, queues), and the order of
+effects. What may not: what a round does (`domain.py` says where), link arithmetic (`link.py`), I/O, clocks:
+``now`` is a parameter, seconds on any monotonic clock.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from typing import Any
 
 from gcproto import messages, wire
 from gcproto.wire import Flag, FrameType, Header, Phase
+from gcserver.core import completion, encoding, exchange, frames, opening, pushes
 from gcserver.core.domain import Domain, Outward
+from gcserver.core.early import Early
 from gcserver.core.effects import Count, LaneEffect, Release, ReportLink
 from gcserver.core.events import (
     DomainClosed,
@@ -69,8 +71,7 @@ class LaneMachine:
     links: dict[int, Link] = field(default_factory=dict)
     outboxes: dict[int, Outbox] = field(default_factory=dict)
     domains: dict[DomainKey, Domain] = field(default_factory=dict)
-    early: dict[DomainKey, list[tuple[float, FrameReceived]]] = field(default_factory=dict)
-    early_pushes: dict[DomainKey, list[Pushed]] = field(default_factory=dict)
+    early: Early = field(default_factory=Early)
     #: jobs that ended here; their late frames are dropped at once
     ended: dict[bytes, None] = field(default_factory=dict)
     out: list[LaneEffect] = field(default_factory=list)
@@ -113,15 +114,8 @@ class LaneMachine:
             self.out.extend(link.tick(now, self.config.hello, self.config.quiet_after))
         for domain in self.domains.values():
             domain.report_waiting(now, self.config.waiting_after)
-        for key, frames in list(self.early.items()):
-            keep = [(at, f) for at, f in frames if now - at < self.config.early_for]
-            for at, f in frames:
-                if now - at >= self.config.early_for:
-                    self._drop(f)
-            if keep:
-                self.early[key] = keep
-            else:
-                del self.early[key]
+        for frame in self.early.expired(now, self.config.early_for):
+            self._drop(frame)
 
     def _on_hello(self, link: Link, h: Header, body: bytes, now: float) -> None:
         hello = _hello(body)
@@ -142,7 +136,7 @@ class LaneMachine:
             self.out.extend(link.adopt(h.incarnation, now))
             self.outboxes[link.peer].clear()
             for domain in self.domains.values():
-                domain.requeue(link.peer)
+                frames.requeue(domain, link.peer)
             self.out.append(link.hello(self.config.hello))
         elif h.to_incarnation != self.config.incarnation:
             self.out.append(link.hello(self.config.hello))
@@ -205,7 +199,7 @@ class LaneMachine:
             self._drop(e)
             return
         if domain is None or (h.key not in domain.partitions and h.epoch == domain.config.epoch):
-            self.early.setdefault(key, []).append((now, e))
+            self.early.keep_frame(key, e, now)
             return
         member = next((i for i, m in enumerate(domain.config.members) if m.node == h.sender), None)
         if member is None or h.epoch != domain.config.epoch:
@@ -224,9 +218,9 @@ class LaneMachine:
             )
             return
         if h.phase is Phase.AGGREGATE:
-            domain.on_aggregate(h, e.handle, member)
+            exchange.on_aggregate(domain, h, e.handle, member)
         elif h.flags & Flag.ALL or block.owner == domain.config.me:
-            domain.on_contribution(h, e.handle, member)
+            exchange.on_contribution(domain, h, e.handle, member)
         else:
             self._drop(e)
             self.out.append(Count("frames_unexpected", h.sender))
@@ -271,8 +265,8 @@ class LaneMachine:
             return
         book = StepBook(c.local_ranks, c.lag, e.settled, set(e.voids), list(e.switches), e.proposal)
         outward = Outward(
-            send=lambda peer, h, handle, wanted: self._send(peer, h, handle, wanted),
-            queue=lambda peer, step, key: self._queue(c.id, peer, step, key),
+            send=self._send,
+            queue=lambda peer, step, key: self.outboxes[peer].add(c.id, step, key),
             take=lambda peer, nbytes, life: self._take(c.id, peer, nbytes, life),
         )
         domain = Domain(
@@ -280,7 +274,7 @@ class LaneMachine:
         )
         self.domains[c.id] = domain
         self.ended.pop(c.job, None)
-        domain.resume(e.finished)
+        opening.resume(domain, e.finished)
 
     def _send(self, peer: int, h: Header, handle: Handle | None, wanted: Callable[[], bool]) -> None:
         link = self.links.get(peer)
@@ -296,9 +290,6 @@ class LaneMachine:
             out.extend(domain.out)
             domain.out = []
         return out
-
-    def _queue(self, domain: DomainKey, peer: int, step: int, key: int) -> None:
-        self.outboxes[peer].add(domain, step, key)
 
     def _take(self, domain: DomainKey, peer: int, nbytes: int, life: int) -> None:
         """Credit goes back to the life that spent it; a newer one started from zero."""
@@ -316,7 +307,7 @@ class LaneMachine:
             while link.up and (head := outbox.peek(blocked)) is not None:
                 key, step, block = head
                 domain = self.domains.get(key)
-                frame = domain.contribution(step, block) if domain is not None else None
+                frame = frames.contribution(domain, step, block) if domain is not None else None
                 if frame is None:
                     outbox.pop(key)
                     continue
@@ -331,29 +322,29 @@ class LaneMachine:
         domain = self.domains.get(e.domain)
         if domain is None or e.section.index < len(domain.sections):
             return
-        domain.open_section(e.section, e.blocks, dict(e.memory), now)
-        for _, frame in self.early.pop(e.domain, []):
+        opening.open_section(domain, e.section, e.blocks, dict(e.memory), now)
+        for frame in self.early.take_frames(e.domain):
             self._on_data(frame, now)
-        for push in self.early_pushes.pop(e.domain, []):
+        for push in self.early.take_pushes(e.domain):
             self._on_pushed(push, now)
 
     def _on_domain_closed(self, e: DomainClosed, now: float) -> None:
         domain = self.domains.pop(e.domain, None)
         if domain is not None:
-            self.out.extend(domain.close())
+            self.out.extend(opening.close(domain))
         self.ended[e.domain[0]] = None
         while len(self.ended) > 1024:
             self.ended.pop(next(iter(self.ended)))
-        for _, frame in self.early.pop(e.domain, []):
+        for frame in self.early.take_frames(e.domain):
             self._drop(frame)
-        self.early_pushes.pop(e.domain, None)
+        self.early.take_pushes(e.domain)
         for link in self.links.values():
             link.forget(e.domain)
 
     def _on_plan(self, e: PlanKnown, now: float) -> None:
         if (domain := self.domains.get(e.domain)) is not None:
             domain.plans[e.plan.version] = e.plan
-            domain.run_gated(now)
+            encoding.run_gated(domain, now)
 
     def _on_proposal(self, e: ProposalKnown, now: float) -> None:
         if (domain := self.domains.get(e.domain)) is not None:
@@ -363,29 +354,29 @@ class LaneMachine:
         if e.domain[0] in self.ended:
             return
         domain = self.domains.get(e.domain)
-        early = domain is None or e.domain in self.early_pushes or any(k >= domain.end for k in e.keys)
+        early = domain is None or e.domain in self.early.pushes or any(k >= domain.end for k in e.keys)
         if domain is None or early:
             # After a restart workers may ring before the control machine has told us of their job. What they
             # ring after that waits too: a close must not overtake the keys it closes.
-            self.early_pushes.setdefault(e.domain, []).append(e)
+            self.early.keep_push(e)
         else:
-            domain.on_push(e, now)
+            pushes.on_push(domain, e, now)
 
     def _on_encoded(self, e: Encoded, now: float) -> None:
         if (domain := self.domains.get(e.domain)) is not None:
-            domain.on_encoded(e)
+            exchange.on_encoded(domain, e)
         elif e.handle is not None:
             self.out.append(Release(e.handle))
 
     def _on_finalised(self, e: Finalised, now: float) -> None:
         if (domain := self.domains.get(e.domain)) is not None:
-            domain.on_finalised(e)
+            exchange.on_finalised(domain, e)
         elif e.handle is not None:
             self.out.append(Release(e.handle))
 
     def _on_settled(self, e: Settled, now: float) -> None:
-        if (domain := self.domains.get(e.domain)) is not None:
-            domain.on_settled(e, now)
+        if (domain := self.domains.get(e.domain)) is not None and completion.settle(domain, e):
+            encoding.run_gated(domain, now)
 
 
 _HANDLERS: dict[type, Callable[[LaneMachine, Any, float], None]] = {

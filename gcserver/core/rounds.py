@@ -1,7 +1,7 @@
 """What a lane remembers of each block: the rounds under way, residual versions, the retained payload.
 
 What may live here: the data of rounds and small questions about it. What may not: decisions that send or
-deliver (`domain.py`).
+deliver (`exchange.py`).
 """
 
 from __future__ import annotations
@@ -114,6 +114,11 @@ class Partition:
         """A retained memory that nothing needs. Two in turn, and a third where both aggregates of a round are kept."""
         used = {r.slot for r in self.retained}
         return next(s for s in (self.next_slot, 0, 1, 2) if s not in used)
+
+    def retain(self, new: Retained) -> None:
+        """Keep a payload that peers may ask for again."""
+        self.retained = (new, *self.retained)
+        self.next_slot = int(new.slot == 0)
 
     @classmethod
     def restored(cls, block: Block, section: Section, memory: BlockMemory | None) -> Partition:

@@ -283,7 +283,7 @@ class Checks:
                 if machine.domains and not world.fatal:
                     self.fail("G5", f"{p.name} still has domains {list(machine.domains)}")
                 left = set(p.handles) - p.ghosts
-                if not machine.domains and not machine.early and left:
+                if not machine.domains and not machine.early.frames and left:
                     self.fail("handles", f"{p.name} leaks {len(left)} payloads")
                 for link in machine.links.values():
                     if not machine.domains and (link.spent or link.returned):

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
 
 from gcproto.records import replace
 from gcproto.wire import Flag, Header, Phase
+from gcserver.core import completion, encoding, exchange, frames
 from gcserver.core import effects as fx
 from gcserver.core.domain import Domain
 from gcserver.core.job import Job
@@ -21,12 +23,12 @@ from gcserver.core.rounds import Partition
 from gcserver.core.steps import StepBook
 
 Patch = Callable[[Any], Any]
-#: name -> class, method, patch, the faults of the world that bring it out (none: any mix)
-PLANTED: dict[str, tuple[type, str, Patch, tuple[str, ...]]] = {}
+#: name -> class or module, method or function, patch, the faults of the world that bring it out (none: any mix)
+PLANTED: dict[str, tuple[type | ModuleType, str, Patch, tuple[str, ...]]] = {}
 
 
-def plant(owner: type, method: str, *faults: str) -> Callable[[Patch], Patch]:
-    """Register a fault: the decorated function gets the original method and returns the faulty one."""
+def plant(owner: type | ModuleType, method: str, *faults: str) -> Callable[[Patch], Patch]:
+    """Register a fault: the decorated function gets the original of a method or function and returns the faulty one."""
 
     def register(patch: Patch) -> Patch:
         PLANTED[patch.__name__] = (owner, method, patch, faults)
@@ -47,30 +49,30 @@ def planted(name: str) -> Iterator[None]:
         setattr(owner, method, original)
 
 
-@plant(Domain, "on_contribution", "crash_lane", "crash_node", "reset", "lose")
+@plant(exchange, "on_contribution", "crash_lane", "crash_node", "reset", "lose")
 def double_count(original: Any) -> Any:
     """A contribution that comes twice is added twice."""
 
-    def on_contribution(self: Domain, h: Header, handle: int | None, member: int) -> None:
-        r = self.partitions[h.key].rounds.get(h.step)
+    def on_contribution(d: Domain, h: Header, handle: int | None, member: int) -> None:
+        r = d.partitions[h.key].rounds.get(h.step)
         stage = 1 if h.flags & Flag.SECOND else 0
         if r is not None and member in r.exchanges[stage].have and not r.exchanges[stage].finalising:
-            again = fx.Accumulate(self.config.id, h.key, h.step, member, handle, h.codec, h.level, False, False, stage)
-            self.out.append(again)
-        original(self, h, handle, member)
+            again = fx.Accumulate(d.config.id, h.key, h.step, member, handle, h.codec, h.level, False, False, stage)
+            d.out.append(again)
+        original(d, h, handle, member)
 
     return on_contribution
 
 
-@plant(Domain, "on_contribution")
+@plant(exchange, "on_contribution")
 def stale_round_accepted(original: Any) -> Any:
     """A contribution to a round that is complete is taken as one to a new round."""
 
-    def on_contribution(self: Domain, h: Header, handle: int | None, member: int) -> None:
-        p = self.partitions[h.key]
+    def on_contribution(d: Domain, h: Header, handle: int | None, member: int) -> None:
+        p = d.partitions[h.key]
         out_step = p.out_step
         p.out_step = min(out_step, h.step - 1)
-        original(self, h, handle, member)
+        original(d, h, handle, member)
         p.out_step = max(out_step, p.out_step)
 
     return on_contribution
@@ -95,13 +97,13 @@ def old_epoch_accepted(original: Any) -> Any:
     return on_data
 
 
-@plant(Domain, "_complete")
+@plant(completion, "complete")
 def flip_before_settle(original: Any) -> Any:
     """Residual versions flip as soon as the round is complete."""
 
-    def complete(self: Domain, p: Partition, r: Any, nonfinite: bool) -> None:
-        original(self, p, r, nonfinite)
-        self._flip(p, r.step, False)
+    def complete(d: Domain, p: Partition, r: Any, nonfinite: bool) -> None:
+        original(d, p, r, nonfinite)
+        completion.flip(d, p, r.step, False)
 
     return complete
 
@@ -123,71 +125,71 @@ def retained_forgotten(original: Any) -> Any:
     return classmethod(restored)
 
 
-@plant(Domain, "on_finalised")
+@plant(exchange, "on_finalised")
 def not_retained(original: Any) -> Any:
     """The owner does not remember an aggregate once it is sent."""
 
-    def on_finalised(self: Domain, e: Any) -> None:
-        original(self, e)
-        p = self.partitions.get(e.key)
-        if p is not None and p.retained and p.retained[0].step == e.step and not self.faulted:
+    def on_finalised(d: Domain, e: Any) -> None:
+        original(d, e)
+        p = d.partitions.get(e.key)
+        if p is not None and p.retained and p.retained[0].step == e.step and not d.faulted:
             for kept in p.retained:
-                self._release(kept.handle)
+                d.release(kept.handle)
             p.retained = ()
 
     return on_finalised
 
 
-@plant(Domain, "on_finalised", "crash_lane", "crash_node")
+@plant(exchange, "on_finalised", "crash_lane", "crash_node")
 def first_sum_not_kept(original: Any) -> Any:
     """An owner forgets the sum of the first exchange once it has that of the second."""
 
-    def on_finalised(self: Domain, e: Any) -> None:
-        original(self, e)
-        p = self.partitions.get(e.key)
-        if p is not None and e.stage and not self.faulted:
-            self._forget(p, lambda k: k.step == e.step and k.stage == 1)
+    def on_finalised(d: Domain, e: Any) -> None:
+        original(d, e)
+        p = d.partitions.get(e.key)
+        if p is not None and e.stage and not d.faulted:
+            d.forget(p, lambda k: k.step == e.step and k.stage == 1)
 
     return on_finalised
 
 
-@plant(Domain, "on_encoded", "crash_lane", "crash_node")
+@plant(exchange, "on_encoded", "crash_lane", "crash_node")
 def first_sum_not_adopted(original: Any) -> Any:
     """A restarted owner waits for the first exchange's contributions, though members may have had its sum."""
 
-    def on_encoded(self: Domain, e: Any) -> None:
-        p = self.partitions[e.key]
+    def on_encoded(d: Domain, e: Any) -> None:
+        p = d.partitions[e.key]
         r = p.rounds.get(e.step)
         if r is not None and r.double and e.stage == 0:
-            self._forget(p, lambda k: k.step != e.step)
-        original(self, e)
+            d.forget(p, lambda k: k.step != e.step)
+        original(d, e)
 
     return on_encoded
 
 
-@plant(Domain, "_ready", "set_codec", "crash_lane")
+@plant(encoding, "ready", "set_codec", "crash_lane")
 def decision_not_reused(original: Any) -> Any:
     """A retry decides anew instead of reading the ledger: another seed, perhaps another plan."""
 
-    def ready(self: Domain, p: Partition, r: Any, now: float) -> None:
-        if p.logged is not None and p.logged.step == r.step and p.logged.plan == 0 and len(self.plans) > 1:
+    def ready(d: Domain, p: Partition, r: Any, now: float) -> None:
+        if p.logged is not None and p.logged.step == r.step and p.logged.plan == 0 and len(d.plans) > 1:
             p.logged = None
-            self.steps.switches = [(0, max(self.plans))]
-        original(self, p, r, now)
+            d.steps.switches = [(0, max(d.plans))]
+        original(d, p, r, now)
 
     return ready
 
 
-@plant(Domain, "_advance")
+@plant(exchange, "_advance")
 def encoded_from_another_state(original: Any) -> Any:
     """The owner's second error feedback reads the version it is about to write."""
 
-    def advance(self: Domain, p: Partition, r: Any, stage: int) -> None:
-        before = len(self.out)
-        original(self, p, r, stage)
-        for i, e in enumerate(self.out[before:], before):
+    def advance(d: Domain, p: Partition, r: Any, stage: int) -> None:
+        before = len(d.out)
+        original(d, p, r, stage)
+        for i, e in enumerate(d.out[before:], before):
             if isinstance(e, fx.Finalise) and e.codec is not None and e.codec.feedback and p.owner_residual.settled:
-                self.out[i] = replace(e, read=1 - e.read, write=1 - e.write)
+                d.out[i] = replace(e, read=1 - e.read, write=1 - e.write)
 
     return advance
 
@@ -249,24 +251,24 @@ def plan_not_awaited(original: Any) -> Any:
     return lambda self, number: True
 
 
-@plant(Domain, "requeue", "crash_lane")
+@plant(frames, "requeue", "crash_lane")
 def not_sent_to_a_new_life(original: Any) -> Any:
     """A peer that restarted gets nothing of the rounds under way."""
-    return lambda self, peer: None
+    return lambda d, peer: None
 
 
-@plant(Domain, "on_settled")
+@plant(completion, "settle")
 def void_step_flips(original: Any) -> Any:
     """A void step makes its residuals current like any other."""
-    return lambda self, e, now: original(self, replace(e, void=False), now)
+    return lambda d, e: original(d, replace(e, void=False))
 
 
-@plant(Domain, "_header", "set_codec")
+@plant(frames, "data_header", "set_codec")
 def proposals_differ(original: Any) -> Any:
     """Contributions claim a proposal nobody made."""
 
-    def header(self: Domain, p: Any, phase: Phase, step: int, *rest: Any) -> Header:
-        h: Header = original(self, p, phase, step, *rest)
-        return replace(h, proposal=h.proposal + (self.config.me if len(self.plans) > 2 else 0))
+    def header(d: Domain, p: Any, phase: Phase, step: int, *rest: Any) -> Header:
+        h: Header = original(d, p, phase, step, *rest)
+        return replace(h, proposal=h.proposal + (d.config.me if len(d.plans) > 2 else 0))
 
     return header

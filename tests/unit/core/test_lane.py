@@ -219,7 +219,7 @@ def test_only_addresses_of_sections_to_come_are_waited_for() -> None:
     m = machine()
     open_domain(m)
     assert m.on(ev.Pushed(ID, 0, 1, (65536,), False), 0.0) == [], "where the next section will start"
-    assert m.early_pushes
+    assert m.early.pushes
     m = machine()
     open_domain(m)
     (fault,) = faults(m.on(ev.Pushed(ID, 0, 1, (64,), False), 0.0))

@@ -1,0 +1,96 @@
+"""The end of an exchange, of a round, of a step: output slots, step reports, residual versions.
+
+What may live here: what is committed, given back and told when something is over. What may not: what is sent on
+(`exchange.py`), what may begin after it (`encoding.py`).
+"""
+
+from __future__ import annotations
+
+from gcproto.records import replace
+from gcserver.core.domain import Domain
+from gcserver.core.effects import CommitOutput, Flip, LogStep, ReportStep
+from gcserver.core.events import Settled, StepRecord, Versions
+from gcserver.core.rounds import Exchange, Parked, Partition, Round
+from gcserver.core.steps import Step
+
+
+def complete(d: Domain, p: Partition, r: Round, nonfinite: bool) -> None:
+    """The result of a round is in the output slot."""
+    key = p.block.key
+    d.out.append(CommitOutput(d.config.id, key, r.step, nonfinite, r.proposal))
+    r.complete = True
+    del p.rounds[r.step]
+    p.out_step, p.out_nonfinite, p.out_proposal = r.step, nonfinite, r.proposal
+    end_exchange(d, p, r)
+    for x in r.exchanges:
+        unpark(d, x, None)
+    if r.codec is not None and r.codec.feedback:
+        p.unsettled = r.step
+    d.notify(r.step, nonfinite, key, None)
+    step = d.steps.open[r.step]
+    step.done.add(key)
+    step.nonfinite |= nonfinite
+    step.proposal = max(step.proposal, r.proposal)
+    try_finish(d, step)
+
+
+def try_finish(d: Domain, step: Step) -> None:
+    """Log and report a closed step whose blocks are all out."""
+    if step.finished or not step.is_closed or len(step.done) < len(step.expected):
+        return
+    step.finished = True
+    record = StepRecord(step.number, step.nonfinite, step.proposal, step.digest)
+    d.finished[step.number] = record
+    d.out.append(LogStep(d.config.id, step.number, step.nonfinite, step.proposal, step.digest))
+    d.out.append(ReportStep(d.config.id, step.number, step.nonfinite, step.proposal, step.digest))
+
+
+def settle(d: Domain, e: Settled) -> bool:
+    """Make the new residuals current, unless the step is void. False if it is an old story."""
+    if e.step <= d.steps.settled:
+        return False
+    step = d.steps.open.get(e.step)
+    d.steps.settle(e.step, e.void, e.plan)
+    d.finished.pop(e.step, None)
+    d.remote.pop(e.step, None)
+    for key in step.expected if step is not None else list(d.partitions):
+        p = d.partitions[key]
+        if p.unsettled == e.step:
+            for owner in (False, True):
+                flip(d, p, e.step, owner)
+    return True
+
+
+def flip(d: Domain, p: Partition, step: int, owner: bool) -> None:
+    """Make what ``step`` wrote the block's current residual version, or, in a void step, leave the one before it."""
+    versions = p.owner_residual if owner else p.residual
+    if versions.written != step or versions.settled >= step:
+        return
+    if step in d.steps.voids:
+        new = replace(versions, settled=step)
+    else:
+        new = Versions(1 - versions.current, step, step)
+    if owner:
+        p.owner_residual = new
+    else:
+        p.residual = new
+    d.out.append(Flip(d.config.id, p.block.key, step, new.current, owner))
+
+
+def end_exchange(d: Domain, p: Partition, r: Round) -> None:
+    """Nobody needs our payload of it any more, nor what others sent."""
+    x = r.now
+    x.over = True
+    own, x.own = x.own, None
+    if own is not None and not r.everyone:
+        d.release(own.handle)
+    unpark(d, x, own)
+
+
+def unpark(d: Domain, x: Exchange, own: Parked | None) -> None:
+    """Whatever is still parked goes back."""
+    for member, parked in sorted(x.parked.items()):
+        if parked is not own and member != d.config.me:
+            d.release(parked.handle)
+            d.outward.take(d.config.members[member].node, parked.nbytes, parked.life)
+    x.parked.clear()
