@@ -33,7 +33,8 @@ from gcserver.admin.source import (
     WaitingFor,
 )
 from gcserver.core import control_events as cx
-from gcserver.core.job import ControlDomain, Job
+from gcserver.core.control_domain import ControlDomain
+from gcserver.core.job import Job
 from gcserver.core.plan import choose
 from gcserver.runtime.lanelink import AskBlocks, BlockFacts, StepTimes
 

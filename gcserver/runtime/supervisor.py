@@ -27,7 +27,8 @@ from gcserver.core import control_events as cx
 from gcserver.core import effects as fx
 from gcserver.core import events as ev
 from gcserver.core.arbiter import MemoryArbiter
-from gcserver.core.control import ControlConfig, ControlMachine
+from gcserver.core.control import ControlMachine
+from gcserver.core.control_config import ControlConfig
 from gcserver.runtime.lanelink import ForgetJob, LaneTrouble
 from gcserver.runtime.lanes import Lanes
 from gcserver.runtime.ledger import JobStore

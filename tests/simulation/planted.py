@@ -13,7 +13,7 @@ from typing import Any
 
 from gcproto.records import replace
 from gcproto.wire import Flag, Header, Phase
-from gcserver.core import completion, encoding, exchange, frames
+from gcserver.core import completion, encoding, exchange, frames, settling
 from gcserver.core import effects as fx
 from gcserver.core.domain import Domain
 from gcserver.core.job import Job
@@ -194,30 +194,30 @@ def encoded_from_another_state(original: Any) -> Any:
     return advance
 
 
-@plant(Job, "on_step")
+@plant(settling, "on_step")
 def settled_out_of_order(original: Any) -> Any:
     """A step settles as soon as it is finished here, whatever came before it."""
 
-    def on_step(self: Job, lane: int, report: Any) -> Any:
-        domain = self.domains.get(report.domain[1])
-        out = original(self, lane, report)
-        if domain is not None and len(domain.reports.get(report.step, ())) == self.lanes:
-            out = out + self._settle(domain, report.step)
+    def on_step(job: Job, lane: int, report: Any) -> Any:
+        domain = job.domains.get(report.domain[1])
+        out = original(job, lane, report)
+        if domain is not None and len(domain.reports.get(report.step, ())) == job.lanes:
+            out = out + settling.settle(job, domain, report.step)
         return out
 
     return on_step
 
 
-@plant(Job, "on_step")
+@plant(settling, "on_step")
 def settled_by_one_lane(original: Any) -> Any:
     """The control machine does not wait for the other lanes."""
 
-    def on_step(self: Job, lane: int, report: Any) -> Any:
-        lanes, self.lanes = self.lanes, 1
+    def on_step(job: Job, lane: int, report: Any) -> Any:
+        lanes, job.lanes = job.lanes, 1
         try:
-            return original(self, lane, report)
+            return original(job, lane, report)
         finally:
-            self.lanes = lanes
+            job.lanes = lanes
 
     return on_step
 

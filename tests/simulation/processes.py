@@ -18,7 +18,8 @@ from gcserver.core import control_events as ce
 from gcserver.core import effects as fx
 from gcserver.core import events as ev
 from gcserver.core.arbiter import MemoryArbiter
-from gcserver.core.control import ControlConfig, ControlMachine
+from gcserver.core.control import ControlMachine
+from gcserver.core.control_config import ControlConfig
 from tests.simulation.memory import resolve
 
 if TYPE_CHECKING:

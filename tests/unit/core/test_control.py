@@ -18,7 +18,8 @@ from gcproto.messages import DeclareDomain, DeclareSection, Fault, Register, Reg
 from gcproto.records import replace
 from gcproto.wire import FrameType, Header
 from gcserver.core import control_events as ce
-from gcserver.core.control import ControlConfig, ControlMachine
+from gcserver.core.control import ControlMachine
+from gcserver.core.control_config import ControlConfig
 from gcserver.core.effects import Count, ReportFault, ReportStep, ReportWaiting, Send
 from gcserver.core.events import CodecChoice, DomainOpened, FrameReceived, PeerAdded, Settled, Tick
 
@@ -31,9 +32,9 @@ def resolve(spec: str) -> CodecChoice:
     return CodecChoice(spec, 1, 0, spec == "topk", spec == "topk", whole=spec == "matrix")
 
 
-def machine(lanes: int = 1, **more: Any) -> ControlMachine:
+def machine(lanes: int = 1, codec: str = "none", **more: Any) -> ControlMachine:
     hello = messages.Hello("a", "tcp://a:7000", lanes, 0, 1, "test")
-    rules = (messages.Rule("*", "none"),)
+    rules = (messages.Rule("*", codec),)
     return ControlMachine(ControlConfig(hello, 100, rules, 4 << 20, 64 << 10, 60.0, "fail", **more), resolve)
 
 
@@ -320,8 +321,7 @@ LARGE = Section(0, (TensorSpec("b", (300,), 0), TensorSpec("w", (300, 300), 0)))
 
 def declared(whole: bool, scoped: bool = True, rules: str = "none") -> tuple[ControlMachine, list[Any]]:
     """One node, one rank, one domain with a large matrix; what the machine said to its section."""
-    m = machine()
-    m.config = dc_replace(m.config, rules=(messages.Rule("*", rules),))
+    m = machine(codec=rules)
     (arbitrate,) = [e for e in said(m, 1, register()) if isinstance(e, ce.Arbitrate)]
     m.on(ce.EpochWon(arbitrate.record), 0.0)
     said(m, 1, DeclareDomain("ddp", 0, (0,), scoped, "", whole))
@@ -519,14 +519,19 @@ def test_a_refused_gathering_is_told_to_the_other_nodes() -> None:
     m.on(hello_from("b", 7, to=100), 0.0)
     said(m, 1, register(0, 2))
     out = m.on(control_from_b(messages.JobJoin("train", 2, messages.MemberInfo("b", "tcp://b:7000", (0,)), 5), 1), 0.0)
-    assert [f.kind for f in told(out)] == ["JoinRefused"] and not m.joins
+    assert [f.kind for f in told(out)] == ["JoinRefused"] and not m.formation.joins
     (refusal,) = control_sent(out)
     assert ("b", 5) in refusal.gatherings and "do not make a world" in refusal.reason
     other, nonce, _ = gathered()
     late = messages.JoinRefusal("train", (("a", nonce - 1),), "ranks")
     assert told(other.on(control_from_b(late, 1), 0.0)) == [], "an earlier gathering"
     (fault,) = told(other.on(control_from_b(messages.JoinRefusal("train", (("a", nonce),), "ranks"), 2), 0.0))
-    assert fault.kind == "JoinRefused" and fault.message == "b: ranks" and not other.gatherings and not other.joins
+    assert (
+        fault.kind == "JoinRefused"
+        and fault.message == "b: ranks"
+        and not other.gatherings
+        and not other.formation.joins
+    )
 
 
 def test_another_world_size_elsewhere_is_named_to_who_waits() -> None:

@@ -1,0 +1,59 @@
+"""A domain of a job as its node's control machine sees it.
+
+What may live here: what is known of a domain and small questions about it. What may not: what the job does about it
+(`declarations.py`, `settling.py`, `waiting.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from gcproto import wire
+from gcproto.manifest import Section
+from gcproto.messages import DeclareDomain
+from gcserver.core.effects import ReportStep, ReportWaiting
+from gcserver.core.events import DomainConfig
+
+
+@dataclass(slots=True)
+class ControlDomain:
+    """A domain of a job. ``declared[i][rank]``: section i as local rank declared it; ``offers[i][node]``."""
+
+    declared_as: DeclareDomain
+    config: DomainConfig
+    ranks: tuple[int, ...]
+    sections: list[Section] = field(default_factory=list)
+    declared: dict[int, dict[int, Section]] = field(default_factory=dict)
+    offers: dict[int, dict[str, int]] = field(default_factory=dict)
+    offered: set[int] = field(default_factory=set)
+    #: the step a section was declared for, by local rank and by node
+    declared_for: dict[int, dict[int, int]] = field(default_factory=dict)
+    offered_for: dict[int, dict[str, int]] = field(default_factory=dict)
+    settled: int = 0
+    voids: list[int] = field(default_factory=list)
+    switches: list[tuple[int, int]] = field(default_factory=lambda: [(0, 0)])
+    reports: dict[int, dict[int, ReportStep]] = field(default_factory=dict)
+    closing: dict[int, dict[int, int]] = field(default_factory=dict)
+    closed: dict[int, int] = field(default_factory=dict)
+    waiting: dict[int, ReportWaiting] = field(default_factory=dict)
+
+    def own(self, index: int) -> Section | None:
+        """Section ``index`` as it was declared here, agreed or not."""
+        if index < len(self.sections):
+            return self.sections[index]
+        declared = self.declared.get(index)
+        return next(iter(declared.values())) if declared else None
+
+    def digest(self, section: Section) -> int:
+        """What members compare: the section and everything about its domain."""
+        return wire.digest(msgspec.msgpack.encode((self.declared_as, section)))
+
+    def agreed(self, index: int, section: Section) -> None:
+        """All members have declared the next section alike: what was said about it is over."""
+        self.sections.append(section)
+        self.declared.pop(index, None)
+        self.offers.pop(index, None)
+        self.declared_for.pop(index, None)
+        self.offered_for.pop(index, None)

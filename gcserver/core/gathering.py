@@ -1,0 +1,297 @@
+"""How a job forms: workers of one label gather on each node, nodes join, the node of rank 0 proposes the epoch.
+
+What may live here: gatherings, joins, what makes them or a record of a peer unusable. What may not: the job that comes
+of it (`job.py`), who wins an epoch (`arbiter.py`).
+
+Workers of one label register with their daemon; when all of a node's workers are there the node says JobJoin to every
+peer it knows. The node of rank 0 collects joins until they cover all ranks, asks the arbiter to make that the first
+epoch, and announces the record; members then answer their workers. A join carries a nonce and is used once, so that
+what is left of an earlier run never enters a later one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from gcproto import messages, wire
+from gcproto.manifest import PAGE
+from gcproto.messages import EpochDecided, Fault, JobJoin, JobLeft, JoinRefusal, MemberInfo, Register, Waiting
+from gcserver.core.control_config import ControlConfig
+from gcserver.core.control_events import Arbitrate, Connection, ControlEffect, Log, Tell
+from gcserver.core.events import CodecChoice
+from gcserver.core.peers import Peers
+
+JOB_BYTES = len(wire.NO_JOB)
+#: What to do when ranks and sizes do not fit together.
+CHECK_RANKS = "check RANK, WORLD_SIZE and LOCAL_RANK on every machine"
+#: A worker that waits is told what for after this long, then again as often, seconds.
+SAY_WAITING = 2.0
+
+
+def fault_without_job(connection: Connection, kind: str, message: str, advice: str = "start the job again") -> Tell:
+    """What a worker is told that is in no job."""
+    return Tell(connection, Fault(b"", kind, message, advice=advice))
+
+
+@dataclass(slots=True)
+class Gathering:
+    """Workers of one label on this node that wait for their job."""
+
+    label: str
+    nonce: int
+    since: float
+    world_size: int
+    local_size: int
+    workers: dict[int, tuple[Connection, Register]] = field(default_factory=dict)
+    said: float = 0.0
+
+    @property
+    def complete(self) -> bool:
+        return len(self.workers) == self.local_size
+
+    def member(self, hello: messages.Hello) -> MemberInfo:
+        ranks = tuple(sorted(r.rank for _, r in self.workers.values()))
+        return MemberInfo(hello.node, hello.address, ranks)
+
+
+def why_unusable(m: EpochDecided, node: str, resolve: Callable[[str], CodecChoice]) -> tuple[str, str] | None:
+    """(kind, why) a peer's record cannot be followed on ``node``, or None."""
+    ranks = [r for member in m.members for r in member.ranks]
+    whole = sorted(ranks) == list(range(m.world_size)) if m.world_size == len(ranks) else False
+    if len(m.members) != len(m.nonces) or not whole or any(not member.ranks for member in m.members):
+        return "JoinRefused", (
+            f"the record of job {m.label!r} does not fit together: {len(m.members)} members, {len(m.nonces)} "
+            f"nonces, {len(ranks)} ranks of {m.world_size}"
+        )
+    if len(m.job) != JOB_BYTES or m.partition_bytes <= 0 or m.partition_bytes % PAGE:
+        return "JoinRefused", (
+            f"the record of job {m.label!r} has a number of {len(m.job)} bytes and partitions of "
+            f"{m.partition_bytes}; expected {JOB_BYTES} and a positive multiple of {PAGE}"
+        )
+    if all(member.node != node for member in m.members):
+        return None
+    for rule in m.rules:
+        try:
+            resolve(rule.spec)
+        except ValueError as error:
+            return "CodecError", f"{node} cannot run the rules of job {m.label!r}: {error}"
+    return None
+
+
+@dataclass(slots=True)
+class Formation:
+    """The gatherings of a node, and the joins of all. ``out`` is the machine's list of effects."""
+
+    config: ControlConfig
+    peers: Peers
+    out: list[ControlEffect]
+    gatherings: dict[str, Gathering] = field(default_factory=dict)
+    joins: dict[str, dict[str, JobJoin]] = field(default_factory=dict)
+    #: (label, node) -> newest nonce that made it into a job
+    used: dict[tuple[str, str], int] = field(default_factory=dict)
+    nonces: int = 0
+
+    # --------------------------------------------------------------------------------------- workers
+    def register(self, connection: Connection, m: Register, now: float) -> None:
+        """A worker is there; the last one of a gathering makes this node join."""
+        if not (0 <= m.rank < m.world_size and 0 <= m.local_rank < m.local_size <= m.world_size):
+            self._refuse(
+                connection,
+                "JoinRefused",
+                f"rank {m.rank} of {m.world_size}, local rank {m.local_rank} of "
+                f"{m.local_size}: ranks start at 0 and end below the size",
+            )
+            return
+        if m.rank == 0 and len(m.number) != JOB_BYTES:
+            self._refuse(
+                connection, "JoinRefused", f"rank 0 draws the job's number of {JOB_BYTES} bytes, got {len(m.number)}"
+            )
+            return
+        if m.on_loss not in ("", "fail"):
+            self._refuse(
+                connection,
+                "JoinRefused",
+                f"on_loss={m.on_loss!r} comes in a later release; this one knows 'fail' only",
+                "leave on_loss out",
+            )
+            return
+        for name, address in m.peers:
+            self.peers.meet(name, address)
+        g = self.gatherings.get(m.label)
+        if g is None or (g.world_size, g.local_size) != (m.world_size, m.local_size):
+            self._dissolve(g)
+            self.nonces += 1
+            g = Gathering(m.label, self.config.incarnation + self.nonces, now, m.world_size, m.local_size, said=now)
+            self.gatherings[m.label] = g
+        before = g.workers.get(m.local_rank)
+        if before is not None and before[0] != connection:
+            self._refuse(
+                before[0],
+                "JoinRefused",
+                f"another worker registered as local rank {m.local_rank} of "
+                f"job {m.label!r}; give concurrent jobs different names (GC_JOB)",
+            )
+        g.workers[m.local_rank] = (connection, m)
+        if g.complete:
+            join = self._join(g)
+            self.peers.tell_all(join)
+            self.on_join(join)
+
+    def worker_gone(self, connection: Connection) -> None:
+        """Whoever comes next is another gathering; the join already sent must not be used."""
+        for g in list(self.gatherings.values()):
+            for local_rank, (waiting, _) in list(g.workers.items()):
+                if waiting == connection:
+                    del g.workers[local_rank]
+                    self._unjoin(g.label, self.config.hello.node)
+                    self.peers.tell_all(JobLeft(g.label, b"", g.nonce))
+                    self.nonces += 1
+                    g.nonce = self.config.incarnation + self.nonces
+                    if not g.workers:
+                        del self.gatherings[g.label]
+
+    def _refuse(self, connection: Connection, kind: str, message: str, advice: str = "start the job again") -> None:
+        self.out.append(fault_without_job(connection, kind, message, advice))
+
+    def _dissolve(self, g: Gathering | None) -> None:
+        if g is not None:
+            for connection, _ in g.workers.values():
+                self._refuse(
+                    connection,
+                    "JoinRefused",
+                    f"another run of job {g.label!r} with another world size "
+                    "registered; give concurrent jobs different names (GC_JOB)",
+                )
+
+    def _join(self, g: Gathering) -> JobJoin:
+        return JobJoin(g.label, g.world_size, g.member(self.config.hello), g.nonce)
+
+    # ----------------------------------------------------------------------------------------- peers
+    def peer_up(self, name: str) -> None:
+        """Say again what is still waited for."""
+        for g in self.gatherings.values():
+            if g.complete:
+                self.peers.send(name, self._join(g))
+
+    def on_join(self, join: JobJoin) -> None:
+        """A node is ready. The node of rank 0 proposes the epoch once all ranks are covered."""
+        node = join.member.node
+        if join.nonce <= self.used.get((join.label, node), 0) or not join.member.ranks:
+            return
+        joins = self.joins.setdefault(join.label, {})
+        joins[node] = join
+        g = self.gatherings.get(join.label)
+        first = next((r for _, r in g.workers.values() if r.rank == 0), None) if g is not None else None
+        if g is None or first is None or not g.complete:
+            return
+        chosen = [j for j in joins.values() if j.world_size == g.world_size]
+        ranks = [r for j in chosen for r in j.member.ranks]
+        if len(ranks) < g.world_size:
+            return
+        if sorted(ranks) != list(range(g.world_size)):
+            self._refuse_gathering(g, f"ranks {sorted(ranks)} do not make a world of {g.world_size}")
+            return
+        chosen.sort(key=lambda j: j.member.ranks[0])
+        c = self.config
+        record = EpochDecided(
+            join.label,
+            first.number,
+            1,
+            g.world_size,
+            tuple(j.member for j in chosen),
+            tuple(j.nonce for j in chosen),
+            c.rules,
+            c.partition_bytes,
+            c.min_compress_bytes,
+            first.deadline or c.deadline,
+            first.on_loss or c.on_loss,
+            first.seed,
+        )
+        self.out.append(Arbitrate(0, record))
+
+    def _refuse_gathering(self, g: Gathering, why: str) -> None:
+        joins = self.joins.pop(g.label, {})
+        refusal = JoinRefusal(g.label, tuple((j.member.node, j.nonce) for j in joins.values()), why)
+        self.peers.tell_all(refusal)
+        self._end_gathering(g, "JoinRefused", why, CHECK_RANKS)
+
+    def _end_gathering(self, g: Gathering, kind: str, why: str, advice: str) -> None:
+        self.gatherings.pop(g.label, None)
+        self._unjoin(g.label, self.config.hello.node)
+        for connection, _ in g.workers.values():
+            self._refuse(connection, kind, why, advice)
+
+    def on_refusal(self, node: str, m: JoinRefusal) -> None:
+        """The node of rank 0 refused these gatherings; one of them may be ours and still waiting."""
+        for name, nonce in m.gatherings:
+            if (join := self.joins.get(m.label, {}).get(name)) is not None and join.nonce <= nonce:
+                self._unjoin(m.label, name)
+        g = self.gatherings.get(m.label)
+        if g is not None and (self.config.hello.node, g.nonce) in m.gatherings:
+            self._end_gathering(g, "JoinRefused", f"{node}: {m.reason}", CHECK_RANKS)
+
+    def on_left(self, node: str, m: JobLeft) -> None:
+        """A gathering elsewhere lost a worker: its join must not be used."""
+        join = self.joins.get(m.label, {}).get(node)
+        if join is not None and join.nonce <= m.nonce:
+            self._unjoin(m.label, node)
+
+    def _unjoin(self, label: str, node: str) -> None:
+        joins = self.joins.get(label, {})
+        joins.pop(node, None)
+        if not joins:
+            self.joins.pop(label, None)
+
+    # --------------------------------------------------------------------------------------- records
+    def use(self, record: EpochDecided) -> None:
+        """The joins of a record have made it into a job: they are not used again."""
+        for member, nonce in zip(record.members, record.nonces, strict=True):
+            self.used[(record.label, member.node)] = max(nonce, self.used.get((record.label, member.node), 0))
+            self._unjoin(record.label, member.node)
+
+    def take(self, record: EpochDecided) -> Gathering | None:
+        """The gathering here that a record was made of, which is over with that; None if there is none."""
+        g = self.gatherings.get(record.label)
+        nonces = [n for m, n in zip(record.members, record.nonces, strict=True) if m.node == self.config.hello.node]
+        if g is None or nonces[:1] != [g.nonce]:
+            return None
+        return self.gatherings.pop(record.label)
+
+    def refuse_record(self, node: str, m: EpochDecided, kind: str, why: str) -> None:
+        """A peer's record cannot be followed here: tell the peer, and the workers it was made of."""
+        advice = "run the same release with the same codecs on every node"
+        self.out.append(Log("error", f"refusing a job record from {node}: {why}"))
+        missing = (self.config.hello.node,)
+        self.peers.send(node, Fault(m.job, kind, why, epoch=m.epoch, missing=missing, advice=advice))
+        g = self.gatherings.get(m.label)
+        nonces = [n for x, n in zip(m.members, m.nonces, strict=False) if x.node == self.config.hello.node]
+        if g is not None and g.nonce in nonces:
+            self._end_gathering(g, kind, why, advice)
+
+    # ------------------------------------------------------------------------------------------ time
+    def tick(self, now: float) -> None:
+        for g in list(self.gatherings.values()):
+            self._say_waiting(g, now)
+
+    def _say_waiting(self, g: Gathering, now: float) -> None:
+        if now - g.said < SAY_WAITING:
+            return
+        g.said = now
+        if not g.complete:
+            missing = sorted(set(range(g.local_size)) - set(g.workers))
+            what = f"local ranks {missing} of job {g.label!r} on {self.config.hello.node}"
+        else:
+            joined = self.joins.get(g.label, {})
+            down = [f"{k.name} ({k.refused or 'no answer'})" for k in self.peers.links.values() if not k.up]
+            alike = [j for j in joined.values() if j.world_size == g.world_size]
+            there = {r for j in alike for r in j.member.ranks} | set(g.member(self.config.hello).ranks)
+            missing = sorted(set(range(g.world_size)) - there)
+            what = f"ranks {missing} of job {g.label!r}" + (f"; peers not reached: {', '.join(down)}" if down else "")
+            if other := sorted((j.member.node, j.world_size) for j in joined.values() if j not in alike):
+                sizes = ", ".join(f"{size} on {name}" for name, size in other)
+                what += f"; WORLD_SIZE differs: {g.world_size} here, {sizes}"
+            if not self.peers.links:
+                what += "; no peers are known: set cluster.peers, or start with torchrun so that they are found"
+        for connection, _ in g.workers.values():
+            self.out.append(Tell(connection, Waiting(what)))

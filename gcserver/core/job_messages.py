@@ -1,0 +1,43 @@
+"""Which message of a member is whose business in a job.
+
+What may live here: the dispatch. What may not: what the messages do.
+"""
+
+from __future__ import annotations
+
+from gcproto import messages
+from gcserver.core import declarations, job_plans
+from gcserver.core.control_events import ControlEffect
+from gcserver.core.job import Job
+
+#: (node, message) that came before the job or the domain it is about
+Early = list[tuple[str, messages.Control]]
+
+
+def on_message(job: Job, node: str, m: messages.Control, early: Early) -> list[ControlEffect]:
+    """A message about a job from one of its members; one of a job that has ended is answered with its end."""
+    if isinstance(m, messages.Fault):
+        return job.on_fault(m)
+    if job.ended is not None:
+        job.tell_members(job.ended, node)
+        return []
+    if isinstance(m, messages.SectionOffer):
+        return declarations.on_offer(job, node, m, early)
+    if isinstance(m, messages.SectionList):
+        return declarations.on_list(job, node, m)
+    if isinstance(m, messages.PlanRequest):
+        return job_plans.on_request(job, m)
+    if isinstance(m, messages.PlanText):
+        return job_plans.on_plan(job, m)
+    if isinstance(m, messages.PlanReady):
+        return job_plans.on_ready(job, node, m)
+    if isinstance(m, messages.PlanGo):
+        return job_plans.on_go(job, m)
+    return []
+
+
+def resend(job: Job, node: str) -> None:
+    """A member is a new process: say everything again that it may not know."""
+    job.resend(node)
+    declarations.resend(job, node)
+    job_plans.resend(job, node)

@@ -1,0 +1,162 @@
+"""How the members of a job come to a new plan.
+
+What may live here: wishes, numbering, whether a plan can be run here, proposing it. What may not: what a plan means
+for a block (`plan.py`), the step from which it holds (`settling.py`, `steps.py`).
+
+    PlanRequest (any member -> the first) -> PlanText (the first -> all) -> PlanReady (each -> the first)
+    -> all can: PlanGo (the first -> all), contributions propose it; one cannot: PlanReady with the error, to all.
+"""
+
+from __future__ import annotations
+
+from gcproto.manifest import Section
+from gcproto.messages import PlanGo, PlanReady, PlanRequest, PlanText, Rule
+from gcserver.core import plan as planning
+from gcserver.core.control_domain import ControlDomain
+from gcserver.core.control_events import AnswerRequest, ControlEffect, Log, ToLane
+from gcserver.core.events import PlanKnown, ProposalKnown
+from gcserver.core.job import Job
+
+#: What to do where a codec takes whole matrices and blocks may cut them.
+DECLARE_WHOLE = "declare the model with gcclient.state(..., whole=True) on every rank"
+
+
+def set_codec(job: Job, request: int, number: int, pattern: str, spec: str) -> list[ControlEffect]:
+    """An operator's wish: goes to the first member, who numbers plans. ``number`` is unique cluster-wide."""
+    try:
+        job.resolve(spec)
+    except ValueError as error:
+        return [AnswerRequest(request, error=str(error))]
+    job.requests.ask(number, request)
+    wish = PlanRequest(job.id, number, (Rule(pattern, spec),))
+    if job.node == job.first:
+        return on_request(job, wish)
+    job.requests.wishes[number] = wish
+    job.tell_members(wish, job.first)
+    return []
+
+
+def on_request(job: Job, wish: PlanRequest) -> list[ControlEffect]:
+    """At the first member: some member wishes for rules. One plan is prepared at a time."""
+    if job.node != job.first or any(p.request == wish.request for p in job.plans.values()):
+        return []
+    job.queue = [q for q in job.queue if q.request != wish.request] + [wish]
+    return _next_plan(job)
+
+
+def _next_plan(job: Job) -> list[ControlEffect]:
+    if job.preparing or not job.queue:
+        return []
+    wish = job.queue.pop(0)
+    newest = max(job.plans, default=0)
+    rules = (*(job.plans[newest].rules if newest else ()), *wish.rules)
+    # A later rule for the same pattern replaces the earlier one.
+    kept = tuple(r for i, r in enumerate(rules) if all(r.pattern != s.pattern for s in rules[i + 1 :]))
+    job.numbered += 1
+    text = PlanText(job.id, job.numbered, wish.request, kept)
+    job.preparing[text.version] = {m.node for m in job.record.members}
+    job.tell_members(text)
+    return [job.save(), *on_plan(job, text)]
+
+
+def on_plan(job: Job, text: PlanText) -> list[ControlEffect]:
+    """Know a plan's text (its codecs are compiled at start), tell the lanes, answer the first member."""
+    out: list[ControlEffect] = []
+    job.numbered = max(job.numbered, text.version)
+    job.requests.numbered(text)
+    if text.version not in job.plans:
+        if error := _unfit(job, text):
+            ready = PlanReady(job.id, text.version, error)
+            if job.node == job.first:
+                return on_ready(job, job.node, ready)
+            job.tell_members(ready, job.first)
+            return []
+        job.plans[text.version] = text
+        out.append(job.save())
+        out.extend(ToLane(PlanKnown(d.config.id, job.plan(d, text.version))) for d in job.domains.values())
+    ready = PlanReady(job.id, text.version)
+    if job.node == job.first:
+        return out + on_ready(job, job.node, ready)
+    job.tell_members(ready, job.first)
+    return out
+
+
+def _unfit(job: Job, text: PlanText) -> str:
+    """Why a plan cannot be run here; empty if it can."""
+    try:
+        for rule in text.rules:
+            job.resolve(rule.spec)
+    except ValueError as error:
+        return str(error)
+    for domain in job.domains.values():
+        for section in (*domain.sections, *(s for by in domain.declared.values() for s in by.values())):
+            if why := cut(job, domain, section, text.version, text):
+                return f"{why}; {DECLARE_WHOLE}, or give a pattern that leaves its tensors out"
+    return ""
+
+
+def cut(job: Job, domain: ControlDomain, section: Section, version: int, text: PlanText | None = None) -> str:
+    """Why a plan (``text`` if it is not known yet) does not suit a section: it wants matrices whole that blocks may
+    cut. Empty if it does.
+
+    Domains of single calls are left out: their matrices go dense, as documented, since nobody declares them whole.
+    """
+    if domain.config.whole or not domain.declared_as.scoped:
+        return ""
+    plan = job.compose(domain, version, text.rules) if text is not None else job.plan(domain, version)
+    cut = planning.cut_matrix(plan, section, domain.config.min_compress_bytes)
+    if cut is None:
+        return ""
+    return f"{cut[1].spec} takes whole matrices, and blocks of {domain.config.label!r} may cut {cut[0]!r}"
+
+
+def on_ready(job: Job, node: str, ready: PlanReady) -> list[ControlEffect]:
+    """A member can or cannot run a plan; when all can, it is proposed."""
+    if job.node != job.first:
+        return _plan_dead(job, ready) if ready.error and node == job.first else []
+    if ready.version not in job.preparing:
+        return []
+    if ready.error:
+        del job.preparing[ready.version]
+        # To everyone: who asked may be at another node.
+        dead = PlanReady(job.id, ready.version, f"{node}: {ready.error}")
+        job.tell_members(dead)
+        log = Log("error", f"{node} cannot run plan {ready.version}: {ready.error}")
+        return [log, *_plan_dead(job, dead), *_next_plan(job)]
+    waiting = job.preparing[ready.version]
+    waiting.discard(node)
+    if waiting:
+        return []
+    del job.preparing[ready.version]
+    job.tell_members(PlanGo(job.id, ready.version))
+    return on_go(job, PlanGo(job.id, ready.version)) + _next_plan(job)
+
+
+def _plan_dead(job: Job, ready: PlanReady) -> list[ControlEffect]:
+    """Some member cannot run the plan: it was never proposed and never will be."""
+    if ready.version <= job.proposal:
+        return []
+    job.plans.pop(ready.version, None)
+    return [job.save(), *job.requests.refused(ready.version, ready.error)]
+
+
+def on_go(job: Job, go: PlanGo) -> list[ControlEffect]:
+    """All members can run the plan: contributions propose it from now on."""
+    if go.version <= job.proposal or go.version not in job.plans:
+        return []
+    job.proposal = go.version
+    return [job.save(), *(ToLane(ProposalKnown(d.config.id, go.version)) for d in job.domains.values())]
+
+
+def resend(job: Job, node: str) -> None:
+    """Say what a peer that is a new process may not know: to members the plans, to the first one answers and wishes."""
+    for version, text in job.plans.items():
+        if job.node == job.first:
+            job.tell_members(text, node)
+            if version <= job.proposal:
+                job.tell_members(PlanGo(job.id, version), node)
+        elif node == job.first and version > job.proposal:
+            job.tell_members(PlanReady(job.id, version), node)
+    if node == job.first:
+        for wish in job.requests.wishes.values():
+            job.tell_members(wish, node)
