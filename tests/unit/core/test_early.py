@@ -1,0 +1,63 @@
+"""What comes before its domain or section is open.
+
+What may live here: tests of `gcserver/core/early.py` in a lane machine. What may not: restarts, which the simulation
+plays.
+"""
+
+from __future__ import annotations
+
+from gcproto import wire
+from gcproto.manifest import AddressSpace
+from gcserver.core import events as ev
+from tests.unit.core.lane_machine import ID, SECTION, B, contribution, faults, hello, kinds, machine, open_domain
+
+
+def test_strangers_and_unknown_domains() -> None:
+    m = machine()
+    assert kinds(m.on(contribution(sender=99), 0.0)) == ["Release", "frames_unknown_sender"]
+    assert m.on(contribution(), 0.0) == [], "kept: the domain may be about to open here"
+    open_domain(m)
+    assert m.domains[ID].partitions[0].rounds[1].now.have == {1}
+
+
+def test_what_came_too_early_is_dropped_in_the_end_and_its_credit_returned() -> None:
+    m = machine()
+    m.on(contribution(payload_bytes=600), 0.0)
+    m.on(ev.Tick(), 599.0)
+    assert not m.links[B].taken, "acknowledged: it is not sent again, and the job's lease has not expired"
+    out = m.on(ev.Tick(), 601.0)
+    assert "Release" in kinds(out)
+    assert m.links[B].taken == {ID: 600}
+
+
+def test_the_credit_of_an_earlier_life_is_not_given_to_the_next() -> None:
+    m = machine()
+    m.on(contribution(payload_bytes=600), 0.0)
+    m.on(hello(23), 1.0)
+    m.on(ev.Tick(), 601.0)
+    assert m.links[B].taken == {}
+
+
+def test_a_close_does_not_overtake_the_pushes_it_closes() -> None:
+    """After a restart a worker rings for a section that is not open yet, then closes."""
+    m = machine()
+    open_domain(m, section=False)
+    assert m.on(ev.Pushed(ID, 0, 1, (0,), False), 0.0) == []
+    assert m.on(ev.Pushed(ID, 0, 1, (), True), 0.0) == []
+    out = m.on(ev.SectionOpened(ID, SECTION, AddressSpace(2, 1, 4 << 20).append(SECTION), {}), 0.0)
+    assert kinds(out) == ["LogDecision", "Encode"]
+    assert m.domains[ID].steps.open[1].digest == wire.digest(bytes(8)), "closed with the key, and after it"
+
+
+def test_only_addresses_of_sections_to_come_are_waited_for() -> None:
+    m = machine()
+    open_domain(m)
+    assert m.on(ev.Pushed(ID, 0, 1, (65536,), False), 0.0) == [], "where the next section will start"
+    assert m.early.pushes
+    m = machine()
+    open_domain(m)
+    (fault,) = faults(m.on(ev.Pushed(ID, 0, 1, (64,), False), 0.0))
+    assert fault.kind == "TensorMismatch" and "unknown address 64" in fault.message
+    m = machine()
+    open_domain(m)
+    assert faults(m.on(ev.Pushed(ID, 0, 1, (-4,), False), 0.0))

@@ -1,0 +1,116 @@
+"""Jobs that cannot form: impossible ranks, other world sizes, records that cannot be followed.
+
+What may live here: tests of `gcserver/core/gathering.py`. What may not: jobs that have formed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from gcproto import messages
+from gcproto.messages import Register
+from gcserver.core.events import PeerAdded, Tick
+from tests.unit.core.control_machine import (
+    B,
+    control_from_b,
+    control_sent,
+    gathered,
+    hello_from,
+    machine,
+    register,
+    said,
+    told,
+)
+
+
+@pytest.mark.parametrize(
+    "bad", [register(rank=2, world=2), register(local=1, size=1, world=2), register(size=3, world=2)]
+)
+def test_impossible_ranks_are_refused(bad: Register) -> None:
+    (fault,) = told(said(machine(), 1, bad))
+    assert fault.kind == "JoinRefused" and "ranks start at 0" in fault.message and fault.advice
+
+
+def test_the_same_local_rank_twice_refuses_the_first() -> None:
+    m = machine()
+    said(m, 1, register(0, 2, 0, 2))
+    out = said(m, 2, register(0, 2, 0, 2))
+    (fault,) = told(out, 1)
+    assert fault.kind == "JoinRefused" and "GC_JOB" in fault.message
+
+
+def test_ranks_that_do_not_make_the_world_are_refused() -> None:
+    m = machine()
+    said(m, 1, register(0, 2, 0, 2))
+    out = said(m, 2, Register("train", 0, 2, 1, 2, 1, b"j" * 16))
+    assert [f.kind for f in told(out, 1) + told(out, 2)] == ["JoinRefused"] * 2
+
+
+def test_who_waits_is_told_what_for() -> None:
+    m = machine()
+    m.on(PeerAdded(B, "b"), 0.0)
+    said(m, 1, register(0, 2))
+    (waiting,) = told(m.on(Tick(), 3.0))
+    assert "ranks [1] of job 'train'" in waiting.what and "b (no answer)" in waiting.what
+
+
+@pytest.mark.parametrize(
+    ("change", "part"), [({"number": b"short"}, "16 bytes, got 5"), ({"on_loss": "shrink"}, "later release")]
+)
+def test_registrations_this_release_cannot_serve_are_refused(change: dict[str, Any], part: str) -> None:
+    (fault,) = told(said(machine(), 1, msgspec.structs.replace(register(), **change)))
+    assert fault.kind == "JoinRefused" and part in fault.message
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "part"),
+    [
+        ({"rules": (messages.Rule("*", "zip"),)}, "CodecError", "unknown codec 'zip'"),
+        ({"world_size": 3}, "JoinRefused", "does not fit together"),
+        ({"job": b"j"}, "JoinRefused", "number of 1 bytes"),
+        ({"partition_bytes": 1000}, "JoinRefused", "multiple of 4096"),
+    ],
+)
+def test_a_record_that_cannot_be_followed_is_refused(change: dict[str, Any], kind: str, part: str) -> None:
+    m, _, record = gathered()
+    out = m.on(control_from_b(msgspec.structs.replace(record, **change), 1), 0.0)
+    (fault,) = told(out)
+    assert fault.kind == kind and part in fault.message and fault.advice
+    assert [f.kind for f in control_sent(out)] == [kind] and not m.jobs and not m.gatherings
+
+
+def test_a_record_with_too_few_nonces_is_refused() -> None:
+    m, nonce, record = gathered()
+    out = m.on(control_from_b(msgspec.structs.replace(record, nonces=(nonce,)), 1), 0.0)
+    assert "2 members, 1 nonces" in control_sent(out)[0].message and not m.jobs
+
+
+def test_a_refused_gathering_is_told_to_the_other_nodes() -> None:
+    m = machine()
+    m.on(PeerAdded(B, "b"), 0.0)
+    m.on(hello_from("b", 7, to=100), 0.0)
+    said(m, 1, register(0, 2))
+    out = m.on(control_from_b(messages.JobJoin("train", 2, messages.MemberInfo("b", "tcp://b:7000", (0,)), 5), 1), 0.0)
+    assert [f.kind for f in told(out)] == ["JoinRefused"] and not m.formation.joins
+    (refusal,) = control_sent(out)
+    assert ("b", 5) in refusal.gatherings and "do not make a world" in refusal.reason
+    other, nonce, _ = gathered()
+    late = messages.JoinRefusal("train", (("a", nonce - 1),), "ranks")
+    assert told(other.on(control_from_b(late, 1), 0.0)) == [], "an earlier gathering"
+    (fault,) = told(other.on(control_from_b(messages.JoinRefusal("train", (("a", nonce),), "ranks"), 2), 0.0))
+    assert (
+        fault.kind == "JoinRefused"
+        and fault.message == "b: ranks"
+        and not other.gatherings
+        and not other.formation.joins
+    )
+
+
+def test_another_world_size_elsewhere_is_named_to_who_waits() -> None:
+    m, _, _ = gathered()
+    m.on(control_from_b(messages.JobJoin("train", 4, messages.MemberInfo("b", "tcp://b:7000", (0,)), 5), 1), 0.0)
+    (waiting,) = told(m.on(Tick(), 3.0))
+    assert "ranks [0]" in waiting.what and "WORLD_SIZE differs: 2 here, 4 on b" in waiting.what

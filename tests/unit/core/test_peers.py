@@ -1,0 +1,42 @@
+"""The control machine's links: peers that do not fit.
+
+What may live here: tests of `gcserver/core/peers.py`. What may not: a link's own arithmetic (`test_link.py`).
+"""
+
+from __future__ import annotations
+
+from gcproto.records import replace
+from gcproto.wire import FrameType
+from gcserver.core import control_events as ce
+from gcserver.core.effects import Count, Send
+from gcserver.core.events import PeerAdded
+from tests.unit.core.control_machine import B, hello_from, machine
+
+
+def test_another_number_of_lanes_is_refused_on_both_sides() -> None:
+    m = machine(lanes=2)
+    m.on(PeerAdded(B, "b"), 0.0)
+    out = m.on(hello_from("b", 7, lanes=3), 0.0)
+    (refusal,) = [e for e in out if isinstance(e, Send)]
+    assert refusal.header.type is FrameType.REFUSE and b"set node.lanes" in refusal.body
+    (line,) = [e for e in out if isinstance(e, ce.Log)]
+    assert "b has 3 lanes and a has 2" in line.text
+    assert not m.links[B].up
+
+
+def test_a_name_used_twice_is_said() -> None:
+    m = machine()
+    out = m.on(hello_from("a", 999), 0.0)
+    assert any(isinstance(e, ce.Log) and "names must differ" in e.text for e in out)
+
+
+def test_a_peer_nobody_told_us_of_becomes_known_by_its_hello() -> None:
+    assert ce.KnowPeer("b", "tcp://b:7000") in machine().on(hello_from("b", 7), 0.0)
+
+
+def test_a_frame_that_cannot_be_read_is_counted() -> None:
+    m = machine()
+    m.on(PeerAdded(B, "b"), 0.0)
+    bad = replace(hello_from("b", 7), body=b"\xc1noise")
+    assert Count("frames_unusable", B) in m.on(bad, 0.0)
+    assert not m.links[B].up
