@@ -47,66 +47,56 @@ def _spread(ops: Ops, x: Any, bits: int) -> Any:
     return x
 
 
-def _conversion(bits: int, packing: bool) -> Any:
-    """An intrinsic ``f(source, target, groups)`` that packs or unpacks groups of eight codes of ``bits`` bits."""
-    group = ir.IntType(8 * bits)  # exactly its bytes: nothing is read or written beside them
+def _conversion(packing: bool) -> Any:
+    """An intrinsic ``f(bits, source, target, groups)`` that packs or unpacks groups of eight codes of 2..7 bits."""
 
     @intrinsic
-    def convert(typingctx: Any, source: Any, target: Any, groups: Any) -> Any:
+    def convert(typingctx: Any, bits: Any, source: Any, target: Any, groups: Any) -> Any:
         def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
             byte = I8.as_pointer()
-            src, dst = (b.inttoptr(a, byte) for a in args[:2])
+            src, dst = (b.inttoptr(a, byte) for a in args[1:3])
+            wide, narrow = (src, dst) if packing else (dst, src)
 
             def at(base: Any, index: Any, step: int, kind: Any) -> Any:
                 return b.bitcast(b.gep(base, [b.mul(index, I64(step))]), kind.as_pointer())
 
-            def run(lanes: int, start: Any, stop: Any) -> None:
+            def run(width: int, lanes: int, start: Any, stop: Any) -> None:
                 ops = Ops(b, lanes)
+                group = ir.IntType(8 * width)  # exactly its bytes: nothing is read or written beside them
                 with cgutils.for_range_slice(b, start, stop, I64(lanes), inc=True) as (i, _):
-                    wide, narrow = (src, dst) if packing else (dst, src)
                     words = at(wide, i, 8, ops.type(I64))
                     if packing:
-                        x = _squeeze(ops, b.load(words, align=1), bits)
+                        x = _squeeze(ops, b.load(words, align=1), width)
                         for lane in range(lanes):
                             one = b.trunc(b.extract_element(x, I32(lane)), group)
-                            b.store(one, at(narrow, b.add(i, I64(lane)), bits, group), align=1)
+                            b.store(one, at(narrow, b.add(i, I64(lane)), width, group), align=1)
                     else:
                         x = ir.Constant(ops.type(I64), ir.Undefined)
                         for lane in range(lanes):
-                            one = b.load(at(narrow, b.add(i, I64(lane)), bits, group), align=1)
+                            one = b.load(at(narrow, b.add(i, I64(lane)), width, group), align=1)
                             x = b.insert_element(x, b.zext(one, I64), I32(lane))
-                        b.store(_spread(ops, x, bits), words, align=1)
+                        b.store(_spread(ops, x, width), words, align=1)
 
-            whole = b.and_(args[2], I64(-LANES))
-            run(LANES, I64(0), whole)
-            run(1, whole, args[2])
+            whole = b.and_(args[3], I64(-LANES))
+            for width in range(2, 8):
+                with b.if_then(b.icmp_signed("==", args[0], I64(width))):
+                    run(width, LANES, I64(0), whole)
+                    run(width, 1, whole, args[3])
             return context.get_dummy_value()
 
-        return types.void(types.int64, types.int64, types.int64), codegen
+        return types.void(types.int64, types.int64, types.int64, types.int64), codegen
 
     return convert
 
 
-pack2, pack3, pack4, pack5, pack6, pack7 = (_conversion(b, True) for b in range(2, 8))
-unpack2, unpack3, unpack4, unpack5, unpack6, unpack7 = (_conversion(b, False) for b in range(2, 8))
+pack_groups, unpack_groups = _conversion(True), _conversion(False)
 
 
 @njit(nogil=True)
 def pack(bits, source, target, n):
     """n codes, one a byte at source, to ceil(n*bits/8) bytes at target; bits 2..7, padding bits 0."""
     groups = n // 8
-    if bits == 2:
-        pack2(source, target, groups)
-    elif bits == 3:
-        pack3(source, target, groups)
-    elif bits == 4:
-        pack4(source, target, groups)
-    elif bits == 5:
-        pack5(source, target, groups)
-    elif bits == 6:
-        pack6(source, target, groups)
-    else:
-        pack7(source, target, groups)
+    pack_groups(bits, source, target, groups)
     rest = n - 8 * groups
     if rest:
         size = (rest * bits + 7) // 8
@@ -123,18 +113,7 @@ def pack(bits, source, target, n):
 def unpack(bits, source, target, n):
     """n codes of the stream at source, one a byte to target; bits 2..7; reads ceil(n*bits/8) bytes."""
     groups = n // 8
-    if bits == 2:
-        unpack2(source, target, groups)
-    elif bits == 3:
-        unpack3(source, target, groups)
-    elif bits == 4:
-        unpack4(source, target, groups)
-    elif bits == 5:
-        unpack5(source, target, groups)
-    elif bits == 6:
-        unpack6(source, target, groups)
-    else:
-        unpack7(source, target, groups)
+    unpack_groups(bits, source, target, groups)
     rest = n - 8 * groups
     if rest:
         size = (rest * bits + 7) // 8

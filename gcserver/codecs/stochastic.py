@@ -25,19 +25,13 @@ from numba import types
 from numba.core import cgutils
 from numba.core.errors import TypingError
 
-from gcserver.codecs.vector import F32, I8, I16, I32, I64, Ops, intrinsic
-
-_MASK = (1 << 64) - 1
-SPREAD, FIRST, SECOND = 0x9E3779B9, 0x7FEB352D, 0x846CA68B
+from gcproto.layouts import FIRST, SECOND, SPREAD, rounding_keys
+from gcserver.codecs.vector import I32, Ops, emit, intrinsic
 
 
 def key(seed: int) -> tuple[int, int]:
     """(k0, k1), two 32-bit keys from a seed in 0 <= seed < 2**64, by one step of splitmix64."""
-    z = (int(seed) + 0x9E3779B97F4A7C15) & _MASK
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
-    z ^= z >> 31
-    return z & 0xFFFFFFFF, z >> 32
+    return rounding_keys(int(seed))
 
 
 def words(ops: Ops, first: Any, k0: Any, k1: Any) -> Any:
@@ -62,7 +56,6 @@ def stochastic(inputs: list[Any], outputs: list[Any], body: Body, width: int = 3
 
     As in `vector.elementwise`, and the body's fourth argument is the words of elements first, first + 1, ...
     """
-    sizes = {F32: 4, I8: 1, I16: 2, I32: 4}
 
     @intrinsic
     def loop(typingctx: Any, addresses: Any, n: Any, chance: Any, scalars: Any) -> Any:
@@ -71,36 +64,14 @@ def stochastic(inputs: list[Any], outputs: list[Any], body: Body, width: int = 3
         result = types.UniTuple(types.int64, 2)
 
         def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
-            where = cgutils.unpack_tuple(b, args[0])
             first, k0, k1 = (b.trunc(a, I32) for a in cgutils.unpack_tuple(b, args[2]))
-            floats = [b.fptrunc(s, F32) for s in cgutils.unpack_tuple(b, args[3])]
-            pointers = [b.inttoptr(a, I8.as_pointer()) for a in where]
-            totals = [cgutils.alloca_once_value(b, I64(0)) for _ in range(2)]
 
-            def run(lanes: int, start: Any, stop: Any) -> None:
-                zero = ir.Constant(ir.VectorType(I32, lanes), [0] * lanes)
-                counts = [cgutils.alloca_once_value(b, zero) for _ in range(2)]
-                for count in counts:
-                    b.store(zero, count)
-                ops = Ops(b, lanes, counts)
-                vectors, second = [ops.splat(s) for s in floats], ops.splat(k1)
-                with cgutils.for_range_slice(b, start, stop, I64(lanes), inc=True) as (i, _):
-                    at = [b.gep(p, [b.mul(i, I64(sizes[e]))]) for p, e in zip(pointers, inputs + outputs, strict=True)]
-                    drawn = words(ops, b.add(b.trunc(i, I32), first), k0, second)
-                    values = [ops.load(p, e) for p, e in zip(at, inputs, strict=False)]
-                    stored = body(ops, values, vectors, drawn)
-                    for value, p in zip(stored, at[len(inputs) :], strict=True):
-                        ops.store(value, p)
-                for count, total in zip(counts, totals, strict=True):
-                    packed = b.load(count)
-                    for lane in range(lanes):
-                        one = b.zext(b.extract_element(packed, I32(lane)), I64)
-                        b.store(b.add(b.load(total), one), total)
+            def each(ops: Ops, i: Any, values: list[Any], scalars: list[Any]) -> list[Any]:
+                drawn = words(ops, b.add(b.trunc(i, I32), first), k0, ops.splat(k1))
+                return body(ops, values, scalars, drawn)
 
-            whole = b.and_(args[1], I64(-width))
-            run(width, I64(0), whole)
-            run(1, whole, args[1])
-            return context.make_tuple(b, result, [b.load(t) for t in totals])
+            totals = emit(b, inputs, outputs, (args[0], args[1], args[3]), each, width)
+            return context.make_tuple(b, result, totals)
 
         return result(addresses, types.int64, chance, scalars), codegen
 

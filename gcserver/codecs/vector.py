@@ -79,6 +79,50 @@ class Ops:
 
 Body = Callable[[Ops, list[Any], list[Any]], list[Any]]
 
+_SIZES = {F32: 4, F64: 8, F16: 2, I8: 1, I16: 2, I32: 4, I64: 8}
+
+
+def emit(
+    b: Any,
+    inputs: list[Any],
+    outputs: list[Any],
+    args: Any,
+    body: Callable[[Ops, Any, list[Any], list[Any]], list[Any]],
+    width: int = WIDTH,
+) -> list[Any]:
+    """Write the loops of `elementwise`, whose arguments ``args`` are: the totals of the two counters.
+
+    body(ops, i, inputs, scalars): as there, i the number of the first lane's element. width: elements a step.
+    """
+    where, scalars = cgutils.unpack_tuple(b, args[0]), cgutils.unpack_tuple(b, args[2])
+    pointers = [b.inttoptr(a, I8.as_pointer()) for a in where]
+    floats = [b.fptrunc(s, F32) for s in scalars]
+    totals = [cgutils.alloca_once_value(b, I64(0)) for _ in range(2)]
+
+    def run(lanes: int, start: Any, stop: Any) -> None:
+        zero = ir.Constant(ir.VectorType(I32, lanes), [0] * lanes)
+        counts = [cgutils.alloca_once_value(b, zero) for _ in range(2)]
+        ops = Ops(b, lanes, counts)
+        vectors = [ops.splat(s) for s in floats]
+        for count in counts:
+            b.store(zero, count)
+        with cgutils.for_range_slice(b, start, stop, I64(lanes), inc=True) as (i, _):
+            at = [b.gep(p, [b.mul(i, I64(_SIZES[e]))]) for p, e in zip(pointers, inputs + outputs, strict=True)]
+            values = [ops.load(p, e) for p, e in zip(at, inputs, strict=False)]
+            stored = body(ops, i, values, vectors)
+            for value, p in zip(stored, at[len(inputs) :], strict=True):
+                ops.store(value, p)
+        for count, total in zip(counts, totals, strict=True):
+            packed = b.load(count)
+            for lane in range(lanes):
+                one = b.zext(b.extract_element(packed, I32(lane)), I64)
+                b.store(b.add(b.load(total), one), total)
+
+    whole = b.and_(args[1], I64(-width))
+    run(width, I64(0), whole)
+    run(1, whole, args[1])
+    return [b.load(t) for t in totals]
+
 
 def elementwise(inputs: list[Any], outputs: list[Any], body: Body) -> Any:
     """An intrinsic ``f(addresses, n, scalars) -> (count, count)`` for use inside kernels.
@@ -88,7 +132,6 @@ def elementwise(inputs: list[Any], outputs: list[Any], body: Body) -> Any:
     handed to the body rounded to float32 and splatted (at least one). body(ops, inputs, scalars) returns the
     output vectors; what it counted with ``ops.count`` is the result.
     """
-    sizes = {F32: 4, F64: 8, F16: 2, I8: 1, I16: 2, I32: 4, I64: 8}
 
     @intrinsic
     def loop(typingctx: Any, addresses: Any, n: Any, scalars: Any) -> Any:
@@ -97,38 +140,11 @@ def elementwise(inputs: list[Any], outputs: list[Any], body: Body) -> Any:
             raise TypingError(f"addresses are int64 and scalars float64, not {addresses}, {scalars}")
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            where = cgutils.unpack_tuple(builder, args[0])
-            floats = [builder.fptrunc(s, F32) for s in cgutils.unpack_tuple(builder, args[2])]
-            pointers = [builder.inttoptr(a, I8.as_pointer()) for a in where]
-            total = args[1]
-            totals = [cgutils.alloca_once_value(builder, I64(0)) for _ in range(2)]
+            def each(ops: Ops, i: Any, values: list[Any], scalars: list[Any]) -> list[Any]:
+                return body(ops, values, scalars)
 
-            def run(width: int, start: Any, stop: Any) -> None:
-                zero = ir.Constant(ir.VectorType(I32, width), [0] * width)
-                counts = [cgutils.alloca_once_value(builder, zero) for _ in range(2)]
-                ops = Ops(builder, width, counts)
-                vectors = [ops.splat(s) for s in floats]
-                for count in counts:
-                    builder.store(zero, count)
-                with cgutils.for_range_slice(builder, start, stop, I64(width), inc=True) as (i, _):
-                    at = [
-                        builder.gep(p, [builder.mul(i, I64(sizes[e]))])
-                        for p, e in zip(pointers, inputs + outputs, strict=True)
-                    ]
-                    values = [ops.load(p, e) for p, e in zip(at, inputs, strict=False)]
-                    stored = body(ops, values, vectors)
-                    for value, p in zip(stored, at[len(inputs) :], strict=True):
-                        ops.store(value, p)
-                for count, sum_ in zip(counts, totals, strict=True):
-                    lanes = builder.load(count)
-                    for lane in range(width):
-                        one = builder.zext(builder.extract_element(lanes, I32(lane)), I64)
-                        builder.store(builder.add(builder.load(sum_), one), sum_)
-
-            whole = builder.and_(total, I64(-WIDTH))
-            run(WIDTH, I64(0), whole)
-            run(1, whole, total)
-            return context.make_tuple(builder, result, [builder.load(t) for t in totals])
+            totals = emit(builder, inputs, outputs, args, each)
+            return context.make_tuple(builder, result, totals)
 
         return result(addresses, types.int64, scalars), codegen
 
