@@ -65,14 +65,52 @@ MARGIN = BLOCK + AT_ONCE  #: slots of a workspace beyond its capacity, written b
 
 
 @njit(nogil=True)
+def extract(origin, values, found, indices, collected, masks):
+    """Append the elements of a block whose bits are set in the masks; zero them in the block. Their new number.
+
+    origin: index of the block's first element; values: address of the block's float32; indices, collected, masks: of
+    work's (handing work itself on would count the references of all its arrays, once a block).
+    """
+    idx, val = u32(indices, 1 << 32), f32(collected, 1 << 32)
+    words, residual = i64(masks, BLOCK // 64), f32(values, BLOCK)
+    before, reached = found, np.int64(0)
+    for w in range(BLOCK // 64):
+        reached += bit_count(words[w])
+    if reached > DENSE:
+        for w in range(BLOCK // 64):
+            word, base = words[w], origin + 64 * w
+            slot, found = found, found + bit_count(word)
+            while True:
+                for j in range(AT_ONCE):
+                    idx[slot + j] = np.uint32(base + lowest_bit(word))
+                    word &= word - 1
+                slot += AT_ONCE
+                if slot >= found:
+                    break
+    elif reached > 0:
+        for w in range(BLOCK // 64):
+            word, base = words[w], origin + 64 * w
+            while word != 0:
+                idx[found] = np.uint32(base + lowest_bit(word))
+                word &= word - 1
+                found += 1
+    for c in range(before, found):
+        local = np.int64(idx[c]) - origin
+        val[c] = residual[local]
+        residual[local] = 0.0
+    return found
+
+
+@njit(nogil=True)
 def collect(x, r, ro, n, first, scale, decay, below, at, limit, work):
     """Collect a segment's elements of magnitude > below into ``work`` from slot ``at``, indices plus ``first``.
 
     Returns their number, or -1 as soon as there are more than ``limit`` (work holds at + limit + MARGIN). ro receives
     v, and 0 where an element was collected. r = 0: no residual; ro = 0: nobody wants the new one.
     """
-    idx, val, zeros, sink = work[0], work[1], work[2], work[3]
-    words32, words = u32(place(work[5]), BLOCK // 32), i64(place(work[5]), BLOCK // 64)
+    zeros, sink, masks = work[2], work[3], place(work[5])
+    idx, val = place(work[0]), place(work[1])
+    words32 = u32(masks, BLOCK // 32)
     found: Any = at
     last = at + limit
     scale32, decay32 = np.float32(scale), np.float32(decay)
@@ -84,8 +122,8 @@ def collect(x, r, ro, n, first, scale, decay, below, at, limit, work):
         whole = size & ~31
         residual = f32(pro, size)
         if size < BLOCK:
-            words[:] = 0
-        mask_block((px, pr, pro, place(work[5])), whole, scale, decay, below)
+            words32[:] = 0
+        mask_block((px, pr, pro, masks), whole, scale, decay, below)
         if whole < size:
             xs, rs, bits = f32(px, size), f32(pr, size), u32(pro, size)
             tail = np.uint32(0)
@@ -94,32 +132,7 @@ def collect(x, r, ro, n, first, scale, decay, below, at, limit, work):
                 if np.int64(bits[i]) & MAGNITUDE > below:
                     tail |= np.uint32(1) << np.uint32(i - whole)
             words32[whole // 32] = tail
-        before = found
-        reached: Any = 0
-        for w in range(BLOCK // 64):
-            reached += bit_count(words[w])
-        if reached > DENSE:
-            for w in range(BLOCK // 64):
-                word, base = words[w], first + start + 64 * w
-                slot, found = found, found + bit_count(word)
-                while True:
-                    for j in range(AT_ONCE):
-                        idx[slot + j] = np.uint32(base + lowest_bit(word))
-                        word &= word - 1
-                    slot += AT_ONCE
-                    if slot >= found:
-                        break
-        elif reached > 0:
-            for w in range(BLOCK // 64):
-                word, base = words[w], first + start + 64 * w
-                while word != 0:
-                    idx[found] = np.uint32(base + lowest_bit(word))
-                    word &= word - 1
-                    found += 1
-        for c in range(before, found):
-            local = np.int64(idx[c]) - first - start
-            val[c] = residual[local]
-            residual[local] = 0.0
+        found = extract(first + start, pro, found, idx, val, masks)
         if found > last:
             return -1
     return found - at

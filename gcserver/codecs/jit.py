@@ -22,6 +22,7 @@ from numba import extending, njit, types
 from numba.core import cgutils, sigutils
 from numba.np.arrayobj import make_array, populate_array
 
+from gcproto import layouts
 from gcserver.codecs.base import CodecError
 
 #: Every kernel of the package in order of declaration; ``warmup`` walks it.
@@ -46,7 +47,7 @@ def kernel(signature: str) -> Callable[[Callable[..., Any]], Any]:
 
 
 def _stamp(dispatcher: Any, file: Path) -> None:
-    """Tie cached code to the content of all sources it is made of: the package's, and the kernel's own file.
+    """Tie cached code to the content of all sources it is made of: the package's, `layouts`, and the kernel's own file.
 
     numba ties it to the kernel's own file and that file's mtime: it would miss changes in the intrinsics
     of ``vector.py`` and in kernels inlined from elsewhere, and recompile after every checkout.
@@ -63,6 +64,7 @@ def _package_digest() -> bytes:
     for path in sorted(Path(__file__).parent.glob("*.py")):
         # All of them: a helper inlined into a kernel may live in any.
         digest.update(path.read_bytes())
+    digest.update(Path(layouts.__file__).read_bytes())
     return digest.digest()
 
 
@@ -174,9 +176,11 @@ def segment_table(segments: Any, n: int) -> tuple[int, int, Any]:
     if segments is None:
         segments = np.array([0, n], np.int64)
     where = address("segments", segments, _I64, 2)
-    if segments[0] != 0 or segments[-1] != n or (segments.size > 2 and (np.diff(segments) < 0).any()):
-        raise CodecError("segments", f"ascending boundaries from 0 to {n}", segments[:8].tolist())
-    return where, segments.size - 1, segments
+    # As a list: for the few segments of a block quicker than array operations, which cost microseconds each.
+    edges = segments.tolist()
+    if edges[0] != 0 or edges[-1] != n or edges != sorted(edges):
+        raise CodecError("segments", f"ascending boundaries from 0 to {n}", edges[:8])
+    return where, len(edges) - 1, segments
 
 
 @njit(nogil=True)
@@ -187,6 +191,12 @@ def place(array):
     with the address, or name it later. Tests run with MALLOC_PERTURB_, which fills what is freed.
     """
     return np.int64(array.ctypes.data)
+
+
+@njit(nogil=True)
+def element(where, i):
+    """Address of element i of a float32 array; of no array (where = 0) there is none (0)."""
+    return where + 4 * i if where != 0 else where
 
 
 def _view(element: Any) -> Any:

@@ -116,7 +116,7 @@ def project_rows(x, r, v, rows, n, q, rank, scale, decay, sums):
     """
     sums[:] = 0.0
     part, high = sums[2 * rank :], packed(n, 1)
-    bad: Any = 0
+    bad = np.int64(0)
     for start in range(0, n, STRIP):
         size = min(STRIP, n - start)
         for i in range(rows):
@@ -185,7 +185,7 @@ def expand_matrix(out, v, rows, n, p, sums, own, rank, factor):
 
     p: P's transpose, rank rows of ``rows``; sums, own: packed.
     """
-    bad: Any = 0
+    bad = np.int64(0)
     high = packed(n, 1)
     # Both thin matrices' strips are read again for every two rows, so they should stay in the second-level cache.
     strip = STRIP if rank <= 8 else 2048 if rank <= 16 else 1024
@@ -231,7 +231,7 @@ def _expand_by_tiles(target, rest, left, sums, own, start, size, high, rows, ran
         else:
             expand11(target, rest, part, sums + at, own + at, size, factor)
         k += width
-    bad: Any = 0
+    bad = np.int64(0)
     for row in range(rows):
         line = target[0] + row * target[1]
         bad += store_raw((line, line), size, (np.float64(factor),))[0]

@@ -15,7 +15,7 @@ from numba import njit, types
 from numba.core import cgutils
 
 from gcserver.codecs.collect import BLOCK
-from gcserver.codecs.jit import f32, i64, place
+from gcserver.codecs.jit import element, f32, i64, place
 from gcserver.codecs.vector import F32, F64, I8, I32, I64, MAGNITUDE, Ops, intrinsic
 
 LANES = 16
@@ -97,9 +97,9 @@ def count_block(typingctx: Any, where: Any, n: Any, scale: Any, decay: Any) -> A
 
 
 @njit(nogil=True)
-def padded(x, r, size, scale, decay, work):
-    """The last elements of a segment as v in work's sink, with zeros after them up to a whole block's worth."""
-    from_x, sink = f32(x, size), work[3]
+def padded(x, r, size, scale, decay, where):
+    """The last elements of a segment as v in float32[BLOCK] at ``where``, with zeros after them."""
+    from_x, sink = f32(x, size), f32(where, BLOCK)
     sink[:] = np.float32(0.0)
     scale32, decay32 = np.float32(scale), np.float32(decay)
     for i in range(size):
@@ -109,25 +109,35 @@ def padded(x, r, size, scale, decay, work):
 
 
 @njit(nogil=True)
+def block(x, r, start, n, scale, decay, zeros, sink):
+    """(x, r, elements, scale, decay) for the passes over the block from ``start`` on.
+
+    The last one, where it is not whole, is v at ``sink``, filled up with zeros. zeros, sink: addresses
+    of work's (handing work itself on would count the references of all its arrays, once a block).
+    """
+    size = min(BLOCK, n - start)
+    if size < BLOCK:
+        padded(x + 4 * start, element(r, start), size, scale, decay, sink)
+        return sink, zeros, BLOCK, 1.0, 0.0
+    return x + 4 * start, zeros if r == 0 else r + 4 * start, size, scale, decay
+
+
+@njit(nogil=True)
 def sums(x, r, n, scale, decay, signed, work):
     """(first, second, largest): signed: sums of v and v*v; else of |v| and 0. largest: of |v|, its bits.
 
     x, r: addresses of a segment's float32[n], r = 0 for none.
     """
     memory = np.zeros(3 * LANES)
-    lanes, zeros = place(memory), place(work[2])
+    lanes, zeros, sink = place(memory), place(work[2]), place(work[3])
     for start in range(0, n, BLOCK):
-        size = min(BLOCK, n - start)
-        px, pr, s, d = x + 4 * start, zeros if r == 0 else r + 4 * start, scale, decay
-        if size < BLOCK:
-            padded(px, 0 if r == 0 else pr, size, scale, decay, work)
-            px, pr, s, d, size = place(work[3]), zeros, 1.0, 0.0, BLOCK
+        px, pr, size, s, d = block(x, r, start, n, scale, decay, zeros, sink)
         if signed:
             moments_block(px, pr, lanes, size, s, d)
         else:
             magnitude_block(px, pr, lanes, size, s, d)
     first, second = 0.0, 0.0
-    largest: Any = 0
+    largest = np.int64(0)
     for j in range(LANES):
         first += memory[j]
         second += memory[LANES + j] if signed else 0.0
@@ -141,12 +151,8 @@ def sums(x, r, n, scale, decay, signed, work):
 def counts_above(x, r, n, scale, decay, bounds, counts, work):
     """counts[j] = elements of a segment whose magnitude bits are above bounds[j]; int64[BOUNDS], bounds >= 0."""
     counts[:] = 0
-    zeros = place(work[2])
+    zeros, sink = place(work[2]), place(work[3])
     for start in range(0, n, BLOCK):
-        size = min(BLOCK, n - start)
-        px, pr, s, d = x + 4 * start, zeros if r == 0 else r + 4 * start, scale, decay
-        if size < BLOCK:
-            # Zeros are above no bound.
-            padded(px, 0 if r == 0 else pr, size, scale, decay, work)
-            px, pr, s, d, size = place(work[3]), zeros, 1.0, 0.0, BLOCK
+        # What fills a block up, zeros, is above no bound.
+        px, pr, size, s, d = block(x, r, start, n, scale, decay, zeros, sink)
         count_block((px, pr, place(bounds), place(counts)), size, s, d)

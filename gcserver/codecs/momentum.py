@@ -54,3 +54,15 @@ def correct(x, r, u, ro, uo, n, scale, decay, momentum, nesterov):
             nesterov_block((x + at, pr, pu, ro + at, uo + at), size, (scale, decay, momentum))
         else:
             plain_block((x + at, pr, pu, ro + at, uo + at), size, (scale, decay, momentum))
+
+
+@njit(nogil=True)
+def accumulated(x, r, u, ro, uo, n, scale, decay, momentum, nesterov):
+    """What elements are selected from: (x, r, ro, scale, decay), those given where there is no momentum (uo = 0).
+
+    With one, `correct` leaves v in ro: it is read from there as it is, and nothing more is kept of it.
+    """
+    if uo == 0:
+        return x, r, ro, scale, decay
+    correct(x, r, u, ro, uo, n, scale, decay, momentum, nesterov)
+    return ro, np.int64(0), np.int64(0), 1.0, 0.0

@@ -57,10 +57,10 @@ values_block = elementwise([F32, F32], [F32], _values_body)
 @njit(nogil=True)
 def walk(hist, bins, k):
     """(bin, elements above it, elements in it) of the k-th largest."""
-    above: Any = 0
+    above = np.int64(0)
     # Most bins are empty: sixteen at a time until the one that matters is among them.
     for start in range(bins - 16, -1, -16):
-        group: Any = 0
+        group = np.int64(0)
         for key in range(start, start + 16):
             group += np.int64(hist[key])
         if above + group >= k:
@@ -132,7 +132,7 @@ def count(x, r, n, scale, decay, work, tables):
     for t in range(1, tables):
         for key in range(BINS):
             hist[key] += hist[t * BINS + key]
-    bad: Any = 0
+    bad = np.int64(0)
     for key in range(INFINITE >> 20, BINS):
         bad += np.int64(hist[key])
     return bad
@@ -165,7 +165,7 @@ def kth(val, found, k, low, high, hist):
         while (high - low - 1) >> shift >= BINS:
             shift += 1
         hist[: BINS + 8] = 0
-        above = 0
+        above = np.int64(0)
         for i in range(found):
             magnitude = np.int64(bits[i]) & MAGNITUDE
             above += magnitude >= high
@@ -189,7 +189,7 @@ def settle(found, k, low, high, ro, first, at, work):
     threshold, ties = kth(place(val) + 4 * at, found, k, low, high, work[6])
     bits, residual = u32(place(val), at + found), f32(ro, 1 << 32)
     taken: Any = at
-    bad: Any = 0
+    bad = np.int64(0)
     for i in range(at, at + found):
         magnitude, where = np.int64(bits[i]) & MAGNITUDE, idx[i]
         bad += magnitude >= INFINITE
@@ -217,7 +217,7 @@ def merge(x, r, ro, n, k, first, scale, decay, threshold, found, at, work):
     for i in range(at + found - 1, at - 1, -1):
         idx[i + ties], val[i + ties] = idx[i], val[i]
     taken, c, last = at, at + ties, at + k
-    bad = 0
+    bad = np.int64(0)
     for i in range(c, last):
         bad += not np.isfinite(val[i])
     for start in range(0, n, BLOCK):
@@ -249,7 +249,7 @@ def merge(x, r, ro, n, k, first, scale, decay, threshold, found, at, work):
 @njit(nogil=True)
 def take_all(x, r, ro, n, first, scale, decay, at, work):
     """k = n: every element goes out and no residual stays; returns the number of non-finite elements."""
-    idx, zeros, bad, values = work[0], work[2], 0, place(work[1]) + 4 * at
+    idx, zeros, bad, values = work[0], work[2], np.int64(0), place(work[1]) + 4 * at
     for start in range(0, n, BLOCK):
         size = min(BLOCK, n - start)
         pr = place(zeros) if r == 0 else r + 4 * start
@@ -277,7 +277,7 @@ def select(x, r, ro, n, k, first, scale, decay, at, work):
             if found >= k:
                 return settle(found, k, below + 1, likely, ro, first, at, work)
             if found >= 0 and below == 0:
-                return merge(x, r, ro, n, k, first, scale, decay, 0, found, at, work)
+                return merge(x, r, ro, n, k, first, scale, decay, np.int64(0), found, at, work)
     tables = 4 if n >= 4096 else 1
     bad = count(x, r, n, scale, decay, work, tables)
     key, above, here = walk(work[6], BINS, k)

@@ -18,10 +18,11 @@ import numpy as np
 from numba import njit, types
 from numba.core import cgutils
 
-from gcserver.codecs.collect import AT_ONCE, BLOCK, DENSE, bit_count, lowest_bit, mask_block
-from gcserver.codecs.jit import f32, i32, i64, place, u32
+from gcproto.layouts import LN2
+from gcserver.codecs.collect import BLOCK, extract, mask_block
+from gcserver.codecs.jit import f32, i32, place, u32
 from gcserver.codecs.select import LINE, values_block, walk
-from gcserver.codecs.sidco_fit import LN2, ln
+from gcserver.codecs.sidco_fit import ln
 from gcserver.codecs.vector import F32, F64, I8, I32, I64, MAGNITUDE, Ops, intrinsic, ir
 
 LANES = 8
@@ -212,42 +213,6 @@ def rank(sample, size, k, hist):
 
 
 @njit(nogil=True)
-def extract(origin, values, found, work):
-    """Append the elements of a block whose bits are set in the words; zero them in the block. Their new number.
-
-    origin: index of the block's first element; values: address of the block's float32.
-    """
-    idx, val = work[0], work[1]
-    words, residual = i64(place(work[5]), BLOCK // 64), f32(values, BLOCK)
-    before, reached = found, 0
-    for w in range(BLOCK // 64):
-        reached += bit_count(words[w])
-    if reached > DENSE:
-        for w in range(BLOCK // 64):
-            word, base = words[w], origin + 64 * w
-            slot, found = found, found + bit_count(word)
-            while True:
-                for j in range(AT_ONCE):
-                    idx[slot + j] = np.uint32(base + lowest_bit(word))
-                    word &= word - 1
-                slot += AT_ONCE
-                if slot >= found:
-                    break
-    elif reached > 0:
-        for w in range(BLOCK // 64):
-            word, base = words[w], origin + 64 * w
-            while word != 0:
-                idx[found] = np.uint32(base + lowest_bit(word))
-                word &= word - 1
-                found += 1
-    for c in range(before, found):
-        local = np.int64(idx[c]) - origin
-        val[c] = residual[local]
-        residual[local] = 0.0
-    return found
-
-
-@njit(nogil=True)
 def scan(x, r, ro, n, first, scale, decay, below, at, limit, cuts, used, unit, squares, with_logs, sums, logs, work):
     """The one pass: v to ro, candidates of magnitude bits > below to ``work`` from slot ``at``, and all sums.
 
@@ -256,6 +221,7 @@ def scan(x, r, ro, n, first, scale, decay, below, at, limit, cuts, used, unit, s
     ``limit``; ro holds 0 in their place. ro = 0: nobody wants it; r = 0: no residual.
     """
     zeros, sink, words = work[2], work[3], place(work[5])
+    idx, val = place(work[0]), place(work[1])
     lanes = np.empty(2 * LANES, np.float32)
     found, last = at, at + limit
     for start in range(0, n, BLOCK):
@@ -280,7 +246,7 @@ def scan(x, r, ro, n, first, scale, decay, below, at, limit, cuts, used, unit, s
             add_above(pro, BLOCK, cuts[i], squares[1], unit, sums, i + 1)
         if with_logs:
             add_logs(pro, BLOCK, unit, lanes, logs)
-        found = extract(first + start, pro, found, work)
+        found = extract(first + start, pro, found, idx, val, words)
         if size < BLOCK and ro != 0:
             f32(ro + 4 * start, size)[:] = f32(pro, size)
         if found > last:

@@ -100,7 +100,7 @@ def place_cuts(method, stages, ratio, sample, size, unit, sums, logs, lanes, cut
 def threshold(method, n, k, used, unit, sums, logs, padding, cuts):
     """SIDCo's threshold, from the sums over all elements and over the exceedances of ``used`` cuts; -1 if none."""
     ratio, share, origin = k / n, 1.0, 0.0
-    usable, shape, scale = fit(method, 0, n, 0.0, unit, sums, logs, padding)
+    usable, shape, scale = fit(method, np.int64(0), n, 0.0, unit, sums, logs, padding)
     if not usable:
         return -1.0
     stage = 0
