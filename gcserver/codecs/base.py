@@ -11,6 +11,7 @@ so that a step that turns out void is undone by not flipping versions (DESIGN se
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Self
@@ -102,7 +103,7 @@ class Param:
         return value + 0.0  # -0 prints, and means, 0
 
 
-class Codec:
+class Codec(ABC):
     """A compression method with its parameters fixed; immutable, one instance per spec.
 
     Subclasses set the class attributes and implement the five methods. Arrays are one-dimensional,
@@ -113,6 +114,7 @@ class Codec:
     name: ClassVar[str]
     params: ClassVar[tuple[Param, ...]] = ()
     keeps_residual: ClassVar[bool] = False  #: whether ``+ef`` applies to this method at all
+    default_decay: ClassVar[float] = 1.0  #: the decay of a spec without ``+ef``; 0: error feedback only if asked for
     takes_momentum: ClassVar[bool] = False  #: whether ``+momentum`` applies (sparsifiers)
     default_momentum: ClassVar[float] = 0.0  #: the momentum of a spec that does not mention it; 0: none
     #: "mean": whoever owns the sum divides before it encodes, receivers do not. "sum": payloads decode to
@@ -138,9 +140,10 @@ class Codec:
     nesterov: bool
 
     def __init__(
-        self, *, decay: float = 1.0, momentum: float | None = None, nesterov: float = 0.0, **values: float | str
+        self, *, decay: float | None = None, momentum: float | None = None, nesterov: float = 0.0, **values: float | str
     ) -> None:
-        self.decay = decay if self.keeps_residual else 0.0
+        kept = self.default_decay if decay is None else decay
+        self.decay = kept if self.keeps_residual else 0.0
         self.error_feedback = self.keeps_residual and self.decay > 0.0
         wanted = self.default_momentum if momentum is None else momentum
         # Momentum accumulates what is not sent: without a residual there is nothing to accumulate in.
@@ -154,7 +157,7 @@ class Codec:
         self.configure(**values)
         self.spec = self._spec()
 
-    def configure(self) -> None:
+    def configure(self) -> None:  # noqa: B027 - not every codec takes any
         """Take the parameters (as keywords, already range-checked) and set ``level``."""
 
     def values(self) -> Mapping[str, float | str]:
@@ -171,7 +174,7 @@ class Codec:
     def _spec(self) -> str:
         inner = ",".join(f"{k}={show(v)}" for k, v in self.values().items())
         text = f"{self.name}({inner})" if inner else self.name
-        if self.keeps_residual:
+        if self.keeps_residual and (self.decay or self.default_decay):
             text += "+ef" if self.decay == 1.0 else f"+ef(decay={show(self.decay)})"
         if self.momentum or (self.default_momentum and self.error_feedback):
             text += f"+momentum(m={show(self.momentum)}{',nesterov=1' if self.nesterov else ''})"
@@ -180,9 +183,9 @@ class Codec:
     def __repr__(self) -> str:
         return f"<codec {self.spec}>"
 
+    @abstractmethod
     def max_bytes(self, n: int, segments: int = 1) -> int:
         """Upper bound in bytes of the payload of ``n`` elements in ``segments`` segments."""
-        raise NotImplementedError
 
     def state_floats(self, n: int, segments: int = 1) -> int:
         """float32 elements of state for ``n`` elements in ``segments`` segments; 0 for codecs without state.
@@ -199,6 +202,7 @@ class Codec:
         """
         return self
 
+    @abstractmethod
     def encode(
         self,
         x: F32,
@@ -220,22 +224,21 @@ class Codec:
         seed: below 2**62, the only source of chance, equal for a step repeated. levels: uint32[m], the
         level of each segment, or None for the codec's own everywhere. Raises CodecError on wrong arguments.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def check(self, payload: U8, n: int) -> None:
         """Raise CodecError unless ``payload`` decodes to ``n`` elements; afterwards decoding cannot fail."""
-        raise NotImplementedError
 
+    @abstractmethod
     def decode(self, payload: U8, out: F32, scale: float = 1.0) -> None:
         """Overwrite out (float32[n]) with ``decoded*scale``. payload: uint8[nbytes], exactly one frame's.
 
         Every length and index is checked before the first write; CodecError leaves ``out`` untouched.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def decode_add(self, payload: U8, acc: F32) -> None:
         """``acc += decoded`` (float32[n]) without a dense temporary; equal to the bit to decode, then add."""
-        raise NotImplementedError
 
 
 BY_NAME: dict[str, type[Codec]] = {}

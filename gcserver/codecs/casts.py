@@ -11,8 +11,9 @@ from typing import Any
 
 from numba.core import cgutils
 
-from gcserver.codecs.base import F32, I64, U8, U32, Codec, CodecError, Encoded, register
-from gcserver.codecs.jit import as_bytes, f32_address, kernel, level_address, u8_address
+from gcserver.codecs.base import U32, Codec, CodecError, Encoded, register
+from gcserver.codecs.framed import ADD, DECODE, OK, Call, Framed
+from gcserver.codecs.jit import kernel
 from gcserver.codecs.vector import F16, I16, I32, INFINITE, Ops, elementwise
 from gcserver.codecs.vector import F32 as F
 
@@ -155,7 +156,23 @@ def cast_add(kind, acc, payload, n):
         add_bfloat((acc, payload, acc), n, (1.0,))
 
 
-class Cast(Codec):
+def apply_cast(
+    codec: Codec, kind: int, itemsize: int, payload: int, nbytes: int, out: int, n: int, scale: float, mode: int
+) -> int:
+    """`framed.Readable.apply` for payloads that are n elements of a kind and nothing else; CodecError unless they are.
+
+    itemsize: bytes of an element.
+    """
+    if nbytes != n * itemsize:
+        raise CodecError("payload.nbytes", f"{n * itemsize} ({codec.name} of {n})", nbytes)
+    if mode == DECODE:
+        cast_load(kind, out, payload, n, scale)
+    elif mode == ADD:
+        cast_add(kind, out, payload, n)
+    return OK
+
+
+class Cast(Framed):
     """What none, fp16 and bf16 share; ``kind`` and ``itemsize`` tell them apart."""
 
     kind: int
@@ -166,42 +183,12 @@ class Cast(Codec):
     def max_bytes(self, n: int, segments: int = 1) -> int:
         return n * self.itemsize
 
-    def encode(
-        self,
-        x: F32,
-        state_in: F32 | None,
-        state_out: F32 | None,
-        out: U8,
-        segments: I64 | None,
-        scale: float = 1.0,
-        seed: int = 0,
-        levels: U32 | None = None,
-    ) -> Encoded:
-        if state_in is not None or state_out is not None:
-            raise CodecError("state", f"None ({self.name} keeps none)", "an array")
-        n = x.size
-        level_address(self, levels, 1 if segments is None else len(segments) - 1)
-        source = f32_address("x", x, n)
-        target = u8_address("out", out, n * self.itemsize, write=True)
-        nonfinite, saturated = cast_store(self.kind, target, source, n, float(scale))
-        return Encoded(n * self.itemsize, nonfinite, saturated)
+    def write(self, call: Call, levels: U32 | None) -> Encoded:
+        nonfinite, saturated = cast_store(self.kind, call.out, call.x, call.n, call.scale)
+        return Encoded(call.n * self.itemsize, nonfinite, saturated)
 
-    def decode(self, payload: U8, out: F32, scale: float = 1.0) -> None:
-        source, n = self._check(payload, out.size)
-        cast_load(self.kind, f32_address("out", out, n, write=True), source, n, float(scale))
-
-    def decode_add(self, payload: U8, acc: F32) -> None:
-        source, n = self._check(payload, acc.size)
-        cast_add(self.kind, f32_address("acc", acc, n, write=True), source, n)
-
-    def check(self, payload: U8, n: int) -> None:
-        self._check(payload, n)
-
-    def _check(self, payload: U8, n: int) -> tuple[int, int]:
-        data = as_bytes(payload)
-        if data.size != n * self.itemsize:
-            raise CodecError("payload.nbytes", f"{n * self.itemsize} ({self.name} of {n})", data.size)
-        return u8_address("payload", data), n
+    def apply(self, payload: int, nbytes: int, out: int, n: int, scale: float, mode: int) -> int:
+        return apply_cast(self, self.kind, self.itemsize, payload, nbytes, out, n, scale, mode)
 
 
 @register

@@ -23,12 +23,12 @@ from numba import njit
 from gcserver.codecs.base import CodecError, Param, register
 from gcserver.codecs.chance import bits64
 from gcserver.codecs.collect import collect
-from gcserver.codecs.jit import f32, i64, kernel, place, u32
-from gcserver.codecs.momentum import correct
+from gcserver.codecs.jit import element, f32, i64, kernel, place, u32
+from gcserver.codecs.momentum import accumulated
 from gcserver.codecs.select import LINE, kth, magnitudes_block, settle
-from gcserver.codecs.sparse import finish, room, select, workspace
-from gcserver.codecs.sparsifier import COMMON, FORM, RATIO, Job, Sparsifier, wanted
-from gcserver.codecs.vector import INFINITE, MAGNITUDE
+from gcserver.codecs.sparse import finish, nonfinite, room, select, workspace
+from gcserver.codecs.sparsifier import COMMON, FORM, RATIO, Job, Sparsifier, level_of, wanted
+from gcserver.codecs.vector import INFINITE
 
 SMALL = 1 << 14  #: segments shorter than this take the exact k
 TRIES = 10  #: times a threshold that is too high is lowered
@@ -55,24 +55,33 @@ def sampled(x, r, n, k, scale, decay, size, seed, work, sample):
         pr = place(zeros) if r == 0 else r + 4 * start
         magnitudes_block((x + 4 * start, pr, place(sample) + 4 * LINE * j), LINE, (scale, decay))
     rank = max(1, (runs * LINE * k + n // 2) // n)
-    threshold, _ = kth(place(sample), runs * LINE, rank, 0, INFINITE, work[6])
+    threshold, _ = kth(place(sample), runs * LINE, rank, np.int64(0), np.int64(INFINITE), work[6])
     return threshold
 
 
 @njit(nogil=True)
 def send(x, r, ro, n, k, first, scale, decay, share, seed, at, work, sample):
     """Append what one segment sends to ``work`` from slot ``at``: (count, non-finite)."""
-    size = min(n // 2, max(1 << 13, np.int64(share * n)))
-    if n < SMALL or 4 * k > n:
+    count, bad = np.int64(-1), np.int64(0)
+    if n >= SMALL and 4 * k <= n:
+        count, bad = above_sampled(x, r, ro, n, k, first, scale, decay, share, seed, at, work, sample)
+    if count < 0:
         return k, select(x, r, ro, n, k, first, scale, decay, at, work)
+    return count, bad
+
+
+@njit(nogil=True)
+def above_sampled(x, r, ro, n, k, first, scale, decay, share, seed, at, work, sample):
+    """Append what reaches a sampled threshold: (count, non-finite), or (-1, 0) where the exact k must be found."""
+    size = min(n // 2, max(1 << 13, np.int64(share * n)))
     threshold = sampled(x, r, n, k, scale, decay, size, seed, work, sample)
     for _ in range(TRIES + 1):
         below = max(0, threshold - 1)
         found = collect(x, r, ro, n, first, scale, decay, below, at, room(n, k), work)
         if found < 0 or threshold >= INFINITE:
-            return k, select(x, r, ro, n, k, first, scale, decay, at, work)
+            return -1, 0
         if 3 * found > 4 * k:
-            return k, settle(found, k, below + 1, INFINITE, ro, first, at, work)
+            return k, settle(found, k, below + 1, np.int64(INFINITE), ro, first, at, work)
         if 3 * found >= 2 * k or below == 0:
             break
         lower = np.empty(1, np.float32)
@@ -80,11 +89,7 @@ def send(x, r, ro, n, k, first, scale, decay, share, seed, at, work, sample):
         word[0] = np.uint32(threshold)
         lower[0] = np.float32(np.float32(0.7) * lower[0])
         threshold = np.int64(word[0])
-    bits = u32(place(work[1]) + 4 * at, found)
-    bad: Any = 0
-    for i in range(found):
-        bad += np.int64(bits[i]) & MAGNITUDE >= INFINITE
-    return found, bad
+    return found, nonfinite(found, at, work)
 
 
 @kernel(f"UniTuple(int64, 2)({COMMON}, int64, int64, int64, float64, int64)")
@@ -96,37 +101,29 @@ def dgc_encode(
 
     steps, steps_out: addresses of the old and new count of steps, float32, or 0; share: of the elements sampled.
     """
-    bounds, counts, each = i64(table, m + 1), u32(out + 4, m), u32(levels, m)
-    step: Any = 0
+    bounds, counts = i64(table, m + 1), u32(out + 4, m)
+    step = np.int64(0)
     if steps != 0:
         step = np.int64(f32(steps, 1)[0])
     if steps_out != 0:
         f32(steps_out, 1)[0] = np.float32(min(step + 1, warmup))
-    slots: Any = 0
-    largest: Any = 0
-    longest: Any = 0
+    slots, largest, longest = np.int64(0), np.int64(0), np.int64(0)
     for s in range(m):
         length = bounds[s + 1] - bounds[s]
-        k = wanted(length, warm(level if levels == 0 else np.int64(each[s]), step, warmup))
+        k = wanted(length, warm(level_of(levels, level, s), step, warmup))
         counts[s] = k
         slots += k + k // 3 + 1
         largest, longest = max(largest, room(length, k)), max(longest, length)
     work = workspace(slots + largest)
     most: Any = max(1 << 13, np.int64(share * longest))
     sample = np.empty(most + LINE if longest >= SMALL else 0, np.uint32)
-    kept = ro
-    if uo != 0:
-        correct(x, r, u, ro, uo, n, scale, decay, momentum, nesterov)
-        x, r, kept, scale, decay = ro, 0, 0, 1.0, 0.0
-    total: Any = 0
-    bad: Any = 0
+    x, r, kept, scale, decay = accumulated(x, r, u, ro, uo, n, scale, decay, momentum, nesterov)
+    total, bad = np.int64(0), np.int64(0)
     for s in range(m):
         first, k = bounds[s], np.int64(counts[s])
         if k > 0:
-            length, px = bounds[s + 1] - first, x + 4 * first
-            source = 0 if r == 0 else r + 4 * first
-            target = 0 if kept == 0 else kept + 4 * first
-            count, wrong = send(px, source, target, length, k, first, scale, decay, share, seed, total, work, sample)
+            length, where = bounds[s + 1] - first, (element(x, first), element(r, first), element(kept, first))
+            count, wrong = send(*where, length, k, first, scale, decay, share, seed, total, work, sample)
             counts[s] = count
             total += count
             bad += wrong

@@ -17,26 +17,14 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import types
+from numba import njit, types
 from numba.core import cgutils
 
-from gcserver.codecs.base import F32, I64, U8, U32, Codec, CodecError, Encoded, Param, register
-from gcserver.codecs.jit import (
-    address,
-    as_bytes,
-    f32_address,
-    i64,
-    kernel,
-    level_address,
-    place,
-    segment_table,
-    state_addresses,
-    u8,
-    u8_address,
-    u32,
-)
-from gcserver.codecs.qsgd import Unbiased
+from gcserver.codecs.base import U32, Codec, CodecError, Encoded, Param, register
+from gcserver.codecs.framed import ADD, CHECK, OK, Call, Graded
+from gcserver.codecs.jit import address, i64, kernel, place, u8, u32
 from gcserver.codecs.quantise import value_both, value_plain
+from gcserver.codecs.segmented import PADDING, RULES, WORD, segments_check
 from gcserver.codecs.stochastic import key, stochastic
 from gcserver.codecs.vector import F32 as F
 from gcserver.codecs.vector import I8, I32, Ops, elementwise, intrinsic
@@ -154,8 +142,7 @@ def natural_encode(x, r, ro, out, table, levels, m, scale, decay, k0, k1):
     zeros, sink, values = np.zeros(BLOCK, np.float32), np.empty(BLOCK, np.float32), np.zeros(BLOCK, np.float32)
     words = np.empty(BLOCK // 8, np.uint8)
     at: Any = out + 4 + 8 * m
-    bad: Any = 0
-    saturated: Any = 0
+    bad, saturated = np.int64(0), np.int64(0)
     for s in range(m):
         first, n, bits = bounds[s], bounds[s + 1] - bounds[s], np.int64(how[s])
         head[2 * s], head[2 * s + 1] = n, bits
@@ -188,35 +175,21 @@ def natural_encode(x, r, ro, out, table, levels, m, scale, decay, k0, k1):
     return at - out, bad, saturated
 
 
-OK, SHORT, LENGTHS, BITS, SIZE, PADDING = range(6)
+@njit(nogil=True)
+def extent(length, bits):
+    """(bytes, bits of the last one in use) of a segment's data; -1 bytes where it is neither of 8 nor of 9 bits."""
+    if bits == 8:
+        return length, 0
+    return (length + (length + 7) // 8 if bits == 9 else -1), length % 8
+
+
+check_frame = segments_check(extent)
 
 
 @kernel("int64(int64, int64, int64)")
 def natural_check(payload, nbytes, n):
     """OK if the payload is exactly a frame of n elements, else which rule it breaks."""
-    if nbytes < 4:
-        return SHORT
-    m = np.int64(u32(payload, 1)[0])
-    if nbytes < 4 + 8 * m:
-        return SHORT
-    head, data = u32(payload + 4, 2 * m), u8(payload, nbytes)
-    at: Any = 4 + 8 * m
-    left = n
-    for s in range(m):
-        length, bits = np.int64(head[2 * s]), np.int64(head[2 * s + 1])
-        if length > left:
-            return LENGTHS
-        left -= length
-        if bits != 8 and bits != 9:
-            return BITS
-        at += length if bits == 8 else length + (length + 7) // 8
-        if at > nbytes:
-            return SHORT
-        if bits == 9 and length % 8 and data[at - 1] >> (length % 8):
-            return PADDING
-    if left != 0:
-        return LENGTHS
-    return OK if at == nbytes else SIZE
+    return check_frame(payload, nbytes, n)
 
 
 @kernel("void(int64, int64, float64, boolean)")
@@ -250,25 +223,18 @@ def natural_decode(payload, out, scale, add):
         target += 4 * n
 
 
-_RULES = {
-    SHORT: "all of its segments (it is cut short)",
-    LENGTHS: "segment lengths that add up to the partition",
-    BITS: "8 or 9 bits an element",
-    SIZE: "nothing after the last segment",
-    PADDING: "zero padding bits after each segment's last sign",
-}
-
-
 @register
-class Natural(Unbiased):
+class Natural(Graded):
     """8 or 9 bits an element plus 8 bytes a segment, 4 a frame."""
 
     id, name = 50, "natural"
     params = (Param("bits", 8, 8, 9, "8: powers from 2^-86 to 2^40; 9: all of float32's", integer=True),)
     keeps_residual = True
+    default_decay = 0.0
     units = "sum"
     conserves = True
     levels = (8, 9)
+    rules = RULES | {WORD: "8 or 9 bits an element", PADDING: "zero padding bits after each segment's last sign"}
 
     def configure(self, bits: float = 8) -> None:
         self.level = int(bits)
@@ -282,50 +248,20 @@ class Natural(Unbiased):
             raise CodecError("level", "8 or 9 for natural (bits an element)", level)
         return cls(bits=level)
 
-    def max_bytes(self, n: int, segments: int = 1) -> int:
-        return self._bound(n, segments, self.level)
+    @property
+    def bits(self) -> int:
+        return self.level
 
-    def _bound(self, n: int, segments: int, bits: int) -> int:
+    def bound(self, n: int, segments: int, bits: int) -> int:
         return 4 + 8 * segments + n + ((n + 7 * segments) // 8 if bits == 9 else 0)
 
-    def encode(
-        self,
-        x: F32,
-        state_in: F32 | None,
-        state_out: F32 | None,
-        out: U8,
-        segments: I64 | None,
-        scale: float = 1.0,
-        seed: int = 0,
-        levels: U32 | None = None,
-    ) -> Encoded:
-        n = x.size
-        table, m, alive = segment_table(segments, n)
-        px, r, ro = state_addresses(self, x, state_in, state_out, m)
-        level_address(self, levels, m)
-        bits = np.full(m, self.level, np.uint32) if levels is None else levels
-        most = int(bits.max()) if m else 8
-        target = u8_address("out", out, self._bound(n, m, most), write=True)
-        where = address("levels", bits, bits.dtype, m)
-        result = natural_encode(px, r, ro, target, table, where, m, float(scale), self.decay, *key(seed))
-        del alive, bits
-        return Encoded(*result)
+    def write(self, call: Call, levels: U32 | None) -> Encoded:
+        bits = np.full(call.m, self.level, np.uint32) if levels is None else levels
+        where = address("levels", bits, bits.dtype, call.m)
+        return Encoded(*natural_encode(*call.arrays, where, call.m, call.scale, self.decay, *key(call.seed)))
 
-    def decode(self, payload: U8, out: F32, scale: float = 1.0) -> None:
-        source = self._check(payload, out.size)
-        natural_decode(source, f32_address("out", out, out.size, write=True), float(scale), False)
-
-    def decode_add(self, payload: U8, acc: F32) -> None:
-        source = self._check(payload, acc.size)
-        natural_decode(source, f32_address("acc", acc, acc.size, write=True), 1.0, True)
-
-    def check(self, payload: U8, n: int) -> None:
-        self._check(payload, n)
-
-    def _check(self, payload: U8, n: int) -> int:
-        data = as_bytes(payload)
-        source = u8_address("payload", data)
-        rule = natural_check(source, data.size, n)
-        if rule != OK:
-            raise CodecError("payload", f"a natural frame of {n} elements: {_RULES[rule]}", f"{data.size} bytes")
-        return source
+    def apply(self, payload: int, nbytes: int, out: int, n: int, scale: float, mode: int) -> int:
+        rule = int(natural_check(payload, nbytes, n))
+        if rule == OK and mode != CHECK:
+            natural_decode(payload, out, scale, mode == ADD)
+        return rule

@@ -7,8 +7,8 @@ segment's sum survive; the rest goes to the residual.
 
 from __future__ import annotations
 
-from gcserver.codecs.base import F32, I64, U8, U32, Encoded, register
-from gcserver.codecs.jit import level_address, segment_table, state_addresses, u8_address
+from gcserver.codecs.base import U32, Encoded, register
+from gcserver.codecs.framed import Call
 from gcserver.codecs.signs import Signs, means_encode
 
 
@@ -19,25 +19,8 @@ class Means(Signs):
     units = "sum"
     conserves = True
 
-    def encode(
-        self,
-        x: F32,
-        state_in: F32 | None,
-        state_out: F32 | None,
-        out: U8,
-        segments: I64 | None,
-        scale: float = 1.0,
-        seed: int = 0,
-        levels: U32 | None = None,
-    ) -> Encoded:
-        n = x.size
-        table, m, alive = segment_table(segments, n)
-        px, r, ro = state_addresses(self, x, state_in, state_out, m)
-        level_address(self, levels, m)
-        target = u8_address("out", out, self.max_bytes(n, m), write=True)
-        nbytes, bad = means_encode(self.numbers, px, r, ro, target, table, m, float(scale), self.decay)
-        del alive
-        return Encoded(nbytes, bad)
+    def write(self, call: Call, levels: U32 | None) -> Encoded:
+        return Encoded(*means_encode(self.numbers, *call.arrays, call.m, call.scale, self.decay))
 
 
 @register

@@ -25,13 +25,11 @@ import numpy as np
 from llvmlite import ir
 from numba import njit, types
 
+from gcproto.layouts import EIGHT, EXACT, GAPS, MAX_SHIFT, SIXTEEN, VALUES
 from gcserver.codecs.jit import f32, place, u8, u16, u32, u64
 from gcserver.codecs.vector import I8, I32, INFINITE, MAGNITUDE, intrinsic
 
-GAPS = 32  #: gaps that share a width
-VALUES = 128  #: values that share base and shift
-MAX_SHIFT_16, MAX_SHIFT_8 = 13, 20
-EXACT, SIXTEEN, EIGHT = 0, 1, 2  #: how values are written, as numbers kernels compare
+MAX_SHIFT_16, MAX_SHIFT_8 = MAX_SHIFT[SIXTEEN], MAX_SHIFT[EIGHT]
 
 
 @intrinsic
@@ -68,7 +66,7 @@ def pack_gaps(idx, total, at):
     before = np.int64(-1)
     for g in range(groups):
         start, count = g * GAPS, min(GAPS, total - g * GAPS)
-        wide: Any = 0
+        wide = np.int64(0)
         last = before
         for i in range(start, start + count):
             here = np.int64(idx[i])
@@ -103,7 +101,7 @@ def gap_bytes(total, at, left):
     if groups > left:
         return -1
     widths, size = u8(at, groups), np.int64(groups)
-    wide: Any = 0
+    wide = np.int64(0)
     for g in range(groups):
         w = np.int64(widths[g])
         wide |= w > 32
@@ -133,7 +131,7 @@ def unpack_gaps(at, nbytes, total, idx):
             if count * w % 8 and padded[size - 1] >> np.uint8(count * w % 8):
                 return np.int64(-2)
         mask = (np.uint64(1) << np.uint64(w)) - np.uint64(1)
-        bit: Any = 0
+        bit = np.int64(0)
         for i in range(start, start + count):
             gap = (u64(here + (bit >> 3), 1)[0] >> np.uint64(bit & 7)) & mask
             bit += w
@@ -146,7 +144,7 @@ def unpack_gaps(at, nbytes, total, idx):
 @njit(nogil=True)
 def value_groups(counts, m):
     """Groups of values of m segments: none crosses a segment, so that merging segments changes no value."""
-    groups: Any = 0
+    groups = np.int64(0)
     for s in range(m):
         groups += (np.int64(counts[s]) + VALUES - 1) // VALUES
     return groups
@@ -167,14 +165,14 @@ def pack_group(values, count, width, header, codes):
     most: Any = MAX_SHIFT_8 if width == EIGHT else MAX_SHIFT_16
     bits, floats = u32(values, count), f32(values, count)
     low: Any = MAGNITUDE
-    high: Any = 0
+    high = np.int64(0)
     for i in range(count):
         magnitude = np.int64(bits[i]) & MAGNITUDE
         high = max(high, magnitude)
         low = min(low, magnitude if magnitude > 0 else MAGNITUDE)
     base: Any = min(low, high) & ~31
-    shift: Any = 0
-    half: Any = 0
+    shift = np.int64(0)
+    half = np.int64(0)
     while shift < most and (high - base + half) >> shift > limit:
         shift += 1
         half = 1 << (shift - 1)
@@ -206,7 +204,7 @@ def pack_values(val, counts, m, total, width, at):
     groups = value_groups(counts, m)
     header, codes = at, at + 4 * groups
     size = 1 if width == EIGHT else 2
-    done: Any = 0
+    done = np.int64(0)
     for s in range(m):
         left: Any = np.int64(counts[s])
         while left > 0:
@@ -223,7 +221,7 @@ def pack_values(val, counts, m, total, width, at):
 def valid_headers(at, groups, width):
     """Whether every group's base and shift are such as an encoder may write."""
     words = u32(at, groups)
-    bad: Any = 0
+    bad = np.int64(0)
     most = MAX_SHIFT_8 if width == EIGHT else MAX_SHIFT_16
     for g in range(groups):
         word = np.int64(words[g])
@@ -238,7 +236,7 @@ def unpack_values(at, counts, m, total, width, val):
     headers, codes = u32(at, groups), at + 4 * groups
     narrow, wide = u8(codes, total), u16(codes, total)
     bits = u32(place(val), total)
-    done: Any = 0
+    done = np.int64(0)
     g = 0
     for s in range(m):
         left: Any = np.int64(counts[s])

@@ -15,49 +15,37 @@ with l2, lemma 3.1's bound of the variance, sqrt(d)/s for buckets of d elements,
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from gcserver.codecs.base import F32, I64, U8, U32, Codec, CodecError, Encoded, Param, register
-from gcserver.codecs.jit import (
-    address,
-    as_bytes,
-    f32_address,
-    level_address,
-    segment_table,
-    state_addresses,
-    u8_address,
-)
-from gcserver.codecs.quantise import GRAIN, OK, RULES, uniform_check, uniform_decode, uniform_encode, word
+from gcproto.layouts import GRAIN
+from gcserver.codecs.base import U32, Codec, CodecError, Encoded, Param, register
+from gcserver.codecs.framed import ADD, CHECK, OK, Call, Graded
+from gcserver.codecs.jit import address
+from gcserver.codecs.quantise import uniform_check, uniform_decode, uniform_encode, word
+from gcserver.codecs.segmented import PADDING, RULES, WORD
 from gcserver.codecs.stochastic import key
 
 BUCKET_MAX = 65535 * GRAIN
 KINDS = ("auto", "maxmin", "l2", "max")
 
 
-class Unbiased(Codec):
-    """A stochastic codec whose error feedback is off unless a spec asks for it."""
-
-    def __init__(self, *, decay: float = 0.0, **values: Any) -> None:
-        super().__init__(decay=decay, **values)
-
-    def _spec(self) -> str:
-        return super()._spec().removesuffix("+ef(decay=0)")
-
-
-class Uniform(Unbiased):
+class Uniform(Graded):
     """What qsgd and terngrad share: a payload of `quantise`, whose words say how each segment is decoded.
 
     ``level`` is the word of the codec's own segments.
     """
 
     units = "sum"
+    default_decay = 0.0
     clip: float = 0.0  #: multiple of the root mean square at which a bucket's norm is cut; 0: nowhere
+    rules = RULES | {
+        WORD: "2..8 bits a code and levels that fit them",
+        PADDING: "zero padding bits after each segment's last code",
+    }
 
-    def words(self, levels: U32 | None, m: int) -> tuple[U32, int]:
-        """(uint32[m]: the segments' words, largest number of bits among them)."""
-        return np.full(m, self.level, np.uint32), self.level & 255
+    def words(self, levels: U32 | None, m: int) -> U32:
+        """uint32[m]: the segments' words."""
+        return np.full(m, self.level, np.uint32)
 
     def bucket(self, value: float) -> int:
         """A bucket length from a spec; CodecError unless buckets of it would start at whole bytes."""
@@ -66,55 +54,25 @@ class Uniform(Unbiased):
             raise CodecError(f"{self.name}.bucket", allowed, int(value))
         return int(value)
 
+    @property
+    def bits(self) -> int:
+        return self.level & 255
+
     def bound(self, n: int, segments: int, bits: int) -> int:
-        """Upper bound of a payload's bytes at so many bits an element."""
         bucket = (self.level >> 16) * GRAIN
         buckets = segments + (n // bucket if bucket else 0)
         return 4 + 8 * segments + (4 if self.level & 0x7F00 else 8) * buckets + (n * bits + 7 * segments) // 8
 
-    def max_bytes(self, n: int, segments: int = 1) -> int:
-        return self.bound(n, segments, self.level & 255)
+    def write(self, call: Call, levels: U32 | None) -> Encoded:
+        words = self.words(levels, call.m)
+        where = address("words", words, words.dtype, call.m)
+        return Encoded(*uniform_encode(*call.arrays, where, call.m, self.clip, call.scale, self.decay, *key(call.seed)))
 
-    def encode(
-        self,
-        x: F32,
-        state_in: F32 | None,
-        state_out: F32 | None,
-        out: U8,
-        segments: I64 | None,
-        scale: float = 1.0,
-        seed: int = 0,
-        levels: U32 | None = None,
-    ) -> Encoded:
-        n = x.size
-        table, m, alive = segment_table(segments, n)
-        px, r, ro = state_addresses(self, x, state_in, state_out, m)
-        level_address(self, levels, m)
-        words, bits = self.words(levels, m)
-        target = u8_address("out", out, self.bound(n, m, bits), write=True)
-        where = address("words", words, words.dtype, m)
-        result = uniform_encode(px, r, ro, target, table, where, m, self.clip, float(scale), self.decay, *key(seed))
-        del alive, words
-        return Encoded(*result)
-
-    def decode(self, payload: U8, out: F32, scale: float = 1.0) -> None:
-        source = self._check(payload, out.size)
-        uniform_decode(source, f32_address("out", out, out.size, write=True), float(scale), False)
-
-    def decode_add(self, payload: U8, acc: F32) -> None:
-        source = self._check(payload, acc.size)
-        uniform_decode(source, f32_address("acc", acc, acc.size, write=True), 1.0, True)
-
-    def check(self, payload: U8, n: int) -> None:
-        self._check(payload, n)
-
-    def _check(self, payload: U8, n: int) -> int:
-        data = as_bytes(payload)
-        source = u8_address("payload", data)
-        rule = uniform_check(source, data.size, n)
-        if rule != OK:
-            raise CodecError("payload", f"a {self.name} frame of {n} elements: {RULES[rule]}", f"{data.size} bytes")
-        return source
+    def apply(self, payload: int, nbytes: int, out: int, n: int, scale: float, mode: int) -> int:
+        rule = int(uniform_check(payload, nbytes, n))
+        if rule == OK and mode != CHECK:
+            uniform_decode(payload, out, scale, mode == ADD)
+        return rule
 
 
 def steps_of(bits: int) -> int:
@@ -166,15 +124,15 @@ class QSGD(Uniform):
         own: dict[str, float | str] = {"levels": self.given} if self.given else {"bits": self.level & 255}
         return own | {"bucket": (self.level >> 16) * GRAIN, "kind": self.kind}
 
-    def words(self, levels: U32 | None, m: int) -> tuple[U32, int]:
-        if levels is None or m == 0:
+    def words(self, levels: U32 | None, m: int) -> U32:
+        if levels is None:
             return super().words(levels, m)
         # Levels are bits, for every kind.
         shared = np.uint32(self.level & 0xFFFF8000)
-        words = levels | shared
+        words: U32 = levels | shared
         if self.kind != "maxmin":
             words |= ((np.uint32(1) << (levels - np.uint32(1))) - np.uint32(1)) << np.uint32(8)
-        return words, int(levels.max())
+        return words
 
     @classmethod
     def from_level(cls, level: int) -> Codec:

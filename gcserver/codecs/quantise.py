@@ -23,26 +23,24 @@ from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils
 
+from gcproto.layouts import GRAIN, LIMIT, TINY, quantiser_word
 from gcserver.codecs.bitpack import pack, unpack
-from gcserver.codecs.jit import f32, i64, kernel, place, u8, u32
+from gcserver.codecs.jit import f32, i64, kernel, place, u32
+from gcserver.codecs.segmented import segments_check
 from gcserver.codecs.stochastic import stochastic
 from gcserver.codecs.vector import F32 as F
 from gcserver.codecs.vector import F64, I8, I32, Ops, elementwise, intrinsic
 from gcserver.codecs.vector import I64 as L
 
 BLOCK = 1024  #: elements worked on at a time: values, codes and gradient stay in the L1 cache
-GRAIN = 64  #: buckets are multiples of it, so that each starts at a whole byte
-LIMIT = 2.0**126  #: larger magnitudes saturate: the difference of two may not overflow
+#: LIMIT's, above which magnitudes saturate: the difference of two may not overflow. TINY's inverse may not either.
 LIMIT_BITS = (126 + 127) << 23
-TINY = 2.0**-117  #: ranges and norms below it count as 0: their inverse would overflow
 LANES = 16
 WIDE = 32
 
 
-def word(bits: int, steps: int, bucket: int, largest: bool = False) -> int:
-    """How a segment is quantised, in 32 bits: bits | (steps | 128 if the norm is the largest magnitude) << 8
-    | bucket/64 << 16; steps = 0 stands for minimum and maximum, bucket = 0 for the whole segment."""
-    return bits | (steps | (128 if largest else 0)) << 8 | (bucket // GRAIN) << 16
+#: the word of a segment's layout
+word = quantiser_word
 
 
 def _scan(squares: bool, feedback: bool) -> Any:
@@ -193,8 +191,7 @@ def sizes(n, bits, steps, bucket):
 @njit(nogil=True)
 def odd(x, r, v, n, scale, decay):
     """(non-finite, saturated) elements of a bucket: the rare pass that counts what the usual one found."""
-    bad: Any = 0
-    over: Any = 0
+    bad, over = np.int64(0), np.int64(0)
     for start in range(0, n, BLOCK):
         size, at = min(BLOCK, n - start), 4 * start
         if r:
@@ -249,8 +246,7 @@ def uniform_encode(x, r, ro, out, table, words, m, clip, scale, decay, k0, k1):
     values, codes = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.uint8)
     v, pc = place(values), place(codes)
     at: Any = out + 4 + 8 * m
-    bad: Any = 0
-    saturated: Any = 0
+    bad, saturated = np.int64(0), np.int64(0)
     for s in range(m):
         first, n = bounds[s], bounds[s + 1] - bounds[s]
         head[2 * s], head[2 * s + 1] = n, how[s]
@@ -295,38 +291,23 @@ def uniform_encode(x, r, ro, out, table, words, m, clip, scale, decay, k0, k1):
     return at - out, bad, saturated
 
 
-OK, SHORT, LENGTHS, WORD, SIZE, PADDING = range(6)
+@njit(nogil=True)
+def extent(length, word):
+    """(bytes, bits of the last one in use) of a segment's data; -1 bytes for a word that describes none."""
+    bits, steps, bucket, largest = described(word)
+    if not 2 <= bits <= 8 or 2 * steps >= 1 << bits or (largest and not steps):
+        return -1, 0
+    _, _, param_bytes, code_bytes = sizes(length, bits, steps, bucket)
+    return param_bytes + code_bytes, (length * bits) % 8
+
+
+check_frame = segments_check(extent)
 
 
 @kernel("int64(int64, int64, int64)")
 def uniform_check(payload, nbytes, n):
     """OK if the payload is exactly a frame of n elements, else which rule it breaks."""
-    if nbytes < 4:
-        return SHORT
-    m = np.int64(u32(payload, 1)[0])
-    if nbytes < 4 + 8 * m:
-        return SHORT
-    head, data = u32(payload + 4, 2 * m), u8(payload, nbytes)
-    at: Any = 4 + 8 * m
-    left = n
-    for s in range(m):
-        length = np.int64(head[2 * s])
-        if length > left:
-            return LENGTHS
-        left -= length
-        bits, steps, bucket, largest = described(np.int64(head[2 * s + 1]))
-        if not 2 <= bits <= 8 or 2 * steps >= 1 << bits or (largest and not steps):
-            return WORD
-        _, _, param_bytes, code_bytes = sizes(length, bits, steps, bucket)
-        at += param_bytes + code_bytes
-        if at > nbytes:
-            return SHORT
-        used = (length * bits) % 8
-        if used and data[at - 1] >> used:
-            return PADDING
-    if left != 0:
-        return LENGTHS
-    return OK if at == nbytes else SIZE
+    return check_frame(payload, nbytes, n)
 
 
 @kernel("void(int64, int64, float64, boolean)")
@@ -363,12 +344,3 @@ def uniform_decode(payload, out, scale, add):
                 stream += (part * bits + 7) // 8
                 target += 4 * part
         at += code_bytes
-
-
-RULES = {
-    SHORT: "all of its segments (it is cut short)",
-    LENGTHS: "segment lengths that add up to the partition",
-    WORD: "2..8 bits a code and levels that fit them",
-    SIZE: "nothing after the last segment",
-    PADDING: "zero padding bits after each segment's last code",
-}

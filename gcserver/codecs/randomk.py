@@ -23,17 +23,18 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from gcserver.codecs.base import U8, CodecError, Param, register
+from gcproto.layouts import EIGHT, EXACT, MILLION, MOST_SEGMENTS, SEEDED
+from gcserver.codecs.base import CodecError, Param, register
 from gcserver.codecs.chance import draw
 from gcserver.codecs.collect import BLOCK, workspace
-from gcserver.codecs.jit import as_bytes, f32, i64, kernel, place, u8_address, u32, u64
-from gcserver.codecs.momentum import correct
-from gcserver.codecs.packing import EIGHT, EXACT, pack_values, unpack_values, valid_headers, value_bytes, value_groups
+from gcserver.codecs.framed import CHECK, OK
+from gcserver.codecs.jit import element, f32, i64, kernel, place, u32, u64
+from gcserver.codecs.momentum import accumulated
+from gcserver.codecs.packing import pack_values, unpack_values, valid_headers, value_bytes, value_groups
 from gcserver.codecs.select import values_block
-from gcserver.codecs.sparse import CHECK, FORM, HEADER, MOST_SEGMENTS, OK, RULES, SHORT, SIZE, scatter
-from gcserver.codecs.sparsifier import COMMON, MILLION, RATIO, WIDTH, Job, Sparsifier, wanted
+from gcserver.codecs.sparse import FORM, HEADER, RULES, SHORT, SIZE, scatter
+from gcserver.codecs.sparsifier import COMMON, RATIO, WIDTH, Job, Sparsifier, level_of, wanted
 
-SEEDED = 8  #: bit of the form that says: a seed in place of indices
 HEAD = 12  #: bytes before the table of segments
 
 
@@ -67,7 +68,7 @@ def take(x, r, ro, n, first, scale, decay, factor, at, count, work):
     """
     idx, val, zeros, sink = work[0], work[1], work[2], work[3]
     c, last = at, at + count
-    bad: Any = 0
+    bad = np.int64(0)
     for start in range(0, n, BLOCK):
         size = min(BLOCK, n - start)
         pr = place(zeros) if r == 0 else r + 4 * start
@@ -88,32 +89,28 @@ def randomk_encode(
     x, r, u, ro, uo, out, table, m, n, levels, level, form, scale, decay, momentum, nesterov, unbiased, seed
 ):
     """Encode m segments: (bytes written, non-finite elements). Arguments as in `sparsifier.Job`."""
-    bounds, each, heads = i64(table, m + 1), u32(levels, m), u32(out + HEAD, 2 * m)
+    bounds, heads = i64(table, m + 1), u32(out + HEAD, 2 * m)
     u32(out, 1)[0] = m | (form << 24)
     u64(out + 4, 1)[0] = np.uint64(seed)
-    total: Any = 0
+    total = np.int64(0)
     for s in range(m):
         length = bounds[s + 1] - bounds[s]
-        k = wanted(length, level if levels == 0 else np.int64(each[s]))
+        k = wanted(length, level_of(levels, level, s))
         heads[2 * s], heads[2 * s + 1] = length, k
         total += k
     work = workspace(total)
     counts = np.empty(m, np.uint32)
-    kept = ro
-    if uo != 0:
-        correct(x, r, u, ro, uo, n, scale, decay, momentum, nesterov)
-        x, r, kept, scale, decay = ro, 0, 0, 1.0, 0.0
-    at: Any = 0
-    bad: Any = 0
+    x, r, kept, scale, decay = accumulated(x, r, u, ro, uo, n, scale, decay, momentum, nesterov)
+    at = np.int64(0)
+    bad = np.int64(0)
     for s in range(m):
         first, length, k = bounds[s], bounds[s + 1] - bounds[s], np.int64(heads[2 * s + 1])
         counts[s] = k
         if length > 0:
             pick(seed, length, k, first, work[0][at : at + k])
             factor = np.float32(length / k) if unbiased else np.float32(1.0)
-            source = 0 if r == 0 else r + 4 * first
-            target = 0 if kept == 0 else kept + 4 * first
-            bad += take(x + 4 * first, source, target, length, first, scale, decay, factor, at, k, work)
+            where = element(x, first), element(r, first), element(kept, first)
+            bad += take(*where, length, first, scale, decay, factor, at, k, work)
             at += k
     end, width, val = out + HEAD + 8 * m, (form >> 1) & 3, work[1]
     if width == EXACT:
@@ -134,10 +131,6 @@ def randomk_encode(
 
 
 LENGTHS = 7
-_RULES = RULES | {
-    FORM: "the form of randomk's payloads",
-    LENGTHS: "segment lengths that add up to the partition, and no more elements than those",
-}
 
 
 @kernel("int64(int64, int64, int64, int64, float64, int64)")
@@ -155,9 +148,9 @@ def randomk_apply(payload, nbytes, out, n, scale, mode):
     if left < 0:
         return SHORT
     counts = np.empty(m, np.uint32)
-    total: Any = 0
-    covered: Any = 0
-    excess: Any = 0
+    total = np.int64(0)
+    covered = np.int64(0)
+    excess = np.int64(0)
     for s in range(m):
         counts[s] = heads[2 * s + 1]
         total += np.int64(counts[s])
@@ -174,8 +167,8 @@ def randomk_apply(payload, nbytes, out, n, scale, mode):
         return OK
     where = np.empty(total, np.uint32)
     decoded = np.empty(total if width != EXACT else 0, np.float32)
-    first: Any = 0
-    done: Any = 0
+    first = np.int64(0)
+    done = np.int64(0)
     for s in range(m):
         count = np.int64(counts[s])
         if count > 0:
@@ -201,19 +194,27 @@ class RandomK(Sparsifier):
     )
     #: the caller gives all nodes the same seed for a step and key
     shared_seed = True
+    rules = RULES | {
+        FORM: "the form of randomk's payloads",
+        LENGTHS: "segment lengths that add up to the partition, and no more elements than those",
+    }
+
+    def __init__(
+        self, *, decay: float | None = None, momentum: float | None = None, unbiased: float = 0.0, **more: Any
+    ) -> None:
+        if unbiased:
+            if decay:
+                hint = "nothing is missing on average, so that nothing must be kept back: leave +ef out"
+                raise CodecError("randomk.unbiased", "0 with error feedback", int(unbiased), hint)
+            if momentum or more.get("values", WIDTH.default) != WIDTH.default:
+                raise CodecError("randomk.unbiased", "0 with momentum or rounded values", int(unbiased))
+            decay = 0.0
+        super().__init__(decay=decay, momentum=momentum, unbiased=unbiased, **more)
 
     def setup(self, ratio: float = 0.01, unbiased: float = 0.0) -> None:
         super().setup(ratio)
         self.form |= SEEDED
         self._unbiased = int(unbiased)
-        if self._unbiased:
-            self._refuse_feedback()
-
-    def _refuse_feedback(self) -> None:
-        if self.momentum or self.form != SEEDED:
-            raise CodecError("randomk.unbiased", "0 with momentum or rounded values", self._unbiased)
-        # Nothing is missing on average, so that nothing must be kept back.
-        self.decay, self.error_feedback = 0.0, False
 
     def own(self) -> dict[str, float]:
         return {**super().own(), "unbiased": self._unbiased}
@@ -232,8 +233,5 @@ class RandomK(Sparsifier):
         nbytes, bad = randomk_encode(*job, bool(self._unbiased), seed)
         return nbytes, bad
 
-    def _apply(self, payload: U8, out: int, n: int, scale: float, mode: int) -> None:
-        data = as_bytes(payload)
-        rule = randomk_apply(u8_address("payload", data), data.size, out, n, scale, mode)
-        if rule != OK:
-            raise CodecError("payload", f"a {self.name} frame of {n} elements: {_RULES[rule]}", f"{data.size} bytes")
+    def apply(self, payload: int, nbytes: int, out: int, n: int, scale: float, mode: int) -> int:
+        return int(randomk_apply(payload, nbytes, out, n, scale, mode))

@@ -25,16 +25,17 @@ from typing import Any, ClassVar
 import numpy as np
 from numba import njit
 
+from gcproto.layouts import LN2
 from gcserver.codecs.base import register
 from gcserver.codecs.collect import BLOCK
-from gcserver.codecs.jit import f32, i64, kernel, place, u32
-from gcserver.codecs.momentum import correct
+from gcserver.codecs.jit import element, f32, i64, kernel, place, u32
+from gcserver.codecs.momentum import accumulated
 from gcserver.codecs.select import settle
-from gcserver.codecs.sidco_fit import LN2, ln
+from gcserver.codecs.sidco_fit import ln
 from gcserver.codecs.sidco_scan import ACCUMULATOR, CUTS, GROUP, SUM, add_all, clear, draw, rank, scan, total
 from gcserver.codecs.sidco_stages import FEW, GP, E, P, as_f32, place_cuts, threshold, tune
 from gcserver.codecs.sparse import finish, room, select, workspace
-from gcserver.codecs.sparsifier import COMMON, FORM, RATIO, Job, Sparsifier, wanted
+from gcserver.codecs.sparsifier import COMMON, FORM, RATIO, Job, Sparsifier, level_of, wanted
 from gcserver.codecs.vector import INFINITE
 
 EXACT_BELOW = 1 << 16  #: shorter segments get the exact top-k (DESIGN section 7)
@@ -76,8 +77,17 @@ def sample_size(n, k):
 @njit(nogil=True)
 def encode_segment(method, x, r, ro, n, k, first, scale, decay, stages, at, sample, work):
     """Append what one segment sends to ``work`` from slot ``at``: (count, non-finite, ln(k^/k) uncorrected or NaN)."""
-    if n < EXACT_BELOW or k < FEW or 4 * k > n:
+    count, bad, error = np.int64(-1), np.int64(0), np.nan
+    if n >= EXACT_BELOW and k >= FEW and 4 * k <= n:
+        count, bad, error = fitted(method, x, r, ro, n, k, first, scale, decay, stages, at, sample, work)
+    if count < 0:
         return k, select(x, r, ro, n, k, first, scale, decay, at, work), np.nan
+    return count, bad, error
+
+
+@njit(nogil=True)
+def fitted(method, x, r, ro, n, k, first, scale, decay, stages, at, sample, work):
+    """What `encode_segment` does where a distribution can be fitted; (-1, 0, NaN) where it cannot."""
     sums, logs = np.zeros(ACCUMULATOR * (CUTS + 1)), np.empty(2)
     lanes, cuts = np.empty(16, np.float32), np.empty(CUTS)
     size = sample_size(n, k)
@@ -88,7 +98,7 @@ def encode_segment(method, x, r, ro, n, k, first, scale, decay, stages, at, samp
     mean = total(sums, 0, SUM) / size
     if not 1e-30 < mean < 1e30:
         # Zeros, denormals, numbers near the ends of the format, NaN: nothing to fit.
-        return k, select(x, r, ro, n, k, first, scale, decay, at, work), np.nan
+        return -1, 0, np.nan
     unit = math.ldexp(1.0, -math.frexp(mean)[1])
     squares, with_logs = (method == P, method != E), method == GP
     used = place_cuts(method, stages, k / n, sample, size, unit, sums, logs, lanes, cuts)
@@ -102,7 +112,7 @@ def encode_segment(method, x, r, ro, n, k, first, scale, decay, stages, at, samp
     )
     if not total(sums, 0, SUM) < np.inf or found < 0 or (found < k and below > 0):
         # Not finite; or the sample misled: equal magnitudes, or what is large was hidden from it.
-        return k, select(x, r, ro, n, k, first, scale, decay, at, work), np.nan
+        return -1, 0, np.nan
     if found < k:
         # Fewer elements that are not zero than wanted.
         return found, 0, np.nan
@@ -160,11 +170,11 @@ def sidco_encode(
 
     method: E, GP or P. behind: where the segments' own state begins, in elements of r and ro; -1: there is none.
     """
-    bounds, counts, each = i64(table, m + 1), u32(out + 4, m), u32(levels, m)
+    bounds, counts = i64(table, m + 1), u32(out + 4, m)
     slots, largest, longest = np.int64(0), np.int64(0), np.int64(0)
     for s in range(m):
         length = bounds[s + 1] - bounds[s]
-        k = wanted(length, level if levels == 0 else np.int64(each[s]))
+        k = wanted(length, level_of(levels, level, s))
         slots += k + k // 10
         largest = max(largest, room(length, k))
         longest = max(longest, sample_size(length, k))
@@ -173,23 +183,19 @@ def sidco_encode(
     fresh = np.zeros(SEGMENT_FLOATS, np.float32)
     old_state = 0 if r == 0 or behind < 0 else r + 4 * behind
     new_state = 0 if ro == 0 or behind < 0 else ro + 4 * behind
-    kept = ro
-    if uo != 0:
-        correct(x, r, u, ro, uo, n, scale, decay, momentum, nesterov)
-        x, r, kept, scale, decay = ro, 0, 0, 1.0, 0.0
+    x, r, kept, scale, decay = accumulated(x, r, u, ro, uo, n, scale, decay, momentum, nesterov)
     # Of a declared type: a literal 0 would have numba compile everything it is handed to twice.
     count, sent, bad = np.int64(0), np.int64(0), np.int64(0)
     for s in range(m):
         first, length = bounds[s], bounds[s + 1] - bounds[s]
-        k = wanted(length, level if levels == 0 else np.int64(each[s]))
+        k = wanted(length, level_of(levels, level, s))
         old = f32(place(fresh) if old_state == 0 else old_state + 4 * SEGMENT_FLOATS * s, SEGMENT_FLOATS)
         count, error = np.int64(0), np.nan
         if k > 0:
-            source = 0 if r == 0 else r + 4 * first
-            target = 0 if kept == 0 else kept + 4 * first
+            where = element(x, first), element(r, first), element(kept, first)
             stages = max(1, min(CUTS + 1, np.int64(old[STAGES])))
             count, wrong, error = encode_segment(
-                method, x + 4 * first, source, target, length, k, first, scale, decay, stages, sent, sample, work
+                method, *where, length, k, first, scale, decay, stages, sent, sample, work
             )
             bad += wrong
         counts[s] = count

@@ -1,9 +1,9 @@
 """The three distributions SIDCo fits to magnitudes, as closed arithmetic: estimate, share above, quantile.
 
 What may live here: scalar functions of sums; no array, no threshold, no stage. All of it decides bytes, so
-nothing here calls a mathematical library, whose last bit depends on the machine: logarithm, exponential and
-gamma function are written out in float64 operations that IEEE 754 fixes. Section 2 and appendix B.3 of the
-SIDCo paper, with its printed errors corrected: the Pareto scale has the variance where Algorithm 1, line 17,
+nothing here calls a mathematical library, whose last bit depends on the machine: logarithm and exponential (of
+`layouts`) and gamma function are written out in float64 operations that IEEE 754 fixes. Section 2 and appendix B.3 of
+the SIDCo paper, with its printed errors corrected: the Pareto scale has the variance where Algorithm 1, line 17,
 prints the deviation; (34) has Hosking's sign of the shape, the estimators (8), (9) do not; the gamma
 quantile is the exact one, since the closed form of (15) is off by a factor of three at small ratios.
 """
@@ -11,43 +11,19 @@ quantile is the exact one, since the closed form of (15) is off by a factor of t
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from numba import njit
 
+from gcproto import layouts
+
 EXPONENTIAL, PARETO, GAMMA = range(3)
 
-LN2 = 0.6931471805599453
-LN2_HIGH, LN2_LOW = 0.693147180369123816490, 1.90821492927058770002e-10
 HALF_LN_2PI = 0.9189385332046727
-SQRT_HALF = 0.7071067811865476
 
-
-@njit(nogil=True)
-def ln(x):
-    """Natural logarithm of a positive, finite float64, to some 2 units in the last place."""
-    m, e = math.frexp(x)
-    if m < SQRT_HALF:
-        m, e = m + m, e - 1
-    s = (m - 1.0) / (m + 1.0)
-    q = s * s
-    total = 0.0
-    for odd in range(25, 1, -2):
-        total = (total + 1.0 / odd) * q
-    return e * LN2_HIGH + (2.0 * (s + s * total) + e * LN2_LOW)
-
-
-@njit(nogil=True)
-def exp(x):
-    """Exponential, to some 2 units in the last place; 0 below -700, and never above exp(700)."""
-    if x < -700.0:
-        return 0.0
-    x = min(x, 700.0)
-    k = math.floor(x / LN2 + 0.5)
-    r = (x - k * LN2_HIGH) - k * LN2_LOW
-    total = 1.0
-    for i in range(14, 0, -1):
-        total = 1.0 + total * r / i
-    return math.ldexp(total, int(k))
+#: natural logarithm of a positive, finite number and exponential, to some 2 units in the last place
+ln: Any = njit(nogil=True)(layouts.ln)
+exp: Any = njit(nogil=True)(layouts.exp)
 
 
 @njit(nogil=True)

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Self
 
-from gcserver.codecs.base import F32, I64, U8, U32, Encoded, Param, register
-from gcserver.codecs.jit import level_address, segment_table, state_addresses, u8_address
+from gcserver.codecs.base import U32, Encoded, Param, register
+from gcserver.codecs.framed import Call
 from gcserver.codecs.onebit import Means
 from gcserver.codecs.signs import Signs, votes_encode
 
@@ -27,26 +27,9 @@ class Votes(Signs):
     conserves = False
     beta = 0.0
 
-    def encode(
-        self,
-        x: F32,
-        state_in: F32 | None,
-        state_out: F32 | None,
-        out: U8,
-        segments: I64 | None,
-        scale: float = 1.0,
-        seed: int = 0,
-        levels: U32 | None = None,
-    ) -> Encoded:
-        n = x.size
-        table, m, alive = segment_table(segments, n)
-        px, r, ro = state_addresses(self, x, state_in, state_out, m)
-        level_address(self, levels, m)
-        target = u8_address("out", out, self.max_bytes(n, m), write=True)
-        share = float(scale) * (1.0 - self.beta)
-        nbytes, bad = votes_encode(px, r, ro, target, table, m, share, self.beta, seed)
-        del alive
-        return Encoded(nbytes, bad)
+    def write(self, call: Call, levels: U32 | None) -> Encoded:
+        share = call.scale * (1.0 - self.beta)
+        return Encoded(*votes_encode(*call.arrays, call.m, share, self.beta, call.seed))
 
 
 @register

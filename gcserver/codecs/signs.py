@@ -20,9 +20,10 @@ from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils
 
-from gcserver.codecs.base import F32, U8, Codec, CodecError
 from gcserver.codecs.chance import bits64
-from gcserver.codecs.jit import as_bytes, f32, f32_address, i64, kernel, place, u8, u8_address, u32, u64
+from gcserver.codecs.framed import ADD, CHECK, OK, Framed
+from gcserver.codecs.jit import f32, i64, kernel, place, u8, u32, u64
+from gcserver.codecs.segmented import LENGTHS, PADDING, RULES, SHORT, SIZE
 from gcserver.codecs.signscan import (
     BLOCK,
     STEP,
@@ -217,9 +218,6 @@ def votes_encode(x, r, ro, out, table, m, scale, decay, seed):
     return at - out, bad
 
 
-OK, SHORT, LENGTHS, TRAILING, PADDING = range(5)
-
-
 @kernel("int64(int64, int64, int64, int64)")
 def signs_check(numbers, payload, nbytes, n):
     """OK if the payload is exactly a frame of n elements, else which rule it breaks."""
@@ -243,7 +241,7 @@ def signs_check(numbers, payload, nbytes, n):
             return PADDING
     if left != 0:
         return LENGTHS
-    return OK if at == nbytes else TRAILING
+    return OK if at == nbytes else SIZE
 
 
 @kernel("void(int64, int64, int64, float64, boolean)")
@@ -273,37 +271,17 @@ def signs_decode(numbers, payload, out, scale, add):
         out += 4 * length
 
 
-_RULES = {
-    SHORT: "all of its segments (it is cut short)",
-    LENGTHS: "segment lengths that add up to the partition",
-    TRAILING: "nothing after the last segment",
-    PADDING: "zero padding bits after each segment's last sign",
-}
-
-
-class Signs(Codec):
+class Signs(Framed):
     """What the sign codecs share: one bit an element and ``numbers`` float32 a segment."""
 
     numbers: int
+    rules = RULES | {PADDING: "zero padding bits after each segment's last sign"}
 
     def max_bytes(self, n: int, segments: int = 1) -> int:
         return 4 + (4 + 4 * self.numbers) * segments + (n + 7 * segments) // 8
 
-    def decode(self, payload: U8, out: F32, scale: float = 1.0) -> None:
-        source = self._check(payload, out.size)
-        signs_decode(self.numbers, source, f32_address("out", out, out.size, write=True), float(scale), False)
-
-    def decode_add(self, payload: U8, acc: F32) -> None:
-        source = self._check(payload, acc.size)
-        signs_decode(self.numbers, source, f32_address("acc", acc, acc.size, write=True), 1.0, True)
-
-    def check(self, payload: U8, n: int) -> None:
-        self._check(payload, n)
-
-    def _check(self, payload: U8, n: int) -> int:
-        data = as_bytes(payload)
-        source = u8_address("payload", data)
-        rule = signs_check(self.numbers, source, data.size, n)
-        if rule != OK:
-            raise CodecError("payload", f"a {self.name} frame of {n} elements: {_RULES[rule]}", f"{data.size} bytes")
-        return source
+    def apply(self, payload: int, nbytes: int, out: int, n: int, scale: float, mode: int) -> int:
+        rule = int(signs_check(self.numbers, payload, nbytes, n))
+        if rule == OK and mode != CHECK:
+            signs_decode(self.numbers, payload, out, scale, mode == ADD)
+        return rule

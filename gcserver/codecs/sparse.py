@@ -26,15 +26,14 @@ the width of values: 0 float32, 1 sixteen bits, 2 eight bits. Other forms are re
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numba import njit
 
+from gcproto.layouts import EXACT, MOST_SEGMENTS, PACKED
 from gcserver.codecs.collect import BLOCK, collect, room, workspace
+from gcserver.codecs.framed import CHECK, DECODE, OK
 from gcserver.codecs.jit import f32, kernel, place, u32
 from gcserver.codecs.packing import (
-    EXACT,
     gap_bytes,
     pack_gaps,
     pack_values,
@@ -49,10 +48,6 @@ from gcserver.codecs.select import magnitudes_block, select
 from gcserver.codecs.vector import INFINITE, MAGNITUDE
 
 __all__ = ["above", "bits_below", "finish", "reaching", "room", "select", "workspace"]
-
-#: segments a payload can name: the upper byte of the first word is the form
-MOST_SEGMENTS = (1 << 24) - 1
-PACKED = 1
 
 
 @njit(nogil=True)
@@ -76,7 +71,7 @@ def bits_below(threshold):
 def reaching(x, r, n, scale, decay, below, work):
     """How many elements of v = x*scale + r*decay have magnitude bits above ``below``; reads only."""
     zeros, mags = work[2], work[5]
-    total: Any = 0
+    total = np.int64(0)
     for start in range(0, n, BLOCK):
         size = min(BLOCK, n - start)
         pr = place(zeros) if r == 0 else r + 4 * start
@@ -84,6 +79,15 @@ def reaching(x, r, n, scale, decay, below, work):
         for i in range(size):
             total += np.int64(mags[i]) > below
     return total
+
+
+@njit(nogil=True)
+def nonfinite(found, at, work):
+    """How many of the ``found`` elements in work's slots from ``at`` are infinite or NaN."""
+    bits, bad = u32(place(work[1]) + 4 * at, found), np.int64(0)
+    for i in range(found):
+        bad += np.int64(bits[i]) & MAGNITUDE >= INFINITE
+    return bad
 
 
 @njit(nogil=True)
@@ -98,11 +102,7 @@ def above(x, r, ro, n, first, scale, decay, below, cap, at, work):
     """
     found = collect(x, r, ro, n, first, scale, decay, below, at, cap, work)
     if found >= 0:
-        bits = u32(place(work[1]) + 4 * at, found)
-        bad: Any = 0
-        for i in range(found):
-            bad += np.int64(bits[i]) & MAGNITUDE >= INFINITE
-        return found, found, bad
+        return found, found, nonfinite(found, at, work)
     reached = reaching(x, r, n, scale, decay, below, work)
     return cap, reached, select(x, r, ro, n, cap, first, scale, decay, at, work)
 
@@ -140,8 +140,7 @@ def finish(out, m, total, form, ro, u, work):
     return at - out
 
 
-CHECK, DECODE, ADD = 0, 1, 2
-OK, SHORT, FORM, SIZE, ORDER, RANGE, HEADER = range(7)
+SHORT, FORM, SIZE, ORDER, RANGE, HEADER = range(1, 7)
 AHEAD = 64  #: elements between asking for a line and using it
 
 #: what a payload lacks that breaks a rule
@@ -171,7 +170,7 @@ def sparse_apply(payload, nbytes, out, n, scale, mode):
     if left < 0:
         return SHORT
     counts = u32(payload + 4, m)
-    total: Any = 0
+    total = np.int64(0)
     for s in range(m):
         total += np.int64(counts[s])
     width = form >> 1

@@ -5,19 +5,20 @@ What may live here: what every sparsifier's class does alike. What one selects, 
 
 from __future__ import annotations
 
-import math
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 from numba import njit
 
-from gcserver.codecs.base import F32, I64, U8, U32, Codec, CodecError, Encoded, Param
-from gcserver.codecs.jit import as_bytes, f32_address, level_address, segment_table, state_addresses, u8_address
-from gcserver.codecs.packing import EIGHT, EXACT, GAPS, SIXTEEN, VALUES
-from gcserver.codecs.sparse import ADD, CHECK, DECODE, MOST_SEGMENTS, OK, PACKED, RULES, sparse_apply
+from gcproto import layouts
+from gcproto.layouts import EIGHT, EXACT, MILLION, MOST_SEGMENTS, PACKED, SIXTEEN
+from gcserver.codecs.base import I64, U32, Codec, CodecError, Encoded, Param
+from gcserver.codecs.framed import Call, Framed
+from gcserver.codecs.jit import f32_address, u32
+from gcserver.codecs.sparse import RULES, sparse_apply
 
-MILLION = 1_000_000
 RATIO = Param("ratio", None, 1e-6, 1.0, "share of the elements that is sent, in steps of 1e-6")
 _WIDTHS = {"32": EXACT, "16": SIXTEEN, "8": EIGHT}
 WIDTH = Param("values", "32", 0, 0, "bits a value is sent in", words=tuple(_WIDTHS))
@@ -25,10 +26,14 @@ WIDTH = Param("values", "32", 0, 0, "bits a value is sent in", words=tuple(_WIDT
 FORM = (Param("packed", 0.0, 0.0, 1.0, "1 for indices as bit-packed gaps", integer=True), WIDTH)
 
 
+#: ``wanted(length, level)``, compiled
+wanted: Any = njit(nogil=True)(layouts.wanted)
+
+
 @njit(nogil=True)
-def wanted(length, level):
-    """k of a segment at a ratio in millionths: at least 1 of a segment that has any."""
-    return min(length, max(1, level * length // MILLION))
+def level_of(levels, level, s):
+    """The level of segment s: its own of the uint32 at ``levels``, or ``level`` where there are none (0)."""
+    return level if levels == 0 else np.int64(u32(levels, s + 1)[s])
 
 
 class Job(NamedTuple):
@@ -59,7 +64,7 @@ class Job(NamedTuple):
 COMMON = ", ".join(["int64"] * 12 + ["float64"] * 3 + ["boolean"])
 
 
-class Sparsifier(Codec):
+class Sparsifier(Framed):
     """Some elements exactly or nearly, nothing of the others; error feedback by default.
 
     Subclasses add their own parameters before ``FORM``, implement ``setup``, ``own``, ``most`` and ``run``.
@@ -71,6 +76,7 @@ class Sparsifier(Codec):
     units = "sum"
     conserves = True
     levels = (1, MILLION)
+    rules = RULES
 
     form: int  #: how payloads are packed: see `sparse`
 
@@ -97,9 +103,9 @@ class Sparsifier(Codec):
         """Upper bound of the elements sent of n in so many segments, all of this level."""
         return min(n, level * n // MILLION + segments)
 
+    @abstractmethod
     def run(self, job: Job, seed: int) -> tuple[int, int]:
         """Call the encode kernel: (bytes written, non-finite elements)."""
-        raise NotImplementedError
 
     @classmethod
     def from_level(cls, level: int) -> Codec:
@@ -125,65 +131,34 @@ class Sparsifier(Codec):
 
     def bound(self, n: int, segments: int, total: int) -> int:
         """Upper bound in bytes of a payload of at most ``total`` of n elements."""
-        index = 4 * total
-        if self.form & PACKED and total:
-            groups = -(-total // GAPS)
-            # Widths are logarithms of gaps that add up to less than n: most bits if all groups' widest are equal.
-            index = groups + min(4 * total, math.ceil(GAPS // 8 * groups * (math.log2(n / groups + 1) + 1)))
-        width = self.form >> 1 & 3
-        if width == EXACT:
-            return 4 + 4 * segments + index + 4 * total
-        headers = 4 * min(total, total // VALUES + segments)
-        return 4 + 4 * segments + index + headers + (total if width == EIGHT else 2 * total)
+        table = 4 + 4 * segments
+        return table + layouts.index_bound(n, total, self.form) + layouts.value_bound(total, segments, self.form)
 
-    def encode(
-        self,
-        x: F32,
-        state_in: F32 | None,
-        state_out: F32 | None,
-        out: U8,
-        segments: I64 | None,
-        scale: float = 1.0,
-        seed: int = 0,
-        levels: U32 | None = None,
-    ) -> Encoded:
-        n = x.size
-        table, m, alive = segment_table(segments, n)
+    def needed(self, bounds: I64, levels: U32 | None) -> int:
+        n, m = int(bounds[-1]), bounds.size - 1
         if m > MOST_SEGMENTS:
             raise CodecError("segments", f"at most {MOST_SEGMENTS}", m)
-        px, r, ro = state_addresses(self, x, state_in, state_out, m)
-        per_segment = level_address(self, levels, m)
         if levels is None:
-            most = self.most(n, m, self.level)
-        else:
-            lengths = np.diff(alive).tolist()
-            most = sum(self.most(length, 1, level) for length, level in zip(lengths, levels.tolist(), strict=True))
-        target = u8_address("out", out, self.bound(n, m, most), write=True)
+            return self.max_bytes(n, m)
+        lengths = np.diff(bounds).tolist()
+        most = sum(self.most(length, 1, level) for length, level in zip(lengths, levels.tolist(), strict=True))
+        return self.bound(n, m, most)
+
+    def write(self, call: Call, levels: U32 | None) -> Encoded:
+        n, ro = call.n, call.ro
         spare = None
         if self.momentum and not ro:
             # Nobody wants the new state, but what is selected has to be added up somewhere.
-            spare = np.empty(self.state_floats(n, m), np.float32)
+            spare = np.empty(self.state_floats(n, call.m), np.float32)
             ro = f32_address("state", spare, spare.size, write=True)
-        u, uo = (r and r + 4 * n, ro + 4 * n) if self.momentum else (0, 0)
+        u, uo = (call.r and call.r + 4 * n, ro + 4 * n) if self.momentum else (0, 0)
         job = Job(
-            *(px, r, u, ro, uo, target, table, m, n, per_segment, self.level, self.form),
-            *(float(scale), self.decay, self.momentum, self.nesterov),
+            *(call.x, call.r, u, ro, uo, call.out, call.table, call.m, n, call.levels, self.level, self.form),
+            *(call.scale, self.decay, self.momentum, self.nesterov),
         )
-        nbytes, bad = self.run(job, seed)
-        del alive, spare
+        nbytes, bad = self.run(job, call.seed)
+        del spare
         return Encoded(nbytes, bad)
 
-    def decode(self, payload: U8, out: F32, scale: float = 1.0) -> None:
-        self._apply(payload, f32_address("out", out, out.size, write=True), out.size, float(scale), DECODE)
-
-    def decode_add(self, payload: U8, acc: F32) -> None:
-        self._apply(payload, f32_address("acc", acc, acc.size, write=True), acc.size, 1.0, ADD)
-
-    def check(self, payload: U8, n: int) -> None:
-        self._apply(payload, 0, n, 1.0, CHECK)
-
-    def _apply(self, payload: U8, out: int, n: int, scale: float, mode: int) -> None:
-        data = as_bytes(payload)
-        rule = sparse_apply(u8_address("payload", data), data.size, out, n, scale, mode)
-        if rule != OK:
-            raise CodecError("payload", f"a {self.name} frame of {n} elements: {RULES[rule]}", f"{data.size} bytes")
+    def apply(self, payload: int, nbytes: int, out: int, n: int, scale: float, mode: int) -> int:
+        return int(sparse_apply(payload, nbytes, out, n, scale, mode))

@@ -10,9 +10,10 @@ several times its square, so a residual would grow from step to step.
 
 from __future__ import annotations
 
+from gcproto.layouts import GRAIN
 from gcserver.codecs.base import Codec, CodecError, Param, register
 from gcserver.codecs.qsgd import BUCKET_MAX, Uniform
-from gcserver.codecs.quantise import GRAIN, word
+from gcserver.codecs.quantise import word
 
 
 @register

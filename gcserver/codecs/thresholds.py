@@ -9,17 +9,16 @@ from __future__ import annotations
 
 from ctypes import c_uint32
 from statistics import NormalDist
-from typing import Any
 
 import numpy as np
 from numba import njit
 
 from gcserver.codecs.base import Param, register
-from gcserver.codecs.jit import address, f64, i64, kernel, place, u32
+from gcserver.codecs.jit import address, element, f64, i64, kernel, place, u32
 from gcserver.codecs.moments import BOUNDS, counts_above, sums
-from gcserver.codecs.momentum import correct
+from gcserver.codecs.momentum import accumulated
 from gcserver.codecs.sparse import above, finish, room, workspace
-from gcserver.codecs.sparsifier import COMMON, FORM, MILLION, RATIO, Job, Sparsifier, wanted
+from gcserver.codecs.sparsifier import COMMON, FORM, MILLION, RATIO, Job, Sparsifier, level_of, wanted
 from gcserver.codecs.vector import INFINITE
 
 FIXED, REDSYNC, TRIM, GAUSSIAN = range(4)
@@ -112,29 +111,24 @@ def threshold_encode(
 
     rule: one of the four; cap: as a share of the length (FIXED) or of k; quantiles: address of float64[m] (GAUSSIAN).
     """
-    bounds, counts, each = i64(table, m + 1), u32(out + 4, m), u32(levels, m)
-    slots: Any = 0
-    largest: Any = 0
+    bounds, counts = i64(table, m + 1), u32(out + 4, m)
+    slots, largest = np.int64(0), np.int64(0)
     for s in range(m):
         length = bounds[s + 1] - bounds[s]
-        most = capped(length, cap, rule, level if levels == 0 else np.int64(each[s]))
+        most = capped(length, cap, rule, level_of(levels, level, s))
         slots += most
         largest = max(largest, room(length, most))
     work = workspace(slots + largest)
     limits, reached = np.empty(BOUNDS, np.int64), np.empty(BOUNDS, np.int64)
-    kept = ro
-    if uo != 0:
-        correct(x, r, u, ro, uo, n, scale, decay, momentum, nesterov)
-        x, r, kept, scale, decay = ro, 0, 0, 1.0, 0.0
-    total: Any = 0
-    bad: Any = 0
+    x, r, kept, scale, decay = accumulated(x, r, u, ro, uo, n, scale, decay, momentum, nesterov)
+    total, bad = np.int64(0), np.int64(0)
     for s in range(m):
         first, length = bounds[s], bounds[s + 1] - bounds[s]
         counts[s] = 0
         if length == 0:
             continue
-        here = level if levels == 0 else np.int64(each[s])
-        px, pr = x + 4 * first, 0 if r == 0 else r + 4 * first
+        here = level_of(levels, level, s)
+        px, pr, target = element(x, first), element(r, first), element(kept, first)
         k, most = wanted(length, here), capped(length, cap, rule, here)
         if rule == FIXED:
             below = here - 1
@@ -142,7 +136,6 @@ def threshold_encode(
             below = gaussian(px, pr, length, k, scale, decay, f64(quantiles, m)[s], limits, reached, work)
         else:
             below = redsync(px, pr, length, k, scale, decay, rule == TRIM, limits, reached, work)
-        target = 0 if kept == 0 else kept + 4 * first
         count, _, wrong = above(px, pr, target, length, first, scale, decay, below, most, total, work)
         counts[s] = count
         total += count

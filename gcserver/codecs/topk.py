@@ -7,42 +7,34 @@ index.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from gcserver.codecs.base import register
-from gcserver.codecs.jit import i64, kernel, u32
-from gcserver.codecs.momentum import correct
+from gcserver.codecs.jit import element, i64, kernel, u32
+from gcserver.codecs.momentum import accumulated
 from gcserver.codecs.sparse import finish, room, select, workspace
-from gcserver.codecs.sparsifier import COMMON, FORM, RATIO, Job, Sparsifier, wanted
+from gcserver.codecs.sparsifier import COMMON, FORM, RATIO, Job, Sparsifier, level_of, wanted
 
 
 @kernel(f"UniTuple(int64, 2)({COMMON})")
 def topk_encode(x, r, u, ro, uo, out, table, m, n, levels, level, form, scale, decay, momentum, nesterov):
     """Encode m segments: (bytes written, non-finite elements). Arguments as in `sparsifier.Job`."""
-    bounds, counts, each = i64(table, m + 1), u32(out + 4, m), u32(levels, m)
-    slots: Any = 0
-    largest: Any = 0
+    bounds, counts = i64(table, m + 1), u32(out + 4, m)
+    slots, largest = np.int64(0), np.int64(0)
     for s in range(m):
         length = bounds[s + 1] - bounds[s]
-        k = wanted(length, level if levels == 0 else np.int64(each[s]))
+        k = wanted(length, level_of(levels, level, s))
         counts[s] = k
         slots += k
         largest = max(largest, room(length, k))
     work = workspace(slots + largest)
-    kept = ro
-    if uo != 0:
-        correct(x, r, u, ro, uo, n, scale, decay, momentum, nesterov)
-        x, r, kept, scale, decay = ro, 0, 0, 1.0, 0.0
-    total: Any = 0
-    bad: Any = 0
+    x, r, kept, scale, decay = accumulated(x, r, u, ro, uo, n, scale, decay, momentum, nesterov)
+    total, bad = np.int64(0), np.int64(0)
     for s in range(m):
         first, k = bounds[s], np.int64(counts[s])
         if k > 0:
-            source = 0 if r == 0 else r + 4 * first
-            target = 0 if kept == 0 else kept + 4 * first
-            bad += select(x + 4 * first, source, target, bounds[s + 1] - first, k, first, scale, decay, total, work)
+            length, where = bounds[s + 1] - first, (element(x, first), element(r, first), element(kept, first))
+            bad += select(*where, length, k, first, scale, decay, total, work)
         total += k
     return finish(out, m, total, form, ro, uo, work), bad
 

@@ -5,18 +5,19 @@ What may live here: that interface and what all such codecs share; no method of 
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from gcserver.codecs.base import F32, I64, U8, U32, Codec, CodecError, Encoded
-from gcserver.codecs.casts import RAW, cast_add, cast_load
-from gcserver.codecs.jit import as_bytes, f32_address, u8_address
+from gcserver.codecs.base import F32, I64, U8, U32, CodecError, Encoded
+from gcserver.codecs.casts import RAW, apply_cast
+from gcserver.codecs.framed import Readable
 
 #: (rows, cols) of a segment: a matrix, or (length, 0) for what has no second dimension
 Shape = tuple[int, int]
 
 
-class TwoRounds(Codec):
+class TwoRounds(Readable):
     """A codec whose step takes two dependent exchanges of float32 vectors, each summed in member order.
 
     The runtime calls, for one partition and step: ``begin``, sums payload 0 over all members, ``middle`` with
@@ -30,18 +31,19 @@ class TwoRounds(Codec):
     #: whether the seed must be the same on all nodes (derived from job, step and key, not from the node)
     shared_seed: ClassVar[bool] = True
 
+    @abstractmethod
     def payload_floats(self, stage: int, shapes: Sequence[Shape], levels: U32 | None = None) -> int:
         """float32 elements of the payload of round 0 or 1 for segments of these shapes."""
-        raise NotImplementedError
 
+    @abstractmethod
     def work_floats(self, shapes: Sequence[Shape], levels: U32 | None = None) -> int:
         """float32 elements of scratch memory that the three calls of a step share; contents before: anything."""
-        raise NotImplementedError
 
+    @abstractmethod
     def state_floats(self, n: int, segments: int = 1, shapes: Sequence[Shape] | None = None) -> int:
         """As `Codec.state_floats`, exactly for these shapes; an upper bound for any shapes where they are None."""
-        raise NotImplementedError
 
+    @abstractmethod
     def begin(
         self,
         x: F32,
@@ -60,8 +62,8 @@ class TwoRounds(Codec):
         shapes: (rows, cols) of each segment, (length, 0) for vectors. work: float32[>= work_floats(shapes,
         levels)]. out: uint8[>= 4*payload_floats(0, shapes, levels)]. state_out must be given where state is kept.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def middle(
         self,
         aggregate: F32,
@@ -77,8 +79,8 @@ class TwoRounds(Codec):
         aggregate: float32[payload_floats(0, shapes, levels)]. state_out, work: those of ``begin``. out: uint8[>=
         4*payload_floats(1, shapes, levels)].
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def finish(
         self,
         aggregate: F32,
@@ -94,39 +96,14 @@ class TwoRounds(Codec):
 
         aggregate: the sum of all members' payloads 1, float32[payload_floats(1, ...)]. out: float32[n].
         """
-        raise NotImplementedError
 
     def max_bytes(self, n: int, segments: int = 1) -> int:
         """4n: neither payload is ever longer than the gradient itself."""
         return 4 * n
 
-    def encode(
-        self,
-        x: F32,
-        state_in: F32 | None,
-        state_out: F32 | None,
-        out: U8,
-        segments: I64 | None,
-        scale: float = 1.0,
-        seed: int = 0,
-        levels: U32 | None = None,
-    ) -> Encoded:
+    def encode(self, *args: Any, **more: Any) -> Encoded:
         """Refuses: one call cannot do what takes two exchanges."""
         raise CodecError("encode", f"begin, middle and finish ({self.name} takes two rounds)", "encode")
 
-    def decode(self, payload: U8, out: F32, scale: float = 1.0) -> None:
-        source, n = self._floats(payload, out.size)
-        cast_load(RAW, f32_address("out", out, n, write=True), source, n, float(scale))
-
-    def decode_add(self, payload: U8, acc: F32) -> None:
-        source, n = self._floats(payload, acc.size)
-        cast_add(RAW, f32_address("acc", acc, n, write=True), source, n)
-
-    def check(self, payload: U8, n: int) -> None:
-        self._floats(payload, n)
-
-    def _floats(self, payload: U8, n: int) -> tuple[int, int]:
-        data = as_bytes(payload)
-        if data.size != 4 * n:
-            raise CodecError("payload.nbytes", f"{4 * n} ({n} float32 of {self.name})", data.size)
-        return u8_address("payload", data), n
+    def apply(self, payload: int, nbytes: int, out: int, n: int, scale: float, mode: int) -> int:
+        return apply_cast(self, RAW, 4, payload, nbytes, out, n, scale, mode)
