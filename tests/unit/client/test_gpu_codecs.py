@@ -159,7 +159,6 @@ def test_constants_are_the_daemons():
         "quantise": ("GRAIN", "LIMIT", "TINY"),
         "stochastic": ("SPREAD", "FIRST", "SECOND"),
         "randomk": ("SEEDED",),
-        "sidco_fit": ("LN2", "LN2_HIGH", "LN2_LOW"),
     }.items():
         for name in names_:
             assert getattr(layouts, name) == of_the_daemon(prefix, name), name

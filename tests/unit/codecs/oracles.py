@@ -11,6 +11,29 @@ from itertools import pairwise
 import numpy as np
 
 INF_BITS = 0x7F800000
+MASK = 2**64 - 1
+
+
+def bits64(seed, counter):
+    """Output number ``counter`` of splitmix64 started with ``seed``."""
+    z = (seed + (counter + 1) * 0x9E3779B97F4A7C15) & MASK
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK
+    return z ^ (z >> 31)
+
+
+def lanes_sum(terms, block):
+    """The sum of float64 terms: 16 lanes in blocks of so many, lanes in order, then blocks in order."""
+    total = 0.0
+    for start in range(0, len(terms), block):
+        part, lanes = terms[start : start + block], np.zeros(16)
+        for row in np.concatenate([part, np.zeros(-len(part) % 16)]).reshape(-1, 16):
+            lanes = lanes + row
+        block_sum = lanes[0]
+        for lane in lanes[1:]:
+            block_sum = block_sum + lane
+        total = total + block_sum
+    return total
 
 
 def corrected(x, residual, scale=1.0, decay=1.0):

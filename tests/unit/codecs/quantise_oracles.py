@@ -10,17 +10,15 @@ from itertools import pairwise
 
 import numpy as np
 
-MASK = 2**64 - 1
+from tests.unit.codecs.oracles import bits64, lanes_sum
+
 LIMIT, TINY = 2.0**126, 2.0**-117
 U, F = np.uint32, np.float32
 
 
 def words(seed, first, n):
     """uint32[n]: the words of elements first, first + 1, ..."""
-    z = (seed + 0x9E3779B97F4A7C15) & MASK
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK
-    z ^= z >> 31
+    z = bits64(seed, 0)
     h = (np.arange(first, first + n, dtype=np.uint64) * 0x9E3779B9 + (z & 0xFFFFFFFF)).astype(U)
     h = (h ^ (h >> U(16))) * U(0x7FEB352D)
     h = h ^ (h >> U(15)) ^ U(z >> 32)
@@ -40,18 +38,8 @@ def unpack(stream, bits, n):
 
 def squares(v):
     """Sum of squares in float64: 16 lanes in blocks of 1024, lanes in order, then blocks in order."""
-    total = 0.0
     with np.errstate(all="ignore"):
-        for start in range(0, len(v), 1024):
-            block = v[start : start + 1024].astype(np.float64) ** 2
-            lanes = np.zeros(16)
-            for row in np.concatenate([block, np.zeros(-len(block) % 16)]).reshape(-1, 16):
-                lanes = lanes + row
-            block_sum = lanes[0]
-            for lane in lanes[1:]:
-                block_sum = block_sum + lane
-            total = total + block_sum
-    return total
+        return lanes_sum(v.astype(np.float64) ** 2, 1024)
 
 
 def scale_of(v, bits, steps, kind, clip):

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import numpy as np
 
-MASK = 2**64 - 1
+from tests.unit.codecs import oracles
 
 
 def sums(*parts):
@@ -72,19 +72,12 @@ def means(v, bounds, numbers):
     return payload, residual
 
 
-def splitmix64(seed, index):
-    z = (seed + (index + 1) * 0x9E3779B97F4A7C15) & MASK
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK
-    return z ^ (z >> 31)
-
-
 def votes(v, bounds, seed):
     """Payload of signsgd and signum for the decided vector v."""
     payload = struct.pack("<I", len(bounds) - 1)
     for a, b in pairwise(bounds):
         negative = v[a:b] < 0
-        words = [splitmix64(seed, w) for w in range((b - a + 63) // 64)]
+        words = [oracles.bits64(seed, w) for w in range((b - a + 63) // 64)]
         chance = np.unpackbits(np.array(words, "<u8").view(np.uint8), bitorder="little")[: b - a].astype(bool)
         negative = np.where(v[a:b] == 0, chance, negative)
         payload += struct.pack("<I", b - a) + pack(negative)

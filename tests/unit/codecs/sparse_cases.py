@@ -16,6 +16,14 @@ FORMS = {
     ",packed=1,values=8": (1, 8),
 }
 
+#: two segments, of 4 and 2 elements, and the payload of their halves of largest magnitude
+GOLDEN_X = np.array([0.5, -2.0, 2.0, 0.0, -1.0, 3.0], np.float32)
+GOLDEN_HEX = (
+    "02000000" "02000000" "01000000"  # two segments, of 2 and 1 elements
+    "01000000" "02000000" "05000000"  # indices in the partition
+    "000000c0" "00000040" "00004040"  # -2, 2, 3
+)  # fmt: skip
+
 
 def run(codec, x, residual, bounds, scale=1.0, seed=0, levels=None, state=None, want_state=True):
     """(result, payload, new state): from a fresh state with this residual, or from ``state``."""

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from tests.unit.codecs.oracles import magnitude_bits, topk_k
+from tests.unit.codecs.oracles import bits64, magnitude_bits, topk_k
 
 INFINITE = 0x7F800000
 WIDTHS = {32: 0, 16: 1, 8: 2}
@@ -202,15 +202,6 @@ def gaussiank(v, bounds, levels, cap, quantile):
 
 
 # ------------------------------------------------------------------------------------------------- chance
-def bits64(seed, counter):
-    """splitmix64."""
-    mask = (1 << 64) - 1
-    z = (seed + (counter + 1) * 0x9E3779B97F4A7C15) & mask
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
-    return z ^ (z >> 31)
-
-
 def draw(seed, counter, limit):
     return (bits64(seed, counter) >> 32) * limit >> 32
 

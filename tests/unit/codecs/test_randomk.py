@@ -7,6 +7,7 @@ import pytest
 
 from gcserver.codecs import CodecError, by_id, parse
 from tests.unit.codecs import oracles, sparse_oracles, vectors
+from tests.unit.codecs.refusals import assert_refused
 from tests.unit.codecs.sparse_cases import run, same
 
 
@@ -135,17 +136,19 @@ def frame(heads, values, form=8, seed=0):
     ],
 )
 def test_bad_payload_is_refused_before_anything_is_written(payload, rule):
-    codec = by_id(17, 1)
-    out = np.full(10, 7.0, np.float32)
-    for act in (codec.decode, codec.decode_add):
-        with pytest.raises(CodecError, match=rule):
-            act(np.frombuffer(payload, np.uint8), out)
-    with pytest.raises(CodecError, match=rule):
-        codec.check(payload, 10)
-    assert (out == 7).all()
+    assert_refused(by_id(17, 1), payload, rule)
 
 
 @pytest.mark.parametrize("spec", ["randomk(ratio=0.1,unbiased=1,values=8)", "randomk(ratio=0.1,unbiased=1)+momentum"])
 def test_unbiased_refuses_what_would_bias_it(spec):
     with pytest.raises(CodecError, match="0 with momentum or rounded values"):
         parse(spec)
+
+
+@pytest.mark.parametrize("decorator", ["+ef", "+ef(decay=0.9)", "+ef(decay=0.9)+momentum"])
+def test_unbiased_refuses_error_feedback(decorator):
+    """Nothing is missing on average: the residual that was asked for cannot be had, and is not left out silently."""
+    with pytest.raises(CodecError, match=r"0 with error feedback.*got 1.*leave \+ef out"):
+        parse("randomk(ratio=0.1,unbiased=1)" + decorator)
+    assert parse("randomk(ratio=0.1,unbiased=0)" + decorator).error_feedback
+    assert not parse("randomk(ratio=0.1,unbiased=1)+ef(decay=0)").error_feedback

@@ -9,7 +9,7 @@ import pytest
 from numba.core import sigutils
 
 from gcproto.dtypes import DType
-from gcserver.codecs import parse, reduce
+from gcserver.codecs import jit, parse, reduce
 from gcserver.codecs.warmup import is_warm, kernels, warmup
 from tests.unit.codecs import specs, vectors
 
@@ -81,6 +81,14 @@ def test_what_a_call_compiled_is_what_warmup_loads(tmp_path):
     )
     for script in (lazy, check):
         run(script, tmp_path)
+
+
+def test_the_cache_depends_on_the_layouts_that_kernels_are_made_of(tmp_path, monkeypatch):
+    digest = jit._package_digest.__wrapped__
+    before, changed = digest(), tmp_path / "layouts.py"
+    changed.write_text("LN2 = 0.7\n")
+    monkeypatch.setattr(jit.layouts, "__file__", str(changed))
+    assert digest() != before
 
 
 def test_is_warm_tells_an_empty_cache_without_compiling(tmp_path):

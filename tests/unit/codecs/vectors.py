@@ -32,6 +32,14 @@ def shapes(n, seed=0):
     yield "hot start", half
 
 
+def with_some(n, value):
+    """(float32[n], count): normal elements, count of which are ``value``: one, half and all."""
+    for count in (1, n // 2, n):
+        x = normal(n, seed=3)
+        x[np.random.default_rng(0).permutation(n)[:count]] = value
+        yield x, count
+
+
 def segment_tables(n):
     yield np.array([0, n], np.int64)
     yield np.array([0, n // 3, n // 3, n // 2, n], np.int64)
