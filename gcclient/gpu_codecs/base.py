@@ -113,9 +113,10 @@ class GpuCodec(ABC):
     level: int
     spec: str
 
-    def __init__(self, spec: str, values: dict[str, Any], decay: float, momentum: float, nesterov: bool) -> None:
+    def __init__(self, spec: str, values: dict[str, Any], decay: float | None, momentum: float, nesterov: bool) -> None:
+        """decay: of the residual; None: the codec's own."""
         self.spec = spec
-        self.decay = decay if self.keeps_residual else 0.0
+        self.decay = (self.default_decay if decay is None else decay) if self.keeps_residual else 0.0
         self.error_feedback = self.decay > 0.0
         if momentum and not (self.takes_momentum and self.error_feedback):
             raise GpuCodecError(f"{spec}: momentum is for sparsifiers with error feedback")

@@ -39,6 +39,11 @@ class RandomK(Sparse):
     params = (RATIO, Param("unbiased", 0, 0, 1), WIDTH)
     shared_seed = True
 
+    def __init__(self, spec: str, values: dict[str, Any], decay: float | None, *more: Any) -> None:
+        if values["unbiased"] and decay:
+            raise GpuCodecError("randomk.unbiased: expected 0 with error feedback; leave +ef out")
+        super().__init__(spec, values, decay, *more)
+
     def configure(
         self, ratio: float = 0.01, packed: float = 0, values: str = "32", unbiased: float = 0, **more: Any
     ) -> None:

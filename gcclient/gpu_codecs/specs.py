@@ -34,7 +34,8 @@ def make(spec: str) -> GpuCodec:
         if param.name not in values and param.default is None:
             raise GpuCodecError(f"{name}: write {name}({param.name}=...)")
         values.setdefault(param.name, param.default)
-    decay, momentum, nesterov = cls.default_decay, 0.0, False
+    decay: float | None = None
+    momentum, nesterov = 0.0, False
     for decorator, options in terms[1:]:
         numbers = {key: _number(f"{decorator}.{key}", text) for key, text in options.items()}
         if decorator == "ef" and cls.keeps_residual and numbers.keys() <= {"decay"}:

@@ -62,6 +62,7 @@ def test_ids_levels_bounds_and_states_are_the_daemons(spec):
         ("onebit+momentum(m=0.9)", "does not apply"),
         ("topk(ratio=0.1)+ef(decay=0)+momentum(m=0.9)", "with error feedback"),
         ("randomk(ratio=0.1,unbiased=1)+momentum(m=0.9)", "expected 0 with momentum"),
+        ("randomk(ratio=0.1,unbiased=1)+ef", "expected 0 with error feedback"),
         ("qsgd(levels=3,kind=maxmin)", "l2 or max"),
         ("qsgd(bucket=100)", "multiple of 64"),
     ],
