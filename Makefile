@@ -10,8 +10,9 @@ BIN   := .venv/bin
 STAMP := .venv/.up-to-date
 # One thread per process: the tests run many processes on few cores.
 ONE_THREAD := OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1
-# What is freed is filled with rubbish, so that a kernel that reads on from there shows.
-RUBBISH := MALLOC_PERTURB_=165
+# What is freed is filled with rubbish, so that a kernel that reads on from there shows; small blocks too, which a
+# thread's cache would keep as they are.
+RUBBISH := MALLOC_PERTURB_=165 GLIBC_TUNABLES=glibc.malloc.tcache_count=0
 
 .DEFAULT_GOAL := help
 .PHONY: help setup warmup test test-system lint format proto demo soak simulate clean distclean

@@ -23,7 +23,7 @@ from numba import njit
 from gcserver.codecs.base import CodecError, Param, register
 from gcserver.codecs.chance import bits64
 from gcserver.codecs.collect import collect
-from gcserver.codecs.jit import element, f32, i64, kernel, place, u32
+from gcserver.codecs.jit import element, f32, hold, i64, kernel, place, u32
 from gcserver.codecs.momentum import accumulated
 from gcserver.codecs.select import LINE, kth, magnitudes_block, settle
 from gcserver.codecs.sparse import finish, nonfinite, room, select, workspace
@@ -89,6 +89,7 @@ def above_sampled(x, r, ro, n, k, first, scale, decay, share, seed, at, work, sa
         word[0] = np.uint32(threshold)
         lower[0] = np.float32(np.float32(0.7) * lower[0])
         threshold = np.int64(word[0])
+        hold(lower)
     return found, nonfinite(found, at, work)
 
 

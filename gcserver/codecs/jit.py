@@ -188,9 +188,15 @@ def place(array):
     """Address of a kernel's own array. (As numba types it, uint64, it would turn sums into float64.)
 
     numba frees an array after the last line that names it, whoever still has its address: hand the array itself on
-    with the address, or name it later. Tests run with MALLOC_PERTURB_, which fills what is freed.
+    with the address, or `hold` it. tests/unit/codecs/test_lifetimes.py reads every kernel for that.
     """
     return np.int64(array.ctypes.data)
+
+
+@njit(nogil=True)
+def hold(array):
+    """Keeps an array alive until here."""
+    return array.size
 
 
 @njit(nogil=True)

@@ -15,7 +15,7 @@ from numba import njit, types
 from numba.core import cgutils
 
 from gcserver.codecs.collect import BLOCK
-from gcserver.codecs.jit import element, f32, i64, place
+from gcserver.codecs.jit import element, f32, hold, i64, place
 from gcserver.codecs.vector import F32, F64, I8, I32, I64, MAGNITUDE, Ops, intrinsic
 
 LANES = 16
@@ -144,6 +144,7 @@ def sums(x, r, n, scale, decay, signed, work):
     bits = i64(lanes + 8 * LANES * (2 if signed else 1), LANES // 2)
     for j in range(LANES // 2):
         largest = max(largest, bits[j] & MAGNITUDE, bits[j] >> 32)
+    hold(memory)
     return first, second, largest
 
 

@@ -25,7 +25,7 @@ from numba.core import cgutils
 
 from gcproto.layouts import GRAIN, LIMIT, TINY, quantiser_word
 from gcserver.codecs.bitpack import pack, unpack
-from gcserver.codecs.jit import f32, i64, kernel, place, u32
+from gcserver.codecs.jit import f32, hold, i64, kernel, place, u32
 from gcserver.codecs.segmented import segments_check
 from gcserver.codecs.stochastic import stochastic
 from gcserver.codecs.vector import F32 as F
@@ -288,6 +288,8 @@ def uniform_encode(x, r, ro, out, table, words, m, clip, scale, decay, k0, k1):
                     pack(bits, pc, stream, part)
                 stream += (part * bits + 7) // 8
         at += code_bytes
+    hold(values)
+    hold(codes)
     return at - out, bad, saturated
 
 
