@@ -26,7 +26,8 @@ class CodecChoice(Record, frozen=True, gc=False):
 
     ``feedback``: keeps state (residuals, momentum), so a step waits for the one before to settle; ``sum_units``:
     payload decodes to a sum; ``shared_seed``: all nodes draw alike; ``votes``: an owner must decide by majority;
-    ``whole``: takes whole matrices, so its blocks must not cut a tensor.
+    ``whole``: takes whole matrices, so its blocks must not cut a tensor; ``owner_feedback``: where it keeps state, the
+    owner keeps some as well.
     """
 
     spec: str
@@ -38,6 +39,7 @@ class CodecChoice(Record, frozen=True, gc=False):
     votes: bool = False
     rounds: int = 1
     whole: bool = False
+    owner_feedback: bool = True
 
 
 class PlanRule(Record, frozen=True, gc=False):

@@ -139,7 +139,7 @@ def _advance(d: Domain, p: Partition, r: Round, stage: int) -> None:
     x.finalising = True
     codec = None if r.everyone else r.codec
     versions = p.residual if r.double else p.owner_residual
-    if codec is not None and codec.feedback and not r.double:
+    if codec is not None and codec.feedback and codec.owner_feedback and not r.double:
         p.owner_residual = replace(p.owner_residual, written=r.step)
     if codec is not None:
         # All contributions are in, so everyone has the aggregates of the round before this one.

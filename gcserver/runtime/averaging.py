@@ -122,9 +122,7 @@ class Averager:
         out = memory.make_kept(e.key, e.retain, bound)
         before = after = None
         if (use := state_use(codec, state)) is not None:
-            before = memory.state(e.key, e.read, True, use)
-            after = memory.state(e.key, e.write, True, use)
-            memory.begin_write(e.key, e.step, True)
+            before, after = memory.begin_states(e.key, e.step, (e.read, e.write), True, use)
         into = inverse if codec.units == "mean" else 1.0
         result = codec.encode(acc.base, before, after, as_bytes(out), state.bounds, into, e.seed & (1 << 62) - 1)
         if result.nonfinite:

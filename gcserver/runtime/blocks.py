@@ -60,8 +60,9 @@ RECORD = np.dtype(
     ],
     align=True,
 )
-#: Before a block's two states: their length, and what the memory behind the residual was used for last.
-STATES = np.dtype([("floats", "u8"), ("tag", "u8")])
+#: Before a block's two states: their length, what the memory behind the residual was used for last, and whether the
+#: two residuals differ.
+STATES = np.dtype([("floats", "u8"), ("tag", "u8"), ("differ", "u8")])
 #: Before a retained payload: how many bytes there is room for.
 KEPT_HEAD = 64
 STEP = np.dtype([("step", "u8"), ("digest", "u8"), ("nonfinite", "u4"), ("proposal", "u4"), ("reserved", "u8")])
@@ -233,10 +234,6 @@ class DomainMemory:
         _DECISION.pack_into(raw, _PLAN, d.plan, d.proposal, d.seed, d.spec.encode())
         _WORD.pack_into(raw, _DECISION_STEP, d.step)
 
-    def begin_write(self, key: int, step: int, owner: bool) -> None:
-        """The version that is not current is about to be written for ``step``."""
-        self.blocks[key].record["owner_written" if owner else "residual_written"] = step
-
     def flip(self, key: int, step: int, version: int, owner: bool) -> None:
         self.blocks[key].record["owner" if owner else "residual"] = step << 1 | version
 
@@ -261,6 +258,23 @@ class DomainMemory:
         return tuple(sorted(found, key=lambda s: s.step))
 
     # -------------------------------------------------------------------------------- private memory
+    def begin_states(
+        self, key: int, step: int, versions: tuple[int, int], owner: bool, use: StateUse
+    ) -> tuple[F32, F32]:
+        """(state to read, state to write) of these versions for a codec in ``step``. Raises MemoryShort."""
+        read, write = (self.state(key, version, owner, use) for version in versions)
+        state = self.blocks[key]
+        head, both = self._states(state, "owner_at" if owner else "residual_at")
+        if use.residual:
+            head["differ"] = 1
+        elif head["differ"][0]:
+            # What is written becomes current although it has no residual of its own: the other codec's goes along.
+            n = state.block.elements
+            both[versions[1]][:n] = both[versions[0]][:n]
+            head["differ"] = 0
+        state.record["owner_written" if owner else "residual_written"] = step
+        return read, write
+
     def state(self, key: int, version: int, owner: bool, use: StateUse) -> F32:
         """State version 0 or 1 of a block for a codec, float32[use.floats]. Raises MemoryShort.
 
@@ -277,6 +291,7 @@ class DomainMemory:
             head, new = self._view_states(word)
             for old, fresh in zip(versions, new, strict=False):
                 fresh[:n] = old[:n]
+                head["differ"] = 1
             # One word: a kill leaves either the old place or the new one, complete.
             state.record[name] = word
             versions = new

@@ -47,9 +47,7 @@ class Encoder:
             out = memory.make_kept(e.key, e.retain, bound) if e.retain is not None else self.pool.take(bound)
             before = after = None
             if (use := state_use(codec, state)) is not None:
-                before = memory.state(e.key, e.read, False, use)
-                after = memory.state(e.key, e.write, False, use)
-                memory.begin_write(e.key, e.step, False)
+                before, after = memory.begin_states(e.key, e.step, (e.read, e.write), False, use)
             scale = state.loss_scale() if unscales(codec) else 1.0
             result = codec.encode(x, before, after, as_bytes(out), state.bounds, 1.0 / scale, e.seed & (1 << 62) - 1)
             # A loss scaler must see that fp16 was not wide enough, or it never backs off.

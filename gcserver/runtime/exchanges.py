@@ -53,9 +53,7 @@ class Exchanges:
         codec = two_rounds(parse(e.codec.spec))
         before = after = None
         if (use := matrix_use(codec, state)) is not None:
-            before = memory.state(e.key, e.read, False, use)
-            after = memory.state(e.key, e.write, False, use)
-            memory.begin_write(e.key, e.step, False)
+            before, after = memory.begin_states(e.key, e.step, (e.read, e.write), False, use)
         work = np.frombuffer(self.pool.take(4 * codec.work_floats(state.shapes)), np.float32)
         self.between[e.domain, e.key, e.step] = Between(codec, after, work)
         out = self.pool.take(4 * codec.payload_floats(0, state.shapes))

@@ -30,4 +30,5 @@ def resolve(spec: str) -> CodecChoice:
         codec.finalise == "vote",
         codec.rounds,
         whole=codec.layout == "matrix",
+        owner_feedback=codec.rounds == 1 and codec.at_owner().state_floats(2) > 0,
     )

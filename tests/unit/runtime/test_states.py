@@ -8,10 +8,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from gcserver.codecs import parse
 from gcserver.core.events import Retained
 from gcserver.runtime.blocks import DomainMemory
+from gcserver.runtime.resolve import resolve
 from gcserver.runtime.states import state_use
 from tests.unit.runtime.one_block import SECTION, N, encode, node, push, random
 
@@ -47,10 +49,12 @@ def test_a_codec_without_a_residual_leaves_that_of_another_where_it_is(tmp_path:
     push(memory, random(2))
     encode(executor, "topk(ratio=0.01)", 1, read=0)
     residual = states(memory, "topk(ratio=0.01)")[1].copy()
+    assert memory.residual_square(0) == 0.0, "version 0 is the settled one, and no step has settled"
+    memory.flip(0, 1, 1, False)
     encode(executor, "signum", 2, read=1)
     assert np.allclose(states(memory, "signum")[0], 0.1 * random(2), rtol=1e-5)
     assert np.array_equal(states(memory, "topk(ratio=0.01)")[1], residual)
-    assert memory.residual_square(0) == 0.0, "version 0 is the settled one, and no step has settled"
+    assert memory.residual_square(0) == np.dot(residual, residual)
 
 
 def test_states_are_found_again_by_the_next_life(tmp_path: Path) -> None:
@@ -61,6 +65,26 @@ def test_states_are_found_again_by_the_next_life(tmp_path: Path) -> None:
     _, again = node(tmp_path)
     for old, new in zip(before, states(again, "sidco-e(ratio=0.01)"), strict=True):
         assert np.array_equal(old, new)
+
+
+@pytest.mark.parametrize("other", ["signum", "topk(ratio=0.01)+ef(decay=0)", "onebit"])
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_a_residual_outlives_any_number_of_steps_of_another_codec(tmp_path: Path, other: str, steps: int) -> None:
+    """Steps settle in between, so that what is current changes although nobody wrote a residual."""
+    executor, memory = node(tmp_path)
+    top, current = "topk(ratio=0.01)", 0
+    for step in range(1, 4 + steps):
+        spec = top if step <= 3 else other
+        push(memory, random(step))
+        encode(executor, spec, step, read=current)
+        if resolve(spec).feedback:
+            current = 1 - current
+            memory.flip(0, step, current, False)
+        if step == 3:
+            settled = states(memory, top)[current].copy()
+    found = states(memory, top)[current]
+    assert np.linalg.norm(settled) > 0
+    assert np.array_equal(found, settled) is (other != "onebit"), "onebit has a residual of its own"
 
 
 def reopened(memory: DomainMemory) -> tuple[DomainMemory, dict[int, Retained]]:
