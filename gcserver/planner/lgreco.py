@@ -121,15 +121,13 @@ class _Problem:
         self.errors = np.where(self.free[:, None], errors, np.where(others, np.inf, 0.0))
         self.e_max = self.error(table.default)
         self.order, self.counts = _undominated(self.costs, self.errors, self.e_max)
-        picked = np.minimum(self.order, levels - 1)
-        units = np.zeros(picked.shape)
+        units = np.zeros(self.order.shape)
         if self.e_max > 0:
-            units = np.ceil(np.take_along_axis(self.errors, picked, 1) * buckets / self.e_max)
+            units = np.ceil(np.take_along_axis(self.errors, self.order, 1) * buckets / self.e_max)
         # Beyond the row, whatever it is: such a choice is too much for any budget.
         self.units = np.minimum(units, 2.0 * buckets + layers).astype(np.int64)
-        self.picked = picked.astype(np.int64)
         width = buckets + layers + 1
-        self.best, self.picks = FORWARD(self.units, np.take_along_axis(self.costs, picked, 1), self.counts, width)
+        self.best, self.picks = FORWARD(self.units, np.take_along_axis(self.costs, self.order, 1), self.counts, width)
 
     def error(self, chosen: I64) -> float:
         """Sum of errors, exact to its last bit and so independent of order."""
@@ -141,7 +139,10 @@ class _Problem:
     def at(self, alpha: float) -> LevelSet:
         """The best set for a budget of alpha * E_max."""
         budget = alpha * self.e_max
-        candidates = [("dp", way) for way in self._through(alpha, budget)]
+        candidates = []
+        way = self._through(alpha, budget)
+        if way is not None:
+            candidates.append(("dp", way))
         if self.error(self.table.default) <= budget:
             candidates.append(("default", self.table.default))
         if not candidates:
@@ -156,18 +157,18 @@ class _Problem:
         reason, chosen = min(refined, key=lambda r: (self.cost(r[1]), self.error(r[1]), tuple(r[1])))
         return self._set(alpha, chosen, reason)
 
-    def _through(self, alpha: float, budget: float) -> list[I64]:
-        """The cheapest way through the programme that keeps the budget; none, or one."""
+    def _through(self, alpha: float, budget: float) -> I64 | None:
+        """The cheapest way through the programme that keeps the budget; None if none does."""
         ends = min(int(alpha * self.buckets) + self.rows.size, self.best.size - 1) + 1
         row = self.best[:ends]
         for end in np.argsort(row, kind="stable"):
             if not np.isfinite(row[end]):
                 break
             way = TRACE(self.units, self.picks, end)
-            chosen = self.picked[self.rows, way]
+            chosen = self.order[self.rows, way]
             if self.error(chosen) <= budget:
-                return [chosen]
-        return []
+                return np.asarray(chosen, np.int64)
+        return None
 
     def _precise(self) -> I64:
         """Each layer's level of least error, of equals the cheapest, then the lowest."""

@@ -18,7 +18,9 @@ BUCKETS = 500
 #: few small integers make ties and sums that meet the budget exactly; floats of any size do not
 counted = st.integers(0, 6).map(float)
 anything = st.floats(1e-30, 1e30)
-either = st.one_of(counted, anything)
+#: sums of tenths round this way and that
+tenths = st.integers(1, 40).map(lambda i: i / 10)
+either = st.one_of(counted, tenths, anything)
 
 
 @st.composite
@@ -36,11 +38,11 @@ def tables(draw, layers=5, levels=4, errors=either, unknown=False):
 
 
 @quick
-@given(tables(unknown=True), st.lists(st.floats(0.01, 1.0), min_size=1, max_size=4), st.booleans())
-def test_budget_range_and_defaults(table, alphas, weighted):
+@given(tables(unknown=True), st.lists(st.floats(0.01, 1.0), max_size=4), st.booleans(), st.sampled_from([1, 7, 500]))
+def test_budget_range_and_defaults(table, alphas, weighted, buckets):
     layers = np.arange(len(table.names))
     weights = 1.0 + layers if weighted else None
-    found = solve(table, alphas=[*alphas, 1.0], weights=weights, buckets=BUCKETS)
+    found = solve(table, alphas=[*alphas, 1.0], weights=weights, buckets=buckets)
     costs = table.sizes * (1.0 + layers if weighted else np.ones(layers.size))[:, None]
     default_cost = costs[layers, table.default].sum()
     for s in found.sets:

@@ -52,6 +52,14 @@ def test_the_default_is_feasible_at_any_end_of_the_range():
         assert found.full.levels == (default + 1,) * 3 and found.full.error == found.e_max
 
 
+def test_what_rounding_up_pushes_beyond_the_last_bucket_is_still_found():
+    # with 10 buckets for 6 layers what is good ends beyond the tenth; stopping there costs 1.7 and 2.6 times as much
+    for seed in (3, 4):
+        table = drawn_table(seed, 6, 5, 3)
+        found = solve(table, buckets=10)
+        assert found.full.cost <= 1.3 * exact_optimum(table, found.e_max) and found.full.reason == "dp"
+
+
 def test_gradients_of_zero_cost_nothing_to_compress():
     found = solve(make_table([[1, 2]] * 2, [[0, 0]] * 2, 1))
     assert found.e_max == 0 and found.full.levels == (1, 1)
