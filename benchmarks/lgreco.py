@@ -155,7 +155,7 @@ def dp_rows(runs: int) -> list[common.Row]:
         solve(table)  # compiles, touches pages
     for _ in range(runs):
         for case, table in cases.items():
-            times[case].append(_timed(lambda t=table: solve(t))[1])  # type: ignore[misc]
+            times[case].append(_timed(lambda t=table: solve(t))[1])
     return [common.median_row("dp", t, layers=i, levels=c) for (i, c), t in times.items()]
 
 
@@ -165,9 +165,9 @@ def gain_rows(run: Run, runs: int) -> list[common.Row]:
     dense = 4.0 * sum(g.size for g in gradients.values())
     layers = np.arange(len(gradients))
     for family in families():
-        made = [_timed(lambda f=family: f.table(gradients)) for _ in range(runs + 1)][1:]  # type: ignore[misc]
+        made = [_timed(lambda f=family: f.table(gradients)) for _ in range(runs + 1)][1:]
         table: LevelTable = made[0][0]
-        decided = [_timed(lambda t=table: solve(t)) for _ in range(runs + 1)][1:]  # type: ignore[misc]
+        decided = [_timed(lambda t=table: solve(t)) for _ in range(runs + 1)][1:]
         found: LevelSets = decided[0][0]
         groups = table.with_default(kmeans_levels(table))
         table_s, dp_s = (statistics.median(t for _, t in each) for each in (made, decided))
