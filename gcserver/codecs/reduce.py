@@ -8,7 +8,7 @@ those that end an aggregation also count non-finite results in that pass.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
@@ -231,22 +231,26 @@ def typed_load(dtype, acc, x, n, add):
             either[i] = either[i] | value if add else value
 
 
-@kernel("int64(int64, int64, int64, int64, float64, int64)")
+@kernel("UniTuple(int64, 2)(int64, int64, int64, int64, float64, int64)")
 def typed_store(dtype, out, acc, n, scale, divisor):
-    """out = acc*scale (integers: acc/divisor, toward zero) in the tensor's type; returns the non-finite."""
+    """out = acc*scale (integers: acc/divisor, toward zero) in the tensor's type; returns (non-finite, saturated)."""
+    bad = np.int64(0)
     if dtype == _F32:
-        return store_raw((acc, out), n, (scale,))[0]
+        bad += store_raw((acc, out), n, (scale,))[0]
+        return bad, np.int64(0)
     if dtype == _F16:
-        return store_half((acc, out), n, (scale,))[0]
+        half = store_half((acc, out), n, (scale,))
+        return np.int64(half[0]), np.int64(half[1])
     if dtype == _BF16:
-        return store_bfloat((acc, out), n, (scale,))[0]
+        bfloat = store_bfloat((acc, out), n, (scale,))
+        return np.int64(bfloat[0]), np.int64(bfloat[1])
     if dtype == _F64:
-        target, source, bad = f64(out, n), f64(acc, n), 0
+        target, source = f64(out, n), f64(acc, n)
         for i in range(n):
             value = source[i] * scale
             target[i] = value
             bad += not abs(value) < np.inf
-        return bad
+        return bad, np.int64(0)
     if dtype == _I64:
         divide(i64(out, n), i64(acc, n), n, divisor)
     elif dtype == _I32:
@@ -259,7 +263,14 @@ def typed_store(dtype, out, acc, n, scale, divisor):
         divide(u8(out, n), u8(acc, n), n, divisor)
     else:
         divide(u8(out, n), u8(acc, n), n, 1)
-    return 0
+    return bad, np.int64(0)
+
+
+class Stored(NamedTuple):
+    """How many results were not finite, and how many were too large for the type and became its largest value."""
+
+    nonfinite: int
+    saturated: int
 
 
 def accumulate_dtype(dtype: DType) -> np.dtype[Any]:
@@ -287,8 +298,8 @@ def _load(acc: np.ndarray[Any, Any], x_bytes: U8, dtype: DType, add: bool) -> No
     typed_load(int(dtype), target, source, n, add)
 
 
-def store(out_bytes: U8, acc: np.ndarray[Any, Any], dtype: DType, scale: float) -> int:
-    """out = acc*scale in the tensor's own type; returns the number of non-finite results.
+def store(out_bytes: U8, acc: np.ndarray[Any, Any], dtype: DType, scale: float) -> Stored:
+    """out = acc*scale in the tensor's own type.
 
     out_bytes: uint8[n*itemsize], any alignment, not acc's memory; acc: accumulate_dtype(dtype)[n]. fp16 and
     bf16 round to nearest even and saturate. Integers need scale = 1/d with a whole d (CodecError): they are
@@ -301,7 +312,7 @@ def store(out_bytes: U8, acc: np.ndarray[Any, Any], dtype: DType, scale: float) 
             raise CodecError("scale", f"1/d for a whole d, to average {dtype.label}", scale)
     source = address("acc", acc, _ACCUMULATE[dtype], n)
     target = _bytes("out_bytes", out_bytes, n * dtype.itemsize, write=True)
-    return int(typed_store(int(dtype), target, source, n, float(scale), divisor))
+    return Stored(*typed_store(int(dtype), target, source, n, float(scale), divisor))
 
 
 def _bytes(name: str, array: Any, nbytes: int, write: bool = False) -> int:

@@ -18,6 +18,7 @@ from gcserver.core.effects import Accumulate, Decode, Finalise
 from gcserver.core.events import DomainKey, Finalised
 from gcserver.runtime.blocks import F32, BlockState
 from gcserver.runtime.buffers import Accumulator, Workspace, as_bytes
+from gcserver.runtime.contributions import store
 from gcserver.runtime.exchanges import Exchanges, two_rounds
 from gcserver.runtime.results import fill_nan, keep
 from gcserver.runtime.states import NONE_ID, state_use, unscales
@@ -115,8 +116,8 @@ class Averager:
         if e.codec is None or e.codec.id == NONE_ID:
             bad = self._store(state, acc, inverse * state.loss_scale() if acc.unscaled else inverse)
             if e.codec is None:
-                return Finalised(e.domain, e.key, e.step, None, 0, 0, bad > 0)
-            return keep(self.handles, memory, e, state.output, bad > 0)
+                return Finalised(e.domain, e.key, e.step, None, 0, 0, bad)
+            return keep(self.handles, memory, e, state.output, bad)
         codec = parse(e.codec.spec).at_owner()
         bound = codec.max_bytes(state.block.elements, len(state.bounds) - 1)
         out = memory.make_kept(e.key, e.retain, bound)
@@ -129,19 +130,21 @@ class Averager:
             fill_nan(state)
             return keep(self.handles, memory, e, memoryview(b""), True)
         payload = out[: result.nbytes]
-        self._decode_into(state, payload, codec, 1.0 if codec.units == "mean" else inverse)
+        if self._decode_into(state, payload, codec, 1.0 if codec.units == "mean" else inverse):
+            fill_nan(state)
+            return keep(self.handles, memory, e, memoryview(b""), True)
         return keep(self.handles, memory, e, payload, False)
 
-    def _store(self, state: BlockState, acc: Accumulator, inverse: float) -> int:
-        """(base + pending) * inverse into the output slot; returns the number of non-finite results."""
+    def _store(self, state: BlockState, acc: Accumulator, inverse: float) -> bool:
+        """(base + pending) * inverse into the output slot; whether a result is not finite."""
         dtype = state.block.dtype
         assert acc.base is not None
         if dtype is not DType.F32:
-            return reduce.store(as_bytes(state.output), acc.base, dtype, inverse)
+            return store(state, state.output, acc.base, inverse)
         out = state.floats(state.output)
         if acc.pending is not None:
-            return reduce.add2_scale(out, acc.base, acc.pending, inverse)
-        return reduce.scale_copy(out, acc.base, inverse)
+            return reduce.add2_scale(out, acc.base, acc.pending, inverse) > 0
+        return reduce.scale_copy(out, acc.base, inverse) > 0
 
     def decode(self, e: Decode) -> None:
         """An owner's aggregate into the output slot."""
@@ -159,15 +162,16 @@ class Averager:
         else:
             self._decode_into(state, payload, by_id(e.codec, e.level), 1.0 / e.divisor)
 
-    def _decode_into(self, state: BlockState, payload: memoryview, codec: Codec, scale: float) -> None:
+    def _decode_into(self, state: BlockState, payload: memoryview, codec: Codec, scale: float) -> bool:
+        """Whether a result is not finite, which only a narrow type can bring about."""
         if unscales(codec):
             scale *= state.loss_scale()
         if state.block.dtype is DType.F32:
             codec.decode(as_bytes(payload), state.floats(state.output), scale)
-            return
+            return False
         wide = np.empty(state.block.elements, np.float32)
         codec.decode(as_bytes(payload), wide, scale)
-        reduce.store(as_bytes(state.output), wide, state.block.dtype, 1.0)
+        return store(state, state.output, wide, 1.0)
 
     def close(self, domain: DomainKey) -> None:
         for key in [k for k in self.sums if k[0] == domain]:

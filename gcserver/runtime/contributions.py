@@ -17,16 +17,27 @@ from gcserver.runtime.blocks import F32, BlockState
 from gcserver.runtime.buffers import Pool, as_bytes
 
 
-def dense_contribution(pool: Pool, state: BlockState) -> memoryview:
-    """The sum in the block's own type; of a single rank its input in the arena, which is not copied."""
+def dense_contribution(pool: Pool, state: BlockState) -> tuple[memoryview, bool]:
+    """The sum in the block's own type, and whether it did not fit; of a single rank its input in the arena, which is
+    not copied."""
     if len(state.inputs) == 1:
-        return state.inputs[0]
+        return state.inputs[0], False
     out = pool.take(state.block.nbytes)
     if state.block.dtype is DType.F32:
         reduce.sum_ranks(np.frombuffer(out, np.float32), [state.floats(i) for i in state.inputs])
     else:
-        reduce.store(as_bytes(out), _typed_sum(state), state.block.dtype, 1.0)
-    return out
+        return out, store(state, out, _typed_sum(state), 1.0)
+    return out, False
+
+
+def store(state: BlockState, out: memoryview, acc: NDArray[Any], scale: float) -> bool:
+    """out = acc*scale in the block's own type; whether a result is not finite.
+
+    Under a loss scale one too large for the type counts as such: the scaler must see that the type was not wide
+    enough, or it never backs off. Without one it becomes the largest value there is, which harms less than infinity.
+    """
+    stored = reduce.store(as_bytes(out), acc, state.block.dtype, scale)
+    return stored.nonfinite > 0 or (stored.saturated > 0 and state.loss_scale() != 1.0)
 
 
 def _typed_sum(state: BlockState) -> NDArray[Any]:

@@ -34,12 +34,11 @@ class Encoder:
         state = memory.blocks[e.key]
         retained = None
         if e.codec.id == NONE_ID:
-            payload = dense_contribution(self.pool, state)
+            payload, nonfinite = dense_contribution(self.pool, state)
             if e.retain is not None:
                 kept = memory.make_kept(e.key, e.retain, len(payload))
                 kept[:] = payload
                 payload = retained = kept
-            nonfinite = False
         else:
             codec = parse(e.codec.spec)
             x = node_sum(self.pool, state)

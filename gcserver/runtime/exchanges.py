@@ -24,7 +24,7 @@ from gcserver.core.events import DomainKey, Encoded, Finalised
 from gcserver.core.plan import COMPRESSIBLE
 from gcserver.runtime.blocks import F32, BlockState, DomainMemory
 from gcserver.runtime.buffers import Accumulator, Workspace, as_bytes
-from gcserver.runtime.contributions import node_sum
+from gcserver.runtime.contributions import node_sum, store
 from gcserver.runtime.results import fill_nan, keep
 from gcserver.runtime.states import matrix_use
 
@@ -126,10 +126,8 @@ class Exchanges:
         narrow = state.block.dtype is not DType.F32
         out = np.empty(state.block.elements, np.float32) if narrow else state.floats(state.output)
         per = divisor / state.loss_scale()
-        bad = b.codec.finish(aggregate, b.state_out, b.work, out, state.bounds, state.shapes, per)
-        if narrow:
-            bad += reduce.store(as_bytes(state.output), out, state.block.dtype, 1.0)
-        return bad > 0
+        bad = b.codec.finish(aggregate, b.state_out, b.work, out, state.bounds, state.shapes, per) > 0
+        return store(state, state.output, out, 1.0) or bad if narrow else bad
 
     def decode(self, state: BlockState, e: Decode) -> bool:
         """The second sum, as its owner sent it, into the output slot; whether it is not finite or of another length."""

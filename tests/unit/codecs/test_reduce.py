@@ -128,7 +128,7 @@ def test_every_type_loads_adds_and_stores(dtype, n):
     assert np.array_equal(acc, expected)
     for d in (1, 2, 3, 7):
         out, check = vectors.guarded(n * dtype.itemsize)
-        assert reduce.store(out, acc, dtype, 1 / d) == 0
+        assert reduce.store(out, acc, dtype, 1 / d) == (0, 0)
         check()
         assert np.array_equal(out, final(dtype, expected, d)), d
 
@@ -137,7 +137,14 @@ def test_every_type_loads_adds_and_stores(dtype, n):
 def test_store_counts_nonfinite_results(dtype):
     acc = np.ones(100, reduce.accumulate_dtype(dtype))
     acc[[3, 50, 99]] = [np.nan, np.inf, -np.inf]
-    assert reduce.store(np.empty(100 * dtype.itemsize, np.uint8), acc, dtype, 0.5) == 3
+    assert reduce.store(np.empty(100 * dtype.itemsize, np.uint8), acc, dtype, 0.5) == (3, 0)
+
+
+@pytest.mark.parametrize(("dtype", "beyond"), [(DType.F16, 7e4), (DType.BF16, 3.4e38)])
+def test_store_counts_what_is_too_large_for_the_type(dtype, beyond):
+    acc = np.array([1.0, beyond, -beyond, np.inf], np.float32)
+    assert reduce.store(np.empty(8, np.uint8), acc, dtype, 1.0) == (1, 2)
+    assert reduce.store(np.empty(8, np.uint8), acc, dtype, 0.5) == (1, 0)
 
 
 def test_averages_of_integers_need_a_whole_divisor():
@@ -146,7 +153,7 @@ def test_averages_of_integers_need_a_whole_divisor():
     for scale in (0.3, 2.0, 0.0, -1.0):
         with pytest.raises(CodecError, match="1/d for a whole d"):
             reduce.store(out, acc, DType.I64, scale)
-    assert reduce.store(out, acc, DType.I64, float(np.float32(1 / 3))) == 0
+    assert reduce.store(out, acc, DType.I64, float(np.float32(1 / 3))) == (0, 0)
     assert out.view(np.int64).tolist() == [-2, 2]
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from gcproto import slots
+from gcproto.dtypes import DType
 from gcproto.manifest import Section, TensorSpec
 from gcserver.core.effects import Encode
 from gcserver.core.events import DomainConfig, Encoded, Member
@@ -22,12 +23,12 @@ JOB = b"j" * 16
 SECTION = Section(0, (TensorSpec("w", (N,), 0),))
 
 
-def node(tmp_path: Path, me: int = 0, members: int = 2) -> tuple[Executor, DomainMemory]:
-    """An executor with one block of N float32, of which member 0 is the owner."""
+def node(tmp_path: Path, me: int = 0, members: int = 2, dtype: DType = DType.F32) -> tuple[Executor, DomainMemory]:
+    """An executor with one block of N elements, of which member 0 is the owner."""
     everyone = tuple(Member(i + 1, "ab"[i], 1) for i in range(members))
     config = DomainConfig(JOB, 0, "calls", 1, everyone, me, 1, members, 2, 65536, (me,))
     memory = DomainMemory(config, 1, 0, tmp_path / f"node{me}")
-    memory.open_section(SECTION)
+    memory.open_section(Section(0, (TensorSpec("w", (N,), int(dtype)),)))
     executor = Executor()
     executor.domains[config.id] = memory
     return executor, memory

@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gcproto import slots
+from gcproto.dtypes import DType
 from gcserver.core.effects import Accumulate, Decode, Finalise
 from gcserver.core.events import Finalised
 from gcserver.runtime.resolve import resolve
@@ -42,3 +44,23 @@ def test_owner_and_receiver_hold_the_same_bytes_under_a_loss_scale(tmp_path: Pat
         assert set(np.unique(result)) == {-scale, scale}
     else:
         assert 0.2 < np.dot(result, exact) / np.dot(exact, exact) < 2.0
+
+
+@pytest.mark.parametrize("spec", ["none", "topk(ratio=1)"])
+@pytest.mark.parametrize("scale", [1.0, 1024.0])
+def test_a_result_too_large_for_fp16_is_seen_by_a_loss_scaler(tmp_path: Path, spec: str, scale: float) -> None:
+    """The sum of two contributions that fit (divisor 1)."""
+    owner, memory = node(tmp_path, 0, dtype=DType.F16)
+    choice, state = resolve(spec), memory.blocks[0]
+    x = np.frombuffer(state.inputs[0], np.float16)
+    x[:] = 60000.0
+    slots.commit_push(state.arena, state.slot, 0, 1, 2, scale)
+    mine = encode(owner, spec, 1, 0)
+    assert not mine.nonfinite
+    for i in (0, 1):
+        owner.accumulate(Accumulate((JOB, 0), 0, 1, i, mine.handle, choice.id, choice.level, i == 0, False))
+    done = owner.finalise(Finalise((JOB, 0), 0, 1, choice, 9, 0, 1, 0, 1, False, 2, 0))
+    result = np.frombuffer(state.output, np.float16)
+    assert done.nonfinite is (scale != 1.0)
+    if scale == 1.0:
+        assert (result == 65504.0).all()
