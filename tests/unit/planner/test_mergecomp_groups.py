@@ -1,0 +1,87 @@
+"""Groupings: the baselines, the address ranges gradcomm takes, the bucket sizes torch takes."""
+
+from __future__ import annotations
+
+import pytest
+
+from gcproto.dtypes import DType
+from gcproto.manifest import AddressSpace, Section, TensorSpec
+from gcserver.planner.mergecomp_groups import (
+    AddressRange,
+    Grouping,
+    GroupingError,
+    address_ranges,
+    ddp_bucket_caps,
+    layer_wise,
+    naive,
+    tensor_ranges,
+    whole_model,
+)
+
+SECTION = Section(0, tuple(TensorSpec(name, (n,), DType.F32) for name, n in zip("abcde", (3, 5, 7, 2, 4), strict=True)))
+
+
+def test_baselines() -> None:
+    assert layer_wise(3).ends == (1, 2, 3) and whole_model(3).ends == (3,)
+    assert naive(10, 3).ends == (3, 6, 10) and naive(10, 1).ends == (10,) and naive(3, 3).ends == (1, 2, 3)
+    for groups in (0, 11):
+        with pytest.raises(GroupingError, match=f"1 to 10 groups, got {groups}"):
+            naive(10, groups)
+
+
+def test_a_grouping_lists_its_tensors_and_sizes() -> None:
+    grouping = Grouping((2, 5))
+    assert [list(group) for group in grouping] == [[0, 1], [2, 3, 4]] and len(grouping) == 2 and grouping.tensors == 5
+    assert grouping.sizes((10, 20, 30, 40, 50)) == (30, 120)
+    with pytest.raises(GroupingError, match="cuts 5 tensors, got the sizes of 4"):
+        grouping.sizes((1, 2, 3, 4))
+
+
+@pytest.mark.parametrize("ends", [(), (0, 3), (2, 2), (3, 1), (-1,)])
+def test_ends_must_rise(ends: tuple[int, ...]) -> None:
+    with pytest.raises(GroupingError, match="must rise"):
+        Grouping(ends)
+
+
+def test_ranges_are_those_of_the_address_space() -> None:
+    space = AddressSpace(members=2, lanes=1, partition_bytes=1 << 20)
+    space.append(Section(0, (TensorSpec("first", (1000,), DType.F32),)))
+    section = Section(1, SECTION.tensors)
+    blocks = space.append(section)
+    places = tensor_ranges(section, blocks[0].key)
+    assert places["a"] == AddressRange(blocks[0].key, blocks[0].key + 12)
+    assert max(r.stop for r in places.values()) == blocks[-1].key + blocks[-1].nbytes
+
+
+def test_neighbours_of_a_group_are_one_range_whichever_came_first() -> None:
+    places = tensor_ranges(SECTION, 64)
+    groups = address_ranges(Grouping((2, 5)), ["e", "d", "a", "b", "c"], places)
+    assert groups == ((AddressRange(64 + 60, 64 + 84),), (AddressRange(64, 64 + 60),))
+    groups = address_ranges(Grouping((2, 5)), ["e", "a", "d", "c", "b"], places)
+    assert groups == ((places["e"], places["a"]), (AddressRange(64 + 12, 64 + 68),))
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [("abcd", "4 names.*'e'"), ("abcdd", "'e'"), ("abcdx", "'e', 'x'"), ("abcdee", "6 names.*'e'")],
+)
+def test_every_tensor_has_a_place_and_comes_once(names: str, said: str) -> None:
+    with pytest.raises(GroupingError, match=said):
+        address_ranges(Grouping((2, len(names))), list(names), tensor_ranges(SECTION, 0))
+
+
+def test_torch_cuts_its_buckets_where_the_groups_end() -> None:
+    nbytes = [12, 4096, 999_999, 4, 64, 7]
+    grouping = Grouping((2, 3, 6))
+    caps = [int(cap * 1024 * 1024) for cap in ddp_bucket_caps(grouping, nbytes)]  # torch's own conversion
+    assert caps == [4108, 999_999, 75]
+    # torch's rule (compute_bucket_assignment_by_size): a bucket is closed once it holds its size
+    ends, size = [], 0
+    for i, nbyte in enumerate(nbytes):
+        size += nbyte
+        if size >= caps[min(len(ends), len(caps) - 1)]:
+            ends.append(i + 1)
+            size = 0
+    assert tuple(ends) == grouping.ends and size == 0
+    with pytest.raises(GroupingError, match="group 1 is empty"):
+        ddp_bucket_caps(Grouping((1, 2)), [4, 0])
