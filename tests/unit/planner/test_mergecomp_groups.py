@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from torch.distributed import _compute_bucket_assignment_by_size
 
 from gcproto.dtypes import DType
 from gcproto.manifest import AddressSpace, Section, TensorSpec
@@ -71,17 +73,13 @@ def test_every_tensor_has_a_place_and_comes_once(names: str, said: str) -> None:
 
 
 def test_torch_cuts_its_buckets_where_the_groups_end() -> None:
-    nbytes = [12, 4096, 999_999, 4, 64, 7]
+    elements = [3, 1024, 250_001, 1, 16, 7]
     grouping = Grouping((2, 3, 6))
-    caps = [int(cap * 1024 * 1024) for cap in ddp_bucket_caps(grouping, nbytes)]  # torch's own conversion
-    assert caps == [4108, 999_999, 75]
-    # torch's rule (compute_bucket_assignment_by_size): a bucket is closed once it holds its size
-    ends, size = [], 0
-    for i, nbyte in enumerate(nbytes):
-        size += nbyte
-        if size >= caps[min(len(ends), len(caps) - 1)]:
-            ends.append(i + 1)
-            size = 0
-    assert tuple(ends) == grouping.ends and size == 0
+    caps = [int(cap * 1024 * 1024) for cap in ddp_bucket_caps(grouping, [4 * n for n in elements])]  # as torch converts
+    assert caps == [4108, 1_000_004, 96]
+    tensors = [torch.empty(n) for n in elements]
+    # what DDP's reducer calls, with the order of arrival, to rebuild its buckets
+    buckets, _ = _compute_bucket_assignment_by_size(tensors, caps, [False] * 6, list(range(6)))
+    assert buckets == [list(group) for group in grouping]
     with pytest.raises(GroupingError, match="group 1 is empty"):
         ddp_bucket_caps(Grouping((1, 2)), [4, 0])
