@@ -28,6 +28,9 @@ class PeerUp:
     lost_memory: bool
 
 
+#: Connections are opened to at most so many nodes on nothing but their own word.
+MAX_STRANGERS = 1024
+
 #: What a frame has for the rest of the machine.
 Heard = PeerUp | messages.Beat | messages.Control
 
@@ -42,6 +45,8 @@ class Peers:
     names: dict[str, int] = field(default_factory=dict)
     #: which shared memory a node had when it was last up
     generations: dict[str, int] = field(default_factory=dict)
+    #: nodes that only their own hello told us of; each costs sockets
+    strangers: set[str] = field(default_factory=set)
 
     def on_added(self, e: PeerAdded, now: float) -> None:
         """There is a socket to a node: say hello."""
@@ -115,8 +120,13 @@ class Peers:
         hello = _hello(body)
         if link is None:
             # A peer that knows us and that nobody told us of: answer at the address it gives.
-            if wire.node_id(hello.node) == h.sender:
-                self.out.append(KnowPeer(hello.node, hello.address))
+            if wire.node_id(hello.node) != h.sender:
+                return None
+            if len(self.strangers) >= MAX_STRANGERS and hello.node not in self.strangers:
+                self.out.append(Count("peers_refused"))
+                return None
+            self.strangers.add(hello.node)
+            self.out.append(KnowPeer(hello.node, hello.address))
             return None
         if h.incarnation < link.theirs:
             self.out.append(Count("frames_stale", link.peer))

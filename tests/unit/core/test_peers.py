@@ -10,6 +10,7 @@ from gcproto.wire import FrameType
 from gcserver.core import control_events as ce
 from gcserver.core.effects import Count, Send
 from gcserver.core.events import PeerAdded
+from gcserver.core.peers import MAX_STRANGERS
 from tests.unit.core.control_machine import B, hello_from, machine
 
 
@@ -32,6 +33,14 @@ def test_a_name_used_twice_is_said() -> None:
 
 def test_a_peer_nobody_told_us_of_becomes_known_by_its_hello() -> None:
     assert ce.KnowPeer("b", "tcp://b:7000") in machine().on(hello_from("b", 7), 0.0)
+
+
+def test_strangers_are_bounded_and_those_who_are_known_stay_so() -> None:
+    m = machine()
+    for i in range(MAX_STRANGERS):
+        assert any(isinstance(e, ce.KnowPeer) for e in m.on(hello_from(f"n{i}", 7), 0.0))
+    assert m.on(hello_from("late", 7), 0.0) == [Count("peers_refused")]
+    assert any(isinstance(e, ce.KnowPeer) for e in m.on(hello_from("n3", 8), 0.0)), "it says hello again"
 
 
 def test_a_frame_that_cannot_be_read_is_counted() -> None:
