@@ -45,10 +45,14 @@ class MemberInfo(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Rule(msgspec.Struct, frozen=True, array_like=True):
-    """Tensors whose name matches ``pattern`` (shell glob) use codec ``spec``; the last match wins."""
+    """Tensors whose name matches ``pattern`` (shell glob) use codec ``spec`` over ``scheme``; the last match wins.
+
+    ``scheme``: "owner" (through each block's owner) or "all" (to every member at once); empty: the owner.
+    """
 
     pattern: str
     spec: str
+    scheme: str = ""
 
 
 # ------------------------------------------------------------------------------- between supervisors
@@ -170,11 +174,15 @@ class SectionList(Message, frozen=True, tag="list"):
 
 
 class PlanRequest(Message, frozen=True, tag="plan?"):
-    """To the job's first member: please make this the next plan."""
+    """To the job's first member: please make this the next plan.
+
+    ``replace``: these rules and no others; without it they come after those of the newest plan.
+    """
 
     job: bytes
     request: int
     rules: tuple[Rule, ...]
+    replace: bool = False
 
 
 class PlanText(Message, frozen=True, tag="plan"):

@@ -28,7 +28,7 @@ from gcserver.core.control_events import (
     LaneSaid,
     LaneUp,
     Log,
-    SetCodec,
+    SetPlan,
     Tell,
     ToLane,
     WorkerGone,
@@ -45,6 +45,11 @@ from gcserver.core.peers import Peers, PeerUp
 ANSWER = 1
 #: Messages of jobs not known yet are kept, but not more than these.
 MAX_EARLY = 4096
+
+
+def wish_number(incarnation: int, request: int) -> int:
+    """By what all members know an operator's request: no two of a cluster have the same."""
+    return wire.digest(f"{incarnation}/{request}".encode()) >> 2
 
 
 @dataclass(slots=True)
@@ -310,15 +315,15 @@ class ControlMachine:
             self.out.extend(job.on_lane_fault(r))
 
     # ---------------------------------------------------------------------------- operators, restart
-    def _on_set_codec(self, e: SetCodec, now: float) -> None:
+    def _on_set_plan(self, e: SetPlan, now: float) -> None:
         matching = [j for j in self.jobs.values() if e.job in ("", j.record.label, j.id.hex()) and j.ended is None]
         if len(matching) != 1:
             have = ", ".join(sorted(j.record.label for j in self.jobs.values())) or "none"
             what = "no such job" if not matching else "more than one job matches"
             self.out.append(AnswerRequest(e.request, error=f"{what}: {e.job!r}; jobs here: {have}"))
             return
-        number = wire.digest(f"{self.config.incarnation}/{e.request}".encode()) >> 2
-        self.out.extend(job_plans.set_codec(matching[0], e.request, number, e.pattern, e.spec))
+        number = wish_number(self.config.incarnation, e.request)
+        self.out.extend(job_plans.set_plan(matching[0], e.request, number, e.rules, e.replace))
 
     def _on_drain(self, e: DrainAsked, now: float) -> None:
         self.draining = e.reason or "draining"
@@ -344,6 +349,9 @@ class ControlMachine:
                 f"{max((d.settled for d in job.domains.values()), default=0)}",
             )
         )
+        if why := job_plans.unresolved(job):
+            advice = "start it again from its last checkpoint with codecs every node knows, or put that version back"
+            self.out.extend(job.fault("CodecError", why, missing=(job.node,), advice=advice))
 
     # ------------------------------------------------------------------------------------------ time
     def _on_tick(self, e: Tick, now: float) -> None:
@@ -368,7 +376,7 @@ _HANDLERS: dict[type, Callable[[ControlMachine, Any, float], None]] = {
     LaneUp: ControlMachine._on_lane_up,
     LaneSaid: ControlMachine._on_lane,
     EpochWon: ControlMachine._on_epoch_won,
-    SetCodec: ControlMachine._on_set_codec,
+    SetPlan: ControlMachine._on_set_plan,
     DrainAsked: ControlMachine._on_drain,
     JobRestored: ControlMachine._on_restored,
     Tick: ControlMachine._on_tick,

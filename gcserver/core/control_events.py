@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gcproto.manifest import Section
-from gcproto.messages import DeclareDomain, EpochDecided, FromWorker, PlanText, ToWorker
+from gcproto.messages import DeclareDomain, EpochDecided, FromWorker, PlanText, Rule, ToWorker
 from gcserver.core.effects import (
     Count,
     Reconnect,
@@ -88,13 +88,16 @@ class EpochWon:
 
 
 @dataclass(frozen=True, slots=True)
-class SetCodec:
-    """An operator asks for a codec. ``request`` is answered once, by AnswerRequest."""
+class SetPlan:
+    """An operator asks for rules, all in one plan. ``request`` is answered once, by AnswerRequest.
+
+    ``replace``: these rules and no others; without it they come after those of the newest plan.
+    """
 
     request: int
     job: str
-    pattern: str
-    spec: str
+    rules: tuple[Rule, ...]
+    replace: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +143,7 @@ ControlEvent = (
     | LaneUp
     | LaneSaid
     | EpochWon
-    | SetCodec
+    | SetPlan
     | DrainAsked
     | JobRestored
     | PeerAdded
@@ -212,7 +215,7 @@ class Arbitrate:
 
 @dataclass(frozen=True, slots=True)
 class AnswerRequest:
-    """The answer to SetCodec: the plan's version and first step, or an error."""
+    """The answer to SetPlan: the plan's version and first step, or an error."""
 
     request: int
     plan: int = 0

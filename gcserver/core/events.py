@@ -43,11 +43,16 @@ class CodecChoice(Record, frozen=True, gc=False):
 
 
 class PlanRule(Record, frozen=True, gc=False):
-    """Tensors matching ``pattern`` use ``codec`` over ``scheme`` ("owner" or "all")."""
+    """Tensors matching ``pattern`` use ``codec`` over ``scheme`` ("owner" or "all").
+
+    ``origin``: whose rule it is: "default" (the daemon's ``codec.default``), "domain" (what the domain was declared
+    with) or "plan" (an operator's).
+    """
 
     pattern: str
     codec: CodecChoice
     scheme: str = "owner"
+    origin: str = "plan"
 
 
 class Plan(Record, frozen=True, gc=False):

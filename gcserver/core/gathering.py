@@ -21,6 +21,7 @@ from gcserver.core.control_config import ControlConfig
 from gcserver.core.control_events import Arbitrate, Connection, ControlEffect, Log, Tell
 from gcserver.core.events import CodecChoice
 from gcserver.core.peers import Peers
+from gcserver.core.plan import unusable
 
 JOB_BYTES = len(wire.NO_JOB)
 #: What to do when ranks and sizes do not fit together.
@@ -71,11 +72,8 @@ def why_unusable(m: EpochDecided, node: str, resolve: Callable[[str], CodecChoic
         )
     if all(member.node != node for member in m.members):
         return None
-    for rule in m.rules:
-        try:
-            resolve(rule.spec)
-        except ValueError as error:
-            return "CodecError", f"{node} cannot run the rules of job {m.label!r}: {error}"
+    if bad := unusable(m.rules, resolve):
+        return "CodecError", f"{node} cannot run the rules of job {m.label!r}: {bad[1]}"
     return None
 
 

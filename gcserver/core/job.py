@@ -27,7 +27,8 @@ from gcserver.core.control_events import (
     ToLane,
 )
 from gcserver.core.effects import ReportFault
-from gcserver.core.events import CodecChoice, DomainClosed, DomainConfig, DomainOpened, Member, Plan, PlanRule
+from gcserver.core.events import CodecChoice, DomainClosed, DomainConfig, DomainOpened, Member, Plan
+from gcserver.core.plan import compiled
 from gcserver.core.plan_requests import PlanRequests
 
 #: Settling step t fixes the plan of step t + lag. Calls are a step each, and many may be in flight.
@@ -198,13 +199,13 @@ class Job:
 
     def compose(self, domain: ControlDomain, version: int, text: tuple[Rule, ...]) -> Plan:
         """As ``plan``, of a text that need not be one of the job's."""
-        rules = list(self.record.rules)
+        rules = [compiled(r, self.resolve, "default") for r in self.record.rules]
         if domain.declared_as.codec:
-            rules.append(Rule("*", domain.declared_as.codec))
+            rules.append(compiled(Rule("*", domain.declared_as.codec), self.resolve, "domain"))
         # A domain declared lossless (broadcasts, plain collectives) stays lossless whatever the plan says.
         if domain.declared_as.codec != LOSSLESS:
-            rules.extend(text)
-        return Plan(version, tuple(PlanRule(r.pattern, self.resolve(r.spec)) for r in rules), self.resolve("none"))
+            rules.extend(compiled(r, self.resolve, "plan") for r in text)
+        return Plan(version, tuple(rules), self.resolve(LOSSLESS))
 
     def open_domain(self, domain: ControlDomain, lane: int | None) -> list[ControlEffect]:
         """Tell a lane (None: all of them) of a domain."""

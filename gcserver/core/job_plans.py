@@ -21,14 +21,12 @@ from gcserver.core.job import Job
 DECLARE_WHOLE = "declare the model with gcclient.state(..., whole=True) on every rank"
 
 
-def set_codec(job: Job, request: int, number: int, pattern: str, spec: str) -> list[ControlEffect]:
+def set_plan(job: Job, request: int, number: int, rules: tuple[Rule, ...], replace: bool) -> list[ControlEffect]:
     """An operator's wish: goes to the first member, who numbers plans. ``number`` is unique cluster-wide."""
-    try:
-        job.resolve(spec)
-    except ValueError as error:
-        return [AnswerRequest(request, error=str(error))]
+    if bad := planning.unusable(rules, job.resolve):
+        return [AnswerRequest(request, error=bad[1])]
     job.requests.ask(number, request)
-    wish = PlanRequest(job.id, number, (Rule(pattern, spec),))
+    wish = PlanRequest(job.id, number, rules, replace)
     if job.node == job.first:
         return on_request(job, wish)
     job.requests.wishes[number] = wish
@@ -49,7 +47,8 @@ def _next_plan(job: Job) -> list[ControlEffect]:
         return []
     wish = job.queue.pop(0)
     newest = max(job.plans, default=0)
-    rules = (*(job.plans[newest].rules if newest else ()), *wish.rules)
+    before = () if wish.replace or not newest else job.plans[newest].rules
+    rules = (*before, *wish.rules)
     # A later rule for the same pattern replaces the earlier one.
     kept = tuple(r for i, r in enumerate(rules) if all(r.pattern != s.pattern for s in rules[i + 1 :]))
     job.numbered += 1
@@ -81,13 +80,18 @@ def on_plan(job: Job, text: PlanText) -> list[ControlEffect]:
     return out
 
 
+def unresolved(job: Job) -> str:
+    """Why a job that is taken up again cannot run here any more (a codec is gone after an upgrade); empty if it can."""
+    declared = [Rule("*", d.declared_as.codec) for d in job.domains.values() if d.declared_as.codec]
+    rules = (*job.record.rules, *declared, *(r for text in job.plans.values() for r in text.rules))
+    bad = planning.unusable(rules, job.resolve)
+    return f"{job.node} came back and cannot run this job any more: {bad[1]}" if bad else ""
+
+
 def _unfit(job: Job, text: PlanText) -> str:
     """Why a plan cannot be run here; empty if it can."""
-    try:
-        for rule in text.rules:
-            job.resolve(rule.spec)
-    except ValueError as error:
-        return str(error)
+    if bad := planning.unusable(text.rules, job.resolve):
+        return bad[1]
     for domain in job.domains.values():
         for section in (*domain.sections, *(s for by in domain.declared.values() for s in by.values())):
             if why := cut(job, domain, section, text.version, text):

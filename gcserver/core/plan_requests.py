@@ -38,11 +38,14 @@ class PlanRequests:
 
     def in_force(self, plan: int, step: int) -> list[AnswerRequest]:
         """``plan`` is fixed from ``step`` on."""
-        # A plan holds the rules of those before it: whoever asked for one of them has got it as well.
-        return [
-            AnswerRequest(self.asked.pop(version), plan, step, f"takes effect at step {step} on every node")
-            for version in sorted(v for v in self.asked if 0 < v <= plan)
-        ]
+        # Later plans hold the rules of those before them, unless one was asked to replace them: whoever asked for an
+        # earlier one is told that it is not this one.
+        out = []
+        for version in sorted(v for v in self.asked if 0 < v <= plan):
+            later = "" if version == plan else f"plan {plan}, made after plan {version}, "
+            text = f"{later}takes effect at step {step} on every node"
+            out.append(AnswerRequest(self.asked.pop(version), plan, step, text))
+        return out
 
     def give_up(self, error: str) -> list[AnswerRequest]:
         """The job is over."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from gcproto import wire
 from gcproto.dtypes import DType
 from gcproto.manifest import AddressSpace, Section
+from gcproto.messages import Rule
 from gcserver import __version__
 from gcserver.admin.source import (
     AdminError,
@@ -366,7 +367,7 @@ class Status:
     async def set_codec(self, job: str, pattern: str, spec: str) -> SetCodecResult:
         """See Source. Waits until the step is known, however long the job takes to get there."""
         self._job(job)
-        answer = await self._s.set_codec(job, pattern or "*", spec)
+        answer = await self._s.set_plan(job, (Rule(pattern or "*", spec),), False)
         if answer.error:
             raise AdminError(ErrorKind.INVALID, answer.error, "codec")
         return SetCodecResult(answer.plan, answer.step, answer.message)

@@ -274,13 +274,13 @@ class Supervisor:
     def _do_log(self, e: cx.Log) -> None:
         log.log(getattr(logging, e.level.upper()), "%s", e.text)
 
-    async def set_codec(self, job: str, pattern: str, spec: str) -> cx.AnswerRequest:
+    async def set_plan(self, job: str, rules: tuple[Rule, ...], replace: bool) -> cx.AnswerRequest:
         """An operator's request; returns when the step is known at which it takes effect."""
         self.last_request += 1
         future: asyncio.Future[cx.AnswerRequest] = self.loop.create_future()
         self.requests[self.last_request] = future
         request = self.last_request
-        self.feed(cx.SetCodec(request, job, pattern, spec))
+        self.feed(cx.SetPlan(request, job, rules, replace))
         try:
             return await future
         finally:

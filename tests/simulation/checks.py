@@ -50,7 +50,9 @@ class DomainRecord:
     """What was seen of one domain, on all nodes together."""
 
     oracle: DomainOracle
+    #: (step, key) -> codec and scheme
     codecs: dict[tuple[int, int], CodecChoice] = field(default_factory=dict)
+    schemes: dict[tuple[int, int], str] = field(default_factory=dict)
     plans: dict[int, tuple[int, str]] = field(default_factory=dict)
     settled: dict[int, tuple[bool, int, str]] = field(default_factory=dict)
     #: how far each node has settled
@@ -66,6 +68,9 @@ class Checks:
         #: (owner's incarnation, domain, key, step, exchange) -> next member to be accumulated (G1)
         self.accumulated: dict[tuple[int, DomainKey, int, int, int], int] = {}
         self.answers: dict[int, ce.AnswerRequest] = {}
+        #: what operators asked for, by the wish's number: the rules, and whether they replace all others
+        self.wishes: dict[int, tuple[tuple[messages.Rule, ...], bool]] = {}
+        self.plans: dict[tuple[bytes, int], messages.PlanText] = {}
         self.faults: list[messages.Fault] = []
 
     def fail(self, guarantee: str, what: str) -> NoReturn:
@@ -95,6 +100,11 @@ class Checks:
         known = d.codecs.setdefault((e.step, e.key), e.codec)
         if known != e.codec:
             self.fail("G8", f"{p.name} encodes step {e.step} of {e.key} with {e.codec.spec}, others with {known.spec}")
+        if e.stage == 0:
+            # Only what goes to everyone is retained by whoever sends it.
+            scheme = "owner" if e.retain is None else "all"
+            if (others := d.schemes.setdefault((e.step, e.key), scheme)) != scheme:
+                self.fail("G8", f"{p.name} runs step {e.step} of {e.key} over {scheme}, others over {others}")
         plan, who = d.plans.setdefault(e.step, (decision.plan, p.name))
         if plan != decision.plan:
             self.fail("G8", f"step {e.step} runs plan {decision.plan} on {p.name} and {plan} on {who}")
@@ -142,7 +152,7 @@ class Checks:
         d = self.domain(key)
         codec = d.codecs[step, block]
         first = d.oracle.void(step) and block == self.world.first_key(key, step)
-        expected = d.oracle.output(block, step, codec, first)
+        expected = d.oracle.output(block, step, codec, d.schemes[step, block], first)
         if store.output != expected:
             self.fail("G3", f"{who}: output of {block} step {step} is {store.output}, expected {expected}")
 
@@ -170,6 +180,21 @@ class Checks:
         decided = d.plans.get(e.step + e.lag)
         if decided is not None and decided[0] != e.plan:
             self.fail("G8", f"step {e.step + e.lag} ran plan {decided[0]}, settling {e.step} fixed {e.plan}")
+
+    def on_save(self, p: Process, e: ce.SaveJob) -> None:
+        """G8: a plan is the same on all nodes, and holds what was asked for."""
+        for text in e.memory.plans:
+            known = self.plans.setdefault((e.job, text.version), text)
+            if known is text:
+                self._fulfils(p, text)
+            elif known != text:
+                self.fail("G8", f"{p.name} knows plan {text.version} as {text.rules}, others as {known.rules}")
+
+    def _fulfils(self, p: Process, text: messages.PlanText) -> None:
+        rules, replace = self.wishes[text.request]
+        kept = text.rules if replace else text.rules[-len(rules) :]
+        if kept != rules:
+            self.fail("G8", f"{p.name} makes plan {text.version} {text.rules} of {rules}, replace={replace}")
 
     def on_told(self, p: Process, message: messages.ToWorker) -> None:
         """G6: a fault says what failed and what to do."""
@@ -234,7 +259,7 @@ class Checks:
                 self.fail("credit", f"{p.name} got back {-out} bytes more than it spent from {link.name}")
             # A payload larger than the credit goes alone; what a peer asks for again is not held up by credit.
             bound = max(link.credit, self.world.largest_payload) + self._answers(p, domain)
-            if out > bound and not self.world.shape.everyone:
+            if out > bound and not self.world.everyone:
                 self.fail("credit", f"{p.name} has {out} bytes out at {link.name}, credit is {link.credit}")
         if not link.theirs:
             return
@@ -266,7 +291,7 @@ class Checks:
                             parked += x.nbytes
                             biggest = max(biggest, x.nbytes)
             bound = (len(domain.config.members) - 1) * max(self.world.shape.credit, biggest)
-            if parked > bound and not self.world.shape.everyone:
+            if parked > bound and not self.world.everyone:
                 self.fail("credit", f"{p.name} parks {parked} bytes, bound is {bound}")
 
     # ------------------------------------------------------------------------------------------- end

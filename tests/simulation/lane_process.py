@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from gcproto import messages, wire
 from gcproto.manifest import AddressSpace, Block
+from gcproto.records import replace
 from gcserver.core import control_events as ce
 from gcserver.core import effects as fx
 from gcserver.core import events as ev
@@ -101,8 +102,9 @@ class LaneProcess(Process):
 
     @staticmethod
     def _schemes(plan: ev.Plan) -> ev.Plan:
-        rules = tuple(ev.PlanRule(r.pattern, r.codec, scheme(r.codec.spec)) for r in plan.rules)
-        return ev.Plan(plan.version, rules, plan.dense)
+        """Codecs whose name says so go to everyone, whatever their rule says."""
+        rules = tuple(replace(r, scheme="all") if scheme(r.codec.spec) == "all" else r for r in plan.rules)
+        return replace(plan, rules=rules)
 
     def _lay_out(self, e: ev.DomainOpened) -> None:
         if e.config.id not in self.spaces:

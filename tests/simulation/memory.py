@@ -48,7 +48,7 @@ def resolve(spec: str) -> CodecChoice:
 
 
 def scheme(spec: str) -> str:
-    """Over which scheme the simulation runs a codec."""
+    """The scheme that a codec's name asks for."""
     return "all" if spec.startswith("all-") else "owner"
 
 

@@ -1,7 +1,7 @@
 """What the output of every round must be, computed from the program alone.
 
 What may live here: the sums, codecs and residuals of a run without faults. What may not: anything taken from
-the machines, except which codec a round was decided to use (`checks.py` sees that all nodes decided alike).
+the machines, except which codec and scheme a round was decided to use (`checks.py` sees that all nodes decided alike).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from gcserver.core.events import CodecChoice
-from tests.simulation.memory import NAN, ZERO, Payload, Vector, add, coarsen, scheme
+from tests.simulation.memory import NAN, ZERO, Payload, Vector, add, coarsen
 from tests.simulation.program import DomainSpec
 
 
@@ -41,15 +41,15 @@ class DomainOracle:
             found = self.blocks[key] = BlockOracle([ZERO] * len(self.members))
         return found
 
-    def output(self, key: int, step: int, codec: CodecChoice, first: bool) -> Payload:
+    def output(self, key: int, step: int, codec: CodecChoice, scheme: str, first: bool) -> Payload:
         """The output of ``key`` in ``step``; asked for in step order. ``first``: the block that carries a NaN."""
         b = self.block(key)
         found = b.outputs.get(step)
         if found is None:
-            found = b.outputs[step] = self._round(b, key, step, codec, first)
+            found = b.outputs[step] = self._round(b, key, step, codec, scheme, first)
         return found
 
-    def _round(self, b: BlockOracle, key: int, step: int, codec: CodecChoice, first: bool) -> Payload:
+    def _round(self, b: BlockOracle, key: int, step: int, codec: CodecChoice, scheme: str, first: bool) -> Payload:
         divisor = len(self.spec.ranks) if self.spec.flags(key) else 1
         if self.void(step) and first:
             return NAN
@@ -65,7 +65,7 @@ class DomainOracle:
             residuals.append(rest)
             total = add(total, x)
         owner = b.owner
-        if codec.feedback and scheme(codec.spec) == "owner" and codec.rounds == 1:
+        if codec.feedback and scheme == "owner" and codec.rounds == 1:
             total, owner = coarsen(add(total, owner), codec.level)
         if not self.void(step):
             b.residuals, b.owner = residuals, owner

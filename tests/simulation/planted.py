@@ -11,9 +11,11 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
+import msgspec
+
 from gcproto.records import replace
 from gcproto.wire import Flag, Header, Phase
-from gcserver.core import completion, encoding, exchange, frames, settling
+from gcserver.core import completion, encoding, exchange, frames, job_plans, settling
 from gcserver.core import effects as fx
 from gcserver.core.domain import Domain
 from gcserver.core.job import Job
@@ -272,3 +274,20 @@ def proposals_differ(original: Any) -> Any:
         return replace(h, proposal=h.proposal + (d.config.me if len(d.plans) > 2 else 0))
 
     return header
+
+
+@plant(encoding, "_choose", "set_codec")
+def scheme_not_followed(original: Any) -> Any:
+    """One member sends everything through owners, whatever the plan says."""
+
+    def choose(d: Domain, p: Partition, version: int) -> Any:
+        codec, scheme = original(d, p, version)
+        return codec, scheme if d.config.me else "owner"
+
+    return choose
+
+
+@plant(job_plans, "on_request", "set_codec")
+def not_replaced(original: Any) -> Any:
+    """A wish to replace all rules only adds its own."""
+    return lambda job, wish: original(job, msgspec.structs.replace(wish, replace=False))

@@ -168,6 +168,7 @@ class ControlProcess(Process):
         self.world.at(self.world.now, self.know, e.name, e.address)
 
     def _save_job(self, e: ce.SaveJob) -> None:
+        self.world.checks.on_save(self, e)
         self.node.memory.jobs[e.job] = e.memory
 
     def _forget_job(self, e: ce.ForgetJob) -> None:

@@ -21,6 +21,7 @@ from gcproto.wire import Flag, FrameType, Header, Phase
 from gcserver.core import control_events as ce
 from gcserver.core import effects as fx
 from gcserver.core import events as ev
+from gcserver.core.control import wish_number
 from tests.simulation.memory import Vector
 from tests.simulation.network import Channel, Frame, Network
 from tests.simulation.processes import CONTROL
@@ -264,11 +265,13 @@ class Story:
         w.stop_ticks()
 
     def do_set_codec(self, words: list[str], o: dict[str, str]) -> None:
-        """set-codec NODE PATTERN CODEC: an operator asks there."""
+        """set-codec NODE PATTERN CODEC: an operator asks there (scheme=all, replace=1)."""
         w = self._world()
         supervisor = w.by_name[words[0]].supervisor
         assert supervisor is not None
-        supervisor.deliver(ce.SetCodec(w.next_handle(), "train", words[1], words[2]))
+        request, rules = w.next_handle(), (messages.Rule(words[1], words[2], o.get("scheme", "")),)
+        w.checks.wishes[wish_number(supervisor.incarnation, request)] = rules, "replace" in o
+        supervisor.deliver(ce.SetPlan(request, "train", rules, "replace" in o))
         w.settle()
 
     def do_outputs(self, words: list[str], o: dict[str, str]) -> None:

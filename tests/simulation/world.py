@@ -117,6 +117,8 @@ class World:
         #: something struck that a job need not survive: faults are allowed, a hang is not
         self.fatal = ""
         self.restarts = True
+        #: whether blocks that are not tiny may go to everyone
+        self.everyone = shape.everyone
         whole = [d for job in shape.jobs for d in job.domains if d.whole]
         longest = [t.elements * s.dtype.itemsize for d in whole for s in d.sections for t in s.tensors]
         self.largest_payload = max(shape.partition_bytes, *longest, 0)

@@ -97,6 +97,11 @@ def declared(whole: bool, scoped: bool = True, rules: str = "none") -> tuple[Con
     return m, said(m, 1, DeclareSection(0, LARGE))
 
 
+def set_codec(request: int, job: str, pattern: str, spec: str) -> ce.SetPlan:
+    """What `gcctl set-codec` asks for."""
+    return ce.SetPlan(request, job, (messages.Rule(pattern, spec),))
+
+
 def domain_of(m: ControlMachine) -> tuple[bytes, int]:
     ((job, key),) = [(j.id, k) for j in m.jobs.values() for k in j.domains]
     return job, key

@@ -10,7 +10,9 @@ from dataclasses import replace as dc_replace
 
 from gcproto import messages
 from gcserver.core import control_events as ce
+from gcserver.core.control import ControlMachine
 from gcserver.core.effects import ReportStep
+from gcserver.core.events import PlanKnown
 from tests.unit.core.control_machine import (
     answers,
     control_from_b,
@@ -21,17 +23,20 @@ from tests.unit.core.control_machine import (
     formed,
     formed_with_b,
     machine,
+    register,
     said,
+    set_codec,
+    told,
 )
 
 
 def test_set_codec_answers_every_request_once() -> None:
     m = formed()
-    (no_job,) = m.on(ce.SetCodec(1, "other", "*", "none"), 0.0)
+    (no_job,) = m.on(set_codec(1, "other", "*", "none"), 0.0)
     assert no_job == ce.AnswerRequest(1, error="no such job: 'other'; jobs here: train")
-    (no_codec,) = m.on(ce.SetCodec(2, "train", "*", "zip"), 0.0)
-    assert no_codec == ce.AnswerRequest(2, error="unknown codec 'zip'")
-    assert not [e for e in m.on(ce.SetCodec(3, "train", "w*", "topk"), 0.0) if isinstance(e, ce.AnswerRequest)]
+    (no_codec,) = m.on(set_codec(2, "train", "*", "zip"), 0.0)
+    assert no_codec == ce.AnswerRequest(2, error="rule '*': unknown codec 'zip'")
+    assert not [e for e in m.on(set_codec(3, "train", "w*", "topk"), 0.0) if isinstance(e, ce.AnswerRequest)]
     (domain,) = [(j.id, k) for j in m.jobs.values() for k in j.domains]
     out = m.on(ce.LaneSaid(0, ReportStep(domain, 1, False, 1, 0)), 0.0)
     (answer,) = [e for e in out if isinstance(e, ce.AnswerRequest)]
@@ -40,21 +45,21 @@ def test_set_codec_answers_every_request_once() -> None:
 
 def test_a_plan_of_whole_matrices_is_refused_where_blocks_may_cut_them() -> None:
     m, _ = declared(whole=False)
-    (answer,) = answers(m.on(ce.SetCodec(1, "train", "w*", "matrix"), 0.0))
+    (answer,) = answers(m.on(set_codec(1, "train", "w*", "matrix"), 0.0))
     assert "a: matrix takes whole matrices, and blocks of 'ddp' may cut 'w'" in answer.error
     assert "whole=True" in answer.error
-    assert not answers(m.on(ce.SetCodec(2, "train", "other*", "matrix"), 0.0)), "no tensor is meant"
+    assert not answers(m.on(set_codec(2, "train", "other*", "matrix"), 0.0)), "no tensor is meant"
     for m, _ in (declared(whole=True), declared(whole=False, scoped=False)):
-        assert not answers(m.on(ce.SetCodec(1, "train", "*", "matrix"), 0.0)), "the latter go dense"
+        assert not answers(m.on(set_codec(1, "train", "*", "matrix"), 0.0)), "the latter go dense"
 
 
 def test_the_number_of_a_plan_that_cannot_run_is_dead() -> None:
     m, record = formed_with_b()
-    m.on(ce.SetCodec(1, "train", "*", "topk"), 0.0)
+    m.on(set_codec(1, "train", "*", "topk"), 0.0)
     out = m.on(control_from_b(messages.PlanReady(record.job, 1, "no topk here"), 2), 0.0)
     assert answers(out) == [ce.AnswerRequest(1, error="b: no topk here")]
     assert messages.PlanReady(record.job, 1, "b: no topk here") in control_sent(out), "all hear of it"
-    out = m.on(ce.SetCodec(2, "train", "*", "none"), 0.0)
+    out = m.on(set_codec(2, "train", "*", "none"), 0.0)
     (text,) = [x for x in control_sent(out) if isinstance(x, messages.PlanText)]
     assert text.version == 2
     memory = next(e.memory for e in reversed(out) if isinstance(e, ce.SaveJob))
@@ -65,7 +70,7 @@ def test_the_number_of_a_plan_that_cannot_run_is_dead() -> None:
 
 def test_who_asked_at_another_node_hears_that_a_plan_cannot_run() -> None:
     m, record = follower()
-    out = m.on(ce.SetCodec(4, "train", "*", "topk"), 0.0)
+    out = m.on(set_codec(4, "train", "*", "topk"), 0.0)
     (wish,) = control_sent(out)
     m.on(control_from_b(messages.PlanText(record.job, 1, wish.request, wish.rules), 3), 0.0)
     out = m.on(control_from_b(messages.PlanReady(record.job, 1, "b: no topk here"), 4), 0.0)
@@ -75,14 +80,92 @@ def test_who_asked_at_another_node_hears_that_a_plan_cannot_run() -> None:
 
 def test_a_plan_answers_all_who_asked_for_it_or_one_before() -> None:
     m = formed()
-    m.on(ce.SetCodec(1, "train", "w", "topk"), 0.0)
-    m.on(ce.SetCodec(2, "train", "v", "topk"), 0.0)
+    m.on(set_codec(1, "train", "w", "topk"), 0.0)
+    m.on(set_codec(2, "train", "v", "topk"), 0.0)
     out = m.on(ce.LaneSaid(0, ReportStep(domain_of(m), 1, False, 2, 0)), 0.0)
     assert [(a.request, a.plan, a.error) for a in answers(out)] == [(1, 2, ""), (2, 2, "")]
+    assert [a.message for a in answers(out)] == [
+        "plan 2, made after plan 1, takes effect at step 3 on every node",
+        "takes effect at step 3 on every node",
+    ]
+
+
+def text_of(m: ControlMachine, version: int) -> list[tuple[str, str, str]]:
+    (job,) = m.jobs.values()
+    return [(r.pattern, r.spec, r.scheme) for r in job.plans[version].rules]
+
+
+def test_rules_of_one_wish_are_one_plan() -> None:
+    m = formed()
+    rules = (messages.Rule("w*", "topk", "all"), messages.Rule("v", "none"), messages.Rule("w*", "none", "owner"))
+    out = m.on(ce.SetPlan(1, "train", rules), 0.0)
+    (known,) = [e.event for e in out if isinstance(e, ce.ToLane) and isinstance(e.event, PlanKnown)]
+    found = [(r.pattern, r.codec.spec, r.scheme, r.origin) for r in known.plan.rules]
+    assert found == [
+        ("*", "none", "owner", "default"), ("v", "none", "owner", "plan"), ("w*", "none", "owner", "plan"),
+    ]  # fmt: skip
+
+
+def test_a_plan_adds_to_the_one_before_or_replaces_it() -> None:
+    m = formed()
+    m.on(ce.SetPlan(1, "train", (messages.Rule("w", "topk"), messages.Rule("v", "none"))), 0.0)
+    m.on(ce.SetPlan(2, "train", (messages.Rule("w", "topk", "all"),)), 0.0)
+    assert text_of(m, 2) == [("v", "none", ""), ("w", "topk", "all")], "what comes last wins"
+    m.on(ce.SetPlan(3, "train", (messages.Rule("u", "topk"),), True), 0.0)
+    assert text_of(m, 3) == [("u", "topk", "")]
+    m.on(ce.SetPlan(4, "train", (), True), 0.0)
+    assert text_of(m, 4) == []
+    m.on(ce.SetPlan(5, "train", (messages.Rule("w", "topk"),)), 0.0)
+    assert text_of(m, 5) == [("w", "topk", "")], "nothing of what was replaced comes back"
+
+
+def test_another_node_asks_the_first_to_replace() -> None:
+    m, _ = follower()
+    (wish,) = control_sent(m.on(ce.SetPlan(4, "train", (messages.Rule("w", "topk", "all"),), True), 0.0))
+    assert (wish.rules, wish.replace) == ((messages.Rule("w", "topk", "all"),), True)
+
+
+def test_a_rule_that_cannot_be_is_refused_where_it_is_asked_for() -> None:
+    m = formed()
+    for rule, why in [
+        (messages.Rule("w", "topk", "ring"), "rule 'w': scheme: expected one of owner, all"),
+        (messages.Rule("w", "zip"), "rule 'w': unknown codec 'zip'"),
+        (messages.Rule("", "topk"), "rule '': pattern: expected a glob"),
+    ]:
+        (answer,) = answers(m.on(ce.SetPlan(1, "train", (messages.Rule("v", "topk"), rule)), 0.0))
+        assert answer.error.startswith(why)
+    assert not next(iter(m.jobs.values())).plans
+
+
+def test_a_peer_refuses_a_plan_with_an_unknown_scheme() -> None:
+    m, record = follower()
+    out = m.on(control_from_b(messages.PlanText(record.job, 1, 9, (messages.Rule("w", "topk", "ring"),)), 3), 0.0)
+    (ready,) = [x for x in control_sent(out) if isinstance(x, messages.PlanReady)]
+    assert ready.version == 1 and "scheme: expected one of owner, all" in ready.error and "'ring'" in ready.error
+    assert not m.jobs[record.job].plans
+
+
+def test_a_job_whose_codec_is_gone_after_a_restart_ends_and_says_why() -> None:
+    m = formed()
+    out = m.on(set_codec(1, "train", "w*", "topk"), 0.0)
+    memory = next(e.memory for e in reversed(out) if isinstance(e, ce.SaveJob))
+    (text,) = memory.plans
+    lost = dc_replace(memory, plans=(messages.PlanText(text.job, 1, text.request, (messages.Rule("w*", "zip"),)),))
+    again = machine()
+    said_now = again.on(ce.JobRestored(lost, (ce.DomainLedger(0, (), ((0, 0),)),)), 0.0)
+    assert any(isinstance(e, ce.Log) and e.level == "error" for e in said_now)
+    job = again.jobs[text.job]
+    assert job.ended is not None and (job.ended.kind, job.ended.missing) == ("CodecError", ("a",))
+    assert job.ended.message == "a came back and cannot run this job any more: rule 'w*': unknown codec 'zip'"
+    assert not [e for e in again.on(ce.LaneUp(0), 0.0) if isinstance(e, ce.ToLane)], "no lane hears of the job"
+    (fault,) = [x for x in told(said(again, 5, messages.Reattach(text.job, 0, 77)), 5) if isinstance(x, messages.Fault)]
+    assert fault == job.ended
+    said(again, 7, register(label="next"))
+    assert again.gatherings or any(j.record.label == "next" for j in again.jobs.values()), "others are served"
 
 
 def test_an_orderly_end_answers_what_is_open() -> None:
     m = formed()
-    m.on(ce.SetCodec(1, "train", "*", "topk"), 0.0)
+    m.on(set_codec(1, "train", "*", "topk"), 0.0)
     (answer,) = answers(said(m, 1, messages.Unregister()))
     assert answer.request == 1 and "ended" in answer.error

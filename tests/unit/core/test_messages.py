@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import typing
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -34,7 +35,7 @@ SAMPLES: list[messages.Message] = [
     DOMAIN,
     messages.SectionOffer(b"j" * 16, 0, 1, 2**63),
     messages.SectionList(b"j" * 16, 0, DOMAIN, SECTION, 1),
-    messages.PlanRequest(b"j" * 16, 7, (Rule("*.bias", "none"),)),
+    messages.PlanRequest(b"j" * 16, 7, (Rule("*.bias", "none", "all"),), True),
     messages.PlanText(b"j" * 16, 1, 7, (Rule("*.bias", "none"),)),
     messages.PlanReady(b"j" * 16, 1, "cannot"),
     messages.PlanGo(b"j" * 16, 1),
@@ -108,3 +109,8 @@ def test_a_message_has_a_largest_size() -> None:
 
     with pytest.raises(MessageError, match="at most"):
         Decoder[messages.Nack](messages.Nack)(Huge())
+
+
+def test_a_rule_without_a_scheme_is_read() -> None:
+    """As kept by a daemon that knew none."""
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(("*", "none")), type=Rule) == Rule("*", "none", "")

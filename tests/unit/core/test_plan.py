@@ -5,12 +5,14 @@ What may live here: tests of `gcserver/core/plan.py`. What may not: when a plan 
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from gcproto.dtypes import DType
 from gcproto.manifest import AddressSpace, Section, TensorSpec
+from gcproto.messages import Rule
 from gcserver.core.events import CodecChoice, Plan, PlanRule
-from gcserver.core.plan import choose, cut_matrix
+from gcserver.core.plan import PlanError, choose, compiled, cut_matrix, explain, unusable
 
 DENSE = CodecChoice("none", 1, 0, False, False)
 CAST = CodecChoice("fp16", 2, 0, False, False)
@@ -99,3 +101,76 @@ def test_the_first_matrix_that_would_be_cut_is_named() -> None:
 def test_two_exchanges_go_through_an_owner() -> None:
     twice = CodecChoice("powersgd(rank=4)", 64, 4, True, True, rounds=2)
     assert pick(Plan(0, (PlanRule("*", twice, "all"),), DENSE), "w") == ("powersgd(rank=4)", "owner")
+
+
+VOTE = CodecChoice("signsgd", 33, 0, False, False, votes=True)
+TWICE = CodecChoice("powersgd(rank=4)", 64, 4, True, True, rounds=2)
+
+
+def why(rule: PlanRule, elements: int, dtype: DType = DType.F32, members: int = 2) -> tuple[str, str, str]:
+    """(codec, scheme, reason) under one rule for all."""
+    section = Section(0, (TensorSpec("w", (elements,), int(dtype)),))
+    (block, *_) = AddressSpace(2, 1, 4 << 20).append(section)
+    plan = Plan(1, (rule,), DENSE)
+    choice = explain(plan, section, block, 64 << 10, members)
+    assert (choice.codec, choice.scheme) == choose(plan, section, block, 64 << 10, members)
+    assert choice.rule == rule
+    return choice.codec.spec, choice.scheme, choice.reason
+
+
+@pytest.mark.parametrize(
+    ("rule", "elements", "dtype", "expected"),
+    [
+        (PlanRule("*", TOPK), 10**6, DType.F32, ("topk(ratio=0.01)", "owner", "")),
+        (PlanRule("*", TOPK, "all"), 10**6, DType.F32, ("topk(ratio=0.01)", "all", "")),
+        (PlanRule("*", DENSE, "all"), 10**6, DType.I32, ("none", "all", "")),
+        (PlanRule("*", TOPK, "all"), 10**4, DType.F32, ("none", "all", "below min_compress_bytes")),
+        (PlanRule("*", TOPK), 100, DType.F32, ("none", "all", "below min_compress_bytes; small: to everyone at once")),
+        (PlanRule("*", DENSE), 100, DType.F32, ("none", "all", "small: to everyone at once")),
+        (PlanRule("*", TOPK), 10**6, DType.I64, ("none", "owner", "integers travel as they are")),
+        (PlanRule("*", TOPK), 10**6, DType.F64, ("none", "owner", "float64 travels as it is")),
+        (PlanRule("*", CAST), 10**6, DType.BF16, ("none", "owner", "a cast would not shrink bfloat16")),
+        (PlanRule("*", MATRIX), 10**6, DType.F32, ("none", "owner", "matrices may be cut: dense")),
+        (PlanRule("*", VOTE, "all"), 10**6, DType.F32, ("signsgd", "owner", "votes need an owner")),
+        (PlanRule("*", VOTE), 10**6, DType.F32, ("signsgd", "owner", "")),
+        (PlanRule("*", TWICE, "all"), 10**6, DType.F32, ("powersgd(rank=4)", "owner", "two exchanges need an owner")),
+    ],
+)
+def test_where_a_rule_is_not_followed_the_reason_is_given(
+    rule: PlanRule, elements: int, dtype: DType, expected: tuple[str, str, str]
+) -> None:
+    assert why(rule, elements, dtype) == expected
+
+
+def test_without_a_rule_the_explanation_says_so() -> None:
+    section = Section(0, (TensorSpec("w", (10**6,), 0),))
+    (block, *_) = AddressSpace(2, 1, 4 << 20).append(section)
+    choice = explain(Plan(0, (PlanRule("v*", TOPK),), DENSE), section, block, 0, 2)
+    assert (choice.codec, choice.scheme, choice.rule, choice.reason) == (DENSE, "owner", None, "no rule matches")
+
+
+def test_a_lanes_copy_of_a_plan_gives_the_same() -> None:
+    """Lanes have plans from a message: what is equal there is not the same object."""
+    plan = Plan(1, (PlanRule("*", DENSE),), DENSE)
+    copy = msgspec.msgpack.decode(msgspec.msgpack.encode(plan), type=Plan)
+    assert pick(copy, "w", elements=100) == pick(plan, "w", elements=100) == ("none", "all")
+
+
+def resolve(spec: str) -> CodecChoice:
+    if spec != "none":
+        raise ValueError(f"unknown codec {spec!r}")
+    return DENSE
+
+
+def test_rules_become_rules_of_a_plan() -> None:
+    assert compiled(Rule("w*", "none"), resolve) == PlanRule("w*", DENSE, "owner", "plan")
+    assert compiled(Rule("w*", "none", "owner"), resolve, "default") == PlanRule("w*", DENSE, "owner", "default")
+    assert compiled(Rule("w*", "none", "all"), resolve).scheme == "all"
+    with pytest.raises(PlanError, match=r"expected one of owner, all, or nothing for the owner; got 'ring'"):
+        compiled(Rule("w*", "none", "ring"), resolve)
+
+
+def test_the_first_rule_that_cannot_be_run_is_named() -> None:
+    good = Rule("*", "none")
+    assert unusable((good, good), resolve) is None
+    assert unusable((good, Rule("v", "zip"), Rule("w", "rar")), resolve) == (1, "rule 'v': unknown codec 'zip'")
