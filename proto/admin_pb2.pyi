@@ -300,3 +300,103 @@ class DrainResponse(_message.Message):
     message: str
     jobs_running: int
     def __init__(self, message: _Optional[str] = ..., jobs_running: _Optional[int] = ...) -> None: ...
+
+class PlanRule(_message.Message):
+    __slots__ = ("pattern", "codec", "scheme", "origin")
+    PATTERN_FIELD_NUMBER: _ClassVar[int]
+    CODEC_FIELD_NUMBER: _ClassVar[int]
+    SCHEME_FIELD_NUMBER: _ClassVar[int]
+    ORIGIN_FIELD_NUMBER: _ClassVar[int]
+    pattern: str
+    codec: str
+    scheme: str
+    origin: str
+    def __init__(self, pattern: _Optional[str] = ..., codec: _Optional[str] = ..., scheme: _Optional[str] = ..., origin: _Optional[str] = ...) -> None: ...
+
+class SetPlanRequest(_message.Message):
+    __slots__ = ("job", "rules", "replace")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    RULES_FIELD_NUMBER: _ClassVar[int]
+    REPLACE_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    rules: _containers.RepeatedCompositeFieldContainer[PlanRule]
+    replace: bool
+    def __init__(self, job: _Optional[str] = ..., rules: _Optional[_Iterable[_Union[PlanRule, _Mapping]]] = ..., replace: bool = ...) -> None: ...
+
+class SetPlanResponse(_message.Message):
+    __slots__ = ("plan_version", "effective_step", "message")
+    PLAN_VERSION_FIELD_NUMBER: _ClassVar[int]
+    EFFECTIVE_STEP_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    plan_version: int
+    effective_step: int
+    message: str
+    def __init__(self, plan_version: _Optional[int] = ..., effective_step: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
+
+class GetPlanRequest(_message.Message):
+    __slots__ = ("job",)
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    def __init__(self, job: _Optional[str] = ...) -> None: ...
+
+class GetPlanResponse(_message.Message):
+    __slots__ = ("job", "job_id", "proposed_version", "rules", "domains")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    PROPOSED_VERSION_FIELD_NUMBER: _ClassVar[int]
+    RULES_FIELD_NUMBER: _ClassVar[int]
+    DOMAINS_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    job_id: str
+    proposed_version: int
+    rules: _containers.RepeatedCompositeFieldContainer[PlanRule]
+    domains: _containers.RepeatedCompositeFieldContainer[DomainPlan]
+    def __init__(self, job: _Optional[str] = ..., job_id: _Optional[str] = ..., proposed_version: _Optional[int] = ..., rules: _Optional[_Iterable[_Union[PlanRule, _Mapping]]] = ..., domains: _Optional[_Iterable[_Union[DomainPlan, _Mapping]]] = ...) -> None: ...
+
+class DomainPlan(_message.Message):
+    __slots__ = ("id", "label", "plan_version", "since_step", "switches", "rules", "groups")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    LABEL_FIELD_NUMBER: _ClassVar[int]
+    PLAN_VERSION_FIELD_NUMBER: _ClassVar[int]
+    SINCE_STEP_FIELD_NUMBER: _ClassVar[int]
+    SWITCHES_FIELD_NUMBER: _ClassVar[int]
+    RULES_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    label: str
+    plan_version: int
+    since_step: int
+    switches: _containers.RepeatedCompositeFieldContainer[PlanSwitch]
+    rules: _containers.RepeatedCompositeFieldContainer[PlanRule]
+    groups: _containers.RepeatedCompositeFieldContainer[PlanGroup]
+    def __init__(self, id: _Optional[int] = ..., label: _Optional[str] = ..., plan_version: _Optional[int] = ..., since_step: _Optional[int] = ..., switches: _Optional[_Iterable[_Union[PlanSwitch, _Mapping]]] = ..., rules: _Optional[_Iterable[_Union[PlanRule, _Mapping]]] = ..., groups: _Optional[_Iterable[_Union[PlanGroup, _Mapping]]] = ...) -> None: ...
+
+class PlanSwitch(_message.Message):
+    __slots__ = ("first_step", "plan_version")
+    FIRST_STEP_FIELD_NUMBER: _ClassVar[int]
+    PLAN_VERSION_FIELD_NUMBER: _ClassVar[int]
+    first_step: int
+    plan_version: int
+    def __init__(self, first_step: _Optional[int] = ..., plan_version: _Optional[int] = ...) -> None: ...
+
+class PlanGroup(_message.Message):
+    __slots__ = ("section", "blocks", "tensors", "first_tensor", "bytes", "codec", "scheme", "rule", "reason")
+    SECTION_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    TENSORS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_TENSOR_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    CODEC_FIELD_NUMBER: _ClassVar[int]
+    SCHEME_FIELD_NUMBER: _ClassVar[int]
+    RULE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    section: int
+    blocks: int
+    tensors: int
+    first_tensor: str
+    bytes: int
+    codec: str
+    scheme: str
+    rule: PlanRule
+    reason: str
+    def __init__(self, section: _Optional[int] = ..., blocks: _Optional[int] = ..., tensors: _Optional[int] = ..., first_tensor: _Optional[str] = ..., bytes: _Optional[int] = ..., codec: _Optional[str] = ..., scheme: _Optional[str] = ..., rule: _Optional[_Union[PlanRule, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...

@@ -59,6 +59,16 @@ class AdminServiceStub(object):
                 request_serializer=gcproto_dot_admin__pb2.SetCodecRequest.SerializeToString,
                 response_deserializer=gcproto_dot_admin__pb2.SetCodecResponse.FromString,
                 _registered_method=True)
+        self.GetPlan = channel.unary_unary(
+                '/gradcomm.admin.v1.AdminService/GetPlan',
+                request_serializer=gcproto_dot_admin__pb2.GetPlanRequest.SerializeToString,
+                response_deserializer=gcproto_dot_admin__pb2.GetPlanResponse.FromString,
+                _registered_method=True)
+        self.SetPlan = channel.unary_unary(
+                '/gradcomm.admin.v1.AdminService/SetPlan',
+                request_serializer=gcproto_dot_admin__pb2.SetPlanRequest.SerializeToString,
+                response_deserializer=gcproto_dot_admin__pb2.SetPlanResponse.FromString,
+                _registered_method=True)
         self.Drain = channel.unary_unary(
                 '/gradcomm.admin.v1.AdminService/Drain',
                 request_serializer=gcproto_dot_admin__pb2.DrainRequest.SerializeToString,
@@ -107,6 +117,23 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetPlan(self, request, context):
+        """Which codec and scheme everything in a job uses, by which rule, and why not as the rule says where it does not.
+        NOT_FOUND when no such job runs here.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetPlan(self, request, context):
+        """Gives a running job rules, all of them in one plan that every node uses from the same step on.
+        INVALID_ARGUMENT for a rule that cannot be run, naming it by its place in the request (the details say what would
+        be accepted), NOT_FOUND and FAILED_PRECONDITION as SetCodec.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Drain(self, request, context):
         """Takes no new jobs, lets running ones end, then exits with status 0. Draining twice is not an error; the last
         request counts.
@@ -142,6 +169,16 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.SetCodec,
                     request_deserializer=gcproto_dot_admin__pb2.SetCodecRequest.FromString,
                     response_serializer=gcproto_dot_admin__pb2.SetCodecResponse.SerializeToString,
+            ),
+            'GetPlan': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetPlan,
+                    request_deserializer=gcproto_dot_admin__pb2.GetPlanRequest.FromString,
+                    response_serializer=gcproto_dot_admin__pb2.GetPlanResponse.SerializeToString,
+            ),
+            'SetPlan': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetPlan,
+                    request_deserializer=gcproto_dot_admin__pb2.SetPlanRequest.FromString,
+                    response_serializer=gcproto_dot_admin__pb2.SetPlanResponse.SerializeToString,
             ),
             'Drain': grpc.unary_unary_rpc_method_handler(
                     servicer.Drain,
@@ -284,6 +321,60 @@ class AdminService(object):
             '/gradcomm.admin.v1.AdminService/SetCodec',
             gcproto_dot_admin__pb2.SetCodecRequest.SerializeToString,
             gcproto_dot_admin__pb2.SetCodecResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetPlan(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gradcomm.admin.v1.AdminService/GetPlan',
+            gcproto_dot_admin__pb2.GetPlanRequest.SerializeToString,
+            gcproto_dot_admin__pb2.GetPlanResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetPlan(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gradcomm.admin.v1.AdminService/SetPlan',
+            gcproto_dot_admin__pb2.SetPlanRequest.SerializeToString,
+            gcproto_dot_admin__pb2.SetPlanResponse.FromString,
             options,
             channel_credentials,
             insecure,

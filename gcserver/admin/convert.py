@@ -107,6 +107,45 @@ def tensor(t: source.TensorStatus) -> pb.Tensor:
     )
 
 
+def plan_rule(r: source.PlanRule) -> pb.PlanRule:
+    return pb.PlanRule(pattern=r.pattern, codec=r.codec, scheme=r.scheme, origin=r.origin)
+
+
+def plan(p: source.PlanStatus) -> pb.GetPlanResponse:
+    return pb.GetPlanResponse(
+        job=p.job,
+        job_id=p.job_id,
+        proposed_version=p.proposed_version,
+        rules=[plan_rule(r) for r in p.rules],
+        domains=[_domain_plan(d) for d in p.domains],
+    )
+
+
+def _domain_plan(d: source.DomainPlan) -> pb.DomainPlan:
+    return pb.DomainPlan(
+        id=d.id,
+        label=d.label,
+        plan_version=d.plan_version,
+        since_step=d.since_step,
+        switches=[pb.PlanSwitch(first_step=first, plan_version=version) for first, version in d.switches],
+        rules=[plan_rule(r) for r in d.rules],
+        groups=[
+            pb.PlanGroup(
+                section=g.section,
+                blocks=g.blocks,
+                tensors=g.tensors,
+                first_tensor=g.first_tensor,
+                bytes=g.bytes,
+                codec=g.codec,
+                scheme=g.scheme,
+                rule=None if g.rule is None else plan_rule(g.rule),
+                reason=g.reason,
+            )
+            for g in d.groups
+        ],
+    )
+
+
 def _name(prefix: str, value: enum.StrEnum) -> str:
     return f"{prefix}_{value.name}"
 

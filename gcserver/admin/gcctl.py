@@ -1,7 +1,7 @@
 """The command `gcctl`: ask a daemon what it is doing, and steer it.
 
 What may live here: arguments, one call, what is printed, exit statuses. What may not: how answers look as tables
-(`tables.py`), anything the daemon should do itself.
+(`tables.py`), how rules are written (`plan_arguments.py`), anything the daemon should do itself.
 
 Exit status: 0 done, 1 the daemon refused or cannot be reached, 2 the command line is wrong, 130 interrupted. Errors are
 one line on stderr; with `--json` stdout holds the answer alone.
@@ -26,9 +26,12 @@ from gcproto import admin_pb2 as pb
 from gcproto import admin_pb2_grpc as pb_grpc
 from gcserver import __version__, values
 from gcserver.admin import convert, tables
+from gcserver.admin.plan_arguments import RULE, rule, rules_in_file
 
 DEFAULT_ADDRESS = "127.0.0.1:7460"
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
+#: commands that wait until the job has made a step
+CHANGES = ("set-codec", "set-plan")
 
 Call = Callable[[pb_grpc.AdminServiceStub, argparse.Namespace], Message]
 
@@ -76,6 +79,17 @@ def parser() -> argparse.ArgumentParser:
     _add_job(codec)
     codec.add_argument("--pattern", default="*", metavar="GLOB", help="names of tensors (default: all)")
     codec.add_argument("spec", metavar="SPEC", help='such as none, fp16 or "topk(ratio=0.01)"')
+    _add_job(add("plan", "which codec and scheme everything in a job uses, by which rule, and why"))
+    plan = add("set-plan", "give a running job rules, all at once on every node; the last one that matches wins")
+    _add_job(plan)
+    plan.add_argument("--replace", action="store_true", help="these rules and no others (alone: back to the defaults)")
+    plan.add_argument(
+        "--file", type=rules_in_file, default=[], metavar="FILE",
+        help="JSON list of {pattern, codec, scheme}; rules on the command line come after them",
+    )  # fmt: skip
+    plan.add_argument(
+        "rules", nargs="*", type=rule, metavar=RULE, help='such as "*=fp16" or "layer.*=topk(ratio=0.01)@all"'
+    )
     drain = add("drain", "take no new jobs, let running ones end, then exit")
     drain.add_argument("--within", type=_duration, default=0.0, metavar="TIME", help="how long jobs may still take")
     drain.add_argument("--reason", default="", help="shown in the daemon's log and to the jobs")
@@ -137,18 +151,17 @@ def _explain(error: Any, address: str, options: argparse.Namespace) -> str:
         return f"what answers at {address} does not know this command: another service, or an older daemon ({details})"
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         wait = values.human_duration(_timeout(options))
-        if options.command == "set-codec":
+        if options.command in CHANGES:
             return (
                 f"{address}: the job did not reach the step of the change within {wait}; it may still take effect "
-                "(`gcctl jobs` shows the plan in force)"
+                "(`gcctl plan` shows what is in force)"
             )
         return f"{address} did not answer within {wait}; --timeout allows more"
     return details or code.name
 
 
 def _timeout(options: argparse.Namespace) -> float:
-    # A change of codec waits until the job has made a step.
-    usual = 60.0 if options.command == "set-codec" else 10.0
+    usual = 60.0 if options.command in CHANGES else 10.0
     return float(getattr(options, "timeout", usual))
 
 
@@ -172,6 +185,15 @@ def _tensors(stub: Any, options: argparse.Namespace) -> Message:
 def _set_codec(stub: Any, options: argparse.Namespace) -> Message:
     request = pb.SetCodecRequest(job=options.job, pattern=options.pattern, codec=options.spec)
     return _message(stub.SetCodec(request, timeout=_timeout(options)))
+
+
+def _plan(stub: Any, options: argparse.Namespace) -> Message:
+    return _message(stub.GetPlan(pb.GetPlanRequest(job=options.job), timeout=_timeout(options)))
+
+
+def _set_plan(stub: Any, options: argparse.Namespace) -> Message:
+    request = pb.SetPlanRequest(job=options.job, rules=[*options.file, *options.rules], replace=options.replace)
+    return _message(stub.SetPlan(request, timeout=_timeout(options)))
 
 
 def _drain(stub: Any, options: argparse.Namespace) -> Message:
@@ -198,6 +220,8 @@ _COMMANDS: dict[str, tuple[Call, Callable[[dict[str, Any]], str]]] = {
     "jobs": (_jobs, tables.jobs),
     "tensors": (_tensors, tables.tensors),
     "set-codec": (_set_codec, _changed),
+    "plan": (_plan, tables.plan),
+    "set-plan": (_set_plan, _changed),
     "drain": (_drain, _draining),
 }
 

@@ -28,7 +28,7 @@ from gcproto import admin_pb2 as pb
 from gcproto import admin_pb2_grpc as pb_grpc
 from gcserver import values
 from gcserver.admin import convert
-from gcserver.admin.source import AdminError, ErrorKind, NodeState, Source
+from gcserver.admin.source import AdminError, ErrorKind, NodeState, PlanRule, Source
 
 SERVICE: Final[str] = pb.DESCRIPTOR.services_by_name["AdminService"].full_name
 _CODES: Final = {
@@ -79,6 +79,22 @@ class Admin(pb_grpc.AdminServiceServicer):
                 raise AdminError(ErrorKind.INVALID, text, "codec")
             result = await self._source.set_codec(request.job, request.pattern or "*", request.codec.strip())
             return pb.SetCodecResponse(
+                plan_version=result.plan_version, effective_step=result.effective_step, message=result.message
+            )
+
+        return await _answer_later(context, work())
+
+    async def GetPlan(self, request: pb.GetPlanRequest, context: Any) -> pb.GetPlanResponse:
+        return await _answer(context, lambda: convert.plan(self._source.plan(request.job)))
+
+    async def SetPlan(self, request: pb.SetPlanRequest, context: Any) -> pb.SetPlanResponse:
+        async def work() -> pb.SetPlanResponse:
+            if not request.rules and not request.replace:
+                text = "rules: expected at least one, or replace to go back to the defaults; got none"
+                raise AdminError(ErrorKind.INVALID, text, "rules")
+            rules = tuple(PlanRule(r.pattern, r.codec.strip(), r.scheme) for r in request.rules)
+            result = await self._source.set_plan(request.job, rules, request.replace)
+            return pb.SetPlanResponse(
                 plan_version=result.plan_version, effective_step=result.effective_step, message=result.message
             )
 

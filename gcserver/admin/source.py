@@ -164,7 +164,62 @@ class TensorStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class SetCodecResult:
+class PlanRule:
+    """Tensors matching the glob ``pattern`` use ``codec`` over ``scheme`` ("owner", "all", "" for the owner).
+
+    ``origin``, in answers: "default", "domain" or "plan". See ``PlanRule`` in admin.proto.
+    """
+
+    pattern: str
+    codec: str
+    scheme: str = ""
+    origin: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanGroup:
+    """Blocks of a section that use the same codec and scheme for the same reason. ``rule`` is None where none matched.
+
+    ``tensors`` are those that lie in these blocks for the most part; ``reason`` is empty where the rule is followed.
+    """
+
+    section: int
+    blocks: int
+    tensors: int
+    first_tensor: str
+    bytes: int
+    codec: str
+    scheme: str
+    rule: PlanRule | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DomainPlan:
+    """A plan as one process group runs it. ``switches`` are (first step, plan version) still to come."""
+
+    id: int
+    label: str
+    plan_version: int = 0
+    since_step: int = 0
+    switches: tuple[tuple[int, int], ...] = ()
+    rules: tuple[PlanRule, ...] = ()
+    groups: tuple[PlanGroup, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PlanStatus:
+    """A job's newest plan that all nodes can run, its rules, and what is in force in each domain."""
+
+    job: str
+    job_id: str
+    proposed_version: int = 0
+    rules: tuple[PlanRule, ...] = ()
+    domains: tuple[DomainPlan, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PlanChange:
     """The plan that carries a change and the first step that uses it, the same on every node."""
 
     plan_version: int
@@ -194,7 +249,8 @@ class ErrorKind(enum.StrEnum):
 class AdminError(Exception):
     """A request that is refused. ``str()`` names what was asked for and what would be accepted.
 
-    ``field`` is the field of the request to blame, if one is (``codec``, ``job``, ``pattern``, ``domain``).
+    ``field`` is the field of the request to blame, if one is (``codec``, ``job``, ``pattern``, ``domain``,
+    ``rules[1]``).
     """
 
     def __init__(self, kind: ErrorKind, message: str, field: str = "") -> None:
@@ -218,8 +274,16 @@ class Source(Protocol):
         names match the glob ``pattern`` ("" for all). AdminError NOT_FOUND or PRECONDITION."""
         ...
 
-    async def set_codec(self, job: str, pattern: str, spec: str) -> SetCodecResult:
+    async def set_codec(self, job: str, pattern: str, spec: str) -> PlanChange:
         """Changes the codec of the matching tensors on every node at one step. AdminError of any kind."""
+        ...
+
+    async def set_plan(self, job: str, rules: tuple[PlanRule, ...], replace: bool) -> PlanChange:
+        """Adds rules to the job's plan, or replaces them, on every node at one step. AdminError of any kind."""
+        ...
+
+    def plan(self, job: str) -> PlanStatus:
+        """What is in force in ``job``, by which rules and why. AdminError NOT_FOUND or PRECONDITION."""
         ...
 
     async def drain(self, timeout: float, reason: str) -> DrainResult:

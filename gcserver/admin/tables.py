@@ -124,3 +124,37 @@ def tensors(answer: dict[str, Any]) -> str:
     if not rows:
         return "no tensors match"
     return table(("TENSOR", "DOMAIN", "DTYPE", "SHAPE", "CODEC", "RAW", "WIRE", "RATIO", "RESIDUAL"), rows)
+
+
+def plan(answer: dict[str, Any]) -> str:
+    version = answer["proposed_version"]
+    pairs = [
+        ("job", f"{answer['job']} ({answer['job_id']})"),
+        ("plan", f"{version}, its rules: {len(answer['rules'])}" if version else "none, the defaults hold"),
+    ]
+    return "\n\n".join([facts(pairs), *(_domain_plan(d, version) for d in answer["domains"])])
+
+
+def _domain_plan(d: dict[str, Any], proposed: int) -> str:
+    force = f"plan {d['plan_version']} since step {d['since_step']}" if d["plan_version"] else "the defaults"
+    coming = [f"plan {s['plan_version']} from step {s['first_step']}" for s in d["switches"]]
+    if proposed > max([d["plan_version"], *(s["plan_version"] for s in d["switches"])]):
+        coming.append(f"plan {proposed} from a step not settled yet")
+    lines = [f"domain {d['id']} ({_clean(d['label'])}): {', then '.join([force, *coming])}"]
+    if d["rules"]:
+        rules = [(r["pattern"], r["codec"], r["scheme"], r["origin"]) for r in d["rules"]]
+        lines.append(table(("RULE", "CODEC", "SCHEME", "FROM"), rules))
+    if d["groups"]:
+        lines.append(table(_GROUP, [_group(g) for g in d["groups"]]))
+    return "\n".join(lines)
+
+
+_GROUP = ("SECTION", "TENSORS", "FIRST", "BLOCKS", "SIZE", "CODEC", "SCHEME", "RULE", "REASON")
+
+
+def _group(g: dict[str, Any]) -> Row:
+    rule = g["rule"]["pattern"] if g["rule"] else ""
+    size = human_size(g["bytes"])
+    return (
+        g["section"], g["tensors"], g["first_tensor"], g["blocks"], size, g["codec"], g["scheme"], rule, g["reason"]
+    )  # fmt: skip

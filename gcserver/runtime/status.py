@@ -12,8 +12,6 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from gcproto import wire
-from gcproto.dtypes import DType
-from gcproto.manifest import AddressSpace, Section
 from gcproto.messages import Rule
 from gcserver import __version__
 from gcserver.admin.source import (
@@ -29,15 +27,19 @@ from gcserver.admin.source import (
     NodeStatus,
     PeerState,
     PeerStatus,
-    SetCodecResult,
+    PlanChange,
+    PlanRule,
+    PlanStatus,
     TensorStatus,
     WaitingFor,
 )
 from gcserver.core import control_events as cx
 from gcserver.core.control_domain import ControlDomain
 from gcserver.core.job import Job
-from gcserver.core.plan import choose
+from gcserver.core.plan import unusable
 from gcserver.runtime.lanelink import AskBlocks, BlockFacts, StepTimes
+from gcserver.runtime.planstatus import plan_status
+from gcserver.runtime.tensors import in_force, space, tensors, with_facts
 
 if TYPE_CHECKING:
     from gcserver.runtime.supervisor import Supervisor
@@ -89,6 +91,10 @@ class Status:
     def forget_job(self, job: bytes) -> None:
         if self._metrics is not None:
             self._metrics.forget_job(job)
+
+    @property
+    def _lanes(self) -> int:
+        return len(self._s.lanes.table)
 
     # --------------------------------------------------------------------------------------- the node
     def node(self) -> NodeStatus:
@@ -250,8 +256,11 @@ class Status:
             for missing in w.missing
         )
         sizes: dict[str, int] = {}
-        for tensor in self._tensors(job, domain):
-            sizes[tensor.codec] = sizes.get(tensor.codec, 0) + tensor.bytes_raw
+        try:
+            for t in tensors(domain, in_force(job, domain)[1], self._lanes):
+                sizes[t.codec] = sizes.get(t.codec, 0) + t.bytes_raw
+        except AdminError:
+            sizes["unknown"] = 0  # the job has ended because of that
         return DomainStatus(
             domain.config.domain,
             domain.config.label,
@@ -262,48 +271,6 @@ class Status:
             max(sizes, key=sizes.__getitem__, default="none"),
             waiting,
         )
-
-    def _tensors(self, job: Job, domain: ControlDomain) -> list[TensorStatus]:
-        """The tensors of a domain with the codec of the block that holds most of each, without facts."""
-        version = next(v for first, v in reversed(domain.switches) if first <= domain.settled + 1)
-        plan = job.plan(domain, version)
-        space = self._space(domain)
-        out = []
-        for section, blocks in zip(domain.sections, space.blocks, strict=True):
-            least, members = domain.config.min_compress_bytes, len(domain.config.members)
-            codecs = {b.tensor: choose(plan, section, b, least, members)[0].spec for b in blocks}
-            out.extend(self._section_tensors(domain, section, blocks[0].key if blocks else 0, codecs, plan))
-        return out
-
-    def _section_tensors(
-        self, domain: ControlDomain, section: Section, address: int, codecs: dict[int, str], plan: Any
-    ) -> list[TensorStatus]:
-        itemsize = section.dtype.itemsize
-        out = []
-        newest = ""
-        for i, t in enumerate(section.tensors):
-            # A tensor that fills no block goes with the one whose block it is in.
-            newest = codecs.get(i, newest or next(iter(codecs.values()), "none"))
-            out.append(
-                TensorStatus(
-                    t.name,
-                    domain.config.label,
-                    DType(t.dtype).label,
-                    t.shape,
-                    address,
-                    newest,
-                    t.elements * itemsize,
-                )
-            )
-            address += t.elements * itemsize
-        return out
-
-    def _space(self, domain: ControlDomain) -> AddressSpace:
-        c = domain.config
-        space = AddressSpace(len(c.members), len(self._s.lanes.table), c.partition_bytes, c.whole)
-        for section in domain.sections:
-            space.append(section)
-        return space
 
     def _job(self, name: str) -> Job:
         jobs = self._s.machine.jobs
@@ -327,10 +294,10 @@ class Status:
             )
         for d in matching:
             facts = await self.ask(d)
-            blocks = [b for section in self._space(d).blocks for b in section]
-            for t in self._tensors(found, d):
+            blocks = [b for section in space(d, self._lanes).blocks for b in section]
+            for t in tensors(d, in_force(found, d)[1], self._lanes):
                 if fnmatchcase(t.name, pattern or "*"):
-                    out.append(_with_facts(t, blocks, facts))
+                    out.append(with_facts(t, blocks, facts))
         return out
 
     async def ask(self, domain: ControlDomain) -> dict[int, tuple[int, float]]:
@@ -364,13 +331,28 @@ class Status:
             done.set_result(None)
 
     # --------------------------------------------------------------------------------------- requests
-    async def set_codec(self, job: str, pattern: str, spec: str) -> SetCodecResult:
+    def plan(self, job: str) -> PlanStatus:
+        """See Source."""
+        return plan_status(self._job(job), self._lanes)
+
+    async def set_codec(self, job: str, pattern: str, spec: str) -> PlanChange:
         """See Source. Waits until the step is known, however long the job takes to get there."""
+        return await self._change(job, (Rule(pattern or "*", spec),), False, "codec")
+
+    async def set_plan(self, job: str, rules: tuple[PlanRule, ...], replace: bool) -> PlanChange:
+        """See Source. Waits as ``set_codec`` does."""
+        wanted = tuple(Rule(r.pattern, r.codec, r.scheme) for r in rules)
+        if bad := unusable(wanted, self._s.machine.resolve):
+            field = f"rules[{bad[0]}]"
+            raise AdminError(ErrorKind.INVALID, f"{field}: {bad[1]}", field)
+        return await self._change(job, wanted, replace, "rules")
+
+    async def _change(self, job: str, rules: tuple[Rule, ...], replace: bool, field: str) -> PlanChange:
         self._job(job)
-        answer = await self._s.set_plan(job, (Rule(pattern or "*", spec),), False)
+        answer = await self._s.set_plan(job, rules, replace)
         if answer.error:
-            raise AdminError(ErrorKind.INVALID, answer.error, "codec")
-        return SetCodecResult(answer.plan, answer.step, answer.message)
+            raise AdminError(ErrorKind.INVALID, answer.error, field)
+        return PlanChange(answer.plan, answer.step, answer.message)
 
     async def drain(self, timeout: float, reason: str) -> DrainResult:
         """See Source."""
@@ -380,18 +362,3 @@ class Status:
             self._s.loop.call_later(timeout, self._s.stopped.set)
         message = "stops when the last job has left" if running else "no job is running; stopping"
         return DrainResult(message, running)
-
-
-def _with_facts(t: TensorStatus, blocks: list[Any], facts: dict[int, tuple[int, float]]) -> TensorStatus:
-    """Share the facts of the blocks a tensor lies in by bytes."""
-    wire_bytes, square = 0.0, 0.0
-    end = t.address + t.bytes_raw
-    for b in blocks:
-        overlap = min(end, b.key + b.nbytes) - max(t.address, b.key)
-        if overlap > 0 and b.key in facts:
-            share = overlap / b.nbytes
-            wire_bytes += facts[b.key][0] * share
-            square += facts[b.key][1] * share
-    return TensorStatus(
-        t.name, t.domain, t.dtype, t.shape, t.address, t.codec, t.bytes_raw, round(wire_bytes), square**0.5
-    )

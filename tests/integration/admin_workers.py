@@ -42,3 +42,33 @@ def loop(stop: str) -> dict[str, Any]:
             mark("running")
     gcclient.shutdown()
     return {"steps": step, "inexact": inexact, "hash": digest.hexdigest()}
+
+
+def schemes(stop: str) -> dict[str, Any]:
+    """As :func:`loop`, and says by the bits of each result how it was made.
+
+    Returns runs (what, first step, last step) of "none" (the exact mean), "all" (the mean of halves, in fp32) and
+    "owner" (that mean as a half); of anything else "wrong".
+    """
+    gcclient.init()
+    rank, size = gcclient.rank(), gcclient.size()
+    base = 1 + torch.rand(ELEMENTS, generator=torch.Generator().manual_seed(7))
+    every = [base * (r + 1) + r for r in range(size)]
+    mean, halves = (torch.stack(x).sum(0) / size for x in (every, [x.half().float() for x in every]))
+    made = {"none": mean[1:], "all": halves[1:], "owner": halves.half().float()[1:]}
+    runs: list[list[Any]] = []
+    step, ended = 0, False
+    while not ended:
+        step += 1
+        mine = every[rank].clone()
+        mine[0] = float(rank == 0 and Path(stop).exists())
+        result = gcclient.push_pull(mine, "model.weight")
+        ended = bool(result[0] > 0)
+        what = next((name for name, expected in made.items() if torch.equal(result[1:], expected)), "wrong")
+        if not runs or runs[-1][0] != what:
+            runs.append([what, step, step])
+        runs[-1][2] = step
+        if step == 20:
+            mark("running")
+    gcclient.shutdown()
+    return {"steps": step, "runs": runs}

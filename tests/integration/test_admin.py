@@ -26,6 +26,7 @@ from gcserver.admin.gcctl import main as gcctl_main
 from tests.integration.cluster import ROOT, Cluster, Daemon, Job, free_ports
 
 WORKER = "tests.integration.admin_workers:loop"
+SCHEMES = "tests.integration.admin_workers:schemes"
 ELEMENTS = 40_000
 
 
@@ -85,8 +86,8 @@ def until(what: str, look: Callable[[], Any], timeout: float = 20.0) -> Any:
         time.sleep(0.05)
 
 
-def start(cluster: Cluster, stop: Path) -> Job:
-    job = cluster.start(WORKER, [0, 1], job="steered", stop=str(stop))
+def start(cluster: Cluster, stop: Path, worker: str = WORKER) -> Job:
+    job = cluster.start(worker, [0, 1], job="steered", stop=str(stop))
     job.wait_mark("running")
     return job
 
@@ -167,6 +168,53 @@ def _sent(numbers: dict[str, float], peer: str) -> float:
 
 def _if_counted(numbers: dict[str, float], peer: str) -> dict[str, float]:
     return numbers if _sent(numbers, peer) and numbers.get("step_seconds_count{job=steered}") else {}
+
+
+def in_force(daemon: Daemon) -> tuple[int, int, str, str, str]:
+    """(plan, first step, codec, scheme, reason) of the only tensor."""
+    (domain,) = [d for d in ask(daemon, "plan")["domains"] if d["groups"]]
+    (group,) = domain["groups"]
+    return domain["plan_version"], domain["since_step"], group["codec"], group["scheme"], group["reason"]
+
+
+@pytest.mark.slow
+def test_a_running_job_changes_its_scheme_and_back(cluster: Cluster, tmp_path: Path) -> None:
+    """Each scheme rounds at other places, so every rank sees from its bits which one made a result."""
+    a, b = cluster.daemons
+    job = start(cluster, tmp_path / "stop", SCHEMES)
+    assert in_force(a) == (0, 0, "none", "owner", "no rule matches")
+    refused = gcctl(b, "set-plan", "*=fp16", "model.*=fp16@ring")
+    assert refused.returncode == 1 and "rules[1]" in refused.stderr and "expected one of owner, all" in refused.stderr
+
+    asked: list[int] = []
+
+    def change(daemon: Daemon, *arguments: str) -> None:
+        said = ask(daemon, "set-plan", *arguments)
+        asked.append(said["effective_step"])
+        until("the change", lambda: all(in_force(d)[:2] == (said["plan_version"], asked[-1]) for d in (a, b)))
+
+    change(b, "other.*=onebit", "*=fp16")
+    assert in_force(a) == in_force(b) and in_force(a)[2:] == ("fp16", "owner", "")
+    change(a, "model.*=fp16@all")
+    assert in_force(a) == in_force(b) and in_force(a)[2:] == ("fp16", "all", "")
+    rules = ask(b, "plan")["rules"]
+    assert [(r["pattern"], r["codec"], r["scheme"]) for r in rules] == [
+        ("other.*", "onebit", "owner"), ("*", "fp16", "owner"), ("model.*", "fp16", "all"),
+    ]  # fmt: skip
+    change(b, "--replace", "*=fp16")
+    assert in_force(a) == in_force(b) and in_force(a)[2:] == ("fp16", "owner", "")
+    change(a, "--replace")
+    assert in_force(a)[2:] == ("none", "owner", "no rule matches") and ask(a, "plan")["rules"] == []
+    shown = gcctl(a, "plan")
+    assert shown.returncode == 0 and "model.weight" in shown.stdout and "no rule matches" in shown.stdout
+
+    (tmp_path / "stop").touch()
+    first, second = (outcome.ok() for outcome in job.wait())
+    assert first == second, "every rank saw the same in every step"
+    bounds = [1, *asked, first["steps"] + 1]
+    made = ["none", "owner", "all", "owner", "none"]
+    assert first["runs"] == [[what, bounds[i], bounds[i + 1] - 1] for i, what in enumerate(made)]
+    until("the job to leave", lambda: ask(a, "jobs") == ask(b, "jobs") == {"jobs": []})
 
 
 @pytest.mark.slow

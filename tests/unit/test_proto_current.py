@@ -30,6 +30,8 @@ def test_service_is_complete() -> None:
         "ListJobs",
         "ListTensors",
         "SetCodec",
+        "GetPlan",
+        "SetPlan",
         "Drain",
     ]
     for method in service.methods:

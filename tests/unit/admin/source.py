@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 
 from gcserver.admin.source import (
     AdminError,
+    DomainPlan,
     DomainStatus,
     DrainResult,
     ErrorKind,
@@ -19,7 +20,10 @@ from gcserver.admin.source import (
     NodeStatus,
     PeerState,
     PeerStatus,
-    SetCodecResult,
+    PlanChange,
+    PlanGroup,
+    PlanRule,
+    PlanStatus,
     TensorStatus,
     WaitingFor,
 )
@@ -47,6 +51,23 @@ TENSORS = [
     TensorStatus("wte.weight", "world", "float32", (64, 16), 0, "fp16", 4096, 2048, 0.0),
     TensorStatus("ln.bias", "world", "float32", (40,), 4096, "none", 160, 0, 0.125),
 ]
+
+
+DEFAULT_RULE = PlanRule("*", "fp16", "owner", "default")
+OWN_RULE = PlanRule("wte*", "topk(ratio=0.01)", "all", "plan")
+PLAN = PlanStatus(
+    "gpt", "0123456789abcdef" * 2, 2, (OWN_RULE,),
+    (
+        DomainPlan(
+            0, "world", 1, 12, ((44, 2),), (DEFAULT_RULE, OWN_RULE),
+            (
+                PlanGroup(0, 12, 7, "wte.weight", 3 << 20, "topk(ratio=0.01)", "all", OWN_RULE),
+                PlanGroup(1, 1, 1, "ln.bias", 160, "none", "all", None, "no rule matches; small: to everyone at once"),
+            ),
+        ),
+        DomainPlan(1, "calls"),
+    ),
+)  # fmt: skip
 
 
 class FixedSource:
@@ -82,7 +103,7 @@ class FixedSource:
         self._job(job)
         return [t for t in TENSORS if domain in ("", t.domain) and fnmatchcase(t.name, pattern or "*")]
 
-    async def set_codec(self, job: str, pattern: str, spec: str) -> SetCodecResult:
+    async def set_codec(self, job: str, pattern: str, spec: str) -> PlanChange:
         self.asked.append(("set_codec", job, pattern, spec))
         self._job(job)
         if spec == "later":
@@ -91,7 +112,23 @@ class FixedSource:
             codec = parse(spec)
         except CodecError as error:
             raise AdminError(ErrorKind.INVALID, str(error), "codec") from None
-        return SetCodecResult(3, 44, f"{pattern} uses {codec.spec}")
+        return PlanChange(3, 44, f"{pattern} uses {codec.spec}")
+
+    async def set_plan(self, job: str, rules: tuple[PlanRule, ...], replace: bool) -> PlanChange:
+        self.asked.append(("set_plan", job, rules, replace))
+        self._job(job)
+        for i, rule in enumerate(rules):
+            try:
+                parse(rule.codec)
+            except CodecError as error:
+                raise AdminError(
+                    ErrorKind.INVALID, f"rules[{i}]: rule {rule.pattern!r}: {error}", f"rules[{i}]"
+                ) from None
+        return PlanChange(4, 46, "takes effect at step 46 on every node")
+
+    def plan(self, job: str) -> PlanStatus:
+        self._job(job)
+        return PLAN
 
     async def drain(self, timeout: float, reason: str) -> DrainResult:
         self.asked.append(("drain", timeout, reason))

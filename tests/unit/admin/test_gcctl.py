@@ -11,12 +11,13 @@ import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 from gcserver.admin import gcctl, tables
 from gcserver.admin.service import AdminServer, serve
-from gcserver.admin.source import JobState, JobStatus, TensorStatus
+from gcserver.admin.source import JobState, JobStatus, PlanRule, TensorStatus
 from gcserver.config_keys import BY_NAME
 from tests.unit.admin.source import BIG, TENSORS, FixedSource
 
@@ -150,6 +151,49 @@ def test_set_codec(daemon: Daemon, capsys: pytest.CaptureFixture[str]) -> None:
     assert daemon.source.asked == [("set_codec", "gpt", "wte*", "topk(ratio=0.01)")]
 
 
+@pytest.mark.usefixtures("daemon")
+def test_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        out(capsys, "plan", "--job", "gpt")
+        == """\
+job   gpt (0123456789abcdef0123456789abcdef)
+plan  2, its rules: 1
+
+domain 0 (world): plan 1 since step 12, then plan 2 from step 44
+RULE  CODEC             SCHEME  FROM
+*     fp16              owner   default
+wte*  topk(ratio=0.01)  all     plan
+SECTION  TENSORS  FIRST       BLOCKS  SIZE   CODEC             SCHEME  RULE  REASON
+      0        7  wte.weight      12  3 MiB  topk(ratio=0.01)  all     wte*  -
+      1        1  ln.bias          1  160 B  none              all     -     no rule matches; small: to everyone at once
+
+domain 1 (calls): the defaults, then plan 2 from a step not settled yet
+"""
+    )
+    plain = json.loads(out(capsys, "plan", "--json"))
+    assert (plain["job"], plain["proposed_version"], plain["rules"][0]["scheme"]) == ("gpt", 2, "all")
+    world = plain["domains"][0]
+    assert (world["plan_version"], world["since_step"]) == (1, 12)
+    assert world["switches"] == [{"first_step": 44, "plan_version": 2}]
+    assert [g["rule"] and g["rule"]["origin"] for g in world["groups"]] == ["plan", None]
+    assert world["groups"][1]["reason"] == "no rule matches; small: to everyone at once"
+
+
+def test_set_plan(daemon: Daemon, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    said = out(capsys, "set-plan", "--job", "gpt", "--replace", "*=fp16", "wte*=topk(ratio=0.01)@all")
+    assert said == "plan 4 takes effect at step 46: takes effect at step 46 on every node\n"
+    fp16, topk = PlanRule("*", "fp16"), PlanRule("wte*", "topk(ratio=0.01)", "all")
+    assert daemon.source.asked.pop() == ("set_plan", "gpt", (fp16, topk), True)
+    file = tmp_path / "plan.json"
+    file.write_text('[{"pattern": "*", "codec": "fp16"}]')
+    assert json.loads(out(capsys, "set-plan", "--file", str(file), "wte*=topk(ratio=0.01)@all", "--json")) == {
+        "plan_version": 4, "effective_step": 46, "message": "takes effect at step 46 on every node",
+    }  # fmt: skip
+    assert daemon.source.asked.pop() == ("set_plan", "", (fp16, topk), False)
+    out(capsys, "set-plan", "--replace")
+    assert daemon.source.asked.pop() == ("set_plan", "", (), True)
+
+
 def test_drain(daemon: Daemon, capsys: pytest.CaptureFixture[str]) -> None:
     assert out(capsys, "drain", "--within", "2m", "--reason", "upgrade") == (
         "stops when the last job has left (1 running)\n"
@@ -182,6 +226,10 @@ def test_json_is_whole_and_exact(capsys: pytest.CaptureFixture[str]) -> None:
         (("set-codec", "zip"), "topk"),
         (("set-codec", "--job", "bert", "none"), "no job 'bert' here; jobs: gpt"),
         (("set-codec", "later"), "gcctl: peer b does not answer\n"),
+        (("set-plan", "*=fp16", "w*=topk(ratio=7)"), "rules[1]: rule 'w*': "),
+        (("set-plan",), "rules: expected at least one, or replace"),
+        (("set-plan", "--job", "bert", "*=fp16"), "no job 'bert' here; jobs: gpt"),
+        (("plan", "--job", "bert"), "no job 'bert' here; jobs: gpt"),
         (("tensors", "--job", "bert"), "no job 'bert' here; jobs: gpt"),
     ],
 )
@@ -213,6 +261,9 @@ def test_somebody_silent(capsys: pytest.CaptureFixture[str]) -> None:
         ("frobnicate",),
         ("status", "extra"),
         ("set-codec",),
+        ("set-plan", "fp16"),
+        ("set-plan", "*=fp16@"),
+        ("set-plan", "--file", "/does/not/exist.json"),
         ("--address", "7460", "status"),
         ("drain", "--within", "soon"),
     ],

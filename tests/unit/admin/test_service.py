@@ -21,10 +21,11 @@ from gcproto import admin_pb2 as pb
 from gcproto import admin_pb2_grpc as pb_grpc
 from gcserver.admin import convert
 from gcserver.admin.service import SERVICE, serve
-from gcserver.admin.source import JobState, JobStatus, NodeState, PeerState
+from gcserver.admin.source import JobState, JobStatus, NodeState, PeerState, PlanRule
 from tests.unit.admin.source import BIG, FixedSource
 
 T = TypeVar("T")
+ZIP = pb.PlanRule(pattern="*", codec="zip")
 
 
 def talk(work: Callable[[FixedSource, Any], Awaitable[T]], address: str = "127.0.0.1:0") -> T:
@@ -73,6 +74,25 @@ def test_every_answer_arrives_whole() -> None:
         changed = await stub.SetCodec(pb.SetCodecRequest(job="gpt", codec=" fp16 "))
         assert (changed.plan_version, changed.effective_step) == (3, 44)
         assert source.asked == [("set_codec", "gpt", "*", "fp16")]
+        rules = [pb.PlanRule(pattern="w*", codec=" fp16 ", scheme="all", origin="whose")]
+        changed = await stub.SetPlan(pb.SetPlanRequest(job="gpt", rules=rules, replace=True))
+        assert (changed.plan_version, changed.effective_step) == (4, 46)
+        assert source.asked[1:] == [("set_plan", "gpt", (PlanRule("w*", "fp16", "all"),), True)]
+        plan = await stub.GetPlan(pb.GetPlanRequest())
+        assert (plan.job, plan.proposed_version, [r.origin for r in plan.rules]) == ("gpt", 2, ["plan"])
+        world, calls = plan.domains
+        assert (world.plan_version, world.since_step, len(world.rules)) == (1, 12, 2)
+        assert [(s.first_step, s.plan_version) for s in world.switches] == [(44, 2)]
+        topk, dense = world.groups
+        assert (topk.blocks, topk.tensors, topk.bytes, topk.scheme, topk.rule.pattern) == (
+            12,
+            7,
+            3 << 20,
+            "all",
+            "wte*",
+        )
+        assert (dense.codec, dense.reason) == ("none", "no rule matches; small: to everyone at once")
+        assert not dense.HasField("rule") and not calls.groups
 
     talk(work)
 
@@ -94,6 +114,14 @@ def test_every_state_has_its_number() -> None:
         (pb.SetCodecRequest(codec="  "), code_pb2.INVALID_ARGUMENT, "got an empty one", "codec"),
         (pb.SetCodecRequest(job="bert", codec="none"), code_pb2.NOT_FOUND, "jobs: gpt", "job"),
         (pb.SetCodecRequest(codec="later"), code_pb2.UNAVAILABLE, "peer b does not answer", ""),
+        (pb.SetPlanRequest(), code_pb2.INVALID_ARGUMENT, "expected at least one", "rules"),
+        (
+            pb.SetPlanRequest(rules=[pb.PlanRule(pattern="*", codec="zip")]),
+            code_pb2.INVALID_ARGUMENT,
+            "zip",
+            "rules[0]",
+        ),
+        (pb.GetPlanRequest(job="bert"), code_pb2.NOT_FOUND, "jobs: gpt", "job"),
         (pb.ListTensorsRequest(job="bert"), code_pb2.NOT_FOUND, "no job 'bert' here", "job"),
         (pb.DrainRequest(timeout_seconds=-1), code_pb2.INVALID_ARGUMENT, "0 or more", "timeout_seconds"),
         (pb.DrainRequest(timeout_seconds=float("nan")), code_pb2.INVALID_ARGUMENT, "0 or more", "timeout_seconds"),

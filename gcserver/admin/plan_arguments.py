@@ -1,0 +1,56 @@
+"""Rules of a plan as an operator writes them: ``PATTERN=SPEC[@SCHEME]``, or a JSON list in a file.
+
+What may live here: from text to messages. What may not: what a rule means and whether it can be run (the daemon says).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from gcproto import admin_pb2 as pb
+
+RULE = "PATTERN=SPEC[@SCHEME]"
+_KEYS = ("pattern", "codec", "scheme")
+
+
+def rule(text: str) -> pb.PlanRule:
+    """One rule. Raises argparse.ArgumentTypeError.
+
+    The pattern ends at the first ``=`` (specs have their own), the scheme begins after the last ``@``.
+    """
+    pattern, equals, rest = (part.strip() for part in text.partition("="))
+    if not (pattern and equals and rest):
+        raise argparse.ArgumentTypeError(f"expected {RULE} such as 'layer.*=topk(ratio=0.01)@all', got {text!r}")
+    codec, at, scheme = (part.strip() for part in rest.rpartition("@"))
+    if not at:
+        return pb.PlanRule(pattern=pattern, codec=rest)
+    if not (codec and scheme):
+        raise argparse.ArgumentTypeError(f"expected a codec before and a scheme after '@', got {text!r}")
+    return pb.PlanRule(pattern=pattern, codec=codec, scheme=scheme)
+
+
+def rules_in_file(path: str) -> list[pb.PlanRule]:
+    """The rules in a JSON file: a list of ``{"pattern": ..., "codec": ..., "scheme": ...}``, the last key optional.
+
+    Raises argparse.ArgumentTypeError, whose text names the file and the rule.
+    """
+    try:
+        content = json.loads(Path(path).read_text())
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"{path}: {error.strerror}") from None
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{path}: expected JSON, got {error}") from None
+    if not isinstance(content, list):
+        raise argparse.ArgumentTypeError(f"{path}: expected a list of rules, got {type(content).__name__}")
+    return [_from_json(f"{path}: rule {i}", item) for i, item in enumerate(content)]
+
+
+def _from_json(where: str, item: Any) -> pb.PlanRule:
+    whole = isinstance(item, dict) and {"pattern", "codec"} <= set(item) <= set(_KEYS)
+    if not whole or not all(isinstance(value, str) for value in item.values()):
+        wanted = "strings pattern and codec, and perhaps scheme"
+        raise argparse.ArgumentTypeError(f"{where}: expected an object of {wanted}; got {json.dumps(item)}")
+    return pb.PlanRule(**item)
