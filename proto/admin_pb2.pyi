@@ -354,7 +354,7 @@ class GetPlanResponse(_message.Message):
     def __init__(self, job: _Optional[str] = ..., job_id: _Optional[str] = ..., proposed_version: _Optional[int] = ..., rules: _Optional[_Iterable[_Union[PlanRule, _Mapping]]] = ..., domains: _Optional[_Iterable[_Union[DomainPlan, _Mapping]]] = ...) -> None: ...
 
 class DomainPlan(_message.Message):
-    __slots__ = ("id", "label", "plan_version", "since_step", "switches", "rules", "groups")
+    __slots__ = ("id", "label", "plan_version", "since_step", "switches", "rules", "groups", "note")
     ID_FIELD_NUMBER: _ClassVar[int]
     LABEL_FIELD_NUMBER: _ClassVar[int]
     PLAN_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -362,6 +362,7 @@ class DomainPlan(_message.Message):
     SWITCHES_FIELD_NUMBER: _ClassVar[int]
     RULES_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
+    NOTE_FIELD_NUMBER: _ClassVar[int]
     id: int
     label: str
     plan_version: int
@@ -369,7 +370,8 @@ class DomainPlan(_message.Message):
     switches: _containers.RepeatedCompositeFieldContainer[PlanSwitch]
     rules: _containers.RepeatedCompositeFieldContainer[PlanRule]
     groups: _containers.RepeatedCompositeFieldContainer[PlanGroup]
-    def __init__(self, id: _Optional[int] = ..., label: _Optional[str] = ..., plan_version: _Optional[int] = ..., since_step: _Optional[int] = ..., switches: _Optional[_Iterable[_Union[PlanSwitch, _Mapping]]] = ..., rules: _Optional[_Iterable[_Union[PlanRule, _Mapping]]] = ..., groups: _Optional[_Iterable[_Union[PlanGroup, _Mapping]]] = ...) -> None: ...
+    note: str
+    def __init__(self, id: _Optional[int] = ..., label: _Optional[str] = ..., plan_version: _Optional[int] = ..., since_step: _Optional[int] = ..., switches: _Optional[_Iterable[_Union[PlanSwitch, _Mapping]]] = ..., rules: _Optional[_Iterable[_Union[PlanRule, _Mapping]]] = ..., groups: _Optional[_Iterable[_Union[PlanGroup, _Mapping]]] = ..., note: _Optional[str] = ...) -> None: ...
 
 class PlanSwitch(_message.Message):
     __slots__ = ("first_step", "plan_version")

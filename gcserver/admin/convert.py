@@ -143,6 +143,7 @@ def _domain_plan(d: source.DomainPlan) -> pb.DomainPlan:
             )
             for g in d.groups
         ],
+        note=d.note,
     )
 
 

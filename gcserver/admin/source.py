@@ -196,7 +196,8 @@ class PlanGroup:
 
 @dataclass(frozen=True, slots=True)
 class DomainPlan:
-    """A plan as one process group runs it. ``switches`` are (first step, plan version) still to come."""
+    """A plan as one process group runs it. ``switches`` are (first step, plan version) still to come; ``note``: why a
+    plan's rules do not apply here, if so."""
 
     id: int
     label: str
@@ -205,6 +206,7 @@ class DomainPlan:
     switches: tuple[tuple[int, int], ...] = ()
     rules: tuple[PlanRule, ...] = ()
     groups: tuple[PlanGroup, ...] = ()
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)

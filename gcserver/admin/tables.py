@@ -141,6 +141,8 @@ def _domain_plan(d: dict[str, Any], proposed: int) -> str:
     if proposed > max([d["plan_version"], *(s["plan_version"] for s in d["switches"])]):
         coming.append(f"plan {proposed} from a step not settled yet")
     lines = [f"domain {d['id']} ({_clean(d['label'])}): {', then '.join([force, *coming])}"]
+    if d["note"]:
+        lines.append(_clean(d["note"]))
     if d["rules"]:
         rules = [(r["pattern"], r["codec"], r["scheme"], r["origin"]) for r in d["rules"]]
         lines.append(table(("RULE", "CODEC", "SCHEME", "FROM"), rules))

@@ -16,6 +16,9 @@ from gcproto.messages import DeclareDomain
 from gcserver.core.effects import ReportStep, ReportWaiting
 from gcserver.core.events import DomainConfig
 
+#: the codec that changes nothing
+LOSSLESS = "none"
+
 
 @dataclass(slots=True)
 class ControlDomain:
@@ -38,6 +41,11 @@ class ControlDomain:
     closing: dict[int, dict[int, int]] = field(default_factory=dict)
     closed: dict[int, int] = field(default_factory=dict)
     waiting: dict[int, ReportWaiting] = field(default_factory=dict)
+
+    @property
+    def lossless(self) -> bool:
+        """Declared lossless (broadcasts, plain collectives): stays so whatever a plan says."""
+        return self.declared_as.codec == LOSSLESS
 
     def own(self, index: int) -> Section | None:
         """Section ``index`` as it was declared here, agreed or not."""

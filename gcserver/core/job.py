@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from gcproto import messages, wire
 from gcproto.messages import DeclareDomain, EpochDecided, Fault, JobLeft, PlanRequest, PlanText, Rule
-from gcserver.core.control_domain import ControlDomain
+from gcserver.core.control_domain import LOSSLESS, ControlDomain
 from gcserver.core.control_events import (
     Connection,
     ControlEffect,
@@ -34,7 +34,6 @@ from gcserver.core.plan_requests import PlanRequests
 #: Settling step t fixes the plan of step t + lag. Calls are a step each, and many may be in flight.
 SCOPED_LAG = 2
 CALL_LAG = 256
-LOSSLESS = "none"
 #: What to do about a fault that says nothing better.
 ADVICE = {
     "TensorMismatch": "let every rank declare and push the same tensors in the same order",
@@ -202,8 +201,7 @@ class Job:
         rules = [compiled(r, self.resolve, "default") for r in self.record.rules]
         if domain.declared_as.codec:
             rules.append(compiled(Rule("*", domain.declared_as.codec), self.resolve, "domain"))
-        # A domain declared lossless (broadcasts, plain collectives) stays lossless whatever the plan says.
-        if domain.declared_as.codec != LOSSLESS:
+        if not domain.lossless:
             rules.extend(compiled(r, self.resolve, "plan") for r in text)
         return Plan(version, tuple(rules), self.resolve(LOSSLESS))
 

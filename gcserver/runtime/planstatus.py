@@ -14,6 +14,8 @@ from gcserver.core.job import Job
 from gcserver.core.plan import OWNER, Choice
 from gcserver.runtime.tensors import Chosen, chosen, holders, in_force
 
+LOSSLESS_NOTE = "declared lossless: a plan's rules do not apply"
+
 
 def plan_status(job: Job, lanes: int) -> PlanStatus:
     """See ``GetPlan`` in admin.proto. AdminError where a codec of the job is gone."""
@@ -36,6 +38,7 @@ def _domain(job: Job, domain: ControlDomain, lanes: int) -> DomainPlan:
         tuple((first, version) for first, version in domain.switches if first > domain.settled + 1),
         tuple(_rule(r) for r in plan.rules),
         tuple(groups),
+        LOSSLESS_NOTE if domain.lossless else "",
     )
 
 

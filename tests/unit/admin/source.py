@@ -65,7 +65,7 @@ PLAN = PlanStatus(
                 PlanGroup(1, 1, 1, "ln.bias", 160, "none", "all", None, "no rule matches; small: to everyone at once"),
             ),
         ),
-        DomainPlan(1, "calls"),
+        DomainPlan(1, "calls", note="declared lossless: a plan's rules do not apply"),
     ),
 )  # fmt: skip
 

@@ -168,6 +168,7 @@ SECTION  TENSORS  FIRST       BLOCKS  SIZE   CODEC             SCHEME  RULE  REA
       1        1  ln.bias          1  160 B  none              all     -     no rule matches; small: to everyone at once
 
 domain 1 (calls): the defaults, then plan 2 from a step not settled yet
+declared lossless: a plan's rules do not apply
 """
     )
     plain = json.loads(out(capsys, "plan", "--json"))

@@ -88,3 +88,4 @@ def test_each_domain_has_its_own_rules() -> None:
     assert [(r.codec, r.origin) for r in broadcasts.rules] == [("topk", "default"), ("none", "domain")]
     assert [(r.codec, r.origin) for r in calls.rules] == [("topk", "default"), ("topk", "domain"), ("topk", "plan")]
     assert {g.codec for g in broadcasts.groups} == {"none"} and calls.groups == ()
+    assert (broadcasts.note, calls.note) == ("declared lossless: a plan's rules do not apply", "")
