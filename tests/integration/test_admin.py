@@ -1,6 +1,6 @@
-"""Two real daemons and a running job, looked at and steered: gcctl, metrics, health, set-codec, drain.
+"""Two real daemons and a running job, looked at and steered: gcctl, metrics, health, set-codec, set-plan, drain.
 
-All tests share the daemons; the last one drains the first of them.
+All tests share the daemons but the last one; the last but one drains the first of them.
 """
 
 from __future__ import annotations
@@ -271,3 +271,30 @@ def test_drain_lets_jobs_end(cluster: Cluster, tmp_path: Path) -> None:
     assert ask(b, "status")["state"] == "serving"
     gone = gcctl(a, "status")
     assert gone.returncode == 1 and f"no daemon answers at {a.options['node.admin']}" in gone.stderr
+
+
+@pytest.mark.slow
+def test_a_saved_job_whose_codec_is_gone(tmp_path: Path) -> None:
+    """As after an upgrade: the job ends everywhere and says why; the daemon goes on."""
+    made = Cluster(tmp_path, nodes=2)
+    made.daemons[1].options["node.admin"] = f"unix:{tmp_path}/admin.sock"
+    with made as cluster:
+        _, b = cluster.daemons
+        job = start(cluster, tmp_path / "stop")
+        ask(b, "set-plan", "other.*=onebit")
+        b.kill()
+        (saved,) = b.state.glob("jobs/*/job.msgpack")
+        content = saved.read_bytes()
+        assert content.count(b"onebit") == 1
+        saved.write_bytes(content.replace(b"onebit", b"twobit"))
+        b.start()
+        b.wait_ready()
+        for outcome in job.wait(60):
+            assert outcome.error == "CodecError"
+            assert f"{b.name} came back and cannot run this job any more: rule 'other.*'" in outcome.message
+            assert "twobit" in outcome.message
+        until("the job to be forgotten", lambda: ask(b, "jobs") == {"jobs": []})
+        (tmp_path / "stop").touch()
+        for outcome in cluster.run(WORKER, [0, 1], job="next", stop=str(tmp_path / "stop"), timeout=60):
+            assert outcome.ok()["inexact"] == []
+        assert "Traceback" not in b.text()
