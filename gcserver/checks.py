@@ -129,26 +129,17 @@ def advertised(config: Config, timeout: float) -> Check:
 
 # ---------------------------------------------------------------------------------------------------- peers
 def peer_names(config: Config) -> list[Check]:
-    """What is wrong with the names in ``cluster.peers``."""
+    """Peers that have this node's name or address, but not both."""
     wrong: list[Check] = []
-    seen: dict[str, Peer] = {}
-    places: dict[Address, Peer] = {}
     for peer in config.cluster.peers:
         own = peer.name == config.node.name
-        if own and peer.address not in (config.node.advertise, config.node.listen):
+        here = peer.address in (config.node.advertise, config.node.listen)
+        if own and not here:
             text = f"{peer} has this node's name, but this node is at {config.node.advertise}"
             wrong.append(Check("peers", "fail", text, "give one of the two another node.name, or correct the address"))
-        if peer.name in seen:
-            text = f"{peer.name!r} is there twice, as {seen[peer.name].address} and as {peer.address}"
-            wrong.append(Check("peers", "fail", text, "every node has one name and one address in cluster.peers"))
-        elif peer.address in places and places[peer.address].name != peer.name:
-            text = f"{peer.address} is there twice, as {places[peer.address].name!r} and as {peer.name!r}"
-            wrong.append(Check("peers", "fail", text, "every node has one name and one address in cluster.peers"))
-        elif not own and peer.address in (config.node.advertise, config.node.listen):
+        elif here and not own:
             text = f"{peer} has this node's address, but this node is {config.node.name!r}"
             wrong.append(Check("peers", "fail", text, "correct node.name or cluster.peers"))
-        seen.setdefault(peer.name, peer)
-        places.setdefault(peer.address, peer)
     return wrong
 
 

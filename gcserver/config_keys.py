@@ -23,6 +23,7 @@ MIN_PARTITION: Final = 256 << 10
 MAX_PARTITION: Final = 64 << 20
 MAX_LANES: Final = 64
 _NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,126}[A-Za-z0-9])?")
+_ONCE: Final = "every node has one name and one address"
 _LEVELS: Final = ("debug", "info", "warning", "error")
 
 
@@ -121,6 +122,12 @@ def _peers(raw: object) -> tuple[Peer, ...]:
             peers.append(Peer(_name(name), values.read_tcp(address)))
         except ValueError as error:
             raise ValueError(f"{item.strip()!r}: {error}") from None
+    for i, peer in enumerate(peers):
+        for other in peers[:i]:
+            if other.name == peer.name:
+                raise ValueError(f"{peer.name!r} is there twice, as {other.address} and as {peer.address}; {_ONCE}")
+            if other.address == peer.address:
+                raise ValueError(f"{peer.address} is there twice, as {other.name!r} and as {peer.name!r}; {_ONCE}")
     return tuple(peers)
 
 

@@ -232,7 +232,7 @@ def test_started_wrong(cluster: Cluster, tmp_path: Path) -> None:
         ({"node.socket": str(a.socket)}, 1, f"daemon '{a.name}' at {a.address} already serves"),
         ({"node.admin": a.options["node.admin"]}, 1, "is served by another process"),
         ({"node.state": str(a.state)}, 1, "another daemon"),
-        ({"cluster.peers": "b=tcp://10.0.0.1:1,b=tcp://10.0.0.2:1"}, 1, "'b' is there twice"),
+        ({"cluster.peers": "b=tcp://10.0.0.1:1,b=tcp://10.0.0.2:1"}, 2, "'b' is there twice"),
         ({"node.listen": "tcp://0.0.0.0:7470"}, 2, "insecure"),
         ({"node.cores": "60000"}, 1, "60000"),
     ]:

@@ -49,8 +49,8 @@ def test_started_wrong(tmp_path: Path) -> None:
         assert f"{endpoint} for metrics is in use" in fatal(
             doctor.preflight(configured(tmp_path, node__metrics=endpoint))
         )
-    twice = configured(tmp_path, cluster__peers="b=tcp://10.0.0.1:1,b=tcp://10.0.0.2:1")
-    assert "'b' is there twice" in fatal(doctor.preflight(twice))
+    taken_name = configured(tmp_path, node__name="b", cluster__peers="b=tcp://10.0.0.1:1")
+    assert "has this node's name" in fatal(doctor.preflight(taken_name))
     assert "60000" in fatal(doctor.preflight(configured(tmp_path, node__cores="60000")))
 
 
