@@ -15,6 +15,7 @@ import difflib
 import os
 import re
 import socket
+import stat
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -33,6 +34,8 @@ __all__ = [
 
 #: What the names of our variables begin with, apart from those of keys without a table.
 _PREFIXES: Final = tuple(sorted({f"GC_{key.name.partition('.')[0].upper()}_" for key in KEYS if "." in key.name}))
+#: A file is bounded before it is read: a slip may name anything.
+_MAX_FILE_BYTES: Final = 1 << 20
 
 
 class ConfigError(Exception):
@@ -157,7 +160,14 @@ def _from_environ(environ: Mapping[str, str]) -> Iterable[tuple[str, tuple[objec
 
 def _from_file(file: Path) -> Iterable[tuple[str, tuple[object, str]]]:
     try:
-        text = file.read_text()
+        # Looked at first: opening a pipe without a writer waits.
+        if not stat.S_ISREG(file.stat().st_mode):
+            raise ConfigError("is no regular file; give a TOML file", str(file))
+        with file.open("rb") as opened:
+            raw = opened.read(_MAX_FILE_BYTES + 1)
+        if len(raw) > _MAX_FILE_BYTES:
+            raise ConfigError(f"a configuration has at most {values.show_size(_MAX_FILE_BYTES)}", str(file))
+        text = raw.decode()
         tree = tomllib.loads(text)
     except OSError as error:
         raise ConfigError(f"cannot be read: {error.strerror}", str(file)) from None

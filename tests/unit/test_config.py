@@ -162,6 +162,18 @@ def test_a_refusal_points_into_the_file(tmp_path: Path, text: str, parts: list[s
         assert part in said
 
 
+def test_only_a_file_of_bounded_length_is_read(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)  # nobody writes to it: opening it would wait
+    for other in (pipe, Path("/dev/zero"), tmp_path):
+        assert f"{other}: is no regular file" in refusal(file=other)
+    longest = "#" * ((1 << 20) - 1) + "\n"
+    assert config.load(write(tmp_path, longest)) == config.load()
+    assert "at most 1MiB" in refusal(file=write(tmp_path, longest + "\n"))
+    (tmp_path / "gradcomm.toml").write_bytes(b"\xff")
+    assert "is not UTF-8 text" in refusal(file=tmp_path / "gradcomm.toml")
+
+
 def test_variables_of_others_are_left_alone() -> None:
     others = {"GC_JOB": "j", "GC_AUTOSTART": "1", "GC_NODE_SERVICE_HOST": "10.0.0.9", "GC_NODE_PORT_7470_TCP": "x"}
     assert config.load(environ=others) == config.load()
