@@ -18,6 +18,7 @@ from gcproto.channel import Channel, ChannelClosed
 from gcproto.messages import Attach, Done, Mapped, MapSection, MessageError, Push
 from gcserver.core import events as ev
 from gcserver.core.effects import Notify
+from gcserver.runtime import refusals
 from gcserver.runtime.lanelink import LaneTrouble
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ class LaneWorkers:
             self._drop(worker.channel.fileno())
         except MessageError as error:
             self._p.trouble_once(f"a worker sent something that is not a message: {error}")
+            refusals.tell(worker.channel, refusals.unreadable(error, joined=True))
             self._drop(worker.channel.fileno())
 
     def _drop(self, descriptor: int) -> None:

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 
 from gcproto import messages
 from gcproto.channel import Channel, ChannelClosed
-from gcproto.messages import MessageError, Registered
+from gcproto.messages import Fault, MessageError, Registered
 from gcserver.core import control_events as cx
+from gcserver.runtime import refusals
 from gcserver.runtime.setup import listen_unix
 
 if TYPE_CHECKING:
@@ -80,22 +81,26 @@ class Registrations:
         channel = self.channels[descriptor]
         try:
             received = channel.receive()
-        except (ChannelClosed, MessageError) as error:
-            if isinstance(error, MessageError):
-                log.warning("a worker sent something that is not a message: %s", error)
+        except ChannelClosed:
             self._drop(descriptor)
+            return
+        except MessageError as error:
+            self._s.warn_once(f"a worker sent something that is not a message: {error}")
+            self._drop(descriptor, refusals.unreadable(error, descriptor in self._s.machine.connections))
             return
         for message, descriptors in received:
             for extra in descriptors:
                 os.close(extra)
             self._s.feed(cx.WorkerSaid(descriptor, message))
 
-    def _drop(self, descriptor: int) -> None:
+    def _drop(self, descriptor: int, why: Fault | None = None) -> None:
         channel = self.channels.pop(descriptor, None)
         if channel is not None:
             self._s.loop.remove_reader(descriptor)
             self._s.loop.remove_writer(descriptor)
             self._s.feed(cx.WorkerGone(descriptor))
+            if why is not None:
+                refusals.tell(channel, why)
             channel.close()
 
     def tell(self, e: cx.Tell) -> None:

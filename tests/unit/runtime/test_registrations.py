@@ -1,0 +1,91 @@
+"""Workers' connections to the supervisor: what becomes of those that say what nobody can read."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gcproto import messages
+from gcproto.channel import Channel, connect
+from gcproto.messages import Fault, Register, WhoAreYou
+from gcserver.core import control_events as cx
+from gcserver.runtime.registrations import Registrations
+
+_decode = messages.Decoder[messages.ToWorker](messages.ToWorker)
+
+
+class Supervisor:
+    """As much of one as registrations use: readers are called when the test says so."""
+
+    def __init__(self, path: Path) -> None:
+        self.config = SimpleNamespace(node=SimpleNamespace(socket=path))
+        self.machine = SimpleNamespace(connections={})
+        self.loop = SimpleNamespace(
+            add_reader=lambda fd, call, *args: self.readers.__setitem__(fd, (call, args)),
+            remove_reader=lambda fd: self.readers.pop(fd, None),
+            remove_writer=lambda fd: None,
+        )
+        self.readers: dict[int, Any] = {}
+        self.fed: list[Any] = []
+        self.warnings: list[str] = []
+
+    def feed(self, event: Any) -> None:
+        self.fed.append(event)
+
+    def warn_once(self, text: str) -> None:
+        self.warnings.append(text)
+
+    def turn(self) -> None:
+        for call, args in list(self.readers.values()):
+            call(*args)
+
+
+@pytest.fixture
+def supervisor(tmp_path: Path) -> Iterator[Supervisor]:
+    fake = Supervisor(tmp_path / "daemon.sock")
+    registrations = Registrations(fake)  # type: ignore[arg-type]
+    registrations.start()
+    yield fake
+    registrations.close()
+
+
+def _connected(supervisor: Supervisor) -> tuple[Channel[messages.ToWorker], socket.socket]:
+    """(a worker's channel, its bare socket)"""
+    channel = connect(str(supervisor.config.node.socket), _decode)
+    supervisor.turn()
+    return channel, channel._sock
+
+
+@pytest.mark.parametrize(("joined", "kind"), [(False, "JoinRefused"), (True, "NotRegistered")])
+def test_what_cannot_be_read_is_answered_before_the_connection_is_closed(
+    supervisor: Supervisor, joined: bool, kind: str
+) -> None:
+    worker, _ = _connected(supervisor)
+    ours = max(supervisor.readers)
+    if joined:
+        supervisor.machine.connections[ours] = (b"j" * 16, 0)
+    worker.send(WhoAreYou())
+    supervisor.turn()
+    worker.send(Register("job", 0.5, 1, 0, 1, 7))  # type: ignore[arg-type]
+    supervisor.turn()
+    ((fault, _),) = worker.receive()
+    assert isinstance(fault, Fault) and fault.kind == kind and "$.rank" in fault.message and "version" in fault.advice
+    assert supervisor.warnings and "Expected `int`" in supervisor.warnings[0]
+    assert supervisor.fed == [cx.WorkerSaid(ours, WhoAreYou()), cx.WorkerGone(ours)]
+    assert ours not in supervisor.readers
+    worker.close()
+
+
+def test_the_same_complaint_is_the_same_text(supervisor: Supervisor) -> None:
+    """So that it is logged once, however often such workers come back."""
+    for _ in range(3):
+        worker, sock = _connected(supervisor)
+        sock.sendall(b"\x03\0\0\0abc")
+        supervisor.turn()
+        worker.close()
+    assert len(supervisor.warnings) == 3 and len(set(supervisor.warnings)) == 1
