@@ -14,13 +14,11 @@ from typing import Any
 
 import torch
 
-from gcclient import broadcast, rendezvous
+from gcclient import arguments, broadcast, rendezvous
 from gcclient.calls import Call, Calls
 from gcclient.errors import NotInitialized
 from gcclient.ranks import World, find_label, find_world
 from gcclient.session import Session
-from gcproto.durations import read_duration
-from gcproto.messages import LAST_SEED
 from gcproto.paths import default_socket
 
 _session: Session | None = None
@@ -52,8 +50,8 @@ def init(
     codecs that draw random numbers draw from: with the same one a run can be repeated bit by bit (default: drawn
     afresh for every job).
 
-    Raises ValueError (ranks that do not fit, no duration, no seed), :class:`~gcclient.NoDaemon`,
-    :class:`~gcclient.JoinRefused`, :class:`~gcclient.Draining`.
+    Raises TypeError and ValueError that name the argument (ranks that do not fit, no duration, no seed),
+    :class:`~gcclient.NoDaemon`, :class:`~gcclient.JoinRefused`, :class:`~gcclient.Draining`.
     A second call before ``shutdown()`` does nothing while the job is healthy; after a failure it leaves the failed job
     and joins anew.
     """
@@ -63,10 +61,14 @@ def init(
             return
         shutdown()
     environ = os.environ
+    rank, world_size = arguments.read_optional(rank, "rank"), arguments.read_optional(world_size, "world_size")
+    local_rank = arguments.read_optional(local_rank, "local_rank")
+    local_size = arguments.read_optional(local_size, "local_size")
     world = find_world(rank, world_size, local_rank, local_size, environ, _distributed())
-    label = job or find_label(environ)
-    limit = _limit(deadline, environ)
-    drawn_from = _seed(seed, environ)
+    label = arguments.read_text(job, "job", environ, "GC_JOB") or find_label(environ)
+    limit = arguments.read_limit(deadline, environ)
+    policy = arguments.read_text(on_loss, "on_loss", environ, "GC_JOB_ON_LOSS")
+    drawn_from = arguments.read_seed(seed, environ)
     session = Session(label, socket or environ.get("GC_NODE_SOCKET") or default_socket())
     try:
         session.connect()
@@ -79,7 +81,6 @@ def init(
             peers = rendezvous.peers(places, world.rank)
             if local_rank is None and local_size is None:
                 world = World(world.rank, world.size, *rendezvous.local_part(places, world.rank), world.source)
-        policy = on_loss or environ.get("GC_JOB_ON_LOSS", "")
         session.register(world, peers, limit, policy, limit or JOIN_FOR, drawn_from)
     except BaseException:
         session.close(orderly=False)
@@ -87,35 +88,6 @@ def init(
     _session, _calls = session, Calls(session)
     atexit.unregister(_at_exit)
     atexit.register(_at_exit)
-
-
-def _limit(deadline: float | str | None, environ: Mapping[str, str]) -> float:
-    """Seconds; 0 leaves it to the daemon. Raises ValueError that names where the value came from."""
-    source, raw = "deadline", deadline
-    if raw is None:
-        source, raw = "GC_JOB_DEADLINE", environ.get("GC_JOB_DEADLINE")
-    if raw is None or raw == "":
-        return 0.0
-    try:
-        return read_duration(raw if isinstance(raw, str) else float(raw))
-    except ValueError as error:
-        raise ValueError(f"{source}={raw}: {error}") from None
-
-
-def _seed(seed: int | None, environ: Mapping[str, str]) -> int | None:
-    """Raises ValueError that names where the value came from."""
-    source, raw = "seed", seed
-    if raw is None:
-        if not environ.get("GC_SEED"):
-            return None
-        source = "GC_SEED"
-        try:
-            raw = int(environ["GC_SEED"], 0)
-        except ValueError:
-            raise ValueError(f"GC_SEED={environ['GC_SEED']}: expected a whole number") from None
-    if not 0 <= raw <= LAST_SEED:
-        raise ValueError(f"{source}={raw}: expected 0..{LAST_SEED}")
-    return raw
 
 
 def _distributed() -> tuple[int, int] | None:

@@ -69,7 +69,8 @@ class FakeDomain:
 class FakeDaemon:
     """Listens in ``folder``. ``heard[i]``: what arrived at lane i, ``heard[-1]``: at the supervisor.
 
-    ``silent``: results are written but not announced. ``answer`` may be replaced to refuse things.
+    ``silent``: results are written but not announced. ``curt``: whoever says something is hung up on. ``answer`` may
+    be replaced to refuse things. ``accepted[i]``: connections made to socket i.
     """
 
     def __init__(self, folder: Path, lanes: int = 2) -> None:
@@ -80,6 +81,8 @@ class FakeDaemon:
         self.domains: dict[int, FakeDomain] = {}
         self.silent = False
         self.deaf = False
+        self.curt = False
+        self.accepted = [0] * (lanes + 1)
         self.deadline = 5.0
         self.answer: Callable[[Any], Message | None] = lambda message: None
         self._listeners: list[socket.socket | None] = [None] * (lanes + 1)
@@ -114,12 +117,20 @@ class FakeDaemon:
                 self._poll.unregister(listener.fileno())
                 listener.close()
                 self._listeners[index] = None
-            for fd, (where, channel) in list(self._channels.items()):
-                if where == index:
-                    self._poll.unregister(fd)
-                    channel.close()
-                    del self._channels[fd]
+            self._hang_up(index)
             self.heard[index] = []
+
+    def hang_up(self, index: int) -> None:
+        """Close every connection to socket ``index`` and go on listening."""
+        with self._lock:
+            self._hang_up(index % (self.lanes + 1))
+
+    def _hang_up(self, index: int) -> None:
+        for fd, (where, channel) in list(self._channels.items()):
+            if where == index:
+                self._poll.unregister(fd)
+                channel.close()
+                del self._channels[fd]
 
     def say(self, index: int, message: Message) -> None:
         """Tell whoever is connected to socket ``index``."""
@@ -168,6 +179,7 @@ class FakeDaemon:
         for index, listener in enumerate(self._listeners):
             if listener is not None and listener.fileno() == fd:
                 sock, _ = listener.accept()
+                self.accepted[index] += 1
                 decode: Any = _from_worker if index == self.lanes else _from_lane_worker
                 self._channels[sock.fileno()] = (index, Channel(sock, decode))
                 self._poll.register(sock.fileno(), select.EPOLLIN)
@@ -178,6 +190,9 @@ class FakeDaemon:
         try:
             for message, _ in channel.receive():
                 self.heard[index].append(message)
+                if self.curt:
+                    self._hang_up(index)
+                    return
                 if not self.deaf:
                     self._answer(index, channel, message)
         except ChannelClosed:

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -49,69 +48,6 @@ def test_leaving_waits_until_the_goodbye_was_read(joined: FakeDaemon, monkeypatc
         gcclient.shutdown()
         assert 0.3 <= time.monotonic() - began < 5
     joined.wait(lambda: messages.Unregister() in joined.heard[-1])
-
-
-@pytest.mark.parametrize(
-    ("given", "variable", "seconds"),
-    [(None, "1800s", 1800.0), (None, "5m", 300.0), (None, "30", 30.0), (None, "", 0.0), (None, None, 0.0),
-     (7, "5m", 7.0), ("2m", "5m", 120.0)],
-)  # fmt: skip
-def test_a_deadline_is_written_as_in_the_daemons_configuration(
-    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, given: float | str | None, variable: str | None, seconds: float
-) -> None:
-    monkeypatch.delenv("GC_JOB_DEADLINE", raising=False)
-    if variable is not None:
-        monkeypatch.setenv("GC_JOB_DEADLINE", variable)
-    gcclient.init(0, 1, socket=daemon.socket, deadline=given)
-    gcclient.shutdown()
-    (register,) = (m for m in daemon.heard[-1] if isinstance(m, Register))
-    assert register.deadline == seconds
-
-
-def test_a_deadline_that_is_none_is_refused_by_name(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GC_JOB_DEADLINE", "soon")
-    with pytest.raises(ValueError, match=r'GC_JOB_DEADLINE=soon: expected a duration such as .*"30s"'):
-        gcclient.init(0, 1, socket=daemon.socket)
-    with pytest.raises(ValueError, match="deadline=-1: expected"):
-        gcclient.init(0, 1, socket=daemon.socket, deadline=-1)
-    assert not gcclient.is_initialized()
-
-
-@pytest.mark.parametrize(
-    ("given", "variable", "seed"),
-    [(None, "0x10", 16), (3, "16", 3), (0, None, 0), (None, "", None), (None, None, None)],
-)
-def test_a_seed_comes_from_the_argument_or_the_environment(
-    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, given: int | None, variable: str | None, seed: int | None
-) -> None:
-    monkeypatch.delenv("GC_SEED", raising=False)
-    if variable is not None:
-        monkeypatch.setenv("GC_SEED", variable)
-    gcclient.init(0, 1, socket=daemon.socket, seed=given)
-    gcclient.shutdown()
-    (register,) = (m for m in daemon.heard[-1] if isinstance(m, Register))
-    assert register.seed == seed
-
-
-def test_a_seed_that_is_none_is_refused_by_name(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GC_SEED", "lucky")
-    with pytest.raises(ValueError, match="GC_SEED=lucky: expected a whole number"):
-        gcclient.init(0, 1, socket=daemon.socket)
-    for wrong in (-1, 1 << 63):
-        with pytest.raises(ValueError, match=f"seed={wrong}: expected 0"):
-            gcclient.init(0, 1, socket=daemon.socket, seed=wrong)
-    assert not gcclient.is_initialized()
-
-
-def test_no_daemon_is_said_with_its_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(session_module, "CONNECT_FOR", 0.2)
-    missing = str(tmp_path / "none.sock")
-    began = time.monotonic()
-    with pytest.raises(gcclient.NoDaemon, match=r"none\.sock") as caught:
-        gcclient.init(0, 1, socket=missing)
-    assert "gcserver run" in caught.value.advice
-    assert time.monotonic() - began < 7
-    assert not gcclient.is_initialized()
 
 
 def test_a_refusal_ends_init(daemon: FakeDaemon) -> None:

@@ -1,0 +1,81 @@
+"""What users hand in, as the types that messages carry.
+
+What may live here: readers of single arguments and of the variables that stand in for them. What may not: which
+arguments there are, sockets, tensors' contents.
+
+A message is typed: what the daemon cannot decode ends the connection. So whatever goes into one is read here before
+anything is sent, and a wrong value is refused with the name of the argument it came from.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from typing import Any
+
+from gcproto.durations import DURATION_FORM, read_duration
+from gcproto.messages import LAST_SEED
+
+
+def read_whole(value: Any, source: str) -> int:
+    """An int from anything that is one, such as numpy's, but no bool. Raises TypeError that names ``source``."""
+    try:
+        if not isinstance(value, bool):
+            return operator.index(value)
+    except TypeError:
+        pass
+    raise TypeError(f"{source}={value!r}: expected a whole number, got a {type(value).__name__}")
+
+
+def read_optional(value: Any, source: str) -> int | None:
+    """:func:`read_whole` of an argument that may be left out."""
+    return None if value is None else read_whole(value, source)
+
+
+def _text(value: object, source: str) -> str:
+    """Text that UTF-8 can encode. Raises TypeError and ValueError that name ``source``."""
+    if not isinstance(value, str):
+        raise TypeError(f"{source}={value!r}: expected text, got a {type(value).__name__}")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{source}={value!r}: expected text that UTF-8 can encode") from None
+    return str.__str__(value)  # messages carry no subclass, such as numpy's
+
+
+def read_text(value: object, source: str, environ: Mapping[str, str], variable: str) -> str:
+    """An argument, or the variable that stands in for it; empty without either. Raises TypeError and ValueError that
+    name where the value came from."""
+    given = "" if value is None else _text(value, source)
+    return given or _text(environ.get(variable, ""), variable)
+
+
+def read_limit(deadline: Any, environ: Mapping[str, str]) -> float:
+    """Seconds; 0 leaves it to the daemon. Raises ValueError that names where the value came from."""
+    source, raw = "deadline", deadline
+    if raw is None:
+        source, raw = "GC_JOB_DEADLINE", environ.get("GC_JOB_DEADLINE")
+    if raw is None or raw == "":
+        return 0.0
+    try:
+        return read_duration(raw if isinstance(raw, str | bool) else float(raw))
+    except (ValueError, TypeError, OverflowError):
+        raise ValueError(f"{source}={raw}: expected {DURATION_FORM}") from None
+
+
+def read_seed(seed: object, environ: Mapping[str, str]) -> int | None:
+    """None: to be drawn. Raises TypeError and ValueError that name where the value came from."""
+    source = "seed"
+    if seed is not None:
+        number = read_whole(seed, source)
+    elif environ.get("GC_SEED"):
+        source = "GC_SEED"
+        try:
+            number = int(environ[source], 0)
+        except ValueError:
+            raise ValueError(f"GC_SEED={environ[source]}: expected a whole number") from None
+    else:
+        return None
+    if not 0 <= number <= LAST_SEED:
+        raise ValueError(f"{source}={number}: expected 0..{LAST_SEED}")
+    return number

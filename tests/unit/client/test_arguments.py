@@ -1,0 +1,106 @@
+"""What users hand in: taken in every usual form, refused by name before anything is sent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gcclient
+from gcproto.messages import Register
+from tests.unit.client.fake import FakeDaemon
+
+
+@pytest.mark.parametrize(
+    ("given", "variable", "seconds"),
+    [(None, "1800s", 1800.0), (None, "5m", 300.0), (None, "30", 30.0), (None, "", 0.0), (None, None, 0.0),
+     (7, "5m", 7.0), ("2m", "5m", 120.0)],
+)  # fmt: skip
+def test_a_deadline_is_written_as_in_the_daemons_configuration(
+    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, given: float | str | None, variable: str | None, seconds: float
+) -> None:
+    monkeypatch.delenv("GC_JOB_DEADLINE", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("GC_JOB_DEADLINE", variable)
+    gcclient.init(0, 1, socket=daemon.socket, deadline=given)
+    gcclient.shutdown()
+    (register,) = (m for m in daemon.heard[-1] if isinstance(m, Register))
+    assert register.deadline == seconds
+
+
+def test_a_deadline_that_is_none_is_refused_by_name(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GC_JOB_DEADLINE", "soon")
+    with pytest.raises(ValueError, match=r'GC_JOB_DEADLINE=soon: expected a duration such as .*"30s"'):
+        gcclient.init(0, 1, socket=daemon.socket)
+    with pytest.raises(ValueError, match="deadline=-1: expected"):
+        gcclient.init(0, 1, socket=daemon.socket, deadline=-1)
+    assert not gcclient.is_initialized()
+
+
+@pytest.mark.parametrize(
+    ("given", "variable", "seed"),
+    [(None, "0x10", 16), (3, "16", 3), (np.int64(3), None, 3), (0, None, 0), (None, "", None), (None, None, None)],
+)
+def test_a_seed_comes_from_the_argument_or_the_environment(
+    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, given: int | None, variable: str | None, seed: int | None
+) -> None:
+    monkeypatch.delenv("GC_SEED", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("GC_SEED", variable)
+    gcclient.init(0, 1, socket=daemon.socket, seed=given)
+    gcclient.shutdown()
+    (register,) = (m for m in daemon.heard[-1] if isinstance(m, Register))
+    assert register.seed == seed
+
+
+def test_a_seed_that_is_none_is_refused_by_name(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GC_SEED", "lucky")
+    with pytest.raises(ValueError, match="GC_SEED=lucky: expected a whole number"):
+        gcclient.init(0, 1, socket=daemon.socket)
+    for wrong in (-1, 1 << 63):
+        with pytest.raises(ValueError, match=f"seed={wrong}: expected 0"):
+            gcclient.init(0, 1, socket=daemon.socket, seed=wrong)
+    assert not gcclient.is_initialized()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "said"),
+    [
+        ({"seed": 1.5}, TypeError, r"seed=1\.5: expected a whole number, got a float"),
+        ({"seed": True}, TypeError, "seed=True: expected a whole number, got a bool"),
+        ({"seed": "5"}, TypeError, "seed='5': expected a whole number"),
+        ({"on_loss": 5}, TypeError, "on_loss=5: expected text, got a int"),
+        ({"job": 5}, TypeError, "job=5: expected text"),
+        ({"job": "a\udc80"}, ValueError, r"job='a\\udc80': expected text that UTF-8 can encode"),
+        ({"rank": 0.0}, TypeError, r"rank=0\.0: expected a whole number"),
+        ({"world_size": True}, TypeError, "world_size=True: expected a whole number"),
+        ({"local_rank": "0"}, TypeError, "local_rank='0': expected a whole number"),
+        ({"local_size": 1.0}, TypeError, "local_size=1.0: expected a whole number"),
+        ({"deadline": True}, ValueError, "deadline=True: expected a duration"),
+        ({"deadline": [3]}, ValueError, "expected a duration"),
+        ({"deadline": 10**400}, ValueError, "expected a duration"),
+    ],
+)
+def test_what_no_message_can_carry_is_refused_before_anything_is_sent(
+    daemon: FakeDaemon, wrong: dict[str, Any], error: type[Exception], said: str
+) -> None:
+    with pytest.raises(error, match=said):
+        gcclient.init(**({"rank": 0, "world_size": 1, "socket": daemon.socket} | wrong))
+    assert not gcclient.is_initialized() and daemon.accepted[-1] == 0
+
+
+def test_variables_are_text_that_a_message_can_carry(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("GC_JOB", "GC_JOB_ON_LOSS"):
+        with monkeypatch.context() as patched:
+            patched.setenv(variable, "a\udc80")  # what Python makes of a byte that is no UTF-8
+            with pytest.raises(ValueError, match=rf"{variable}='a\\udc80': expected text that UTF-8"):
+                gcclient.init(0, 1, socket=daemon.socket)
+    assert daemon.accepted[-1] == 0
+
+
+def test_numbers_and_text_of_numpy_are_taken_as_what_they_are(daemon: FakeDaemon) -> None:
+    gcclient.init(np.int64(0), np.int32(1), socket=daemon.socket, job=np.str_("unit"), deadline=np.float32(30))
+    gcclient.shutdown()
+    (register,) = (m for m in daemon.heard[-1] if isinstance(m, Register))
+    assert (register.label, register.rank, register.world_size, register.deadline) == ("unit", 0, 1, 30.0)
