@@ -33,6 +33,10 @@ _BACKOFF_FIRST: Final = 0.02
 _BACKOFF_LAST: Final = 1.0
 _SAY_LOST_EVERY: Final = 5.0
 _LOOK_EVERY: Final = 5.0
+#: So many connections in a row that the other side closes without an answer are enough to know that it goes on so.
+MAX_UNANSWERED: Final = 5
+#: A connection that held this long was no refusal, seconds: an idle lane has nothing to say.
+_HELD: Final = 5.0
 
 _to_worker = messages.Decoder[messages.ToWorker](messages.ToWorker)
 _to_lane_worker = messages.Decoder[messages.ToLaneWorker](messages.ToLaneWorker)
@@ -48,6 +52,13 @@ class Listener(Protocol):
 
     def on_lost(self, link: Link, seconds: float) -> None:
         """The link has been down for ``seconds``."""
+
+    def on_refused(self, link: Link) -> None:
+        """The other side accepts connections and closes them without an answer, MAX_UNANSWERED in a row so far."""
+
+    @property
+    def over(self) -> bool:
+        """Whether lost connections are wanted no more."""
 
     def on_quiet(self) -> None:
         """The receiver thread looked around; called at least every few seconds, by that thread."""
@@ -70,6 +81,11 @@ class Link:
         self.said_at = 0.0
         self.backoff = _BACKOFF_FIRST
         self.why = ""
+        #: whether the other side said anything on this connection, and when that was made
+        self.answered = False
+        self.opened_at = 0.0
+        #: how many connections were closed without an answer since the last one that was answered
+        self.unanswered = 0
 
     @property
     def name(self) -> str:
@@ -156,8 +172,12 @@ class Daemon:
                 self.reconnects += 1
                 log.info("connected to %s again after %.2f s", link.name, time.monotonic() - link.lost_at)
             link.lost_at = 0.0
-            link.backoff = _BACKOFF_FIRST
+            link.answered, link.opened_at = False, time.monotonic()
             self.listener.on_connected(link)
+
+    def _note_answer(self, link: Link) -> None:
+        """Only now it is known that the other side takes what it is told first: accepting alone says little."""
+        link.answered, link.unanswered, link.backoff = True, 0, _BACKOFF_FIRST
 
     def _mark_lost(self, link: Link, why: str, now: float) -> None:
         with link.sending:
@@ -167,25 +187,38 @@ class Daemon:
                 self._inner.unregister(fd)
                 link.channel.close()
                 link.channel = None
+                if not link.answered:
+                    link.unanswered = link.unanswered + 1 if now - link.opened_at < _HELD else 0
             link.why = why
             if not link.lost_at:
                 self._down += 1
             link.lost_at = link.said_at = now
-            link.backoff = _BACKOFF_FIRST
-            link.retry_at = now
+            if link.unanswered:
+                self._put_off(link, now)
+            else:
+                link.backoff, link.retry_at = _BACKOFF_FIRST, now
         log.info("connection to %s lost (%s); connecting again", link.name, why)
+        if link.unanswered >= MAX_UNANSWERED:
+            self.listener.on_refused(link)
+
+    @staticmethod
+    def _put_off(link: Link, now: float) -> None:
+        link.retry_at = now + link.backoff
+        link.backoff = min(2 * link.backoff, _BACKOFF_LAST)
 
     def _retry(self) -> None:
         now = time.monotonic()
         for link in self.links():
+            if self.listener.over:
+                return
             if link.channel is not None or not link.lost_at or now < link.retry_at:
                 continue
             try:
                 self._open(link)
             except OSError as error:
                 link.why = str(error)
-                link.retry_at = now + link.backoff
-                link.backoff = min(2 * link.backoff, _BACKOFF_LAST)
+                link.unanswered = 0  # it is away, and refuses nobody
+                self._put_off(link, now)
                 if now - link.said_at >= _SAY_LOST_EVERY:
                     link.said_at = now
                     log.warning("%s at %s does not answer since %.0f s: %s", link.name, link.path,
@@ -193,7 +226,7 @@ class Daemon:
                 self.listener.on_lost(link, now - link.lost_at)
 
     def _until_retry(self) -> float | None:
-        if not self._down:
+        if not self._down or self.listener.over:
             return None
         due = [k.retry_at for k in self.links() if k.channel is None and k.lost_at]
         return max(0.0, min(due) - time.monotonic()) if due else None
@@ -215,6 +248,8 @@ class Daemon:
             except (ChannelClosed, MessageError) as error:
                 self._mark_lost(link, str(error), time.monotonic())
                 continue
+            if batch and not link.answered:
+                self._note_answer(link)
             # Descriptors come with whatever message ended the read; the listener asks for them in order.
             descriptors = [d for _, ds in batch for d in ds]
             for message, _ in batch:

@@ -16,10 +16,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
+from gcclient import reach
 from gcclient.arena import ArenaError, BlockPlace
 from gcclient.daemon import CONTROL, Daemon, Link
 from gcclient.domain import Domain
-from gcclient.errors import GradcommError, NoDaemon, NotInitialized, PeerLost, StepTimeout, from_fault
+from gcclient.errors import GradcommError, NotInitialized, StepTimeout, from_fault
 from gcclient.ranks import World
 from gcproto import messages
 from gcproto.manifest import ManifestError, Section, TensorSpec
@@ -27,8 +28,6 @@ from gcproto.messages import DeclareDomain, DeclareSection, Message, Register, R
 
 log = logging.getLogger("gcclient")
 
-#: A worker looks for its daemon this long before it gives up, seconds.
-CONNECT_FOR: Final = 5.0
 #: Whoever waits says so this often, seconds.
 SAY_EVERY: Final = 5.0
 #: The daemon decides about deadlines; the worker only notices, this much later, that it did not.
@@ -92,26 +91,8 @@ class Session:
 
     # ---------------------------------------------------------------------------------- registration
     def connect(self) -> None:
-        """Reach the daemon. Raises :class:`NoDaemon` after CONNECT_FOR seconds."""
-        patience = CONNECT_FOR
-        began, said = time.monotonic(), False
-        while True:
-            try:
-                self.daemon.connect(self.socket)
-                return
-            except OSError as error:
-                if time.monotonic() - began >= patience:
-                    raise NoDaemon(
-                        f"no gradcomm daemon answers at {self.socket} ({error.strerror or error})",
-                        job=self.label,
-                        phase="join",
-                        elapsed=time.monotonic() - began,
-                        advice="start `gcserver run` on this machine, or set GC_NODE_SOCKET to its node.socket",
-                    ) from None
-                if not said:
-                    log.warning("no daemon at %s yet (%s); trying for %g s", self.socket, error.strerror, patience)
-                    said = True
-            time.sleep(0.05)
+        """Reach the daemon. Raises :class:`NoDaemon`."""
+        reach.connect(self.daemon, self.socket, self.label)
 
     def who(self) -> messages.IAm:
         """Ask the daemon for its name and address."""
@@ -238,17 +219,15 @@ class Session:
             domain.scan(link.lane)
 
     def on_lost(self, link: Link, seconds: float) -> None:
-        if self.failure is None and seconds > (self.job.deadline if self.registered else CONNECT_FOR):
-            self.fail(
-                PeerLost(
-                    f"{link.name} on this node did not come back",
-                    job=self.label,
-                    phase="attach",
-                    missing=(link.path,),
-                    elapsed=seconds,
-                    advice="look at the daemon's log; restart from the last checkpoint",
-                )
-            )
+        if seconds > (self.job.deadline if self.registered else reach.CONNECT_FOR):
+            self.fail(reach.lost(link, seconds, self.label))
+
+    def on_refused(self, link: Link) -> None:
+        self.fail(reach.refused(link, self.label, self.registered is not None))
+
+    @property
+    def over(self) -> bool:
+        return self.failure is not None
 
     def on_quiet(self) -> None:
         """Speak for those who wait inside torch, and end their wait should the daemon have failed to."""
