@@ -65,9 +65,9 @@ def init(
     local_rank = arguments.read_optional(local_rank, "local_rank")
     local_size = arguments.read_optional(local_size, "local_size")
     world = find_world(rank, world_size, local_rank, local_size, environ, _distributed())
-    label = arguments.read_text(job, "job", environ, "GC_JOB") or find_label(environ)
+    label = arguments.read_setting(job, "job", environ, "GC_JOB") or find_label(environ)
     limit = arguments.read_limit(deadline, environ)
-    policy = arguments.read_text(on_loss, "on_loss", environ, "GC_JOB_ON_LOSS")
+    policy = arguments.read_setting(on_loss, "on_loss", environ, "GC_JOB_ON_LOSS")
     drawn_from = arguments.read_seed(seed, environ)
     session = Session(label, socket or environ.get("GC_NODE_SOCKET") or default_socket())
     try:

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gcproto.durations import DURATION_FORM, read_duration
+from gcproto.manifest import MAX_NAME
 from gcproto.messages import LAST_SEED
 
 
@@ -32,7 +33,7 @@ def read_optional(value: Any, source: str) -> int | None:
     return None if value is None else read_whole(value, source)
 
 
-def _text(value: object, source: str) -> str:
+def read_text(value: object, source: str) -> str:
     """Text that UTF-8 can encode. Raises TypeError and ValueError that name ``source``."""
     if not isinstance(value, str):
         raise TypeError(f"{source}={value!r}: expected text, got a {type(value).__name__}")
@@ -43,11 +44,19 @@ def _text(value: object, source: str) -> str:
     return str.__str__(value)  # messages carry no subclass, such as numpy's
 
 
-def read_text(value: object, source: str, environ: Mapping[str, str], variable: str) -> str:
+def read_setting(value: object, source: str, environ: Mapping[str, str], variable: str) -> str:
     """An argument, or the variable that stands in for it; empty without either. Raises TypeError and ValueError that
     name where the value came from."""
-    given = "" if value is None else _text(value, source)
-    return given or _text(environ.get(variable, ""), variable)
+    given = "" if value is None else read_text(value, source)
+    return given or read_text(environ.get(variable, ""), variable)
+
+
+def read_name(name: object) -> str:
+    """A tensor's name. Raises TypeError and ValueError."""
+    text = read_text(name, "name")
+    if len(text) > MAX_NAME:
+        raise ValueError(f"name={text[:40]!r}...: a tensor's name has at most {MAX_NAME} characters, got {len(text)}")
+    return text
 
 
 def read_limit(deadline: Any, environ: Mapping[str, str]) -> float:

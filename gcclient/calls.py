@@ -19,7 +19,7 @@ from typing import Final
 
 import torch
 
-from gcclient import device, windows
+from gcclient import arguments, device, windows
 from gcclient.arena import BlockPlace
 from gcclient.domain import Domain, Step
 from gcclient.errors import GradcommError
@@ -168,13 +168,14 @@ class Unnamed:
     starts: int = 0
 
 
-def _check_arguments(name: object, average: object) -> None:
-    """Other libraries have (tensor, average, name): taken by position that would be wrong without a word."""
+def _read_arguments(name: object, average: object) -> str | None:
+    """The name. Other libraries have (tensor, average, name): taken by position that would be wrong without a word."""
     if not (name is None or isinstance(name, str)) or not isinstance(average, bool | int):
         raise TypeError(
             "push_pull takes (tensor, name: str or None, average: bool), got "
             f"name={name!r}, average={average!r}; give them by keyword: push_pull(tensor, name=..., average=...)"
         )
+    return None if name is None else arguments.read_name(name)
 
 
 class Calls:
@@ -195,7 +196,7 @@ class Calls:
 
         Raises ValueError for what cannot be exchanged or averaged, TypeError for arguments in another order.
         """
-        _check_arguments(name, average)
+        name = _read_arguments(name, average)
         session = self.session
         session.check()
         if name is None and self._residents:
@@ -252,10 +253,10 @@ class Calls:
 
     def empty(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """The tensor that lives in the input slots of ``name``; the same one at every call. All ranks together."""
-        _check_arguments(name, True)
+        name = arguments.read_name(name)
         code = device.DTYPES.get(dtype)
-        if code is None or name is None:
-            raise ValueError(f"a tensor in the arena needs a name and a dtype that can be exchanged: {name!r}, {dtype}")
+        if code is None:
+            raise ValueError(f"tensor {name!r} in the arena needs a dtype that can be exchanged, got {dtype}")
         with self._lock:
             known = self._find(calls_domain(self.session), name, shape, code)
             if known.call is not None:

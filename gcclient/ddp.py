@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 import xxhash
 
-from gcclient import device
+from gcclient import arguments, device
 from gcclient.api import current
 from gcclient.arena import BlockPlace
 from gcclient.device import Bytes, Memory
@@ -330,8 +330,9 @@ def state(
     ``scaler``: the GradScaler in use, if any: residuals are then kept unscaled while its scale changes.
     ``whole``: never cut a parameter's gradient, for codecs that take whole matrices (default: whether ``compression``
     is one of gradcomm's that does).
-    Raises ValueError for a model without gradients or with an unknown dtype, :class:`~gcclient.TensorMismatch`
-    on every rank when models differ, :class:`~gcclient.CodecError` for a codec that cannot be used.
+    Raises TypeError for a ``compression`` that is no text, ValueError for a model without gradients, with an unknown
+    dtype or a name that no message can carry, :class:`~gcclient.TensorMismatch` on every rank when models differ,
+    :class:`~gcclient.CodecError` for a codec that cannot be used.
     """
     session = current()
     if group is None:
@@ -339,14 +340,16 @@ def state(
     if group is not None and not (dist.is_available() and dist.is_initialized()):
         group = None
     ranks = tuple(sorted(dist.get_process_group_ranks(group))) if group is not None else tuple(range(session.me.size))
-    named = [(n.removeprefix("module."), p) for n, p in model.named_parameters() if p.requires_grad]
+    named = [
+        (arguments.read_name(n.removeprefix("module.")), p) for n, p in model.named_parameters() if p.requires_grad
+    ]
     if not named:
         raise ValueError("the model has no parameter that requires a gradient")
+    codec = "" if compression is None else arguments.read_text(compression, "compression")
     number, label = _number(session, ranks)
-    codec = compression or ""
     if whole is None:
         whole = re.split(r"[(+]", codec)[0].strip() in MATRIX_CODECS
-    domain = session.domain(label, number, ranks, scoped=True, codec=codec, whole=whole)
+    domain = session.domain(label, number, ranks, scoped=True, codec=codec, whole=bool(whole))
     made = State(session, domain, group, scaler, len(ranks))
     # Backward order: what is ready first comes first in the address space.
     sections: dict[DType, list[tuple[TensorSpec, torch.Tensor]]] = {}

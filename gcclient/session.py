@@ -318,10 +318,7 @@ class Session:
                 job.partition_bytes,
                 self._post_lane,
             )
-            with self.daemon.control.sending:
-                self.domains[number] = domain
-                if self._attached:
-                    self.daemon.control.post(domain.declared)
+            self._announce(domain.declared, lambda: self.domains.update({number: domain}))
             return domain
 
     def _post_lane(self, lane: int, record: Callable[[], None], message: Message) -> None:
@@ -335,7 +332,8 @@ class Session:
         with self._declaring:
             self.check()
             section = Section(len(domain.sections), tensors)
-            self._announce(domain, section)
+            message = DeclareSection(domain.id, section, domain.step + 1)
+            self._announce(message, lambda: domain.sections.append(message))
             names = f"{tensors[0].describe()}" + (f" and {len(tensors) - 1} more" if len(tensors) > 1 else "")
             limit = self.job.deadline + GRACE
             self.wait_for(lambda: domain.agreed > section.index, f"all ranks to declare {names}", "declare", limit)
@@ -343,10 +341,14 @@ class Session:
             self.wait_for(lambda: domain.mapped, f"the arena of {names}", "declare", limit)
             return domain.take_up(section.index)
 
-    def _announce(self, domain: Domain, section: Section) -> None:
-        message = DeclareSection(domain.id, section, domain.step + 1)
+    def _announce(self, message: Message, record: Callable[[], None]) -> None:
+        """Tell the daemon now, or once it has answered; ``record`` notes what it must hear again after a restart.
+
+        What cannot be encoded raises before anything is recorded: what later declarations count must have been sent.
+        """
+        messages.encode(message)
         with self.daemon.control.sending:
-            domain.sections.append(message)
+            record()
             if self._attached:
                 self.daemon.control.post(message)
 

@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import gcclient
-from gcproto.messages import Register
+from gcproto.messages import DeclareDomain, Register
 from tests.unit.client.fake import FakeDaemon
 
 
@@ -104,3 +105,26 @@ def test_numbers_and_text_of_numpy_are_taken_as_what_they_are(daemon: FakeDaemon
     gcclient.shutdown()
     (register,) = (m for m in daemon.heard[-1] if isinstance(m, Register))
     assert (register.label, register.rank, register.world_size, register.deadline) == ("unit", 0, 1, 30.0)
+
+
+@pytest.mark.parametrize("make", [lambda n: gcclient.push_pull(torch.ones(3), n), lambda n: gcclient.empty(n, 3)])
+def test_a_name_that_no_message_can_carry_is_refused_and_the_next_is_taken(joined: FakeDaemon, make: Any) -> None:
+    for wrong, said in (("a\udc80", "expected text that UTF-8 can encode"), ("x" * 4097, "at most 4096 characters")):
+        with pytest.raises(ValueError, match=said):
+            make(wrong)
+    for good in ("x" * 4096, "\N{SNOWMAN}\0", np.str_("numpy's"), ""):
+        assert make(good).shape == (3,)
+    assert torch.equal(gcclient.push_pull(torch.ones(3)), torch.ones(3))
+
+
+def test_what_a_model_says_of_itself_is_refused_likewise(joined: FakeDaemon) -> None:
+    model = torch.nn.Linear(2, 2)
+    with pytest.raises(TypeError, match="compression=5: expected text"):
+        gcclient.state(model, compression=5)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"compression='a\\udc80'"):
+        gcclient.state(model, compression="a\udc80")
+    model.register_parameter("b\udc80", torch.nn.Parameter(torch.ones(1)))
+    with pytest.raises(ValueError, match=r"name='b\\udc80'"):
+        gcclient.state(model)
+    assert not any(isinstance(m, DeclareDomain) for m in joined.heard[-1])
+    assert gcclient.state(torch.nn.Linear(2, 2), whole=1).domain.declared.label == "ddp.0"  # type: ignore[arg-type]

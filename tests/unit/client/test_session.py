@@ -13,8 +13,11 @@ import torch
 
 import gcclient
 from gcclient import session as session_module
+from gcclient.api import current
 from gcproto import messages
-from gcproto.messages import Fault, Register, Waiting
+from gcproto.dtypes import DType
+from gcproto.manifest import TensorSpec
+from gcproto.messages import DeclareSection, Fault, Register, Waiting
 from gcproto.paths import default_socket
 from tests.unit.client.fake import FakeDaemon
 
@@ -77,6 +80,22 @@ def test_a_fault_fails_what_is_pending_and_what_follows(joined: FakeDaemon) -> N
         gcclient.push_pull(torch.ones(3), "t")
     with pytest.raises(gcclient.PeerLost):
         gcclient.broadcast_parameters({})
+
+
+def test_what_cannot_be_encoded_was_not_declared(joined: FakeDaemon) -> None:
+    """Sections are numbered: one that was counted but not sent would make the daemon wait for it for ever."""
+    gcclient.push_pull(torch.ones(3), "before")
+    session = current()
+    domain = session.domains[0]
+    with pytest.raises(UnicodeEncodeError):
+        session.declare(domain, (TensorSpec("a\udc80", (3,), int(DType.F32)),))
+    with pytest.raises(OverflowError):
+        session.declare(domain, (TensorSpec("a", (1 << 64,), int(DType.F32)),))
+    with pytest.raises(UnicodeEncodeError):
+        session.domain("a\udc80", 7, (0,), scoped=False, codec="")
+    assert len(domain.sections) == 1 and 7 not in session.domains
+    assert torch.equal(gcclient.push_pull(torch.ones(3), "after"), torch.ones(3))
+    assert [m.section.index for m in joined.heard[-1] if isinstance(m, DeclareSection)] == [0, 1]
 
 
 def test_init_after_a_failure_joins_anew(joined: FakeDaemon) -> None:
