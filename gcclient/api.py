@@ -9,7 +9,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -183,16 +183,17 @@ def push_pull_(tensor: torch.Tensor, name: str | None = None, average: bool = Tr
     return tensor
 
 
-def empty(name: str, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+def empty(name: str, *shape: int | Sequence[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """An uninitialised CPU tensor called ``name`` that lives in the daemon's shared memory.
 
-    Pushed by ``push_pull(t)`` or, to have the result in its place, ``push_pull_(t)``, it is not copied on its way to
-    the daemon; otherwise it is a tensor like any other, and stays usable after :func:`shutdown`. From a push to its
-    result it must not be written. All ranks call this together; a second call returns the same tensor. Raises
-    ValueError for a dtype that cannot be exchanged, OSError when the memory cannot be mapped,
-    :class:`~gcclient.TensorMismatch` on every rank when shapes or dtypes differ.
+    ``shape``: dimensions, or one tuple of them. Pushed by ``push_pull(t)`` or, to have the result in its place,
+    ``push_pull_(t)``, it is not copied on its way to the daemon; otherwise it is a tensor like any other, and stays
+    usable after :func:`shutdown`. From a push to its result it must not be written. All ranks call this together; a
+    second call returns the same tensor. Raises TypeError and ValueError for a name, shape or dtype that cannot be
+    exchanged, OSError when the memory cannot be mapped, :class:`~gcclient.TensorMismatch` on every rank when shapes or
+    dtypes differ.
     """
-    return _current_calls().empty(name, tuple(shape), dtype)
+    return _current_calls().empty(name, shape, dtype)
 
 
 def push_pull_async(tensor: torch.Tensor, name: str | None = None, average: bool = True) -> Call:

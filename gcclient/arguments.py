@@ -9,13 +9,16 @@ anything is sent, and a wrong value is refused with the name of the argument it 
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from gcproto.durations import DURATION_FORM, read_duration
-from gcproto.manifest import MAX_NAME
+from gcproto.manifest import MAX_NAME, MAX_SECTION_ELEMENTS
 from gcproto.messages import LAST_SEED
+
+_SHAPE_FORM: Final = "whole numbers from 0 on, or one tuple of them"
 
 
 def read_whole(value: Any, source: str) -> int:
@@ -57,6 +60,21 @@ def read_name(name: object) -> str:
     if len(text) > MAX_NAME:
         raise ValueError(f"name={text[:40]!r}...: a tensor's name has at most {MAX_NAME} characters, got {len(text)}")
     return text
+
+
+def read_shape(given: tuple[object, ...]) -> tuple[int, ...]:
+    """A shape given as ``f(2, 3)`` or ``f((2, 3))``. Raises TypeError and ValueError that say what came."""
+    dimensions = tuple(given[0]) if len(given) == 1 and isinstance(given[0], tuple | list) else given
+    try:
+        shape = tuple(read_whole(d, "shape") for d in dimensions)
+    except TypeError:
+        raise TypeError(f"shape={dimensions!r}: expected {_SHAPE_FORM}") from None
+    if any(d < 0 for d in shape):
+        raise ValueError(f"shape={shape!r}: expected {_SHAPE_FORM}")
+    # Each by itself too: beside a 0 the product says nothing.
+    if max(math.prod(shape), *shape, 0) > MAX_SECTION_ELEMENTS:
+        raise ValueError(f"shape={shape!r}: a tensor has at most {MAX_SECTION_ELEMENTS} elements")
+    return shape
 
 
 def read_limit(deadline: Any, environ: Mapping[str, str]) -> float:

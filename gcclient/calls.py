@@ -14,6 +14,7 @@ import math
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -251,9 +252,9 @@ class Calls:
                 step.add(place)
             step.close()
 
-    def empty(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    def empty(self, name: str, shape: tuple[int | Sequence[int], ...], dtype: torch.dtype) -> torch.Tensor:
         """The tensor that lives in the input slots of ``name``; the same one at every call. All ranks together."""
-        name = arguments.read_name(name)
+        name, shape = arguments.read_name(name), arguments.read_shape(shape)
         code = device.DTYPES.get(dtype)
         if code is None:
             raise ValueError(f"tensor {name!r} in the arena needs a dtype that can be exchanged, got {dtype}")

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import gcclient
-from gcproto.messages import DeclareDomain, Register
+from gcproto.messages import DeclareDomain, DeclareSection, Register
 from tests.unit.client.fake import FakeDaemon
 
 
@@ -128,3 +128,34 @@ def test_what_a_model_says_of_itself_is_refused_likewise(joined: FakeDaemon) -> 
         gcclient.state(model)
     assert not any(isinstance(m, DeclareDomain) for m in joined.heard[-1])
     assert gcclient.state(torch.nn.Linear(2, 2), whole=1).domain.declared.label == "ddp.0"  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [
+        ((2, 3), (2, 3)), (((2, 3),), (2, 3)), ((torch.Size([2, 3]),), (2, 3)), (([2, 3],), (2, 3)), ((), ()),
+        (((),), ()), ((np.int64(4),), (4,)), ((0, 5), (0, 5)),
+    ],
+)  # fmt: skip
+def test_a_shape_is_written_as_in_torch(joined: FakeDaemon, shape: Any, expected: tuple[int, ...]) -> None:
+    tensor = gcclient.empty("w", *shape)
+    assert tensor.shape == expected
+    (declared,) = (m.section.tensors[0] for m in joined.heard[-1] if isinstance(m, DeclareSection))
+    assert declared.shape == expected and all(type(d) is int for d in declared.shape)
+
+
+@pytest.mark.parametrize(
+    ("shape", "error"),
+    [
+        ((3.0,), TypeError), (((3.0, 2),), TypeError), ((True,), TypeError), (("3",), TypeError), ((None,), TypeError),
+        (((2, 3), 4), TypeError), ((((2,),),), TypeError), ((-5,), ValueError), (((2, -1),), ValueError),
+        ((1 << 62, 1 << 62), ValueError), ((0, 1 << 62), ValueError),
+    ],
+)  # fmt: skip
+def test_what_is_no_shape_is_refused_before_anything_is_sent(
+    joined: FakeDaemon, shape: Any, error: type[Exception]
+) -> None:
+    with pytest.raises(error, match="shape="):
+        gcclient.empty("w", *shape)
+    assert not any(isinstance(m, DeclareDomain | DeclareSection) for m in joined.heard[-1])
+    assert torch.equal(gcclient.push_pull(torch.ones(3), "after"), torch.ones(3))
