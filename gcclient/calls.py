@@ -179,6 +179,21 @@ def _read_arguments(name: object, average: object) -> str | None:
     return None if name is None else arguments.read_name(name)
 
 
+def _alike(tensor: torch.Tensor, resident: torch.Tensor | None) -> bool:
+    """Whether both are the same elements in the same order."""
+    return resident is not None and (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()) == (
+        resident.data_ptr(),
+        resident.dtype,
+        resident.shape,
+        resident.stride(),
+    )
+
+
+def _view(tensor: torch.Tensor) -> str:
+    """For messages."""
+    return f"shape {list(tensor.shape)} strides {list(tensor.stride())} {tensor.dtype} at {tensor.data_ptr():#x}"
+
+
 class Calls:
     """Names, unnamed places and pushes of one session."""
 
@@ -200,10 +215,10 @@ class Calls:
         name = _read_arguments(name, average)
         session = self.session
         session.check()
-        if name is None and self._residents:
-            name = self._residents.get(tensor.data_ptr())
         if tensor.layout is not torch.strided:
             raise ValueError(f"a tensor of layout {tensor.layout} cannot be pushed; use tensor.to_dense()")
+        if not exact and (name is not None or self._residents):
+            name = self._name_of(tensor, name)
         dtype = device.dtype_of(tensor, name or "(unnamed)")
         if average and not dtype.is_float:
             raise ValueError(
@@ -220,11 +235,6 @@ class Calls:
                 known.call.finish()
             memory = device.memory_of(flat)
             if known.resident is not None:
-                if flat.data_ptr() != known.resident.data_ptr():
-                    raise ValueError(
-                        f"{name!r} lives in the arena since gcclient.empty(): push that tensor, or another one under "
-                        "another name"
-                    )
                 memory = device.ResidentMemory(flat)
             if in_place:
                 call = Call(session, known, flat, memory, source)
@@ -239,6 +249,20 @@ class Calls:
         if session.failure is not None:
             call.fail(session.failure.again())
         return call
+
+    def _name_of(self, tensor: torch.Tensor, name: str | None) -> str | None:
+        """The name to push ``tensor`` under: a resident's own if it is that tensor, shape and strides included; part
+        of one, or another view, is a tensor like any other. Raises ValueError for another one under that name."""
+        if name is None:
+            name = self._residents.get(tensor.data_ptr())
+            return name if name is not None and _alike(tensor, self._named[False, name].resident) else None
+        known = self._named.get((False, name))
+        if known is not None and known.resident is not None and not _alike(tensor, known.resident):
+            raise ValueError(
+                f"{name!r} lives in the arena since gcclient.empty(), as {_view(known.resident)}; got {_view(tensor)}: "
+                "push the tensor that empty() returned, or another one under another name"
+            )
+        return name
 
     def _push(self, domain: Domain, call: Call, memory: device.Memory, flags: int) -> None:
         with domain.pushing:

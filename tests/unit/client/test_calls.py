@@ -205,13 +205,33 @@ def test_a_resident_tensor_is_pushed_from_where_it_is(joined: FakeDaemon) -> Non
         assert torch.equal(got, values * turn) and got.data_ptr() != resident.data_ptr()
     assert gcclient.push_pull_(resident) is resident
     assert gcclient.empty("w", elements).data_ptr() == resident.data_ptr()
-    with pytest.raises(ValueError, match="lives in the arena"):
-        gcclient.push_pull(values, "w")
+    for other in (values, torch.ones(3), torch.ones(elements, dtype=torch.float64)):
+        with pytest.raises(ValueError, match=rf"lives in the arena .* shape \[{elements}\] .* got shape"):
+            gcclient.push_pull(other, "w")
     with pytest.raises(ValueError, match="complex64"):
         gcclient.empty("c", 3, dtype=torch.complex64)
     gcclient.shutdown()
     resident.fill_(7.0)  # still memory of ours
     assert float(resident.sum()) == 7.0 * elements
+
+
+def test_a_view_of_a_resident_tensor_is_a_tensor_like_any_other(joined: FakeDaemon) -> None:
+    """It begins where the resident does, which says nothing about what it is."""
+    resident = gcclient.empty("w", 6, 4)
+    resident.copy_(torch.arange(24.0).view(6, 4))
+    views = {
+        "flat": resident.view(-1), "row": resident[0], "element": resident[0, 0], "turned": resident.t(),
+        "bits": resident.view(torch.int32), "skipping": resident[::2], "nothing": resident[:0],
+    }  # fmt: skip
+    for view in views.values():
+        assert torch.equal(gcclient.push_pull(view, average=view.is_floating_point()), view)
+        with pytest.raises(ValueError, match=r"'w' lives in the arena .* as shape \[6, 4\] strides \[4, 1\] .*; got "):
+            gcclient.push_pull(view, "w", average=view.is_floating_point())
+    for same in (resident, resident.detach(), resident[:], resident.view(6, 4)):
+        assert torch.equal(gcclient.push_pull(same), resident)
+        assert torch.equal(gcclient.push_pull(same, "w"), resident)
+    declared = [m for m in joined.heard[-1] if isinstance(m, DeclareSection)]
+    assert [m.domain for m in declared] == [CALLS] + [EXACT] * len(views)
 
 
 def test_an_unnamed_empty_tensor_is_no_resident(joined: FakeDaemon) -> None:
