@@ -51,7 +51,8 @@ def init(
     afresh for every job).
 
     Raises TypeError and ValueError that name the argument (ranks that do not fit, no duration, no seed),
-    :class:`~gcclient.NoDaemon`, :class:`~gcclient.JoinRefused`, :class:`~gcclient.Draining`.
+    :class:`~gcclient.NoDaemon`, :class:`~gcclient.NotAuthorised`, :class:`~gcclient.JoinRefused`,
+    :class:`~gcclient.Draining`.
     A second call before ``shutdown()`` does nothing while the job is healthy; after a failure it leaves the failed job
     and joins anew.
     """

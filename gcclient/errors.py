@@ -114,7 +114,7 @@ class CorruptFrame(GradcommError):
 
 
 class NotAuthorised(GradcommError):
-    """The daemon does not serve this user or job. Run the worker as the daemon's user, or give it the token."""
+    """The daemon does not serve this user. Run the worker as the daemon's user, or start a daemon as this one."""
 
 
 class JoinRefused(GradcommError):

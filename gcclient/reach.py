@@ -7,11 +7,12 @@ not: sockets (`daemon.py`), what is said on them (`session.py`).
 from __future__ import annotations
 
 import logging
+import os
 import time
 from typing import Final
 
 from gcclient.daemon import Daemon, Link
-from gcclient.errors import GradcommError, JoinRefused, NoDaemon, PeerLost
+from gcclient.errors import GradcommError, JoinRefused, NoDaemon, NotAuthorised, PeerLost
 
 log = logging.getLogger("gcclient")
 
@@ -21,12 +22,21 @@ _SAME_VERSION: Final = "look at the daemon's log, which says why; install the sa
 
 
 def connect(daemon: Daemon, path: str, job: str) -> None:
-    """Connect ``daemon`` to the supervisor's socket. Raises :class:`NoDaemon` after CONNECT_FOR seconds."""
+    """Connect ``daemon`` to the supervisor's socket. Raises :class:`NoDaemon` after CONNECT_FOR seconds,
+    :class:`NotAuthorised` at once where the socket is another user's."""
     began, said = time.monotonic(), False
     while True:
         try:
             daemon.connect(path)
             return
+        except PermissionError as error:
+            raise NotAuthorised(
+                f"the daemon's socket {path} is not open to uid {os.getuid()} ({_owner(path)}{error.strerror})",
+                job=job,
+                phase="join",
+                advice="run the worker as the daemon's user, or start `gcserver run` as this one with a node.socket of "
+                "its own and set GC_NODE_SOCKET to that",
+            ) from None
         except OSError as error:
             elapsed = time.monotonic() - began
             if elapsed >= CONNECT_FOR:
@@ -41,6 +51,14 @@ def connect(daemon: Daemon, path: str, job: str) -> None:
                 log.warning("no daemon at %s yet (%s); trying for %g s", path, error.strerror, CONNECT_FOR)
                 said = True
         time.sleep(0.05)
+
+
+def _owner(path: str) -> str:
+    """Whose ``path`` is, as far as this user may know."""
+    try:
+        return f"it belongs to uid {os.stat(path).st_uid}; "
+    except OSError:
+        return ""
 
 
 def lost(link: Link, seconds: float, job: str) -> PeerLost:

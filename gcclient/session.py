@@ -91,7 +91,7 @@ class Session:
 
     # ---------------------------------------------------------------------------------- registration
     def connect(self) -> None:
-        """Reach the daemon. Raises :class:`NoDaemon`."""
+        """Reach the daemon. Raises :class:`NoDaemon`, :class:`NotAuthorised`."""
         reach.connect(self.daemon, self.socket, self.label)
 
     def who(self) -> messages.IAm:

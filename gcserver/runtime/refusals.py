@@ -8,6 +8,7 @@ A connection that is closed without a word looks like a daemon that restarts: th
 from __future__ import annotations
 
 import contextlib
+import os
 from typing import Any
 
 from gcproto.channel import Channel, ChannelClosed
@@ -22,6 +23,17 @@ def unreadable(error: MessageError, joined: bool) -> Fault:
         f"the daemon cannot read what this worker sent ({error}) and closed its connection",
         phase="attach" if joined else "join",
         advice="install the same version of gradcomm for the daemon and its workers; if it is the same, report this",
+    )
+
+
+def stranger(uid: int) -> Fault:
+    """To a worker of another user, should the socket's permissions have let it in."""
+    return Fault(
+        b"",
+        "NotAuthorised",
+        f"only workers of uid {os.getuid()} and root may connect to this daemon, this one is of uid {uid}",
+        phase="join",
+        advice="run the worker as the daemon's user, or start a daemon as this one and set GC_NODE_SOCKET",
     )
 
 

@@ -7,7 +7,6 @@ lane's, `laneworkers.py`).
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 from typing import TYPE_CHECKING
 
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from gcserver.runtime.supervisor import Supervisor
 
 _decode_worker = messages.Decoder[messages.FromWorker](messages.FromWorker)
-log = logging.getLogger("gcserver")
 
 
 class Registrations:
@@ -68,9 +66,9 @@ class Registrations:
                 return
             channel: Channel[messages.FromWorker] = Channel(sock, _decode_worker)
             if channel.peer_uid() not in (os.getuid(), 0):
-                log.warning(
-                    "refused a worker of uid %d: only uid %d and root may connect", channel.peer_uid(), os.getuid()
-                )
+                why = refusals.stranger(channel.peer_uid())
+                self._s.warn_once(f"a worker is refused: {why.message}")
+                refusals.tell(channel, why)
                 channel.close()
                 continue
             descriptor = channel.fileno()

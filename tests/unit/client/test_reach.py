@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import time
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import gcclient
 from gcclient import reach
 from gcclient.api import current
 from gcclient.daemon import MAX_UNANSWERED
+from gcproto import channel
 from gcproto.messages import Fault, Register
 from tests.unit.client.fake import FakeDaemon
 
@@ -24,6 +27,20 @@ def test_no_daemon_is_said_with_its_path(monkeypatch: pytest.MonkeyPatch, tmp_pa
         gcclient.init(0, 1, socket=missing)
     assert "gcserver run" in caught.value.advice
     assert time.monotonic() - began < 7
+    assert not gcclient.is_initialized()
+
+
+def test_the_socket_of_another_user_is_refused_at_once(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(path: str, decode: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(channel, "connect", denied)
+    monkeypatch.setattr(reach, "CONNECT_FOR", 3600.0)
+    with pytest.raises(gcclient.NotAuthorised, match=f"not open to uid {os.getuid()}") as caught:
+        gcclient.init(0, 1, socket=daemon.socket)
+    assert f"belongs to uid {os.getuid()}" in str(caught.value) and "GC_NODE_SOCKET" in caught.value.advice
+    with pytest.raises(gcclient.NotAuthorised, match="Permission denied"):
+        gcclient.init(0, 1, socket="/nowhere/none.sock")
     assert not gcclient.is_initialized()
 
 

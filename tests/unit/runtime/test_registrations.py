@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -89,3 +90,13 @@ def test_the_same_complaint_is_the_same_text(supervisor: Supervisor) -> None:
         supervisor.turn()
         worker.close()
     assert len(supervisor.warnings) == 3 and len(set(supervisor.warnings)) == 1
+
+
+def test_a_worker_of_another_user_is_told_so(supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Channel, "peer_uid", lambda self: os.getuid() + 1)
+    worker, _ = _connected(supervisor)
+    ((fault, _),) = worker.receive()
+    assert isinstance(fault, Fault) and fault.kind == "NotAuthorised"
+    assert f"this one is of uid {os.getuid() + 1}" in fault.message and "GC_NODE_SOCKET" in fault.advice
+    assert len(supervisor.warnings) == 1 and supervisor.fed == [] and len(supervisor.readers) == 1
+    worker.close()
