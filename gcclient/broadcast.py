@@ -17,6 +17,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from gcclient import device
 from gcclient.calls import Call, Calls
 from gcclient.device import Bytes
 from gcclient.errors import TensorMismatch
@@ -133,8 +134,8 @@ def _difference(mine: list[Any], theirs: list[Any], me: int, root: int) -> str:
 
 def _host_bytes(tensor: torch.Tensor) -> tuple[torch.Tensor, Bytes]:
     """(contiguous CPU tensor, its bytes); shares memory with ``tensor`` where that is one already."""
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return flat, flat.view(torch.uint8).numpy()
+    flat = tensor.detach().cpu().contiguous().reshape(-1).resolve_conj().resolve_neg()
+    return flat, device.host_bytes(flat, flat.data_ptr())
 
 
 def tensors(calls: Calls, named: Sequence[tuple[str, torch.Tensor]], root: int) -> None:

@@ -129,9 +129,10 @@ class Call:
                 if not self._ready:
                     self._wait(began)
                 while self._ready:
-                    place = self._ready.popleft()
+                    place = self._ready[0]
                     at = place.block.start * place.block.dtype.itemsize
                     self._memory.store(at, at + place.block.nbytes, place.output)
+                    self._ready.popleft()  # only now: a store that raises can be tried again
                     place.op = None
                     self._left -= 1
             self._memory.settle()
@@ -227,6 +228,7 @@ class Calls:
             )
         source = tensor.detach()
         flat = source.reshape(-1) if source.is_contiguous() else source.contiguous().view(-1)
+        flat = flat.resolve_neg()  # bytes are copied, not values
         with self._lock:
             domain = exact_domain(session) if exact or name is None else calls_domain(session)
             known = self._find(domain, name, tuple(tensor.shape), dtype)

@@ -60,19 +60,49 @@ class Memory(Protocol):
     def settle(self) -> None: ...
 
 
+class _Exported:
+    """What numpy asks for the memory of a CPU tensor. Whoever holds the array holds the tensor by it."""
+
+    __slots__ = ("__array_interface__", "flat")
+
+    def __init__(self, flat: torch.Tensor, address: int) -> None:
+        self.flat = flat
+        self.__array_interface__ = {"data": (address, False), "shape": (flat.nbytes,), "typestr": "|u1", "version": 3}
+
+
+def host_bytes(flat: torch.Tensor, address: int) -> Bytes:
+    """The bytes of a flat, contiguous CPU tensor at ``address`` (its ``data_ptr()``), as uint8[nbytes] of the same
+    memory, valid for as long as nobody resizes its storage.
+
+    By address: ``Tensor.numpy()`` would make that storage one that can never be resized again, and it is the user's.
+    """
+    return np.asarray(_Exported(flat, address))
+
+
 class HostMemory:
     """A CPU tensor."""
 
-    __slots__ = ("data",)
+    __slots__ = ("_address", "_data", "_flat")
 
     def __init__(self, flat: torch.Tensor) -> None:
-        self.data: Bytes = flat.view(torch.uint8).numpy()
+        self._flat = flat
+        self._address = flat.data_ptr()
+        self._data = host_bytes(flat, self._address)
 
     def load(self, lo: int, hi: int, target: Bytes) -> None:
-        np.copyto(target, self.data[lo:hi])
+        np.copyto(target, self._data[lo:hi])
 
     def store(self, lo: int, hi: int, source: Bytes) -> None:
-        np.copyto(self.data[lo:hi], source)
+        """Raises ValueError when the storage has become too small since the push."""
+        address, storage = self._flat.data_ptr(), self._flat.untyped_storage()
+        if address + hi > storage.data_ptr() + storage.nbytes():
+            raise ValueError(
+                f"the storage of a pushed tensor of {self._flat.nbytes} bytes was resized to {storage.nbytes()} before "
+                "its result came: synchronize first"
+            )
+        if address != self._address:
+            self._address, self._data = address, host_bytes(self._flat, address)
+        np.copyto(self._data[lo:hi], source)
 
     def settle(self) -> None:
         pass

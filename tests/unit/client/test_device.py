@@ -1,0 +1,73 @@
+"""Memory of CPU tensors: shared with them, and left as it was."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import numpy as np
+import pytest
+import torch
+
+import gcclient
+from gcclient.device import host_bytes
+from gcproto import messages
+from tests.unit.client.fake import FakeDaemon
+
+ELEMENTS = 70_000  # more than one block of the fake daemon's
+
+
+def test_bytes_share_the_tensors_memory_and_hold_it() -> None:
+    base = torch.arange(6, dtype=torch.int16)
+    flat = base[2:5]
+    shared = host_bytes(flat, flat.data_ptr())
+    assert shared.tobytes() == np.array([2, 3, 4], np.int16).tobytes()
+    shared[:2] = 255
+    assert base.tolist() == [0, 1, -1, 3, 4, 5]
+    assert host_bytes(torch.empty(0), 0).size == 0
+    alive = weakref.ref(flat)
+    del flat
+    gc.collect()
+    assert alive() is not None and shared.nbytes == 6
+    del shared
+    assert alive() is None
+
+
+def test_a_tensor_that_was_pushed_can_still_be_resized(joined: FakeDaemon) -> None:
+    pushed, in_place, parameter = (torch.ones(ELEMENTS) for _ in range(3))
+    gcclient.push_pull(pushed, "a")
+    gcclient.push_pull_(in_place, "b")
+    gcclient.broadcast_parameters({"w": parameter})
+    for tensor in (pushed, in_place, parameter):
+        tensor.untyped_storage().resize_(0)
+        assert tensor.untyped_storage().nbytes() == 0
+
+
+def test_a_result_goes_where_the_tensor_is_by_then(joined: FakeDaemon) -> None:
+    """Sharded training frees parameters and allocates them again, at another address."""
+    whole = torch.arange(ELEMENTS + 7.0)
+    tensor = whole[7:]
+    joined.silent = True
+    handle = gcclient.push_pull_async_(tensor, "a", average=False)
+    storage = tensor.untyped_storage()
+    size = storage.nbytes()
+    joined.wait(lambda: all(joined.pushes(lane) for lane in (0, 1)))
+    for lane in (0, 1):
+        for push in joined.pushes(lane):
+            joined.say(lane, messages.Done(push.domain, push.step, push.keys))
+    joined.wait(lambda: gcclient.poll(handle))
+    for smaller in (0, size - 4):
+        storage.resize_(smaller)
+        with pytest.raises(ValueError, match=f"{4 * ELEMENTS} bytes was resized to {smaller} .* synchronize first"):
+            gcclient.synchronize(handle)
+    storage.resize_(size + 4096)
+    assert gcclient.synchronize(handle) is not None
+    assert torch.equal(tensor, torch.arange(7.0, ELEMENTS + 7.0))
+
+
+def test_a_tensor_that_only_says_it_is_negated_is_exchanged_as_what_it_says(joined: FakeDaemon) -> None:
+    values = torch.arange(4.0)
+    negated = torch._neg_view(values)
+    assert torch.equal(gcclient.push_pull(negated, "n"), -values)
+    assert torch.equal(gcclient.push_pull_(negated, "n"), -torch.arange(4.0))
+    assert torch.equal(values, torch.arange(4.0))
