@@ -20,7 +20,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from gcserver.planner import timeline_kernels as kernels
+from gcserver.planner import options_kernels as kernels
 from gcserver.planner.costs import Cluster, CodecCosts, CostError, Curve, Link, shape
 from gcserver.planner.options import Action, Constraints, Device, Level, Option, Routine, Task, options
 
@@ -117,17 +117,16 @@ def walk(option: Option, cluster: Cluster) -> list[Cost]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prices:
-    """Chains of jobs for S sizes and O options: ``count`` [S, O], ``resource`` and ``seconds`` [S, O, 12]."""
+    """Chains of jobs for S sizes and O options: ``count`` [S, O], ``resource`` and ``seconds`` [S, O, 12].
+
+    ``work`` [S, O, 5]: seconds on each of the resources, and of the whole chain with nothing to wait for.
+    """
 
     sizes: Floats
     count: Ints
     resource: Ints
     seconds: Floats
-
-    @property
-    def total(self) -> Floats:
-        """[S, O]: seconds of each option alone, with nothing to wait for."""
-        return self.seconds.sum(axis=2)
+    work: Floats
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -147,7 +146,7 @@ class OptionTable:
         codec = self.codec
         wire = np.array([codec.per_element, codec.minimum, codec.header])
         count, resource, seconds = kernels.price(ns, self.tasks, self.resource, self.terms, wire, _knots(codec))
-        return Prices(ns, count, resource, seconds)
+        return Prices(ns, count, resource, seconds, kernels.work(count, resource, seconds))
 
     def select(self, columns: Sequence[int] | Ints) -> OptionTable:
         """Only these options, in this order."""
