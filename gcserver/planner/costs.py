@@ -124,7 +124,7 @@ FREE = DeviceCosts(ZERO, ZERO, ZERO)
 
 @dataclass(frozen=True, slots=True)
 class CodecCosts:
-    """A codec: what a payload of n elements weighs, ``max(minimum, per_element * n) + header`` bytes, and its curves."""
+    """A codec: its curves, and the bytes of a payload of n elements, ``max(minimum, per_element * n) + header``."""
 
     name: str
     per_element: float

@@ -3,26 +3,29 @@
 What may live here: the search. What may not: the timeline, the baselines, Algorithm 2 (``offload``).
 
 ``select`` goes beyond the paper, whose greedy search may end above plans as simple as "compress everything from some
-size on": after Algorithms 1 and 2 it also looks at those uniform plans (among them what HiTopKComm, HiPress and
-BytePS-Compress do) and takes the tensors up again, starting from the best and with all 4341 options, mixed devices
-included, until nothing improves or its effort is spent. The result is the best of all of these.
+size on". After Algorithms 1 and 2 from no compression it runs them again on parts of the tree (every tensor compressed,
+only all-gather between nodes, only the CPU) and looks at those uniform plans, which is what HiTopKComm and
+BytePS-Compress are. All of these, and plans that a caller adds, are improved for a while and the best for longer:
+tensors are taken up again, with all 4341 options, mixed devices included, until nothing changes or the effort is spent.
+The result is the best plan seen.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
+from gcserver.planner import espresso_kernels as kernels
 from gcserver.planner import options_kernels
-from gcserver.planner import timeline_kernels as kernels
 from gcserver.planner.costs import Cluster, CodecCosts
 from gcserver.planner.offload import offload_to_cpu
-from gcserver.planner.options import Constraints, Device, Option
-from gcserver.planner.options_cost import Floats, Ints, OptionTable, compile_table, table
+from gcserver.planner.options import ANY, Constraints, Device, Option, options
+from gcserver.planner.options_cost import Ints, OptionTable, compile_table, table
+from gcserver.planner.options_schemes import INTER_ALLGATHER, scheme
 from gcserver.planner.timeline import Training
 from gcserver.planner.trace import Trace
 
@@ -30,7 +33,7 @@ Flags = npt.NDArray[np.bool_]
 #: Options that do not save more than this share of work on any resource are left out of the search.
 SLACK = 0.02
 #: Timelines per tensor that the improvement of a plan may compute.
-EFFORT = 20
+EFFORT = 16
 #: Up to so many tensors, pairs of them are improved too.
 FEW = 8
 #: A plan this close to what no plan can beat, as a share, is not improved.
@@ -41,33 +44,39 @@ ENOUGH = 1e-4
 class Space:
     """What is prepared once for a cluster and a codec: ``everything`` that no option beats, ``table`` to search.
 
-    [O] for the columns of ``table``: ``compresses``; ``main``: only on the device that Algorithm 1 uses, the GPU if
-    there is one; ``to_cpu``: the column of the same steps on the CPU, or -1.
+    [O] for the columns of ``table``: ``compresses``; ``plain``: compressed once, for the inter link alone, by
+    all-gather; ``main``: only on the device that Algorithm 1 uses, the GPU if there is one; ``cpu``: on the CPU though
+    that is not it; ``to_cpu``: the column of the same steps on the CPU, or -1.
     """
 
     everything: OptionTable
     table: OptionTable
     compresses: Flags
+    plain: Flags
     main: Flags
+    cpu: Flags
     to_cpu: Ints
 
 
 @lru_cache(maxsize=64)
-def prepare(cluster: Cluster, codec: CodecCosts, constraints: Constraints = Constraints()) -> Space:
+def prepare(cluster: Cluster, codec: CodecCosts, constraints: Constraints = ANY) -> Space:
     """The options to search on ``cluster`` with ``codec``. Raises CostError as ``options_cost.table`` does.
 
     Of the options that are not beaten exactly, those stay that for tensors of some power of two save work on some
-    resource; their versions on the CPU alone join them. This second selection is a heuristic.
+    resource; their versions on the CPU alone and all dense options join them. This second selection is a heuristic.
     """
     everything = table(cluster, codec, constraints)
     device = Device.GPU if any(Device.GPU in o.devices for o in everything.options) else Device.CPU
     totals = everything.price(2.0 ** np.arange(31)).work
-    found: list[Option] = []
+    found = list(options(Constraints(gpu=False, cpu=False, flat=constraints.flat)))
     for allowed in ({Device.GPU}, {Device.CPU}, {Device.GPU, Device.CPU}):
         flags = np.array([o.devices <= allowed for o in everything.options])
         length, columns = options_kernels.shortlist(totals, flags, SLACK)
         used = sorted({int(c) for row, k in zip(columns, length, strict=True) for c in row[:k]})
         found += [everything.options[c] for c in used]
+    plain = scheme(INTER_ALLGATHER, device)
+    if device in {d for o in found for d in o.devices} and constraints.allow(plain):
+        found.append(plain)
     if codec.cpu is not None and constraints.cpu:
         found += [o.on(Device.CPU) for o in found if o.devices == {Device.GPU}]
     known = list(dict.fromkeys(found))
@@ -77,7 +86,9 @@ def prepare(cluster: Cluster, codec: CodecCosts, constraints: Constraints = Cons
         everything,
         compile_table(cluster, codec, known),
         np.array([o.compressions > 0 for o in known]),
+        np.array([o == plain for o in known]),
         np.array([o.devices <= {device} for o in known]),
+        np.array([o.devices == {Device.CPU} and device is Device.GPU for o in known]),
         np.array(to_cpu, np.int64),
     )
 
@@ -96,11 +107,11 @@ class Strategy:
     timelines: int
 
 
-def uncompressed(training: Training, compresses: Flags) -> Ints:
-    """Plan of no compression: every tensor takes the dense scheme that is quickest for it alone."""
-    dense = np.flatnonzero(~compresses)
-    quickest = dense[training.prices.work[:, dense, 4].argmin(axis=1)]
-    return quickest[training.size_of].astype(np.int64)
+def quickest(training: Training, allowed: Flags) -> Ints:
+    """The plan in which every tensor takes, of the options ``allowed`` [O], the one that is quickest for it alone."""
+    columns = np.flatnonzero(allowed)
+    best: Ints = columns[training.prices.work[:, columns, 4].argmin(axis=1)][training.size_of].astype(np.int64)
+    return best
 
 
 def priority(training: Training) -> Ints:
@@ -124,70 +135,89 @@ def algorithm1(training: Training, compresses: Flags, allowed: Flags, plan: Ints
     return plan, float(end), int(tried)
 
 
-def improve(training: Training, allowed: Flags, plan: Ints, budget: int) -> tuple[Ints, float, int]:
+def improve(training: Training, length: Ints, columns: Ints, plan: Ints, budget: int) -> tuple[float, Ints, int]:
     """Take up all tensors again, and then pairs of them, as long as that helps and ``budget`` timelines last.
 
     Pairs get out of plans that no change of one tensor improves. They take part where tensors are few, which is where
-    there is little else to balance a bad decision; they are
-    given 64 times the budget then, since timelines are short.
+    there is little else to balance a bad decision; they are given 64 times the budget then, since timelines are short.
+    Returns (seconds without forward, plan, timelines).
     """
     plan = plan.copy()
-    length, columns = candidates(training, allowed)
-    none, order = np.zeros(len(allowed), np.bool_), priority(training)
+    order = priority(training)
     few = len(plan) <= FEW
     budget *= 1 + 63 * few
+    none = np.zeros(training.prices.count.shape[1], np.bool_)
+    given = training.arrays, training.priced, plan
     tried, end, before = 0, 0.0, np.inf
     while tried < budget:
-        left = budget - tried
-        end, one = kernels.greedy(
-            order, False, 1 << 30, left, length, columns, none, training.arrays, training.priced, plan
-        )
+        end, one = kernels.greedy(order, False, 1 << 30, budget - tried, length, columns, none, *given)
         tried += int(one)
         if not few or tried >= budget or not end < before * (1 - kernels.GAIN):
             break
-        end, two = kernels.pairs(order, budget - tried, length, columns, training.arrays, training.priced, plan)
+        end, two = kernels.pairs(order, budget - tried, length, columns, *given)
         tried += int(two)
         before = end
-    return plan, float(end), tried
+    return float(end), plan, tried
 
 
 def select(trace: Trace, space: Space, effort: int = EFFORT, plans: Sequence[Sequence[Option]] = ()) -> Strategy:
     """The best strategy found for ``trace``; ``plans``: further ones to start from, an option for every tensor.
 
-    ``effort``: timelines a tensor may cost in each of the two improvements. Raises CostError if one of ``plans`` uses
-    an option that is not in ``space.table``.
+    ``effort``: timelines per tensor that improving the best plan may take; each other start gets a quarter of that
+    first. Raises CostError if one of ``plans`` uses an option that is not in ``space.table``.
     """
     training = Training(trace, space.table)
-    start = uncompressed(training, space.compresses)
-    greedy, end, tried = algorithm1(training, space.compresses, space.main, start)
-    offloaded = offload_to_cpu(training, space.to_cpu, greedy)
-    tried += offloaded.timelines
-    steps = {"uncompressed": training.time(start), "algorithm 1": end, "algorithm 2": offloaded.seconds}
-    found = [(offloaded.seconds, offloaded.plan)]
-
-    everything = np.ones(len(space.compresses), np.bool_)
-    length, columns = candidates(training, everything, slack=5 * SLACK)
-    uniform = start.copy()
-    if len(length):
-        largest = columns[-1, : length[-1]]
-        end, more = kernels.uniform(largest, np.inf, training.arrays, training.priced, uniform)
-        found.append((float(end), uniform))
-        tried += int(more)
-        steps["uniform"] = float(end)
-    for options in plans:
-        plan = np.array([space.table.index(o) for o in options], np.int64)
+    dense = quickest(training, ~space.compresses)
+    steps = {"uncompressed": training.time(dense) - trace.forward}
+    found: list[tuple[float, Ints]] = []
+    tried = 0
+    for name, allowed, start in _searches(training, space, dense):
+        plan, end, more = algorithm1(training, space.compresses, allowed, start)
+        if not found:
+            steps["algorithm 1"] = end
+        moved = offload_to_cpu(training, space.to_cpu, plan)
+        steps[name] = moved.seconds
+        found.append((moved.seconds, moved.plan))
+        tried += more + moved.timelines
+    for given in plans:
+        plan = np.array([space.table.index(o) for o in given], np.int64)
         found.append((training.time(plan) - trace.forward, plan))
-    found.sort(key=lambda f: f[0])
+
+    length, columns = candidates(training, np.ones(len(space.compresses), np.bool_))
+    if len(length):
+        plan = dense.copy()
+        end, more = kernels.uniform(columns[-1, : length[-1]], np.inf, training.arrays, training.priced, plan)
+        steps["uniform"] = float(end)
+        found.append((float(end), plan))
+        tried += int(more)
+
     # Nothing can end before a gradient is ready and has gone through its shortest chain.
-    ready = np.cumsum(training.gaps)
-    floor = float((ready + training.prices.work[:, :, 4].min(axis=1)[training.size_of]).max(initial=0.0))
-    for _, plan in found[:2]:
-        if min(f[0] for f in found) > floor * (1 + ENOUGH):
-            improved, end, more = improve(training, everything, plan, effort * len(plan))
-            found.append((end, improved))
+    least = training.prices.work[:, :, 4].min(axis=1)[training.size_of]
+    enough = float((np.cumsum(training.gaps) + least).max(initial=0.0)) * (1 + ENOUGH)
+    found.sort(key=lambda f: f[0])
+    best, plan = found[0]
+    for begin in [*(f[1] for f in found), None]:
+        if best > enough:
+            share = effort if begin is None else effort // 4
+            end, improved, more = improve(
+                training, length, columns, plan if begin is None else begin, share * len(plan)
+            )
             tried += more
-    best, plan = min(found, key=lambda f: f[0])
+            if end < best:
+                best, plan = end, improved
     steps["improved"] = best
-    steps = {name: seconds + trace.forward * (name != "uncompressed") for name, seconds in steps.items()}
+    steps = {name: seconds + trace.forward for name, seconds in steps.items()}
     chosen = tuple(space.table.options[c] for c in plan.tolist())
     return Strategy(chosen, plan, steps["improved"], steps, tried)
+
+
+def _searches(training: Training, space: Space, dense: Ints) -> Iterator[tuple[str, Flags, Ints]]:
+    """(name, options allowed, start) of every run of Algorithms 1 and 2; the first is the paper's."""
+    yield "algorithm 2", space.main, dense
+    compressing = space.main & space.compresses
+    if not compressing.any():
+        return
+    yield "all compressed", compressing, quickest(training, compressing)
+    yield "inter all-gather", space.plain | ~space.compresses, dense
+    if space.cpu.any():
+        yield "cpu only", space.cpu | ~space.compresses, dense

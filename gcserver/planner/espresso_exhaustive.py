@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from gcserver.planner import espresso_kernels as kernels
 from gcserver.planner import options_kernels
-from gcserver.planner import timeline_kernels as kernels
 from gcserver.planner.options_cost import Ints, OptionTable
 from gcserver.planner.timeline import Training
 from gcserver.planner.trace import Trace
@@ -24,9 +24,7 @@ def exhaustive(trace: Trace, table: OptionTable, above: float = np.inf) -> tuple
     training = Training(trace, table)
     prices = training.prices
     length, columns = options_kernels.distinct(prices.count, prices.resource, prices.seconds, prices.work)
-    plan = np.full(len(training.gaps), -1, np.int64)
-    start = np.zeros(len(plan), np.int64)
+    start = np.zeros(len(training.gaps), np.int64)
     limit = above - trace.forward
     end, tried = kernels.exhaust(length, columns, limit, training.arrays, training.priced, start)
-    plan = start if end < limit else None
-    return float(end) + trace.forward, plan, int(tried)
+    return float(end) + trace.forward, start if end < limit else None, int(tried)

@@ -4,9 +4,10 @@ What may live here: groups and the choice among their prefixes. What may not: Al
 
 Tensors of the same size and the same option form a group; in each, the ones that are ready first go to the CPU. All
 combinations of these numbers are compared, as long as there are at most ``LIMIT``; beyond, one group is varied at a
-time, over and over, until none changes. Lemma 1, that the earliest are the best, holds where the CPU takes what comes
-first first, its time depends on the size only, and offloading does not change the order on a link; on the whole
-timeline it is a rule of thumb, as in the paper's own model.
+time, over and over, until none changes. Lemma 1, that the earliest are the best ones to offload, holds where the CPU
+takes what comes first first, its time depends on the size only, and communication hides behind compression. It fails
+where a link is the bottleneck: a first tensor that the GPU compresses sooner lets the link start sooner (the tests have
+an example). ``espresso.select`` therefore does not end with it.
 """
 
 from __future__ import annotations
@@ -15,17 +16,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gcserver.planner import timeline_kernels as kernels
+from gcserver.planner import espresso_kernels as kernels
 from gcserver.planner.options_cost import Ints
 from gcserver.planner.timeline import Training
 
 #: Combinations that are compared one by one.
-LIMIT = 20_000
+LIMIT = 4096
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Offload:
-    """``plan`` with some tensors on the CPU; ``seconds`` without forward; ``combinations``: the product of Theorem 1."""
+    """``plan`` with some tensors on the CPU; ``seconds`` without forward; ``combinations``: Theorem 1's product."""
 
     plan: Ints
     seconds: float

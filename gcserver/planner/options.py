@@ -93,7 +93,8 @@ class Task:
     def __str__(self) -> str:
         if self.device is not None:
             return f"{self.action.value}[{self.device.name}]"
-        assert self.routine is not None and self.level is not None
+        assert self.routine is not None
+        assert self.level is not None
         return f"{self.level.name.lower()}-{self.routine.value}{'*' if self.compressed else ''}"
 
 
@@ -143,8 +144,12 @@ class Constraints:
         return self.max_compressions is None or option.compressions <= self.max_compressions
 
 
+#: Nothing is ruled out.
+ANY = Constraints()
+
+
 @lru_cache(maxsize=32)
-def options(constraints: Constraints = Constraints()) -> tuple[Option, ...]:
+def options(constraints: Constraints = ANY) -> tuple[Option, ...]:
     """All options within ``constraints``, those that compress nothing first; the order is always the same.
 
     4341 without constraints, 174 with one device. Without any device the 9 that compress nothing are left.

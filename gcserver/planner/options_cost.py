@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from gcserver.planner import options_kernels as kernels
 from gcserver.planner.costs import Cluster, CodecCosts, CostError, Curve, Link, shape
-from gcserver.planner.options import Action, Constraints, Device, Level, Option, Routine, Task, options
+from gcserver.planner.options import ANY, Action, Constraints, Device, Level, Option, Routine, Task, options
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -73,7 +73,8 @@ class _Walk:
         return Cost(int(device), share=share, curve=int(device) * 3 + (not encode), further=further)
 
     def _collective(self, task: Task) -> Cost:
-        assert task.routine is not None and task.level is not None
+        assert task.routine is not None
+        assert task.level is not None
         ranks, link, resource, at_once = self._where(task.routine, task.level)
         steps, volume = shape(task.routine, ranks)
         per_byte = volume * at_once / link.bandwidth
@@ -177,7 +178,7 @@ def compile_table(cluster: Cluster, codec: CodecCosts, chosen: Sequence[Option])
 
 
 @lru_cache(maxsize=64)
-def table(cluster: Cluster, codec: CodecCosts, constraints: Constraints = Constraints()) -> OptionTable:
+def table(cluster: Cluster, codec: CodecCosts, constraints: Constraints = ANY) -> OptionTable:
     """The options worth considering on ``cluster``: the tree without what others beat at every size.
 
     An option goes if another one's chain of jobs is contained in its own, job by job on the same resources and never

@@ -1,27 +1,19 @@
 """The compiled inner loops behind option tables: prices of options, and which options others beat.
 
-What may live here: functions on plain arrays, called by ``options_cost``. numba's cache notices changes of a kernel's
-own file only, so that none here may call one of another file.
+What may live here: functions on plain arrays, called by ``options_cost`` and ``espresso``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
-from numba import njit
+
+from gcserver.planner.timeline_jit import kernel
 
 #: Most jobs a tensor's chain can have: the longest option has 12 tasks.
 JOBS = 12
 
 
-def _kernel(function: Callable[..., Any]) -> Any:
-    compiled: Any = njit(cache=True, nogil=True)(function)
-    return compiled
-
-
-@_kernel
+@kernel
 def _curve(knots, row, x):  # type: ignore[no-untyped-def]
     k = knots.shape[1]
     if x <= knots[row, 0, 0]:
@@ -33,7 +25,7 @@ def _curve(knots, row, x):  # type: ignore[no-untyped-def]
     return y0 + (knots[row, i, 1] - y0) * (x - x0) / (knots[row, i, 0] - x0)
 
 
-@_kernel
+@kernel
 def price(sizes, tasks, resource, terms, wire, knots):  # type: ignore[no-untyped-def]
     """Chains of jobs of all options for all sizes: count [S, O], resource and seconds [S, O, JOBS]."""
     count = np.zeros((len(sizes), len(tasks)), np.int64)
@@ -65,7 +57,7 @@ def price(sizes, tasks, resource, terms, wire, knots):  # type: ignore[no-untype
     return count, res, dur
 
 
-@_kernel
+@kernel
 def _within(n, res_a, dur_a, m, res_b, dur_b):  # type: ignore[no-untyped-def]
     """Whether each job of chain a has one in chain b, in order, on the same resource and not shorter."""
     if n > m:
@@ -77,7 +69,7 @@ def _within(n, res_a, dur_a, m, res_b, dur_b):  # type: ignore[no-untyped-def]
     return k == n
 
 
-@_kernel
+@kernel
 def undominated(count, res, dur):  # type: ignore[no-untyped-def]
     """Which options no other one beats at every size: bool [O]; of equals the first stays."""
     sizes, n = count.shape
@@ -98,7 +90,7 @@ def undominated(count, res, dur):  # type: ignore[no-untyped-def]
     return keep
 
 
-@_kernel
+@kernel
 def work(count, res, dur):  # type: ignore[no-untyped-def]
     """[S, O, 5]: each option's seconds on every resource, and of its chain."""
     total = np.zeros((count.shape[0], count.shape[1], 5))
@@ -110,7 +102,7 @@ def work(count, res, dur):  # type: ignore[no-untyped-def]
     return total
 
 
-@_kernel
+@kernel
 def shortlist(total, allowed, slack):  # type: ignore[no-untyped-def]
     """(length [S], columns [S, O]): for each size the ``allowed`` [O] options that no other beats in all of ``total``.
 
@@ -139,7 +131,7 @@ def shortlist(total, allowed, slack):  # type: ignore[no-untyped-def]
     return length, columns
 
 
-@_kernel
+@kernel
 def distinct(count, res, dur, total):  # type: ignore[no-untyped-def]
     """(length [S], columns [S, O]): for each size one option of every chain of jobs, shortest chains first."""
     sizes, n = count.shape

@@ -1,0 +1,255 @@
+"""Espresso's decisions: how good, how quick, and against what else (the paper's tables 5 and 6, figures 11 to 14).
+
+``python -m benchmarks.planner [--models vgg16 ...] [--nodes 2 4 8 64] [--quick] [--json FILE]``. Three parts, each
+only computation on one core: nothing is sent.
+
+- selection: every trace x randomk, dgc, efsignsgd at 1 % x {NVLink + 100 Gbit/s, PCIe + 25 Gbit/s, CPU with 10 and
+  1 Gbit/s} x nodes. Time to select with warm kernels, the median of ``--runs``; predicted iteration against the upper
+  bound (compression at no cost) and against every baseline on the same timeline.
+- offloading: the time of Algorithm 2 alone.
+- optimality: predicted iteration against exhaustive search over all options of the tree (2 tensors) or a random third
+  of its undominated ones (3 to 5 tensors); heads, tails and middles of traces, and random ones.
+
+``--quick``: 8 nodes and a tenth of the cases.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.common import Row, Table, describe, machine, write_json
+from gcserver.planner.baselines import CRIPPLED, SYSTEMS, plan_time, upper_bound
+from gcserver.planner.costs import WIRE, Cluster, CodecCosts, clusters, codec_costs
+from gcserver.planner.espresso import Space, algorithm1, prepare, quickest, select
+from gcserver.planner.espresso_exhaustive import exhaustive
+from gcserver.planner.offload import offload_to_cpu
+from gcserver.planner.options import Constraints, options
+from gcserver.planner.options_cost import OptionTable, compile_table
+from gcserver.planner.timeline import Training
+from gcserver.planner.trace import Trace, TracedTensor, parse_trace
+
+TRACES = Path(__file__).parent / "traces"
+#: Milliseconds of the paper: to select (table 5) and to offload (table 6).
+PAPER_MS = {
+    "vgg16": (7, 1),
+    "resnet101": (179, 14),
+    "ugatit": (84, 1),
+    "bert": (125, 2),
+    "gpt2": (99, 1),
+    "LSTM": (1, 1),
+}
+
+
+def progress(text: str) -> None:
+    print(f"\r{text:<78}", end="", file=sys.stderr, flush=True)
+
+
+def measure(trace: Trace, cluster: Cluster, codec: CodecCosts, runs: int) -> Row:
+    """One case: the time to select, the prediction, and what the baselines come to."""
+    space = prepare(cluster, codec)
+    times, offloads = [], []
+    strategy = select(trace, space)
+    for _ in range(runs):
+        begin = time.perf_counter()
+        strategy = select(trace, space)
+        times.append(time.perf_counter() - begin)
+    training = Training(trace, space.table)
+    plan, _, _ = algorithm1(training, space.compresses, space.main, quickest(training, ~space.compresses))
+    moved = offload_to_cpu(training, space.to_cpu, plan)
+    for _ in range(runs):
+        begin = time.perf_counter()
+        offload_to_cpu(training, space.to_cpu, plan)
+        offloads.append(time.perf_counter() - begin)
+    everyone = SYSTEMS | CRIPPLED
+    others = {
+        name: plan_time(trace, cluster, codec, decide(trace, cluster, codec)) for name, decide in everyone.items()
+    }
+    bound = upper_bound(trace, cluster, codec, strategy.options)
+    return {
+        "system": "espresso",
+        "model": trace.model,
+        "tensors": len(trace.tensors),
+        "cluster": cluster.name,
+        "nodes": cluster.nodes,
+        "codec": codec.name,
+        "median_s": statistics.median(times),
+        "runs": runs,
+        "offload_s": statistics.median(offloads),
+        "offload_combinations": moved.combinations,
+        "iteration_s": strategy.seconds,
+        "backward_s": trace.backward,
+        "algorithm1_s": strategy.steps["algorithm 1"],
+        "algorithm2_s": strategy.steps["algorithm 2"],
+        "upper_bound_s": bound,
+        "compressed": sum(o.compressions > 0 for o in strategy.options),
+        "timelines": strategy.timelines,
+        **{f"{name}_s": seconds for name, seconds in others.items()},
+    }
+
+
+def piece(trace: Trace, first: int, count: int) -> Trace:
+    """``count`` tensors of ``trace`` from ``first`` on, as if the backward pass began there."""
+    before = trace.tensors[first - 1].ready if first else 0.0
+    cut = trace.tensors[first : first + count]
+    return Trace(
+        f"{trace.model}[{first}:{first + count}]",
+        tuple(TracedTensor(t.name, t.elements, t.ready - before) for t in cut),
+    )
+
+
+def small_case(traces: list[Trace], count: int, rng: np.random.Generator) -> Trace:
+    """A head, a tail or a middle of a trace, or (half the time) sizes and gaps spread over orders of magnitude."""
+    if rng.random() < 0.5:
+        trace = traces[rng.integers(len(traces))]
+        last = len(trace.tensors) - count
+        return piece(trace, (0, last, int(rng.integers(last + 1)))[rng.integers(3)], count)
+    sizes = (2 ** rng.uniform(10, 26, count)).astype(int)
+    if rng.random() < 0.3:
+        sizes[:] = sizes[0]
+    ready = np.cumsum(10 ** rng.uniform(-5, -1.5, count))
+    drawn = zip(sizes.tolist(), ready.tolist(), strict=True)
+    return Trace("random", tuple(TracedTensor(str(i), n, t) for i, (n, t) in enumerate(drawn)))
+
+
+def restrict(space: Space, cluster: Cluster, codec: CodecCosts, count: int, rng: np.random.Generator) -> OptionTable:
+    """The options that exhaustive search looks at."""
+    if count <= 2:
+        return compile_table(cluster, codec, options(Constraints(gpu=cluster.gpu)))
+    columns = rng.permutation(len(space.table.options))[: max(6, len(space.table.options) // 3)]
+    return space.table.select(np.unique(columns))
+
+
+def optimality(traces: list[Trace], cases: int, seed: int) -> list[Row]:
+    """The gap to exhaustive search over cases of two to five tensors."""
+    rng = np.random.default_rng(seed)
+    rows = []
+    for case in range(cases):
+        count = (2, 2, 3, 4, 5)[case % 5]
+        cluster = clusters(int(rng.choice([2, 4, 8, 64])))[rng.choice(4, p=[0.4, 0.4, 0.1, 0.1])]
+        codec = codec_costs(str(rng.choice(sorted(WIRE))), cluster)
+        trace = small_case(traces, count, rng)
+        space = prepare(cluster, codec)
+        found = select(trace, space)
+        best, _, tried = exhaustive(trace, restrict(space, cluster, codec, count, rng), found.seconds)
+        progress(f"optimality: case {case + 1} of {cases}")
+        rows.append(
+            {
+                "system": "exhaustive",
+                "model": trace.model,
+                "tensors": count,
+                "cluster": cluster.name,
+                "nodes": cluster.nodes,
+                "codec": codec.name,
+                "iteration_s": found.seconds,
+                "best_s": best,
+                "gap": found.seconds / best - 1,
+                "algorithm2_gap": found.steps["algorithm 2"] / best - 1,
+                "timelines": tried,
+            }
+        )
+    return rows
+
+
+def print_times(rows: list[Row]) -> None:
+    table = Table({"model": 12, "tensors": 8, "select: median": 16, "worst": 9, "paper": 8, "offload": 10, "paper ": 8})
+    print("\nmilliseconds on one core, warm: to select a strategy, and Algorithm 2 alone\n" + table.head())
+    for model in dict.fromkeys(r["model"] for r in rows):
+        own = [r for r in rows if r["model"] == model]
+        times, moves = [r["median_s"] * 1e3 for r in own], [r["offload_s"] * 1e3 for r in own]
+        paper = PAPER_MS.get(model, ("", ""))
+        cells = (f"{statistics.median(times):.2f}", f"{max(times):.2f}", str(paper[0]), f"{max(moves):.2f}")
+        print(table.line(model, str(own[0]["tensors"]), *cells, str(paper[1])))
+
+
+def print_iterations(rows: list[Row]) -> None:
+    names = [*SYSTEMS, *CRIPPLED]
+    table = Table({"cluster": 14, "nodes": 6, "above bound: mean": 18, "worst": 9, **{n: len(n) + 2 for n in names}})
+    print("\nabove the upper bound; geometric mean of each baseline's iteration over Espresso's\n" + table.head())
+    for cluster, nodes in dict.fromkeys((r["cluster"], r["nodes"]) for r in rows):
+        own = [r for r in rows if (r["cluster"], r["nodes"]) == (cluster, nodes)]
+        above = [r["iteration_s"] / r["upper_bound_s"] - 1 for r in own]
+        ratios = [statistics.geometric_mean(r[f"{n}_s"] / r["iteration_s"] for r in own) for n in names]
+        shown = (f"{statistics.mean(above):.1%}", f"{max(above):.1%}", *(f"{x:.2f}" for x in ratios))
+        print(table.line(cluster, str(nodes), *shown))
+    slower = [(r, n) for r in rows for n in names if r[f"{n}_s"] < r["iteration_s"] * (1 - 1e-9)]
+    print(f"cases in which a baseline is better: {len(slower)} of {len(rows) * len(names)}")
+    for r, n in slower:
+        ahead = r["iteration_s"] / r[f"{n}_s"] - 1
+        print(f"  {r['model']} {r['cluster']} {r['nodes']} nodes {r['codec']}: {n} by {ahead:.2%}")
+
+
+def print_bounds(rows: list[Row]) -> None:
+    own = [r for r in rows if r["nodes"] == 8 and not r["cluster"].startswith("cpu")]
+    table = Table({"64 GPUs": 12, **{f"{c} {k}": 23 for c in ("nvlink+100g", "pcie+25g") for k in sorted(WIRE)}})
+    if own:
+        print("\npredicted iteration above the upper bound, and speed-up over fp32\n" + table.head())
+    for model in dict.fromkeys(r["model"] for r in own):
+        cells = []
+        for cluster in ("nvlink+100g", "pcie+25g"):
+            for codec in sorted(WIRE):
+                r = next(r for r in own if (r["model"], r["cluster"], r["codec"]) == (model, cluster, codec))
+                above = r["iteration_s"] / r["upper_bound_s"] - 1
+                cells.append(f"{above:.1%} {r['fp32_s'] / r['iteration_s']:.2f}x")
+        print(table.line(model, *cells))
+
+
+def print_gaps(rows: list[Row]) -> None:
+    table = Table(
+        {"tensors": 10, "cases": 8, "mean gap": 10, "worst": 9, "optimal": 9, "Alg. 1+2: mean": 16, "worst ": 9}
+    )
+    print("\nabove exhaustive search\n" + table.head())
+    for count in sorted({r["tensors"] for r in rows}):
+        own = [r for r in rows if r["tensors"] == count]
+        gaps, plain = [r["gap"] for r in own], [r["algorithm2_gap"] for r in own]
+        exact = statistics.mean(g < 1e-6 for g in gaps)
+        shown = (f"{statistics.mean(gaps):.2%}", f"{max(gaps):.2%}", f"{exact:.0%}")
+        print(table.line(str(count), str(len(own)), *shown, f"{statistics.mean(plain):.2%}", f"{max(plain):.2%}"))
+    gaps = [r["gap"] for r in rows]
+    print(f"all: mean {statistics.mean(gaps):.2%}, worst {max(gaps):.2%}")
+
+
+def read_traces(models: Iterable[str]) -> list[Trace]:
+    return [parse_trace((TRACES / f"{m}.json").read_bytes(), m) for m in models]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    known = sorted(p.stem for p in TRACES.glob("*.json"))
+    parser.add_argument("--models", nargs="+", default=known, choices=known)
+    parser.add_argument("--nodes", nargs="+", type=int, default=[2, 4, 8, 64])
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--cases", type=int, default=500, help="small cases against exhaustive search")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--json")
+    args = parser.parse_args()
+    nodes, cases = ([8], args.cases // 10) if args.quick else (args.nodes, args.cases)
+    traces = read_traces(args.models)
+    print(describe(machine()))
+    rows = []
+    begin = time.perf_counter()
+    todo = [(n, k, name) for n in nodes for k in range(4) for name in sorted(WIRE)]
+    for done, (n, k, name) in enumerate(todo):
+        cluster = clusters(n)[k]
+        for trace in traces:
+            elapsed = time.perf_counter() - begin
+            progress(f"selection: {done + 1} of {len(todo)} ({n} nodes, {cluster.name}, {name}), {elapsed:.0f} s")
+            rows.append(measure(trace, cluster, codec_costs(name, cluster), args.runs))
+    gaps = optimality(read_traces(known), cases, args.seed)
+    progress("")
+    print_times(rows)
+    print_bounds(rows)
+    print_iterations(rows)
+    print_gaps(gaps)
+    write_json(args.json, [*rows, *gaps])
+
+
+if __name__ == "__main__":
+    main()
