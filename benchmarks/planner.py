@@ -1,16 +1,17 @@
 """Espresso's decisions: how good, how quick, and against what else (the paper's tables 5 and 6, figures 11 to 14).
 
-``python -m benchmarks.planner [--models vgg16 ...] [--nodes 2 4 8 64] [--quick] [--json FILE]``. Three parts, each
+``python -m benchmarks.planner [--models vgg16 ...] [--nodes 2 4 8 64] [--quick] [--part PART]
+[--json FILE]``. Three parts, each
 only computation on one core: nothing is sent.
 
 - selection: every trace x randomk, dgc, efsignsgd at 1 % x {NVLink + 100 Gbit/s, PCIe + 25 Gbit/s, CPU with 10 and
   1 Gbit/s} x nodes. Time to select with warm kernels, the median of ``--runs``; predicted iteration against the upper
   bound (compression at no cost) and against every baseline on the same timeline.
 - offloading: the time of Algorithm 2 alone.
-- optimality: predicted iteration against exhaustive search over all options of the tree (2 tensors) or a random third
-  of its undominated ones (3 to 5 tensors); heads, tails and middles of traces, and random ones.
+- optimality: predicted iteration against exhaustive search, with two tensors over the whole tree, with three over the
+  GPU's options, with four and five over those that compress once; heads, tails and middles of traces, and random ones.
 
-``--quick``: 8 nodes and a tenth of the cases.
+``--part`` runs only the first two or the last; ``--quick``: 8 nodes and a tenth of the cases.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import statistics
 import sys
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -27,11 +29,11 @@ import numpy as np
 from benchmarks.common import Row, Table, describe, machine, write_json
 from gcserver.planner.baselines import CRIPPLED, SYSTEMS, plan_time, upper_bound
 from gcserver.planner.costs import WIRE, Cluster, CodecCosts, clusters, codec_costs
-from gcserver.planner.espresso import Space, algorithm1, prepare, quickest, select
+from gcserver.planner.espresso import algorithm1, prepare, quickest, select
 from gcserver.planner.espresso_exhaustive import exhaustive
 from gcserver.planner.offload import offload_to_cpu
-from gcserver.planner.options import Constraints, options
-from gcserver.planner.options_cost import OptionTable, compile_table
+from gcserver.planner.options import ANY, Constraints, options
+from gcserver.planner.options_cost import compile_table
 from gcserver.planner.timeline import Training
 from gcserver.planner.trace import Trace, TracedTensor, parse_trace
 
@@ -118,12 +120,13 @@ def small_case(traces: list[Trace], count: int, rng: np.random.Generator) -> Tra
     return Trace("random", tuple(TracedTensor(str(i), n, t) for i, (n, t) in enumerate(drawn)))
 
 
-def restrict(space: Space, cluster: Cluster, codec: CodecCosts, count: int, rng: np.random.Generator) -> OptionTable:
-    """The options that exhaustive search looks at."""
-    if count <= 2:
-        return compile_table(cluster, codec, options(Constraints(gpu=cluster.gpu)))
-    columns = rng.permutation(len(space.table.options))[: max(6, len(space.table.options) // 3)]
-    return space.table.select(np.unique(columns))
+#: What both the search and exhaustive search may use, by number of tensors: 4341, 174, 68 and 58 options.
+ALLOWED = {
+    2: ANY,
+    3: Constraints(cpu=False),
+    4: Constraints(cpu=False, max_compressions=1),
+    5: Constraints(cpu=False, max_compressions=1, flat=False),
+}
 
 
 def optimality(traces: list[Trace], cases: int, seed: int) -> list[Row]:
@@ -135,9 +138,9 @@ def optimality(traces: list[Trace], cases: int, seed: int) -> list[Row]:
         cluster = clusters(int(rng.choice([2, 4, 8, 64])))[rng.choice(4, p=[0.4, 0.4, 0.1, 0.1])]
         codec = codec_costs(str(rng.choice(sorted(WIRE))), cluster)
         trace = small_case(traces, count, rng)
-        space = prepare(cluster, codec)
-        found = select(trace, space)
-        best, _, tried = exhaustive(trace, restrict(space, cluster, codec, count, rng), found.seconds)
+        allowed = replace(ALLOWED[count], gpu=cluster.gpu, cpu=ALLOWED[count].cpu or not cluster.gpu)
+        found = select(trace, prepare(cluster, codec, allowed))
+        best, _, tried = exhaustive(trace, compile_table(cluster, codec, options(allowed)), found.seconds)
         progress(f"optimality: case {case + 1} of {cases}")
         rows.append(
             {
@@ -227,6 +230,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--cases", type=int, default=500, help="small cases against exhaustive search")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--part", choices=["selection", "optimality", "all"], default="all")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--json")
     args = parser.parse_args()
@@ -235,6 +239,8 @@ def main() -> None:
     print(describe(machine()))
     rows = []
     begin = time.perf_counter()
+    if args.part == "optimality":
+        nodes = []
     todo = [(n, k, name) for n in nodes for k in range(4) for name in sorted(WIRE)]
     for done, (n, k, name) in enumerate(todo):
         cluster = clusters(n)[k]
@@ -242,12 +248,14 @@ def main() -> None:
             elapsed = time.perf_counter() - begin
             progress(f"selection: {done + 1} of {len(todo)} ({n} nodes, {cluster.name}, {name}), {elapsed:.0f} s")
             rows.append(measure(trace, cluster, codec_costs(name, cluster), args.runs))
-    gaps = optimality(read_traces(known), cases, args.seed)
+    gaps = [] if args.part == "selection" else optimality(read_traces(known), cases, args.seed)
     progress("")
-    print_times(rows)
-    print_bounds(rows)
-    print_iterations(rows)
-    print_gaps(gaps)
+    if rows:
+        print_times(rows)
+        print_bounds(rows)
+        print_iterations(rows)
+    if gaps:
+        print_gaps(gaps)
     write_json(args.json, [*rows, *gaps])
 
 
