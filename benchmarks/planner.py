@@ -1,8 +1,7 @@
 """Espresso's decisions: how good, how quick, and against what else (the paper's tables 5 and 6, figures 11 to 14).
 
-``python -m benchmarks.planner [--models vgg16 ...] [--nodes 2 4 8 64] [--quick] [--part PART]
-[--json FILE]``. Three parts, each
-only computation on one core: nothing is sent.
+``python -m benchmarks.planner [--models vgg16 ...] [--nodes 2 4 8 64] [--quick] [--part PART] [--json FILE]``. Three
+parts, each only computation on one core: nothing is sent.
 
 - selection: every trace x randomk, dgc, efsignsgd at 1 % x {NVLink + 100 Gbit/s, PCIe + 25 Gbit/s, CPU with 10 and
   1 Gbit/s} x nodes. Time to select with warm kernels, the median of ``--runs``; predicted iteration against the upper

@@ -33,7 +33,7 @@ Flags = npt.NDArray[np.bool_]
 #: Options that do not save more than this share of work on any resource are left out of the search.
 SLACK = 0.02
 #: Timelines per tensor that the improvement of a plan may compute.
-EFFORT = 16
+EFFORT = 12
 #: Up to so many tensors, pairs of them are improved too.
 FEW = 8
 #: A plan this close to what no plan can beat, as a share, is not improved.
@@ -135,12 +135,12 @@ def algorithm1(training: Training, compresses: Flags, allowed: Flags, plan: Ints
     return plan, float(end), int(tried)
 
 
-def improve(training: Training, length: Ints, columns: Ints, plan: Ints, budget: int) -> tuple[float, Ints, int]:
+def improve(training: Training, length: Ints, columns: Ints, plan: Ints, budget: int) -> tuple[float, Ints, int, bool]:
     """Take up all tensors again, and then pairs of them, as long as that helps and ``budget`` timelines last.
 
     Pairs get out of plans that no change of one tensor improves. They take part where tensors are few, which is where
     there is little else to balance a bad decision; they are given 64 times the budget then, since timelines are short.
-    Returns (seconds without forward, plan, timelines).
+    Returns (seconds without forward, infinite without any budget; plan; timelines; whether there was budget left).
     """
     plan = plan.copy()
     order = priority(training)
@@ -148,7 +148,7 @@ def improve(training: Training, length: Ints, columns: Ints, plan: Ints, budget:
     budget *= 1 + 63 * few
     none = np.zeros(training.prices.count.shape[1], np.bool_)
     given = training.arrays, training.priced, plan
-    tried, end, before = 0, 0.0, np.inf
+    tried, end, before = 0, np.inf, np.inf
     while tried < budget:
         end, one = kernels.greedy(order, False, 1 << 30, budget - tried, length, columns, none, *given)
         tried += int(one)
@@ -157,7 +157,7 @@ def improve(training: Training, length: Ints, columns: Ints, plan: Ints, budget:
         end, two = kernels.pairs(order, budget - tried, length, columns, *given)
         tried += int(two)
         before = end
-    return float(end), plan, tried
+    return float(end), plan, tried, tried < budget
 
 
 def select(trace: Trace, space: Space, effort: int = EFFORT, plans: Sequence[Sequence[Option]] = ()) -> Strategy:
@@ -196,15 +196,18 @@ def select(trace: Trace, space: Space, effort: int = EFFORT, plans: Sequence[Seq
     enough = float((np.cumsum(training.gaps) + least).max(initial=0.0)) * (1 + ENOUGH)
     found.sort(key=lambda f: f[0])
     best, plan = found[0]
-    for begin in [*(f[1] for f in found), None]:
+    final = False
+    for start in {p.tobytes(): p for _, p in found}.values():
         if best > enough:
-            share = effort if begin is None else effort // 4
-            end, improved, more = improve(
-                training, length, columns, plan if begin is None else begin, share * len(plan)
-            )
+            end, improved, more, complete = improve(training, length, columns, start, effort // 4 * len(start))
             tried += more
             if end < best:
-                best, plan = end, improved
+                best, plan, final = end, improved, complete
+    if best > enough and not final:
+        end, improved, more, _ = improve(training, length, columns, plan, effort * len(plan))
+        tried += more
+        if end < best:
+            best, plan = end, improved
     steps["improved"] = best
     steps = {name: seconds + trace.forward for name, seconds in steps.items()}
     chosen = tuple(space.table.options[c] for c in plan.tolist())
