@@ -120,7 +120,8 @@ def walk(option: Option, cluster: Cluster) -> list[Cost]:
 class Prices:
     """Chains of jobs for S sizes and O options: ``count`` [S, O], ``resource`` and ``seconds`` [S, O, 12].
 
-    ``work`` [S, O, 5]: seconds on each of the resources, and of the whole chain with nothing to wait for.
+    ``work`` [S, O, 7]: seconds on each of the resources, of the whole chain with nothing to wait for, and of its parts
+    before the first and after the last use of the inter link.
     """
 
     sizes: Floats

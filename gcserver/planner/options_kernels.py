@@ -92,13 +92,19 @@ def undominated(count, res, dur):  # type: ignore[no-untyped-def]
 
 @kernel
 def work(count, res, dur):  # type: ignore[no-untyped-def]
-    """[S, O, 5]: each option's seconds on every resource, and of its chain."""
-    total = np.zeros((count.shape[0], count.shape[1], 5))
+    """[S, O, 7]: each option's seconds on every resource, of its chain, and of what is before and after the inter link.
+
+    The last two tell options apart that do the same work in another order.
+    """
+    total = np.zeros((count.shape[0], count.shape[1], 7))
     for s in range(count.shape[0]):
         for o in range(count.shape[1]):
             for k in range(count[s, o]):
                 total[s, o, res[s, o, k]] += dur[s, o, k]
                 total[s, o, 4] += dur[s, o, k]
+                total[s, o, 6] = 0.0 if res[s, o, k] == 3 else total[s, o, 6] + dur[s, o, k]
+                if total[s, o, 3] == 0.0:
+                    total[s, o, 5] += dur[s, o, k]
     return total
 
 

@@ -6,7 +6,7 @@ What may live here: functions on plain arrays that follow a timeline. What may n
 Resources are 0 GPU (computation too), 1 CPU, 2 intra link, 3 inter link. What the kernels pass around:
 
 - ``trace``: (gaps [N] seconds, size_of [N]: each tensor's row in the prices)
-- ``priced``: (count [S, O], resource [S, O, JOBS], seconds [S, O, JOBS], work [S, O, 5]), see ``options_kernels``
+- ``priced``: (count [S, O], resource [S, O, JOBS], seconds [S, O, JOBS], work [S, O, 7]), see ``options_kernels``
 - ``chains``: (count [N], resource [N, JOBS], seconds [N, JOBS]), the jobs of each tensor under a plan
 - ``space``: (log [4, L], ints [13], floats [8], ints_at [N, 13], floats_at [N, 8], bubble [N], starts [N, JOBS + 1])
 
