@@ -4,7 +4,7 @@ What may live here: the search. What may not: the timeline, the baselines, Algor
 
 ``select`` goes beyond the paper, whose greedy search may end above plans as simple as "compress everything from some
 size on". After Algorithms 1 and 2 from no compression it runs them again on parts of the tree (every tensor compressed,
-only all-gather between nodes, only the CPU) and looks at those uniform plans, which is what HiTopKComm and
+only one scheme, only the CPU) and looks at those uniform plans, which is what HiTopKComm and
 BytePS-Compress are. All of these, and plans that a caller adds, are improved for a while and the best for longer:
 tensors are taken up again, with all 4341 options, mixed devices included, until nothing changes or the effort is spent.
 The result is the best plan seen.
@@ -25,7 +25,7 @@ from gcserver.planner.costs import Cluster, CodecCosts
 from gcserver.planner.offload import offload_to_cpu
 from gcserver.planner.options import ANY, Constraints, Device, Option, options
 from gcserver.planner.options_cost import Ints, OptionTable, compile_table, table
-from gcserver.planner.options_schemes import INTER_ALLGATHER, scheme
+from gcserver.planner.options_schemes import ALLTOALL_ALLTOALL, INTER_ALLGATHER, scheme
 from gcserver.planner.timeline import Training
 from gcserver.planner.trace import Trace
 
@@ -45,14 +45,15 @@ class Space:
     """What is prepared once for a cluster and a codec: ``everything`` that no option beats, ``table`` to search.
 
     [O] for the columns of ``table``: ``compresses``; ``plain``: compressed once, for the inter link alone, by
-    all-gather; ``main``: only on the device that Algorithm 1 uses, the GPU if there is one; ``cpu``: on the CPU though
-    that is not it; ``to_cpu``: the column of the same steps on the CPU, or -1.
+    all-gather; ``both``: for both links, by all-to-all; ``main``: only on the device that Algorithm 1 uses, the GPU if
+    there is one; ``cpu``: on the CPU though that is not it; ``to_cpu``: the column of the same steps on the CPU, or -1.
     """
 
     everything: OptionTable
     table: OptionTable
     compresses: Flags
     plain: Flags
+    both: Flags
     main: Flags
     cpu: Flags
     to_cpu: Ints
@@ -75,8 +76,9 @@ def prepare(cluster: Cluster, codec: CodecCosts, constraints: Constraints = ANY)
         used = sorted({int(c) for row, k in zip(columns, length, strict=True) for c in row[:k]})
         found += [everything.options[c] for c in used]
     plain = scheme(INTER_ALLGATHER, device)
-    if device in {d for o in found for d in o.devices} and constraints.allow(plain):
-        found.append(plain)
+    both = [scheme(text, device) for text in ALLTOALL_ALLTOALL]
+    if device in {d for o in found for d in o.devices}:
+        found += [o for o in (plain, *both) if constraints.allow(o)]
     if codec.cpu is not None and constraints.cpu:
         found += [o.on(Device.CPU) for o in found if o.devices == {Device.GPU}]
     known = list(dict.fromkeys(found))
@@ -87,6 +89,7 @@ def prepare(cluster: Cluster, codec: CodecCosts, constraints: Constraints = ANY)
         compile_table(cluster, codec, known),
         np.array([o.compressions > 0 for o in known]),
         np.array([o == plain for o in known]),
+        np.array([o in both for o in known]),
         np.array([o.devices <= {device} for o in known]),
         np.array([o.devices == {Device.CPU} and device is Device.GPU for o in known]),
         np.array(to_cpu, np.int64),
@@ -222,5 +225,6 @@ def _searches(training: Training, space: Space, dense: Ints) -> Iterator[tuple[s
         return
     yield "all compressed", compressing, quickest(training, compressing)
     yield "inter all-gather", space.plain | ~space.compresses, dense
+    yield "both links", space.both | ~space.compresses, dense
     if space.cpu.any():
         yield "cpu only", space.cpu | ~space.compresses, dense
