@@ -30,7 +30,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 warmup: $(STAMP)
-	@if [ -f gcserver/cli.py ]; then $(ONE_THREAD) $(BIN)/gcserver warmup; fi
+	@$(ONE_THREAD) $(BIN)/gcserver warmup
 
 test: warmup ## the fast tests: no root, no system packages
 	@$(ONE_THREAD) $(RUBBISH) $(BIN)/python -m pytest -q -m "not system and not soak" -n $(JOBS) --dist loadgroup $(ARGS)

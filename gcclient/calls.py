@@ -1,7 +1,7 @@
 """One tensor, one call: declared names, pushes, and handles to results.
 
 What may live here: push_pull of a single tensor from call to result. What may not: the module-level API
-(`__init__.py`), many tensors at once (`broadcast.py`, `ddp.py`).
+(`api.py`), many tensors at once (`broadcast.py`, `ddp.py`).
 
 Two domains serve calls. Named tensors go through CALLS, where the daemon's codec applies to them. Tensors
 without a name go through EXACT, which is always lossless: error feedback belongs to a tensor, and nothing says

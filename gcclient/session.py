@@ -63,7 +63,7 @@ class Counters:
 
 
 class Session:
-    """One worker in one job. Use :func:`open_session`; ``close`` once."""
+    """One worker in one job. ``connect``, then ``register``; ``close`` once."""
 
     def __init__(self, label: str, socket: str) -> None:
         self.label = label

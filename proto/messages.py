@@ -29,13 +29,6 @@ class Message(msgspec.Struct, frozen=True, tag_field="t", omit_defaults=True):
     """Base of all messages."""
 
 
-class RankInfo(msgspec.Struct, frozen=True, array_like=True):
-    """One worker: its global rank and its place on its node."""
-
-    rank: int
-    local_rank: int
-
-
 class MemberInfo(msgspec.Struct, frozen=True, array_like=True):
     """One node of a job: name, advertised address, global ranks in ascending order."""
 

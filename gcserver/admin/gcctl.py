@@ -92,7 +92,7 @@ def parser() -> argparse.ArgumentParser:
     )
     drain = add("drain", "take no new jobs, let running ones end, then exit")
     drain.add_argument("--within", type=_duration, default=0.0, metavar="TIME", help="how long jobs may still take")
-    drain.add_argument("--reason", default="", help="shown in the daemon's log and to the jobs")
+    drain.add_argument("--reason", default="", help="shown in the daemon's log and to workers that want to join")
     return top
 
 

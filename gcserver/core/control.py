@@ -234,6 +234,7 @@ class ControlMachine:
             self.out.extend(job.requests.give_up("the job ended before the plan took effect"))
         self.out.append(ForgetJob(job.id))
         del self.jobs[job.id]
+        self.early = [(node, m) for node, m in self.early if getattr(m, "job", b"") != job.id]
         self._maybe_drained()
 
     # ------------------------------------------------------------------------------- peers' messages
@@ -251,9 +252,9 @@ class ControlMachine:
             if job is None:
                 if not isinstance(m, Fault):
                     self.early.append((node, m))
-                    del self.early[:-MAX_EARLY]
-                return
-            self.out.extend(job_messages.on_message(job, node, m, self.early))
+            else:
+                self.out.extend(job_messages.on_message(job, node, m, self.early))
+            del self.early[:-MAX_EARLY]
 
     def _on_record(self, node: str, m: EpochDecided) -> None:
         me = self.config.hello.node
@@ -318,7 +319,7 @@ class ControlMachine:
     def _on_set_plan(self, e: SetPlan, now: float) -> None:
         matching = [j for j in self.jobs.values() if e.job in ("", j.record.label, j.id.hex()) and j.ended is None]
         if len(matching) != 1:
-            have = ", ".join(sorted(j.record.label for j in self.jobs.values())) or "none"
+            have = ", ".join(sorted(j.record.label for j in self.jobs.values() if j.ended is None)) or "none"
             what = "no such job" if not matching else "more than one job matches"
             self.out.append(AnswerRequest(e.request, error=f"{what}: {e.job!r}; jobs here: {have}"))
             return
@@ -327,6 +328,7 @@ class ControlMachine:
 
     def _on_drain(self, e: DrainAsked, now: float) -> None:
         self.draining = e.reason or "draining"
+        self.out.append(Log("info", f"draining: {self.draining}; {len(self.jobs)} job(s) still run"))
         self._maybe_drained()
 
     def _maybe_drained(self) -> None:

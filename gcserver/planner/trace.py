@@ -1,7 +1,7 @@
 """When the gradients of one backward pass become ready: what every planner starts from.
 
 What may live here: the record of a traced backward pass, and its JSON form. What may not: files, costs, plans,
-measuring (the daemon's profiler makes traces of running jobs).
+measuring.
 
 A trace file is ``{"model": ..., "source": ..., "tensors": [{"name", "elements", "gap_us"}, ...]}``: tensors in the
 order of back-propagation, each with the microseconds since the one before it became ready.

@@ -115,8 +115,6 @@ class Averager:
             return keep(self.handles, memory, e, memoryview(b""), True)
         if e.codec is None or e.codec.id == NONE_ID:
             bad = self._store(state, acc, inverse * state.loss_scale() if acc.unscaled else inverse)
-            if e.codec is None:
-                return Finalised(e.domain, e.key, e.step, None, 0, 0, bad)
             return keep(self.handles, memory, e, state.output, bad)
         codec = parse(e.codec.spec).at_owner()
         bound = codec.max_bytes(state.block.elements, len(state.bounds) - 1)

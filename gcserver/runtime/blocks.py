@@ -6,7 +6,8 @@ back after a restart. What may not: arithmetic (`encoding.py`, `averaging.py`, `
 Files, in the job's directory, for domain d and lane l (`docs/memory.md` has the layouts):
 
     d.l.chunk<i>   arena: slot headers, inputs, outputs (descriptors go to the workers)
-    d.l.heap<i>    private: one record a block, then residuals and retained payloads once a codec needs them
+    d.l.records<s> private: one record for each block of section s
+    d.l.heap<i>    private: states and retained payloads, once a codec needs them
     d.l.steps      ring of finished steps
 
 Records are written field by field with aligned 8-byte stores; the store that makes a change count is always
@@ -156,7 +157,6 @@ class DomainMemory:
         ring = map_file(self.directory / f"{stem}.steps", STEP_RING * STEP.itemsize)
         self.ring = ring.view
         self.steps = np.frombuffer(ring.view, STEP)
-        self.chunks = []
         self._index = self.directory / f"{stem}.records"
 
     # ------------------------------------------------------------------------------------- sections

@@ -64,6 +64,7 @@ class LaneWorkers:
                 return
             channel: Channel[messages.FromLaneWorker] = Channel(sock, _decode_worker)
             if channel.peer_uid() not in (os.getuid(), 0):
+                refusals.tell(channel, refusals.stranger(channel.peer_uid()))
                 channel.close()
                 self._p.counters.count("workers_refused", 0)
                 continue

@@ -53,6 +53,8 @@ class Observer:
 
     # ----------------------------------------------------------------------------------------- events
     def on_times(self, message: StepTimes) -> None:
+        if message.domain[0] not in self._s.machine.jobs:
+            return  # a lane's last word of a job that is over
         for step, seconds in message.steps:
             key = (message.domain, step)
             self._times[key] = max(seconds, self._times.get(key, 0.0))

@@ -53,6 +53,8 @@ class Status:
 
     def __init__(self, supervisor: Supervisor) -> None:
         self._s = supervisor
+        #: when a drain with a time limit ends
+        self._stop_at: asyncio.TimerHandle | None = None
         self._requests: dict[int, tuple[set[int], dict[int, tuple[int, float]], asyncio.Future[None]]] = {}
         self._last_request = 0
         self._service: Any = None
@@ -358,7 +360,8 @@ class Status:
         """See Source."""
         running = len(self._s.machine.jobs)
         self._s.feed(cx.DrainAsked(reason or self._s.machine.draining or "drained by an operator"))
-        if timeout > 0:
-            self._s.loop.call_later(timeout, self._s.stopped.set)
+        if self._stop_at is not None:
+            self._stop_at.cancel()
+        self._stop_at = self._s.loop.call_later(timeout, self._s.stopped.set) if timeout > 0 else None
         message = "stops when the last job has left" if running else "no job is running; stopping"
         return DrainResult(message, running)

@@ -60,3 +60,4 @@ class StepReports:
     def forget(self, domain: DomainKey) -> None:
         for key in [k for k in self.began if k[0] == domain]:
             del self.began[key]
+        self.waiting = [report for report in self.waiting if report.domain != domain]

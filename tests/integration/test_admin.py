@@ -290,7 +290,7 @@ def test_a_saved_job_whose_codec_is_gone(tmp_path: Path) -> None:
         b.start()
         b.wait_ready()
         for outcome in job.wait(60):
-            assert outcome.error == "CodecError"
+            assert outcome.error == "CodecError", outcome
             assert f"{b.name} came back and cannot run this job any more: rule 'other.*'" in outcome.message
             assert "twobit" in outcome.message
         until("the job to be forgotten", lambda: ask(b, "jobs") == {"jobs": []})

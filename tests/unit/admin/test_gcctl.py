@@ -115,7 +115,7 @@ epoch, step, plan  1, 41, 2
 on loss            fail, deadline 30 min
 DOMAIN  LABEL  SETTLED  VOID  TENSORS  ELEMENTS  CODEC
      0  world       41     1        2      1064  fp16
-domain 0 waits 3.5 s for b in step 42: its push of 3 of 12 partitions
+domain 0 waits 3.5 s for b in step 42: exchange
 """
     )
 

@@ -68,7 +68,7 @@ def test_every_answer_arrives_whole() -> None:
         assert c.state == pb.PEER_STATE_REFUSED and not c.HasField("last_heard_seconds")
         (j,) = (await stub.ListJobs(pb.ListJobsRequest())).jobs
         assert (j.label, j.step, [list(m.ranks) for m in j.members]) == ("gpt", 41, [[0, 1], [2]])
-        assert j.domains[0].waiting_for[0].reason == "its push of 3 of 12 partitions"
+        assert j.domains[0].waiting_for[0].reason == "exchange"
         tensors = (await stub.ListTensors(pb.ListTensorsRequest(pattern="wte*"))).tensors
         assert [(t.name, list(t.shape), t.bytes_wire) for t in tensors] == [("wte.weight", [64, 16], 2048)]
         changed = await stub.SetCodec(pb.SetCodecRequest(job="gpt", codec=" fp16 "))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from gcproto import messages
 from gcproto.records import replace
 from gcserver.core import control_events as ce
+from gcserver.core.control import MAX_EARLY
 from gcserver.core.events import DomainOpened, PeerAdded
 from tests.unit.core.control_machine import (
     B,
@@ -93,3 +94,13 @@ def test_a_worker_that_vanishes_ends_the_job() -> None:
     m = formed()
     m.on(ce.WorkerGone(1), 0.0)
     assert not m.jobs, "nobody is left to tell"
+
+
+def test_what_is_said_of_unknown_jobs_is_bounded_and_goes_with_the_job() -> None:
+    m, record = formed_with_b()
+    for i in range(MAX_EARLY + 50):
+        m.on(control_from_b(messages.SectionOffer(b"k" * 16, i, 0, 1), 2 + i), 0.0)
+    assert len(m.early) == MAX_EARLY
+    for i in range(10):
+        m.on(control_from_b(messages.SectionOffer(record.job, 900 + i, 0, 1), 5000 + i), 0.0)
+    assert sum(x.job == record.job for _, x in m.early) == 10 and len(m.early) == MAX_EARLY
