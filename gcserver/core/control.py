@@ -45,6 +45,8 @@ from gcserver.core.peers import Peers, PeerUp
 ANSWER = 1
 #: Messages of jobs not known yet are kept, but not more than these.
 MAX_EARLY = 4096
+#: so many jobs that failed are remembered with the reason
+MAX_FAILED = 64
 
 
 def wish_number(incarnation: int, request: int) -> int:
@@ -61,6 +63,8 @@ class ControlMachine:
     jobs: dict[bytes, Job] = field(default_factory=dict)
     connections: dict[Connection, tuple[bytes, int]] = field(default_factory=dict)
     early: job_messages.Early = field(default_factory=list)
+    #: why forgotten jobs ended; a peer or a worker may come too late to have heard
+    failed: dict[bytes, Fault] = field(default_factory=dict)
     draining: str = ""
     #: effects of the event being handled; the parts share it, so that effects stay in order
     out: list[ControlEffect] = field(default_factory=list)
@@ -198,6 +202,9 @@ class ControlMachine:
 
     def _reattach(self, connection: Connection, m: messages.Reattach) -> None:
         job = self.jobs.get(m.job)
+        if job is None and m.job in self.failed:
+            self.out.append(Tell(connection, self.failed[m.job]))
+            return
         if job is None or m.rank not in job.workers:
             why = "the daemon came back without the memory of this job"
             advice = "start the job again from its last checkpoint"
@@ -232,6 +239,10 @@ class ControlMachine:
             for domain in job.domains.values():
                 self.out.append(ToLane(DomainClosed(domain.config.id)))
             self.out.extend(job.requests.give_up("the job ended before the plan took effect"))
+        else:
+            self.failed[job.id] = job.ended
+            while len(self.failed) > MAX_FAILED:
+                self.failed.pop(next(iter(self.failed)))
         self.out.append(ForgetJob(job.id))
         del self.jobs[job.id]
         self.early = [(node, m) for node, m in self.early if getattr(m, "job", b"") != job.id]
@@ -263,7 +274,7 @@ class ControlMachine:
             return
         self._form(m)
         if m.job not in self.jobs and any(member.node == me for member in m.members):
-            fault = Fault(
+            fault = self.failed.get(m.job) or Fault(
                 m.job,
                 "PeerLost",
                 f"{me} does not know job {m.label!r}: it ended there, or its daemon restarted while the job "

@@ -104,3 +104,14 @@ def test_what_is_said_of_unknown_jobs_is_bounded_and_goes_with_the_job() -> None
     for i in range(10):
         m.on(control_from_b(messages.SectionOffer(record.job, 900 + i, 0, 1), 5000 + i), 0.0)
     assert sum(x.job == record.job for _, x in m.early) == 10 and len(m.early) == MAX_EARLY
+
+
+def test_who_comes_too_late_still_hears_why_a_job_ended() -> None:
+    """The job is forgotten with its last worker; a peer that was away then, and a worker, ask afterwards."""
+    m, record = formed_with_b()
+    why = messages.Fault(record.job, "CodecError", "rule 'w': no codec 'twobit'")
+    assert why in told(m.on(control_from_b(why, 2), 0.0))
+    said(m, 1, messages.Unregister())
+    assert not m.jobs
+    assert control_sent(m.on(control_from_b(record, 3), 0.0)) == [why]
+    assert told(said(m, 2, messages.Reattach(record.job, 0, 1)), 2) == [why]
