@@ -21,7 +21,7 @@ def complete(d: Domain, p: Partition, r: Round, nonfinite: bool) -> None:
     r.complete = True
     del p.rounds[r.step]
     p.out_step, p.out_nonfinite, p.out_proposal = r.step, nonfinite, r.proposal
-    end_exchange(d, p, r)
+    end_exchange(d, r)
     for x in r.exchanges:
         unpark(d, x, None)
     if r.codec is not None and r.codec.feedback:
@@ -77,7 +77,7 @@ def flip(d: Domain, p: Partition, step: int, owner: bool) -> None:
     d.out.append(Flip(d.config.id, p.block.key, step, new.current, owner))
 
 
-def end_exchange(d: Domain, p: Partition, r: Round) -> None:
+def end_exchange(d: Domain, r: Round) -> None:
     """Nobody needs our payload of it any more, nor what others sent."""
     x = r.now
     x.over = True

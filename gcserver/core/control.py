@@ -228,7 +228,6 @@ class ControlMachine:
                     "WorkerLost",
                     f"rank {rank} on {job.node} went away without shutdown()",
                     missing=(f"rank {rank}",),
-                    advice="its own log says why; start the job again",
                 )
             )
         self.out.extend(job.worker_left(rank))

@@ -91,7 +91,7 @@ def _seed(d: Domain, p: Partition, r: Round, codec: CodecChoice) -> int:
 
 def second_exchange(d: Domain, p: Partition, r: Round, aggregate: Handle | None) -> None:
     """The first exchange is over: on to the second, from its sum."""
-    completion.end_exchange(d, p, r)
+    completion.end_exchange(d, r)
     if r.codec is None or r.decision is None:
         return
     r.stage, r.encoding = 1, True

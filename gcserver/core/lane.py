@@ -280,10 +280,10 @@ class LaneMachine:
         link = self.links.get(peer)
         if link is not None and link.up:
             # A contribution sent from here is a retained one: it was asked for, credit does not hold it up.
-            self.out.extend(self._ordered(peer))
+            self.out.extend(self._ordered())
             self.out.append(link.send(h, handle, wanted=wanted))
 
-    def _ordered(self, peer: int) -> list[LaneEffect]:
+    def _ordered(self) -> list[LaneEffect]:
         """What domains have said so far comes before a frame that depends on it."""
         out: list[LaneEffect] = []
         for domain in self.domains.values():

@@ -21,7 +21,7 @@ from gcserver.runtime.buffers import Accumulator, Workspace, as_bytes
 from gcserver.runtime.contributions import store
 from gcserver.runtime.exchanges import Exchanges, two_rounds
 from gcserver.runtime.results import fill_nan, keep
-from gcserver.runtime.states import NONE_ID, state_use, unscales
+from gcserver.runtime.states import NONE_ID, codec_seed, state_use, unscales
 
 
 class Averager:
@@ -123,7 +123,7 @@ class Averager:
         if (use := state_use(codec, state)) is not None:
             before, after = memory.begin_states(e.key, e.step, (e.read, e.write), True, use)
         into = inverse if codec.units == "mean" else 1.0
-        result = codec.encode(acc.base, before, after, as_bytes(out), state.bounds, into, e.seed & (1 << 62) - 1)
+        result = codec.encode(acc.base, before, after, as_bytes(out), state.bounds, into, codec_seed(e.seed))
         if result.nonfinite:
             fill_nan(state)
             return keep(self.handles, memory, e, memoryview(b""), True)

@@ -12,11 +12,12 @@ from gcproto import wire
 from gcproto.wire import Flag
 from gcserver.codecs import parse
 from gcserver.core.effects import Encode
-from gcserver.core.events import Encoded, Retained
+from gcserver.core.events import Encoded
 from gcserver.runtime.buffers import Workspace, as_bytes
 from gcserver.runtime.contributions import dense_contribution, node_sum
 from gcserver.runtime.exchanges import Exchanges
-from gcserver.runtime.states import NONE_ID, state_use, unscales
+from gcserver.runtime.results import retain
+from gcserver.runtime.states import NONE_ID, codec_seed, state_use, unscales
 
 
 class Encoder:
@@ -48,7 +49,7 @@ class Encoder:
             if (use := state_use(codec, state)) is not None:
                 before, after = memory.begin_states(e.key, e.step, (e.read, e.write), False, use)
             scale = state.loss_scale() if unscales(codec) else 1.0
-            result = codec.encode(x, before, after, as_bytes(out), state.bounds, 1.0 / scale, e.seed & (1 << 62) - 1)
+            result = codec.encode(x, before, after, as_bytes(out), state.bounds, 1.0 / scale, codec_seed(e.seed))
             # A loss scaler must see that fp16 was not wide enough, or it never backs off.
             clipped = result.saturated > 0 and state.loss_scale() != 1.0
             nonfinite = result.nonfinite > 0 or clipped
@@ -61,11 +62,5 @@ class Encoder:
         handle = self.handles.add(payload) if len(payload) else None
         if e.retain is not None and retained is not None:
             flags = e.flags | Flag.ALL | (Flag.NONFINITE if nonfinite else 0)
-            memory.commit_kept(
-                e.key,
-                e.retain,
-                Retained(
-                    e.step, e.retain, None, len(payload), digest, e.codec.id, e.codec.level, int(flags), e.proposal
-                ),
-            )
+            retain(memory, e, e.codec, e.retain, len(payload), digest, int(flags))
         return Encoded(e.domain, e.key, e.step, handle, len(payload), digest, nonfinite)

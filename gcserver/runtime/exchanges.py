@@ -26,7 +26,7 @@ from gcserver.runtime.blocks import F32, BlockState, DomainMemory
 from gcserver.runtime.buffers import Accumulator, Workspace, as_bytes
 from gcserver.runtime.contributions import node_sum, store
 from gcserver.runtime.results import fill_nan, keep
-from gcserver.runtime.states import matrix_use
+from gcserver.runtime.states import codec_seed, matrix_use
 
 
 @dataclass(slots=True)
@@ -59,7 +59,7 @@ class Exchanges:
         out = self.pool.take(4 * codec.payload_floats(0, state.shapes))
         x = node_sum(self.pool, state)
         scale = 1.0 / state.loss_scale()
-        seed = e.seed & (1 << 62) - 1
+        seed = codec_seed(e.seed)
         result = codec.begin(x, before, after, work, as_bytes(out), state.bounds, state.shapes, scale, seed)
         self.wire_bytes.setdefault(e.domain, {})[e.key] = 0
         return self._half(e, state, out, result)

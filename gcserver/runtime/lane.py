@@ -52,6 +52,7 @@ from gcserver.runtime.lanelink import (
     LaneTrouble,
 )
 from gcserver.runtime.laneworkers import LaneWorkers
+from gcserver.runtime.once import Once
 from gcserver.runtime.setup import LaneSetup, lane_address, listen_unix
 from gcserver.runtime.statefiles import MemoryShort
 from gcserver.runtime.stepreports import StepReports
@@ -62,7 +63,6 @@ STATS_EVERY: Final = 1.0
 GC_THRESHOLD: Final = (20_000, 20, 20)
 _PR_SET_PDEATHSIG: Final = 1
 #: So many different complaints about what arrives are passed on; a stranger must not fill the log.
-MAX_SAID: Final = 256
 
 
 class LaneProcess:
@@ -80,7 +80,7 @@ class LaneProcess:
         self.counters = Counters()
         self.reports = StepReports(machine, self.send_up)
         self.workers = LaneWorkers(self, listener)
-        self.said: set[str] = set()
+        self._new = Once()
         self.queue: deque[ev.LaneEvent] = deque()
         #: questions about blocks that are being answered: request, what is left, what was found
         self.asked: deque[tuple[int, Iterator[tuple[int, int, float]], list[tuple[int, int, float]]]] = deque()
@@ -200,8 +200,7 @@ class LaneProcess:
 
     def trouble_once(self, text: str) -> None:
         """A line for the log of the daemon, the first time it is said."""
-        if len(self.said) < MAX_SAID and text not in self.said:
-            self.said.add(text)
+        if self._new(text):
             self.send_up(LaneTrouble(b"", "Log", text))
 
     # ------------------------------------------------------------------------------------ supervisor

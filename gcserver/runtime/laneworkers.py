@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING
 
 from gcproto import messages
 from gcproto.channel import Channel, ChannelClosed
-from gcproto.messages import Attach, Done, Mapped, MapSection, MessageError, Push
+from gcproto.messages import Attach, Done, Fault, Mapped, MapSection, MessageError, Push
 from gcserver.core import events as ev
 from gcserver.core.effects import Notify
 from gcserver.runtime import refusals
+from gcserver.runtime.knocking import admit
 from gcserver.runtime.lanelink import LaneTrouble
 
 if TYPE_CHECKING:
@@ -51,25 +52,18 @@ class LaneWorkers:
 
     def accept(self) -> None:
         """Whoever knocks."""
-        while True:
-            try:
-                sock, _ = self.listener.accept()
-            except BlockingIOError:
-                return
-            except OSError as error:
-                # Out of descriptors: whoever knocks is served when there are some again.
-                self._p.trouble_once(f"a worker's connection cannot be accepted: {error}")
-                self._poller.modify(self.listener.fileno(), 0)
-                self.deaf = True
-                return
-            channel: Channel[messages.FromLaneWorker] = Channel(sock, _decode_worker)
-            if channel.peer_uid() not in (os.getuid(), 0):
-                refusals.tell(channel, refusals.stranger(channel.peer_uid()))
-                channel.close()
-                self._p.counters.count("workers_refused", 0)
-                continue
-            self.connections[channel.fileno()] = Worker(channel)
-            self._poller.register(channel.fileno(), select.EPOLLIN)
+        full = admit(self.listener, _decode_worker, self._welcome, self._refused)
+        if full is not None:
+            self._p.trouble_once(f"a worker's connection cannot be accepted: {full}")
+            self._poller.modify(self.listener.fileno(), 0)
+            self.deaf = True
+
+    def _welcome(self, channel: Channel[messages.FromLaneWorker]) -> None:
+        self.connections[channel.fileno()] = Worker(channel)
+        self._poller.register(channel.fileno(), select.EPOLLIN)
+
+    def _refused(self, why: Fault) -> None:
+        self._p.counters.count("workers_refused", 0)
 
     def serve(self, worker: Worker, ready: int) -> None:
         """What the poll says of a connection."""

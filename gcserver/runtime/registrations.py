@@ -15,6 +15,7 @@ from gcproto.channel import Channel, ChannelClosed
 from gcproto.messages import Fault, MessageError, Registered
 from gcserver.core import control_events as cx
 from gcserver.runtime import refusals
+from gcserver.runtime.knocking import admit
 from gcserver.runtime.setup import listen_unix
 
 if TYPE_CHECKING:
@@ -53,27 +54,19 @@ class Registrations:
             os.unlink(self.path)
 
     def _accept(self) -> None:
-        while True:
-            try:
-                sock, _ = self.listener.accept()
-            except BlockingIOError:
-                return
-            except OSError as error:
-                # Out of descriptors: whoever knocks is served when there are some again.
-                self._s.warn_once(f"a worker's connection cannot be accepted: {error}")
-                self._s.loop.remove_reader(self.listener.fileno())
-                self.deaf = True
-                return
-            channel: Channel[messages.FromWorker] = Channel(sock, _decode_worker)
-            if channel.peer_uid() not in (os.getuid(), 0):
-                why = refusals.stranger(channel.peer_uid())
-                self._s.warn_once(f"a worker is refused: {why.message}")
-                refusals.tell(channel, why)
-                channel.close()
-                continue
-            descriptor = channel.fileno()
-            self.channels[descriptor] = channel
-            self._s.loop.add_reader(descriptor, self._receive, descriptor)
+        full = admit(self.listener, _decode_worker, self._welcome, self._refused)
+        if full is not None:
+            self._s.warn_once(f"a worker's connection cannot be accepted: {full}")
+            self._s.loop.remove_reader(self.listener.fileno())
+            self.deaf = True
+
+    def _welcome(self, channel: Channel[messages.FromWorker]) -> None:
+        descriptor = channel.fileno()
+        self.channels[descriptor] = channel
+        self._s.loop.add_reader(descriptor, self._receive, descriptor)
+
+    def _refused(self, why: Fault) -> None:
+        self._s.warn_once(f"a worker is refused: {why.message}")
 
     def _receive(self, descriptor: int) -> None:
         channel = self.channels[descriptor]

@@ -11,8 +11,8 @@ import numpy as np
 from gcproto import wire
 from gcproto.dtypes import DType
 from gcproto.wire import Flag
-from gcserver.core.effects import Finalise
-from gcserver.core.events import Finalised, Retained
+from gcserver.core.effects import Encode, Finalise
+from gcserver.core.events import CodecChoice, Finalised, Retained
 from gcserver.runtime.blocks import BlockState, DomainMemory
 from gcserver.runtime.buffers import Handles
 
@@ -23,13 +23,18 @@ def keep(handles: Handles, memory: DomainMemory, e: Finalise, payload: memoryvie
         return Finalised(e.domain, e.key, e.step, None, 0, 0, bad)
     digest = wire.digest(payload)
     flags = e.flags | (Flag.NONFINITE if bad else 0) | (Flag.SUM_UNITS if e.codec.sum_units else 0)
-    memory.commit_kept(
-        e.key,
-        e.retain,
-        Retained(e.step, e.retain, None, len(payload), digest, e.codec.id, e.codec.level, int(flags), e.proposal),
-    )
+    retain(memory, e, e.codec, e.retain, len(payload), digest, int(flags))
     handle = handles.add(payload) if len(payload) else None
     return Finalised(e.domain, e.key, e.step, handle, len(payload), digest, bad, e.stage)
+
+
+def retain(
+    memory: DomainMemory, e: Encode | Finalise, codec: CodecChoice, slot: int, nbytes: int, digest: int, flags: int
+) -> None:
+    """Log that the payload in retained memory ``slot`` is whole. The core says the same of it in `Retained`s."""
+    memory.commit_kept(
+        e.key, slot, Retained(e.step, slot, None, nbytes, digest, codec.id, codec.level, flags, e.proposal)
+    )
 
 
 def fill_nan(state: BlockState) -> None:

@@ -14,6 +14,11 @@ from gcserver.runtime.blocks import BlockState, StateUse
 NONE_ID = 0  #: the codec that sends gradients as they are
 
 
+def codec_seed(seed: int) -> int:
+    """A round's seed as codecs take it, below 2**62: kernels know signed 64-bit numbers only."""
+    return seed & (1 << 62) - 1
+
+
 def unscales(codec: Codec) -> bool:
     """Whether payloads of ``codec`` are without the loss scale: residuals are kept unscaled, and votes have none."""
     return codec.units == "sum" or codec.finalise == "vote"

@@ -32,6 +32,7 @@ from gcserver.core.control_config import ControlConfig
 from gcserver.runtime.lanelink import ForgetJob, LaneTrouble
 from gcserver.runtime.lanes import Lanes
 from gcserver.runtime.ledger import JobStore
+from gcserver.runtime.once import Once
 from gcserver.runtime.peers import Peers
 from gcserver.runtime.registrations import Registrations
 from gcserver.runtime.resolve import resolve
@@ -43,7 +44,6 @@ TICK: Final = 0.5
 #: How long SIGTERM waits for jobs to end before it leaves them to the next life of this daemon.
 STOP_GRACE: Final = 2.0
 #: So many different complaints about what arrives are logged; a stranger must not fill the log.
-MAX_SAID: Final = 256
 log = logging.getLogger("gcserver")
 
 
@@ -65,7 +65,7 @@ class Supervisor:
         self.queue: deque[cx.ControlEvent] = deque()
         self.lanes = Lanes(self)
         self.counts: dict[tuple[str, int], int] = {}
-        self.said: set[str] = set()
+        self._new = Once()
         self.signalled = False
         self.requests: dict[int, asyncio.Future[cx.AnswerRequest]] = {}
         self.last_request = 0
@@ -219,8 +219,7 @@ class Supervisor:
 
     def warn_once(self, text: str) -> None:
         """A warning, the first time it is said."""
-        if len(self.said) < MAX_SAID and text not in self.said:
-            self.said.add(text)
+        if self._new(text):
             log.warning("%s", text)
 
     def trouble(self, message: LaneTrouble) -> None:

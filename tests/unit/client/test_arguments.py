@@ -13,6 +13,20 @@ from gcproto.messages import DeclareDomain, DeclareSection, Register
 from tests.unit.client.fake import FakeDaemon
 
 
+def _set(monkeypatch: pytest.MonkeyPatch, name: str, value: str | None) -> None:
+    monkeypatch.delenv(name, raising=False)
+    if value is not None:
+        monkeypatch.setenv(name, value)
+
+
+def _registered(daemon: FakeDaemon, **arguments: Any) -> Register:
+    """What the daemon hears of ``init`` with these arguments."""
+    gcclient.init(0, 1, socket=daemon.socket, **arguments)
+    gcclient.shutdown()
+    (register,) = (m for m in daemon.heard[-1] if isinstance(m, Register))
+    return register
+
+
 @pytest.mark.parametrize(
     ("given", "variable", "seconds"),
     [(None, "1800s", 1800.0), (None, "5m", 300.0), (None, "30", 30.0), (None, "", 0.0), (None, None, 0.0),
@@ -21,13 +35,8 @@ from tests.unit.client.fake import FakeDaemon
 def test_a_deadline_is_written_as_in_the_daemons_configuration(
     daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, given: float | str | None, variable: str | None, seconds: float
 ) -> None:
-    monkeypatch.delenv("GC_JOB_DEADLINE", raising=False)
-    if variable is not None:
-        monkeypatch.setenv("GC_JOB_DEADLINE", variable)
-    gcclient.init(0, 1, socket=daemon.socket, deadline=given)
-    gcclient.shutdown()
-    (register,) = (m for m in daemon.heard[-1] if isinstance(m, Register))
-    assert register.deadline == seconds
+    _set(monkeypatch, "GC_JOB_DEADLINE", variable)
+    assert _registered(daemon, deadline=given).deadline == seconds
 
 
 def test_a_deadline_that_is_none_is_refused_by_name(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,13 +55,8 @@ def test_a_deadline_that_is_none_is_refused_by_name(daemon: FakeDaemon, monkeypa
 def test_a_seed_comes_from_the_argument_or_the_environment(
     daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, given: int | None, variable: str | None, seed: int | None
 ) -> None:
-    monkeypatch.delenv("GC_SEED", raising=False)
-    if variable is not None:
-        monkeypatch.setenv("GC_SEED", variable)
-    gcclient.init(0, 1, socket=daemon.socket, seed=given)
-    gcclient.shutdown()
-    (register,) = (m for m in daemon.heard[-1] if isinstance(m, Register))
-    assert register.seed == seed
+    _set(monkeypatch, "GC_SEED", variable)
+    assert _registered(daemon, seed=given).seed == seed
 
 
 def test_a_seed_that_is_none_is_refused_by_name(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
