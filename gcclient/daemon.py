@@ -22,9 +22,9 @@ import time
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
-from gcproto import channel, messages
+from gcproto import channel, messages, packed
 from gcproto.channel import Channel, ChannelClosed
-from gcproto.messages import Message, MessageError
+from gcproto.packed import Message, MessageError
 
 log = logging.getLogger("gcclient")
 
@@ -38,8 +38,8 @@ MAX_UNANSWERED: Final = 5
 #: A connection that held this long was no refusal, seconds: an idle lane has nothing to say.
 _HELD: Final = 5.0
 
-_to_worker = messages.Decoder[messages.ToWorker](messages.ToWorker)
-_to_lane_worker = messages.Decoder[messages.ToLaneWorker](messages.ToLaneWorker)
+_to_worker = packed.Decoder[messages.ToWorker](messages.ToWorker)
+_to_lane_worker = packed.Decoder[messages.ToLaneWorker](messages.ToLaneWorker)
 
 
 class Listener(Protocol):

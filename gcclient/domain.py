@@ -13,7 +13,8 @@ from typing import Final
 
 from gcclient.arena import BlockPlace, LaneArena
 from gcproto.manifest import AddressSpace, Section
-from gcproto.messages import DeclareDomain, DeclareSection, Done, MapSection, Message, Push
+from gcproto.messages import DeclareDomain, DeclareSection, Done, MapSection, Push
+from gcproto.packed import Message
 from gcproto.wire import Flag
 
 #: Doorbells of this many steps are kept after their results came, for scoped and other domains. A lane that is

@@ -22,9 +22,10 @@ from gcclient.daemon import CONTROL, Daemon, Link
 from gcclient.domain import Domain
 from gcclient.errors import GradcommError, NotInitialized, StepTimeout, from_fault
 from gcclient.ranks import World
-from gcproto import messages
+from gcproto import messages, packed
 from gcproto.manifest import ManifestError, Section, TensorSpec
-from gcproto.messages import DeclareDomain, DeclareSection, Message, Register, Registered
+from gcproto.messages import DeclareDomain, DeclareSection, Register, Registered
+from gcproto.packed import Message
 
 log = logging.getLogger("gcclient")
 
@@ -346,7 +347,7 @@ class Session:
 
         What cannot be encoded raises before anything is recorded: what later declarations count must have been sent.
         """
-        messages.encode(message)
+        packed.encode(message)
         with self.daemon.control.sending:
             record()
             if self._attached:

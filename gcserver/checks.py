@@ -24,7 +24,8 @@ from typing import Final, Literal
 
 from gcproto.channel import Channel, ChannelClosed
 from gcproto.manifest import memory_bytes
-from gcproto.messages import Decoder, IAm, MessageError, ToWorker, WhoAreYou
+from gcproto.messages import IAm, ToWorker, WhoAreYou
+from gcproto.packed import Decoder, MessageError
 from gcserver.config import Config, Peer
 from gcserver.values import Address, human_size, read_endpoint, show_cores
 

@@ -17,7 +17,7 @@ import struct
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Generic, TypeVar
 
-from gcproto.messages import MAX_MESSAGE_BYTES, Message, MessageError, encode
+from gcproto.packed import MAX_MESSAGE_BYTES, Message, MessageError, encode
 
 T = TypeVar("T")
 
@@ -35,7 +35,7 @@ class Channel(Generic[T]):
     """One connection. The socket is non-blocking; whoever owns it polls :meth:`fileno`.
 
     ``decode`` turns message bytes into a message of the other side's union. A message that does not decode
-    raises :class:`~gcproto.messages.MessageError`; the connection should then be closed.
+    raises :class:`~gcproto.packed.MessageError`; the connection should then be closed.
     """
 
     def __init__(self, sock: socket.socket, decode: Callable[[object], T]) -> None:

@@ -1,32 +1,20 @@
 """Small messages: between daemons' supervisors (CONTROL frames), and between a worker and its daemon.
 
-What may live here: typed messages, their msgpack form and their bounds. What may not: gradient bytes
+What may live here: typed messages and their bounds. What may not: how they become bytes (`packed.py`), gradients
 (they stay in arenas and DATA frames), sockets, decisions.
-
-Everything is msgspec: typed, validated while decoding, no pickle. A message that does not decode is a
-:class:`MessageError`.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Generic, TypeVar
+from typing import Annotated, Final
 
 import msgspec
 
 from gcproto.manifest import Section
+from gcproto.packed import Message
 
-MAX_MESSAGE_BYTES: Final = 64 << 20
 LAST_SEED: Final = (1 << 63) - 1
 Seed = Annotated[int, msgspec.Meta(ge=0, le=LAST_SEED)]
-T = TypeVar("T")
-
-
-class MessageError(ValueError):
-    """Bytes that are not a message of the expected kind."""
-
-
-class Message(msgspec.Struct, frozen=True, tag_field="t", omit_defaults=True):
-    """Base of all messages."""
 
 
 class MemberInfo(msgspec.Struct, frozen=True, array_like=True):
@@ -380,23 +368,3 @@ FromWorker = Register | Reattach | WhoAreYou | DeclareDomain | DeclareSection | 
 ToWorker = Registered | IAm | SectionAgreed | Fault | Waiting
 FromLaneWorker = Attach | MapSection | Push
 ToLaneWorker = Mapped | Done | Fault
-
-_encoder = msgspec.msgpack.Encoder()
-encode = _encoder.encode
-
-
-class Decoder(Generic[T]):
-    """Decodes one union of messages. Raises :class:`MessageError` on anything else."""
-
-    def __init__(self, union: Any) -> None:
-        self._decoder: Any = msgspec.msgpack.Decoder(union)
-
-    def __call__(self, data: object) -> T:
-        size = len(data)  # type: ignore[arg-type]
-        if size > MAX_MESSAGE_BYTES:
-            raise MessageError(f"a message has at most {MAX_MESSAGE_BYTES} bytes, got {size}")
-        try:
-            message: T = self._decoder.decode(data)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise MessageError(str(error)) from error
-        return message

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from gcproto import messages, wire
+from gcproto import messages, packed, wire
 from gcproto.wire import Flag, FrameType, Header, Phase
 from gcserver.core import completion, encoding, exchange, frames, opening, pushes
 from gcserver.core.domain import Domain, Outward
@@ -41,8 +41,8 @@ from gcserver.core.link import DEFAULT_CREDIT, Link
 from gcserver.core.outbox import Outbox
 from gcserver.core.steps import StepBook
 
-_hello = messages.Decoder[messages.Hello](messages.Hello)
-_refuse = messages.Decoder[messages.Refuse](messages.Refuse)
+_hello = packed.Decoder[messages.Hello](messages.Hello)
+_refuse = packed.Decoder[messages.Refuse](messages.Refuse)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ class LaneMachine:
     def _on_received(self, e: FrameReceived, now: float) -> None:
         try:
             self._on_frame(e, now)
-        except messages.MessageError:
+        except packed.MessageError:
             # Its digests hold: a faulty or foreign sender. Nothing of it was used.
             self.out.append(Count("frames_unusable", e.header.sender))
 

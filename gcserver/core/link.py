@@ -25,7 +25,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import islice
 
-from gcproto import messages, wire
+from gcproto import messages, packed, wire
 from gcproto.records import replace
 from gcproto.wire import Flag, FrameType, Header, Phase
 from gcserver.core.effects import Count, Reconnect, ReportLink, Send
@@ -49,8 +49,8 @@ LinkEffect = Send | Reconnect | Count | ReportLink
 #: Where a method puts effects in passing
 Sink = Callable[[LinkEffect], None]
 
-_beat = messages.Decoder[messages.Beat](messages.Beat)
-_nack = messages.Decoder[messages.Nack](messages.Nack)
+_beat = packed.Decoder[messages.Beat](messages.Beat)
+_nack = packed.Decoder[messages.Nack](messages.Nack)
 
 
 @dataclass(slots=True)
@@ -119,10 +119,10 @@ class Link:
         return Send(self.peer, header, body=body)
 
     def hello(self, message: messages.Hello) -> Send:
-        return self._unnumbered(FrameType.HELLO, messages.encode(message))
+        return self._unnumbered(FrameType.HELLO, packed.encode(message))
 
     def refuse(self, reason: str) -> Send:
-        return self._unnumbered(FrameType.REFUSE, messages.encode(messages.Refuse(reason)))
+        return self._unnumbered(FrameType.REFUSE, packed.encode(messages.Refuse(reason)))
 
     def heartbeat(self, closed: tuple[tuple[bytes, int, int, int], ...] = (), now: float = 0.0) -> Send:
         """``now``: with it the heartbeat takes part in measuring the round trip."""
@@ -130,7 +130,7 @@ class Link:
         credits = tuple((job, domain, total) for (job, domain), total in self.taken.items())
         held = now - self.their_clock_at if now and self.their_clock else 0.0
         beat = messages.Beat(self.next_seq - 1, closed, credits, now, self.their_clock if now else 0.0, held)
-        return self._unnumbered(FrameType.HEARTBEAT, messages.encode(beat))
+        return self._unnumbered(FrameType.HEARTBEAT, packed.encode(beat))
 
     def send(
         self, header: Header, handle: Handle | None = None, body: bytes = b"", wanted: Callable[[], bool] = _always
@@ -213,7 +213,7 @@ class Link:
         if not missing:
             return []
         return [
-            self._unnumbered(FrameType.NACK, messages.encode(messages.Nack(missing))),
+            self._unnumbered(FrameType.NACK, packed.encode(messages.Nack(missing))),
             Count("nacks_sent", self.peer),
         ]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from gcproto import messages, wire
+from gcproto import messages, packed, wire
 from gcproto.wire import FrameType, Header
 from gcserver.core.control_config import ControlConfig
 from gcserver.core.control_events import ControlEffect, KnowPeer, Log
@@ -16,9 +16,9 @@ from gcserver.core.effects import Count, ReportLink
 from gcserver.core.events import FrameDamaged, FrameReceived, PeerAdded, PeerReset
 from gcserver.core.link import Link
 
-_hello = messages.Decoder[messages.Hello](messages.Hello)
-_refuse = messages.Decoder[messages.Refuse](messages.Refuse)
-_control = messages.Decoder[messages.Control](messages.Control)
+_hello = packed.Decoder[messages.Hello](messages.Hello)
+_refuse = packed.Decoder[messages.Refuse](messages.Refuse)
+_control = packed.Decoder[messages.Control](messages.Control)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Peers:
         """One control message. Lost if the link is down: what matters is said again when it comes up."""
         link = self.link(node)
         if link is not None and link.up:
-            body = messages.encode(message)
+            body = packed.encode(message)
             header = Header(
                 FrameType.CONTROL,
                 sender=self.config.node,
@@ -80,7 +80,7 @@ class Peers:
         """(peer's name, what it says) of a frame that counts and that is not for the link itself."""
         try:
             return self._on_frame(e, now)
-        except messages.MessageError as error:
+        except packed.MessageError as error:
             # Its digests hold: a faulty or foreign sender. Nothing of it was used.
             self.out.append(Count("frames_unusable", e.header.sender))
             self.out.append(Log("error", f"a {e.header.type.name} frame cannot be read: {error}"))

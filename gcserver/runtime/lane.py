@@ -29,7 +29,7 @@ import zmq
 
 from gcproto import wire
 from gcproto.channel import ChannelClosed
-from gcproto.messages import MessageError
+from gcproto.packed import MessageError
 from gcproto.records import replace
 from gcproto.wire import Flag, FrameError, FrameType
 from gcserver.codecs import CodecError

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from gcproto.channel import Channel
-from gcproto.messages import Message, MessageError
+from gcproto.packed import Message, MessageError
 from gcserver.core import effects, events
 from gcserver.core.control_events import OpenSection
 

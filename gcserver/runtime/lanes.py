@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from gcproto.channel import ChannelClosed
-from gcproto.messages import MessageError
+from gcproto.packed import MessageError
 from gcserver.core import control_events as cx
 from gcserver.core.link import DEFAULT_CREDIT
 from gcserver.runtime.lanelink import AddPeer, BlockFacts, LaneLink, LaneReady, LaneStats, LaneTrouble, StepTimes

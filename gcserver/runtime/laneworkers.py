@@ -13,9 +13,10 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gcproto import messages
+from gcproto import messages, packed
 from gcproto.channel import Channel, ChannelClosed
-from gcproto.messages import Attach, Done, Fault, Mapped, MapSection, MessageError, Push
+from gcproto.messages import Attach, Done, Fault, Mapped, MapSection, Push
+from gcproto.packed import MessageError
 from gcserver.core import events as ev
 from gcserver.core.effects import Notify
 from gcserver.runtime import refusals
@@ -25,7 +26,7 @@ from gcserver.runtime.lanelink import LaneTrouble
 if TYPE_CHECKING:
     from gcserver.runtime.lane import LaneProcess
 
-_decode_worker = messages.Decoder[messages.FromLaneWorker](messages.FromLaneWorker)
+_decode_worker = packed.Decoder[messages.FromLaneWorker](messages.FromLaneWorker)
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import zmq
 
 from gcproto import wire
-from gcproto.messages import MessageError
+from gcproto.packed import MessageError
 from gcproto.wire import FrameError, FrameType
 from gcserver.core import events as ev
 from gcserver.runtime.lanelink import AddPeer

@@ -12,7 +12,8 @@ import os
 from typing import Any
 
 from gcproto.channel import Channel, ChannelClosed
-from gcproto.messages import Fault, MessageError
+from gcproto.messages import Fault
+from gcproto.packed import MessageError
 
 
 def unreadable(error: MessageError, joined: bool) -> Fault:

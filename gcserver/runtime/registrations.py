@@ -10,9 +10,10 @@ import contextlib
 import os
 from typing import TYPE_CHECKING
 
-from gcproto import messages
+from gcproto import messages, packed
 from gcproto.channel import Channel, ChannelClosed
-from gcproto.messages import Fault, MessageError, Registered
+from gcproto.messages import Fault, Registered
+from gcproto.packed import MessageError
 from gcserver.core import control_events as cx
 from gcserver.runtime import refusals
 from gcserver.runtime.knocking import admit
@@ -21,7 +22,7 @@ from gcserver.runtime.setup import listen_unix
 if TYPE_CHECKING:
     from gcserver.runtime.supervisor import Supervisor
 
-_decode_worker = messages.Decoder[messages.FromWorker](messages.FromWorker)
+_decode_worker = packed.Decoder[messages.FromWorker](messages.FromWorker)
 
 
 class Registrations:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from gcproto import messages
+from gcproto import messages, packed
 from gcproto.manifest import Section, TensorSpec
 from gcproto.wire import Flag, FrameType, Header, Phase
 from gcserver.core import control_events as ce
@@ -128,7 +128,7 @@ def _frame(h: Header, to: str, body: bytes) -> str:
     if h.type is FrameType.FILLER:
         return f"sends {to} {number}: a filler"
     if h.type is FrameType.NACK:
-        return f"asks {to} for {list(messages.Decoder[messages.Nack](messages.Nack)(body).missing)}"
+        return f"asks {to} for {list(packed.Decoder[messages.Nack](messages.Nack)(body).missing)}"
     return ""
 
 

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from gcproto.channel import Channel, ChannelClosed
-from gcproto.messages import Decoder, FromWorker, IAm, WhoAreYou
+from gcproto.messages import FromWorker, IAm, WhoAreYou
+from gcproto.packed import Decoder
 from gcserver import checks, config
 from gcserver.config import Config, Peer
 from gcserver.values import Address

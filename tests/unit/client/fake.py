@@ -17,14 +17,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from gcproto import messages, slots
+from gcproto import messages, packed, slots
 from gcproto.channel import Channel, ChannelClosed
 from gcproto.manifest import AddressSpace, ArenaPlan, Block
-from gcproto.messages import Attach, DeclareDomain, DeclareSection, Done, MapSection, MemberInfo, Message, Push
+from gcproto.messages import Attach, DeclareDomain, DeclareSection, Done, MapSection, MemberInfo, Push
+from gcproto.packed import Message
 
 PARTITION = 256 << 10
-_from_worker = messages.Decoder[messages.FromWorker](messages.FromWorker)
-_from_lane_worker = messages.Decoder[messages.FromLaneWorker](messages.FromLaneWorker)
+_from_worker = packed.Decoder[messages.FromWorker](messages.FromWorker)
+_from_lane_worker = packed.Decoder[messages.FromLaneWorker](messages.FromLaneWorker)
 
 
 class FakeDomain:

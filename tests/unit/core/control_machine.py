@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gcproto import messages, wire
+from gcproto import messages, packed, wire
 from gcproto.manifest import Section, TensorSpec
 from gcproto.messages import DeclareDomain, DeclareSection, Register, Registered
 from gcproto.wire import FrameType, Header
@@ -58,20 +58,20 @@ def formed(lanes: int = 1, scoped: bool = True) -> ControlMachine:
 
 
 def hello_from(node: str, incarnation: int, lanes: int = 1, to: int = 0) -> FrameReceived:
-    body = messages.encode(messages.Hello(node, f"tcp://{node}:7000", lanes, 0, 1, "test"))
+    body = packed.encode(messages.Hello(node, f"tcp://{node}:7000", lanes, 0, 1, "test"))
     sender = wire.node_id(node)
     return FrameReceived(Header(FrameType.HELLO, sender=sender, incarnation=incarnation, to_incarnation=to), body=body)
 
 
-def control_from_b(message: messages.Message, seq: int) -> FrameReceived:
-    body = messages.encode(message)
+def control_from_b(message: packed.Message, seq: int) -> FrameReceived:
+    body = packed.encode(message)
     return FrameReceived(
         Header(FrameType.CONTROL, sender=B, incarnation=7, to_incarnation=100, link_seq=seq), body=body
     )
 
 
 def control_sent(effects: list[Any]) -> list[Any]:
-    decode = messages.Decoder[Any](messages.Control)
+    decode = packed.Decoder[Any](messages.Control)
     return [decode(e.body) for e in effects if isinstance(e, Send) and e.header.type is FrameType.CONTROL]
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gcproto import messages, wire
+from gcproto import messages, packed, wire
 from gcproto.manifest import AddressSpace, Section, TensorSpec
 from gcproto.records import replace
 from gcproto.wire import Flag, FrameType, Header, Phase
@@ -32,7 +32,7 @@ def machine(credit: int = 1000) -> LaneMachine:
 
 
 def hello(incarnation: int, lanes: int = 1) -> ev.FrameReceived:
-    body = messages.encode(messages.Hello("b", "tcp://b:1", lanes, 0, 1, "test"))
+    body = packed.encode(messages.Hello("b", "tcp://b:1", lanes, 0, 1, "test"))
     header = Header(FrameType.HELLO, sender=B, incarnation=incarnation, to_incarnation=11)
     return ev.FrameReceived(header, body=body)
 
@@ -66,7 +66,7 @@ def two(me: int, memory: dict[int, ev.BlockMemory] | None = None) -> LaneMachine
     names = ("a", "b")
     m = LaneMachine(LaneConfig(messages.Hello(names[me], "tcp://x:1", 1, 0, 1, "test"), 11, 1000))
     m.on(ev.PeerAdded((B, A)[me], names[1 - me]), 0.0)
-    body = messages.encode(messages.Hello(names[1 - me], "tcp://y:1", 1, 0, 1, "test"))
+    body = packed.encode(messages.Hello(names[1 - me], "tcp://y:1", 1, 0, 1, "test"))
     m.on(ev.FrameReceived(Header(FrameType.HELLO, sender=(B, A)[me], incarnation=22, to_incarnation=11), body=body), 0)
     members = (ev.Member(A, "a", 1), ev.Member(B, "b", 1))
     config = ev.DomainConfig(JOB, 0, "ddp", 1, members, me, 1, 2, 2, 0)

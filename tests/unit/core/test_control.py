@@ -6,7 +6,7 @@ simulation plays.
 
 from __future__ import annotations
 
-from gcproto import messages
+from gcproto import messages, packed
 from gcproto.records import replace
 from gcserver.core import control_events as ce
 from gcserver.core.control import MAX_EARLY
@@ -57,7 +57,7 @@ def test_a_member_that_does_not_know_the_job_says_so() -> None:
 
 def test_a_peer_that_lost_its_memory_ends_the_job() -> None:
     m, _ = formed_with_b()
-    body = messages.encode(messages.Hello("b", "tcp://b:7000", 1, 0, 2, "test"))
+    body = packed.encode(messages.Hello("b", "tcp://b:7000", 1, 0, 2, "test"))
     out = m.on(replace(hello_from("b", 8, to=100), body=body), 1.0)
     assert [f.kind for f in told(out)] == ["PeerLost"]
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gcproto import messages, wire
+from gcproto import messages, packed, wire
 from gcproto.records import replace
 from gcproto.wire import Flag, FrameType, Header, Phase
 from gcserver.core.effects import Reconnect, ReportLink, Send
@@ -89,14 +89,14 @@ def test_acknowledged_frames_are_forgotten() -> None:
     assert list(a.unacked) == [1, 2, 3]
     assert a.fresh(b.heartbeat().header, 1.0, HELLO, lambda e: None)
     assert not a.unacked
-    assert a.on_nack(messages.encode(messages.Nack((2,)))) == []
+    assert a.on_nack(packed.encode(messages.Nack((2,)))) == []
 
 
 def test_what_is_not_wanted_any_more_comes_as_a_filler_that_returns_credit() -> None:
     a, b = pair()
     a.send(data(Phase.CONTRIBUTION, 300), 7, wanted=lambda: False)
     for _ in range(2):  # asked for twice: the second filler is as good as the first
-        filler = a.on_nack(messages.encode(messages.Nack((1,))))[0]
+        filler = a.on_nack(packed.encode(messages.Nack((1,))))[0]
         assert isinstance(filler, Send)
         assert filler.header.type is FrameType.FILLER and filler.header.aux == 300 and filler.handle is None
         assert receive(b, filler)[0] or b.received == 1
@@ -105,7 +105,7 @@ def test_what_is_not_wanted_any_more_comes_as_a_filler_that_returns_credit() -> 
 def test_a_filler_for_an_aggregate_costs_nothing() -> None:
     a, _ = pair()
     a.send(replace(data(), aux=1), 7, wanted=lambda: False)
-    (filler,) = a.on_nack(messages.encode(messages.Nack((1,))))
+    (filler,) = a.on_nack(packed.encode(messages.Nack((1,))))
     assert isinstance(filler, Send) and filler.header.aux == 0
 
 
@@ -220,7 +220,7 @@ def test_absurd_numbers_are_bounded() -> None:
     out: list[Any] = []
     assert not b.accept(header, out.append)
     assert kinds(out) == ["frames_refused"]
-    b.on_beat(messages.encode(messages.Beat(2**60)), 0.0, out.append)
+    b.on_beat(packed.encode(messages.Beat(2**60)), 0.0, out.append)
     assert len(b.missing()) == MAX_NACK
 
 
@@ -255,13 +255,13 @@ def test_heartbeats_measure_the_round_trip_whatever_the_clocks_say() -> None:
 @pytest.mark.parametrize(("echo", "held"), [(5e9, 0.0), (1.0, 50.0), (1.0, -3.0), (float("nan"), 0.0), (1.0, 1e300)])
 def test_round_trips_that_cannot_be_are_not_believed(echo: float, held: float) -> None:
     a, _ = pair()
-    a.on_beat(messages.encode(messages.Beat(0, sent=7.0, echo=echo, held=held)), 10.0, lambda e: None)
+    a.on_beat(packed.encode(messages.Beat(0, sent=7.0, echo=echo, held=held)), 10.0, lambda e: None)
     assert a.rtt is None
 
 
 def test_bodies_that_are_no_messages_are_message_errors() -> None:
     a, _ = pair()
     for call in (lambda: a.on_nack(b"\xc1"), lambda: a.on_beat(b"noise", 0.0, lambda e: None)):
-        with pytest.raises(messages.MessageError):
+        with pytest.raises(packed.MessageError):
             call()
     assert a.nack() == []

@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gcproto import messages
+from gcproto import messages, packed
 from gcproto.manifest import Section, TensorSpec
-from gcproto.messages import Decoder, MemberInfo, MessageError, Rule
+from gcproto.messages import MemberInfo, Rule
+from gcproto.packed import Decoder, MessageError
 
 UNIONS: dict[str, typing.Any] = {
     name: getattr(messages, name)
@@ -22,7 +23,7 @@ UNIONS: dict[str, typing.Any] = {
 }
 SECTION = Section(0, (TensorSpec("w", (3, 4), 0),))
 DOMAIN = messages.DeclareDomain("ddp", 0, (0, 1), True, "topk(ratio=0.01)", True)
-SAMPLES: list[messages.Message] = [
+SAMPLES: list[packed.Message] = [
     messages.Hello("a", "tcp://a:1", 2, 1, 5, "0.1"),
     messages.Refuse("no"),
     messages.Beat(7, ((b"j" * 16, 0, 3, 2**64 - 1),), ((b"j" * 16, 0, 4096),)),
@@ -64,19 +65,19 @@ def test_every_message_has_a_sample() -> None:
 
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda s: type(s).__name__)
-def test_round_trip(sample: messages.Message) -> None:
+def test_round_trip(sample: packed.Message) -> None:
     unions = [u for u in UNIONS.values() if type(sample) in typing.get_args(u)]
     assert unions
     for union in unions:
-        assert Decoder[typing.Any](union)(messages.encode(sample)) == sample
+        assert Decoder[typing.Any](union)(packed.encode(sample)) == sample
 
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda s: type(s).__name__)
-def test_a_message_of_another_union_does_not_decode(sample: messages.Message) -> None:
+def test_a_message_of_another_union_does_not_decode(sample: packed.Message) -> None:
     for union in UNIONS.values():
         if type(sample) not in typing.get_args(union):
             with pytest.raises(MessageError):
-                Decoder[typing.Any](union)(messages.encode(sample))
+                Decoder[typing.Any](union)(packed.encode(sample))
 
 
 @pytest.mark.parametrize("name", sorted(UNIONS))
@@ -91,8 +92,8 @@ def test_noise_is_a_message_error_or_a_message(name: str, data: bytes) -> None:
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda s: type(s).__name__)
 @given(cut=st.integers(0, 400), flip=st.integers(0, 8 * 400 - 1))
-def test_damaged_messages_never_raise_anything_else(sample: messages.Message, cut: int, flip: int) -> None:
-    data = bytearray(messages.encode(sample))
+def test_damaged_messages_never_raise_anything_else(sample: packed.Message, cut: int, flip: int) -> None:
+    data = bytearray(packed.encode(sample))
     data[flip // 8 % len(data)] ^= 1 << flip % 8
     union = next(u for u in UNIONS.values() if type(sample) in typing.get_args(u))
     for damaged in (bytes(data), bytes(data[: cut % len(data)])):
@@ -105,7 +106,7 @@ def test_damaged_messages_never_raise_anything_else(sample: messages.Message, cu
 def test_a_message_has_a_largest_size() -> None:
     class Huge(bytes):
         def __len__(self) -> int:
-            return messages.MAX_MESSAGE_BYTES + 1
+            return packed.MAX_MESSAGE_BYTES + 1
 
     with pytest.raises(MessageError, match="at most"):
         Decoder[messages.Nack](messages.Nack)(Huge())

@@ -7,13 +7,13 @@ import socket
 from types import SimpleNamespace
 from typing import Any
 
-from gcproto import messages
+from gcproto import messages, packed
 from gcproto.channel import Channel
 from gcproto.messages import Attach, Fault
 from gcserver.runtime.laneworkers import LaneWorkers, Worker
 
-_decode_lane = messages.Decoder[messages.FromLaneWorker](messages.FromLaneWorker)
-_decode_worker = messages.Decoder[messages.ToLaneWorker](messages.ToLaneWorker)
+_decode_lane = packed.Decoder[messages.FromLaneWorker](messages.FromLaneWorker)
+_decode_worker = packed.Decoder[messages.ToLaneWorker](messages.ToLaneWorker)
 
 
 def test_what_cannot_be_read_is_answered_before_the_connection_is_closed() -> None:

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from gcproto import messages
+from gcproto import messages, packed
 from gcproto.channel import Channel, connect
 from gcproto.messages import Fault, Register, WhoAreYou
 from gcserver.core import control_events as cx
 from gcserver.runtime.registrations import Registrations
 
-_decode = messages.Decoder[messages.ToWorker](messages.ToWorker)
+_decode = packed.Decoder[messages.ToWorker](messages.ToWorker)
 
 
 class Supervisor:
