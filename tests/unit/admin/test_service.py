@@ -20,7 +20,7 @@ from grpc_status import rpc_status
 from gcproto import admin_pb2 as pb
 from gcproto import admin_pb2_grpc as pb_grpc
 from gcserver.admin import convert
-from gcserver.admin.service import SERVICE, serve
+from gcserver.admin.service import SERVICE, Admin, serve
 from gcserver.admin.source import JobState, JobStatus, NodeState, PeerState, PlanRule
 from tests.unit.admin.source import BIG, FixedSource
 
@@ -254,3 +254,9 @@ def test_unix_sockets(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as stale:  # what a killed daemon leaves behind
         stale.bind(str(path))
     assert talk(work, f"unix:{path}") == "a"
+
+
+def test_no_method_is_left_to_the_generated_base() -> None:
+    """The generated servicer refuses every call as not implemented."""
+    methods = {m.name for m in pb.DESCRIPTOR.services_by_name["AdminService"].methods}
+    assert methods and methods <= set(vars(Admin))
