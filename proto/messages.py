@@ -28,12 +28,15 @@ class MemberInfo(msgspec.Struct, frozen=True, array_like=True):
 class Rule(msgspec.Struct, frozen=True, array_like=True):
     """Tensors whose name matches ``pattern`` (shell glob) use codec ``spec`` over ``scheme``; the last match wins.
 
-    ``scheme``: "owner" (through each block's owner) or "all" (to every member at once); empty: the owner.
+    ``scheme``: "owner" (through each block's owner) or "all" (to every member at once); empty: the owner. ``levels``:
+    the codec's level of the tensors' segments at each *notch* of the plan, from the most bytes to the fewest; a
+    controller moves between notches, without one the last is in force. Empty: the level in ``spec``.
     """
 
     pattern: str
     spec: str
     scheme: str = ""
+    levels: tuple[int, ...] = ()
 
 
 # ------------------------------------------------------------------------------- between supervisors

@@ -1,0 +1,161 @@
+"""What is known of a running job: when gradients get ready, what codecs and the link cost, what each level loses.
+
+What may live here: the record that planners of running jobs start from, and its JSON form. What may not: measuring
+(`gcserver.runtime`), decisions (`auto.py`), the traces of the papers (`trace.py`).
+
+All times are seconds, all sizes bytes unless a name says elements. A profile is a value: what measures makes a new one.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Final
+
+import msgspec
+
+#: a profile of another form is measured anew, never guessed at
+FORM: Final = 1
+
+
+class ProfileError(ValueError):
+    """A profile that cannot be read or used: says what was expected and what is there."""
+
+
+class Curve(msgspec.Struct, frozen=True):
+    """Seconds of one operation over elements: linear between ``points`` (elements ascending), and beyond them.
+
+    Below the first point as long as there; beyond the last with the slope of the last two, never falling.
+    """
+
+    points: tuple[tuple[int, float], ...]
+
+    def __post_init__(self) -> None:
+        sizes = [n for n, _ in self.points]
+        if not sizes or any(a >= b for a, b in pairwise(sizes)) or sizes[0] < 0:
+            raise ProfileError(f"a curve needs points at ascending numbers of elements, got {sizes}")
+        if not all(0.0 <= s < float("inf") for _, s in self.points):
+            raise ProfileError(f"the seconds of a curve are finite and not negative, got {self.points}")
+
+    def __call__(self, elements: float) -> float:
+        points = self.points
+        if elements <= points[0][0] or len(points) == 1:
+            return points[0][1]
+        for (n0, s0), (n1, s1) in pairwise(points):
+            if elements <= n1:
+                return s0 + (s1 - s0) * (elements - n0) / (n1 - n0)
+        (n0, s0), (n1, s1) = points[-2:]
+        return s1 + max(0.0, (s1 - s0) / (n1 - n0)) * (elements - n1)
+
+
+class CodecCost(msgspec.Struct, frozen=True):
+    """One spec on one core of this machine. ``ratio``: payload bytes over float32 bytes of a large block.
+
+    For codecs of two exchanges ``encode`` is begin and middle, ``decode`` finish, ``decode_add`` adding both payloads,
+    and ``ratio`` counts both payloads.
+    """
+
+    encode: Curve
+    decode: Curve
+    decode_add: Curve
+    ratio: float
+
+
+class LinkCost(msgspec.Struct, frozen=True):
+    """A node's way to the others: ``latency`` of one message one way, ``bandwidth`` in bytes a second a direction.
+
+    ``noise``: standard deviation of the bandwidth's samples relative to it; ``samples`` of them were had (0: a guess).
+    """
+
+    latency: float
+    bandwidth: float
+    noise: float = 0.0
+    samples: int = 0
+
+
+class ProfiledTensor(msgspec.Struct, frozen=True):
+    """One gradient; ``ready``: seconds from the first gradient of the step to this one, in the worker."""
+
+    name: str
+    shape: tuple[int, ...]
+    elements: int
+    dtype: str
+    ready: float
+
+
+class LevelErrors(msgspec.Struct, frozen=True):
+    """Errors and bytes of one tensor at each level of one family, levels ascending (see `errors.LevelTable`)."""
+
+    name: str
+    levels: tuple[int, ...]
+    errors: tuple[float, ...]
+    sizes: tuple[float, ...]
+
+
+class StepTime(msgspec.Struct, frozen=True):
+    """Measured seconds from step to step under one plan: median and its noise (standard deviation over median)."""
+
+    plan: int
+    seconds: float
+    noise: float
+    steps: int
+
+
+class Profile(msgspec.Struct, frozen=True):
+    """One domain of one job as this node measured it.
+
+    forward: seconds in which the worker computes but brings no gradient (optimizer, data, forward pass): from the end
+    of one step's results to the next step's first gradient. tensors: in the order their gradients get ready. blocks:
+    (address, elements, owner, lane) of the blocks in force; addresses in elements. copy: bytes a second between worker
+    and arena. round_seconds: what a block costs a lane besides its bytes. codecs: by spec. errors: by family ("topk",
+    "qsgd", ...). steps: one entry per plan that ran long enough. busy: how much longer kernels take in the job than
+    they do alone (neighbours on the same cores), 1 at least.
+    """
+
+    job: str
+    domain: str
+    nodes: int
+    local_ranks: int
+    lanes: int
+    forward: float
+    tensors: tuple[ProfiledTensor, ...]
+    link: LinkCost
+    partition_bytes: int
+    min_compress_bytes: int
+    blocks: tuple[tuple[int, int, int, int], ...] = ()
+    copy: float = 4e9
+    round_seconds: float = 5e-4
+    busy: float = 1.0
+    codecs: dict[str, CodecCost] = {}
+    errors: dict[str, tuple[LevelErrors, ...]] = {}
+    steps: tuple[StepTime, ...] = ()
+    form: int = FORM
+
+    @property
+    def elements(self) -> int:
+        return sum(t.elements for t in self.tensors)
+
+    @property
+    def backward(self) -> float:
+        """Seconds from a step's first gradient to its last."""
+        return max((t.ready for t in self.tensors), default=0.0)
+
+    @property
+    def compute(self) -> float:
+        """Seconds of a step in which nothing would be exchanged."""
+        return self.forward + self.backward
+
+
+def dump(profile: Profile) -> bytes:
+    """As JSON."""
+    return msgspec.json.encode(profile)
+
+
+def load(text: bytes, name: str) -> Profile:
+    """The profile in a file's content; ``name`` is the file's. Raises :class:`ProfileError`."""
+    try:
+        profile = msgspec.json.decode(text, type=Profile)
+    except (msgspec.MsgspecError, ProfileError) as error:
+        raise ProfileError(f"{name} is no profile: {error}") from error
+    if profile.form != FORM:
+        raise ProfileError(f"{name}: expected a profile of form {FORM}, got {profile.form}; it has to be measured anew")
+    return profile

@@ -1,0 +1,66 @@
+"""The profile: curves between and beyond their points, JSON there and back, what is refused."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from gcserver.planner.profile import (
+    CodecCost,
+    Curve,
+    LevelErrors,
+    LinkCost,
+    Profile,
+    ProfiledTensor,
+    ProfileError,
+    StepTime,
+    dump,
+    load,
+)
+
+LINE = Curve(((1000, 1e-3), (3000, 2e-3)))
+
+
+def a_profile() -> Profile:
+    tensors = (ProfiledTensor("b", (10,), 10, "float32", 0.0), ProfiledTensor("a", (2, 3), 6, "float32", 0.25))
+    cost = CodecCost(LINE, LINE, LINE, 0.02)
+    errors = {"topk": (LevelErrors("a", (1, 10), (0.5, 0.25), (8.0, 16.0)),)}
+    return Profile(
+        "job", "ddp.0", 2, 1, 1, 0.5, tensors, LinkCost(1e-4, 1e8), 8 << 20, 64 << 10,
+        codecs={"topk(ratio=0.01)": cost}, errors=errors, steps=(StepTime(1, 0.5, 0.1, 20),),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("elements", "seconds"), [(0, 1e-3), (1000, 1e-3), (2000, 1.5e-3), (3000, 2e-3), (5000, 3e-3)])
+def test_a_curve_is_flat_below_linear_between_and_goes_on_beyond(elements: int, seconds: float) -> None:
+    assert LINE(elements) == pytest.approx(seconds)
+
+
+def test_a_curve_that_falls_at_its_end_stays_level_beyond() -> None:
+    assert Curve(((1, 2.0), (2, 1.0)))(10) == 1.0
+
+
+@pytest.mark.parametrize("points", [(), ((2, 1.0), (2, 1.0)), ((1, -1.0),), ((1, float("nan")),), ((-1, 0.0),)])
+def test_points_that_are_no_curve_are_refused(points: tuple[tuple[int, float], ...]) -> None:
+    with pytest.raises(ProfileError):
+        Curve(points)
+
+
+def test_a_profile_survives_json() -> None:
+    assert load(dump(a_profile()), "f") == a_profile()
+
+
+def test_computing_takes_forward_and_backward() -> None:
+    profile = a_profile()
+    assert (profile.elements, profile.backward, profile.compute) == (16, 0.25, 0.75)
+
+
+@pytest.mark.parametrize("text", [b"{}", b"[", dump(a_profile()).replace(b'"nodes":2', b'"nodes":"two"')])
+def test_what_is_no_profile_names_the_file(text: bytes) -> None:
+    with pytest.raises(ProfileError, match="f is no profile"):
+        load(text, "f")
+
+
+def test_another_form_is_to_be_measured_anew() -> None:
+    with pytest.raises(ProfileError, match="measured anew"):
+        load(msgspec.json.encode(msgspec.structs.replace(a_profile(), form=99)), "f")
