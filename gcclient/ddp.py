@@ -29,6 +29,7 @@ from gcclient.device import Bytes, Memory
 from gcclient.domain import Domain, Step
 from gcclient.errors import GradcommError
 from gcclient.session import Session
+from gcclient.timing import Timing
 from gcproto.dtypes import DType
 from gcproto.manifest import TensorSpec
 from gcproto.wire import Flag
@@ -146,6 +147,7 @@ class Scope:
                 self.step.add(place)
         self.step.close()
         self._closed_at = time.monotonic()
+        self.state.timing.closed(self.step.number)
         self.state.session.watched[self.state.domain.id] = self
         self._let_go()
 
@@ -172,6 +174,7 @@ class Scope:
     def _let_go(self) -> None:
         """Blocks remember their newest step until the next one: it must not keep the buckets' memory."""
         if self._closed_at and self._back >= len(self.buckets):
+            self.state.timing.back(self.step.number)
             self.buckets, self._back = {}, 0
 
 
@@ -186,6 +189,7 @@ class State:
         self.group = group
         self.scaler = scaler
         self.ranks = ranks
+        self.timing = Timing(domain.id, session.inform)
         self.parameters: dict[int, Parameter] = {}
         self._plans: dict[tuple[int, ...], Plan] = {}
         self._scope: Scope | None = None
@@ -210,6 +214,7 @@ class State:
                 lo += n
             at += size
             self.parameters[id(tensor)] = Parameter(spec.name, tensor, dtype, tuple(pieces))
+        self.timing.watch(tensor for _, tensor in tensors)
 
     # ------------------------------------------------------------------------------------- backward
     def on_bucket(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -227,7 +232,9 @@ class State:
             self.session.pending.add(work)
             if self._scope is None:
                 self._scope = Scope(self, float(self.scaler.get_scale()) if self.scaler is not None else 1.0)
+            began = time.perf_counter()
             self._scope.add(work)
+            self.timing.copied(buffer.nbytes, began)
             self.session.counters.bytes_pushed += buffer.nbytes
             future = work.future
             if not work.plan.by_block:

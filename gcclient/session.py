@@ -353,6 +353,12 @@ class Session:
             if self._attached:
                 self.daemon.control.post(message)
 
+    def inform(self, message: Message) -> None:
+        """Tell the daemon what it can do without: not while it restarts, and not again afterwards."""
+        with self.daemon.control.sending:
+            if self._attached:
+                self.daemon.control.post(message)
+
     def contradict(self, domain: Domain, index: int, tensor: TensorSpec) -> None:
         """A tensor of agreed section ``index`` is something else here: let the daemon tell all ranks so."""
         self.daemon.control.post(DeclareSection(domain.id, Section(index, (tensor,))))

@@ -28,8 +28,8 @@ from gcserver.config_keys import BY_NAME, BY_VARIABLE, KEYS, Key, Peer, unknown
 from gcserver.values import Address, toml_value
 
 __all__ = [
-    "Config", "NodeConfig", "ClusterConfig", "JobConfig", "CodecConfig", "LogConfig", "Peer", "ConfigError",
-    "load", "to_toml", "describe", "value_of",
+    "Config", "NodeConfig", "ClusterConfig", "JobConfig", "CodecConfig", "PlanConfig", "LogConfig", "Peer",
+    "ConfigError", "load", "to_toml", "describe", "value_of",
 ]  # fmt: skip
 
 #: What the names of our variables begin with, apart from those of keys without a table.
@@ -92,6 +92,13 @@ class CodecConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class PlanConfig:
+    """``plan.*``. ``profiles``: directory of the profiles of jobs; None: none is kept."""
+
+    profiles: Path | None
+
+
+@dataclass(frozen=True, slots=True)
 class LogConfig:
     """``log.*``. ``level`` is one of debug, info, warning, error."""
 
@@ -106,6 +113,7 @@ class Config:
     cluster: ClusterConfig
     job: JobConfig
     codec: CodecConfig
+    plan: PlanConfig
     log: LogConfig
     partition_bytes: int
     min_compress_bytes: int
@@ -218,7 +226,8 @@ def _build(read: dict[str, Any], sources: dict[str, str]) -> Config:
     config = Config(
         node, ClusterConfig(read["cluster.peers"], read["cluster.lease"]),
         JobConfig(read["job.deadline"], read["job.on_loss"]), CodecConfig(read["codec.default"]),
-        LogConfig(read["log.level"]), read["partition_bytes"], read["min_compress_bytes"], read["insecure"], sources,
+        PlanConfig(read["plan.profiles"] if "plan.profiles" in read else _profiles()), LogConfig(read["log.level"]),
+        read["partition_bytes"], read["min_compress_bytes"], read["insecure"], sources,
     )  # fmt: skip
     _check(config)
     return config
@@ -228,6 +237,14 @@ def _hostname() -> str:
     """The machine's name as far as it can be a node's name."""
     name = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname()).strip("._-")[:128].rstrip("._-")
     return name or "localhost"
+
+
+def _profiles() -> Path | None:
+    """Where profiles are kept when nobody says; None where there is no place for them."""
+    if service := os.environ.get("CACHE_DIRECTORY", "").partition(":")[0]:  # set by systemd, a list
+        return Path(service) / "profiles"
+    cache = Path(os.environ.get("XDG_CACHE_HOME", "") or os.path.expanduser("~/.cache"))
+    return cache / "gradcomm" / "profiles" if cache.is_absolute() else None
 
 
 def _check(config: Config) -> None:
@@ -275,6 +292,8 @@ def value_of(config: Config, name: str) -> object:
         return "auto" if part is None else list(part)
     if name == "node.metrics":
         return "" if part is None else part.endpoint
+    if name == "plan.profiles":
+        return "" if part is None else str(part)
     if isinstance(part, tuple):
         return [str(item) for item in part]
     return part if isinstance(part, bool | int) else str(part)

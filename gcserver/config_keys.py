@@ -138,6 +138,15 @@ def _partition(raw: object) -> int:
     return size
 
 
+def _profiles(raw: object) -> Path | None:
+    if isinstance(raw, str) and not raw.strip():
+        return None
+    try:
+        return _path(raw)
+    except ValueError:
+        raise ValueError('expected an absolute path, or "" to keep none') from None
+
+
 def _on_loss(raw: object) -> str:
     if raw in ("skip", "shrink"):
         raise ValueError('this release knows only "fail"; "skip" and "shrink" come in a later one')
@@ -224,6 +233,11 @@ KEYS: Final[tuple[Key, ...]] = (
     ),
     Key("job.on_loss", _on_loss, '"fail"', "What a job does when a node is lost.", "fail"),
     Key("codec.default", _codec, 'a codec spec such as "topk(ratio=0.01)"', "Codec of jobs that name none.", "none"),
+    Key(
+        "plan.profiles", _profiles, 'an absolute path or ""',
+        "Directory of the profiles of jobs, from which the next run of a job starts; empty: none is kept.",
+        derived="$CACHE_DIRECTORY/profiles, else $XDG_CACHE_HOME/gradcomm/profiles, else ~/.cache/gradcomm/profiles",
+    ),
     Key(
         "partition_bytes", _partition, "256KiB to 64MiB, a multiple of 4096",
         "Largest unit of transfer and aggregation.", "8MiB",

@@ -148,6 +148,7 @@ class Daemons:
                 "node.state": str(self.state / name),
                 "node.admin": admin,
                 "node.metrics": "",
+                "plan.profiles": "",  # no run depends on those before it
                 "cluster.peers": peers,
                 "insecure": "true",
                 **self.settings,

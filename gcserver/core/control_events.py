@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gcproto.manifest import Section
-from gcproto.messages import DeclareDomain, EpochDecided, FromWorker, PlanText, Rule, ToWorker
+from gcproto.messages import DeclareDomain, EpochDecided, PlanText, Rule, ToWorker, WorkerAct
 from gcserver.core.effects import (
     Count,
     Reconnect,
@@ -52,10 +52,10 @@ FromLane = ReportStep | ReportClosed | ReportWaiting | ReportFault | ReportLink
 # ------------------------------------------------------------------------------------------- events
 @dataclass(frozen=True, slots=True)
 class WorkerSaid:
-    """A worker's message. ``connection`` names its socket."""
+    """A worker's message. ``connection`` names its socket. What it measured goes to the profiler instead."""
 
     connection: Connection
-    message: FromWorker
+    message: WorkerAct
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,13 +73,17 @@ class LinkCost(msgspec.Struct, frozen=True):
 
 
 class ProfiledTensor(msgspec.Struct, frozen=True):
-    """One gradient; ``ready``: seconds from the first gradient of the step to this one, in the worker."""
+    """One gradient; ``ready``: seconds from the first gradient of the step to this one, in the worker.
+
+    ``address``: of its first element, counted as those of the profile's blocks (-1: not known).
+    """
 
     name: str
     shape: tuple[int, ...]
     elements: int
     dtype: str
     ready: float
+    address: int = -1
 
 
 class LevelErrors(msgspec.Struct, frozen=True):
@@ -105,10 +109,10 @@ class Profile(msgspec.Struct, frozen=True):
 
     forward: seconds in which the worker computes but brings no gradient (optimizer, data, forward pass): from the end
     of one step's results to the next step's first gradient. tensors: in the order their gradients get ready. blocks:
-    (address, elements, owner, lane) of the blocks in force; addresses in elements. copy: bytes a second between worker
-    and arena. round_seconds: what a block costs a lane besides its bytes. codecs: by spec. errors: by family ("topk",
-    "qsgd", ...). steps: one entry per plan that ran long enough. busy: how much longer kernels take in the job than
-    they do alone (neighbours on the same cores), 1 at least.
+    (address, elements, owner, lane) of the blocks in force; addresses are elements from the domain's first. copy: bytes
+    a second between worker and arena. round_seconds: what a block costs a lane besides its bytes. codecs: by spec.
+    errors: by family ("topk", "qsgd", ...). steps: one entry per plan that ran long enough. busy: how much longer
+    kernels take in the job than they do alone (neighbours on the same cores), 1 at least.
     """
 
     job: str

@@ -41,6 +41,7 @@ from gcserver.core.lane import LaneConfig, LaneMachine
 from gcserver.runtime.blocks import DomainMemory
 from gcserver.runtime.counters import Counters
 from gcserver.runtime.executor import Executor
+from gcserver.runtime.kernelclock import KernelClock
 from gcserver.runtime.lanelink import (
     AddPeer,
     AskBlocks,
@@ -76,6 +77,7 @@ class LaneProcess:
         self.transport = transport
         self.link = link
         self.executor = Executor()
+        self.clock = KernelClock(self.executor)
         self.poller = select.epoll()
         self.counters = Counters()
         self.reports = StepReports(machine, self.send_up)
@@ -127,7 +129,7 @@ class LaneProcess:
                 workers.housekeeping()
             if now >= next_stats:
                 next_stats = now + STATS_EVERY
-                self.send_up(self._stats())
+                self.send_up(self._stats(), *self.clock.take())
             if reports.waiting and (now >= reports.by or reports.gated()):
                 reports.flush()
             until = min(next_tick, next_stats, reports.by or next_tick)

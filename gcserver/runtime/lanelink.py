@@ -78,6 +78,28 @@ class StepTimes:
 
 
 @dataclass(frozen=True, slots=True)
+class KernelTime:
+    """``calls`` of one operation of a codec on blocks of so many elements, and the seconds all of them took.
+
+    ``what``: "encode", "decode", "decode_add", or "finalise": encoding the aggregate and decoding it again.
+    """
+
+    spec: str
+    what: str
+    elements: int
+    calls: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class KernelTimes:
+    """From a lane: what its arithmetic for a domain took in the steps it timed since it last said so."""
+
+    domain: events.DomainKey
+    times: tuple[KernelTime, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class LaneTrouble:
     """From a lane: something of a job failed here (memory, mostly); the job must end. Or, without job, a log line."""
 
@@ -122,6 +144,7 @@ _TYPES: dict[str, Any] = {
         LaneReady,
         LaneStats,
         StepTimes,
+        KernelTimes,
         LaneTrouble,
         AskBlocks,
         BlockFacts,

@@ -22,7 +22,16 @@ from gcproto.channel import ChannelClosed
 from gcproto.packed import MessageError
 from gcserver.core import control_events as cx
 from gcserver.core.link import DEFAULT_CREDIT
-from gcserver.runtime.lanelink import AddPeer, BlockFacts, LaneLink, LaneReady, LaneStats, LaneTrouble, StepTimes
+from gcserver.runtime.lanelink import (
+    AddPeer,
+    BlockFacts,
+    KernelTimes,
+    LaneLink,
+    LaneReady,
+    LaneStats,
+    LaneTrouble,
+    StepTimes,
+)
 from gcserver.runtime.setup import LaneSetup
 
 if TYPE_CHECKING:
@@ -115,6 +124,8 @@ class Lanes:
                 self._s.trouble(message)
             elif isinstance(message, StepTimes):
                 self._s.status.on_times(message)
+            elif isinstance(message, KernelTimes):
+                self._s.profiler.on_kernels(message)
             elif isinstance(message, BlockFacts):
                 self._s.status.on_facts(lane.index, message)
             else:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from gcproto import messages, packed
 from gcproto.channel import Channel, ChannelClosed
-from gcproto.messages import Fault, Registered
+from gcproto.messages import Fault, Registered, TensorTimes
 from gcproto.packed import MessageError
 from gcserver.core import control_events as cx
 from gcserver.runtime import refusals
@@ -83,7 +83,10 @@ class Registrations:
         for message, descriptors in received:
             for extra in descriptors:
                 os.close(extra)
-            self._s.feed(cx.WorkerSaid(descriptor, message))
+            if isinstance(message, TensorTimes):
+                self._s.profiler.on_tensor_times(self._s.machine.connections.get(descriptor), message)
+            else:
+                self._s.feed(cx.WorkerSaid(descriptor, message))
 
     def _drop(self, descriptor: int, why: Fault | None = None) -> None:
         channel = self.channels.pop(descriptor, None)

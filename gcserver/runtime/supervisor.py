@@ -16,8 +16,9 @@ import signal
 import sys
 import time
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from gcproto import wire
 from gcproto.messages import Hello, Rule
@@ -34,6 +35,7 @@ from gcserver.runtime.lanes import Lanes
 from gcserver.runtime.ledger import JobStore
 from gcserver.runtime.once import Once
 from gcserver.runtime.peers import Peers
+from gcserver.runtime.profiler import Profiler
 from gcserver.runtime.registrations import Registrations
 from gcserver.runtime.resolve import resolve
 from gcserver.runtime.statefiles import MemoryShort, private_directory
@@ -45,6 +47,7 @@ TICK: Final = 0.5
 STOP_GRACE: Final = 2.0
 #: So many different complaints about what arrives are logged; a stranger must not fill the log.
 log = logging.getLogger("gcserver")
+T = TypeVar("T")
 
 
 class StartError(RuntimeError):
@@ -73,6 +76,7 @@ class Supervisor:
         self.ready = asyncio.Event()
         self.failure = ""
         self.status = Status(self)
+        self.profiler = Profiler(self)
         self.hello = Hello(self.node, str(config.node.advertise), config.node.lanes, config.node.lanes, 0, __version__)
 
     # ------------------------------------------------------------------------------------- start, stop
@@ -187,6 +191,7 @@ class Supervisor:
         self.lanes.close()
         self.registrations.close()
         self.peers.close()
+        self.profiler.close()
         if not self.machine.jobs:
             shutil.rmtree(self.state, ignore_errors=True)
         os.close(self._lock_file)
@@ -215,7 +220,14 @@ class Supervisor:
         self.peers.tick()
         self.feed(ev.Tick())
         self.peers.frames()
+        self.profiler.tick()
         self.loop.call_later(TICK, self._tick)
+
+    def aside(self, work: Callable[[], T], then: Callable[[T], None]) -> None:
+        """Do ``work`` in another thread, and ``then`` in this one with what it returns. For what reads or writes disks;
+        what is still to be done when the daemon stops is done."""
+        future = self.loop.run_in_executor(None, work)
+        future.add_done_callback(lambda done: None if done.cancelled() else then(done.result()))
 
     def warn_once(self, text: str) -> None:
         """A warning, the first time it is said."""
@@ -243,10 +255,12 @@ class Supervisor:
             self.store.save(e.job, e.memory)
         except OSError as error:
             self.trouble(LaneTrouble(e.job, "OutOfMemory", f"the job's memory cannot be written: {error}"))
+        self.profiler.on_declared(e.job)
 
     def _do_forget(self, e: cx.ForgetJob) -> None:
         self.lanes.tell(ForgetJob(e.job))
         self.status.forget_job(e.job)
+        self.profiler.forget(e.job)
         self.store.forget(e.job)
 
     def _do_log_settled(self, e: cx.LogSettled) -> None:
@@ -255,6 +269,7 @@ class Supervisor:
         except MemoryShort as error:
             self.trouble(LaneTrouble(e.domain[0], "OutOfMemory", str(error)))
         self.status.on_settled(e)
+        self.profiler.on_settled(e)
 
     def _do_arbitrate(self, e: cx.Arbitrate) -> None:
         self.queue.append(cx.EpochWon(self.arbiter.compare_and_swap(e.expected, e.record)))

@@ -90,8 +90,7 @@ class Daemon:
             "node.listen": self.address,
             "node.socket": str(self.socket),
             "node.state": str(self.state),
-            "node.admin": "",
-            "node.metrics": "",
+            **dict.fromkeys(("node.admin", "node.metrics", "plan.profiles"), ""),
             **self.options,
         }
         argv = [sys.executable, "-m", "gcserver.cli", "run"]

@@ -199,7 +199,7 @@ class Worker:
                 )
             )  # fmt: skip
 
-    def say(self, message: messages.FromWorker) -> None:
+    def say(self, message: messages.WorkerAct) -> None:
         """In order, lost when the daemon dies first."""
         if self.connection:
             self.said_at = max(self.said_at, self.world.now + 0.0002)

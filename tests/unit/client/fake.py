@@ -230,4 +230,4 @@ class FakeDaemon:
             if not self.silent:
                 channel.send(Done(message.domain, message.step, message.keys))
         else:
-            assert isinstance(message, Attach | messages.Unregister | Push)
+            assert isinstance(message, Attach | messages.Unregister | messages.TensorTimes | Push)

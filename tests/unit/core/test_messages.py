@@ -50,6 +50,7 @@ SAMPLES: list[packed.Message] = [
     messages.DeclareSection(0, SECTION),
     messages.SectionAgreed(0, 0, 123),
     messages.Unregister(),
+    messages.TensorTimes(0, 5, (0, 1500, -1), 20_000, 90_000, 88_000, 4096, 12),
     messages.Waiting("ranks [1]"),
     messages.Attach(b"j" * 16, 0),
     messages.MapSection(0, 0, 1),

@@ -1,0 +1,122 @@
+"""When each gradient of a model is ready, how long a step takes, what copying costs: measured in a few steps.
+
+What may live here: clocks around what `ddp.py` does and the message they end in. What may not: what is made of it (the
+daemon's profiler), pushing.
+
+Every parameter gets one hook when it is declared. It runs right after the gradient was accumulated and before DDP sees
+it; in a step that is not measured it is one attribute test. All times are the host's: on CUDA a gradient then counts as
+ready when its kernels are queued, which copying a bucket, for which the host waits, puts right once a bucket.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from statistics import median
+from time import perf_counter
+from typing import Final
+
+import torch
+
+from gcproto.messages import TensorTimes
+
+#: The first steps compile, allocate and let DDP rebuild its buckets: measuring begins with this one,
+FIRST: Final = 4
+#: for so many steps,
+FIRST_STEPS: Final = 5
+#: and again every so many steps,
+EVERY: Final = 500
+#: for so many.
+AGAIN_STEPS: Final = 3
+#: the typical time between steps is the median of so many
+WINDOW: Final = 32
+
+
+def measured(step: int) -> bool:
+    """Whether ``step`` (from 1) is one of the few that are measured."""
+    return FIRST <= step < FIRST + FIRST_STEPS or (step >= EVERY and step % EVERY < AGAIN_STEPS)
+
+
+class Timing:
+    """The clocks of one state. ``send`` takes the message of a measured step.
+
+    ``on`` while the step to come is measured. Keeps no tensor: parameters keep it, by their hooks.
+    """
+
+    def __init__(self, domain: int, send: Callable[[TensorTimes], None]) -> None:
+        self.on = False
+        self._domain, self._send = domain, send
+        #: when each gradient was ready, by the order of declaration; 0: not in this step
+        self._ready: list[float] = []
+        self._copying = 0.0
+        self._copied = 0
+        self._step = 0
+        self._closed_at = 0.0
+        #: the newest step whose results are all there, and since when
+        self._back = (0, 0.0)
+        self._between: deque[float] = deque(maxlen=WINDOW)
+
+    def watch(self, tensors: Iterable[torch.Tensor]) -> None:
+        """These parameters are declared next, in this order."""
+        for tensor in tensors:
+            self._ready.append(0.0)
+            tensor.register_post_accumulate_grad_hook(self._hook(len(self._ready) - 1))
+
+    def _hook(self, index: int) -> Callable[[torch.Tensor], None]:
+        def ready(_: torch.Tensor) -> None:
+            if self.on:
+                now = perf_counter()
+                if self._ready[index]:
+                    # Gradients accumulate over several passes; what counts is the one that is pushed.
+                    self._clear()
+                self._ready[index] = now - self._copying
+
+        return ready
+
+    def _clear(self) -> None:
+        self._ready = [0.0] * len(self._ready)
+        self._copying, self._copied = 0.0, 0
+
+    def copied(self, nbytes: int, began: float) -> None:
+        """Since ``began`` (``perf_counter``) the pass stood still while ``nbytes`` were copied and pushed."""
+        if self.on:
+            self._copying += perf_counter() - began
+            self._copied += nbytes
+
+    def closed(self, step: int) -> None:
+        """The backward pass of ``step`` is over and pushed."""
+        now = perf_counter()
+        between = now - self._closed_at if self._step == step - 1 > 0 else -1.0
+        self._step, self._closed_at = step, now
+        if between >= 0:
+            self._between.append(between)
+        if self.on:
+            self._send(self._message(step, between))
+        self.on = measured(step + 1)
+        if self.on:
+            self._clear()
+
+    def back(self, step: int) -> None:
+        """All results of ``step`` are there; called by whichever thread finds out, twice at most."""
+        if step > self._back[0]:
+            self._back = (step, perf_counter())
+
+    def _message(self, step: int, between: float) -> TensorTimes:
+        first = min((t for t in self._ready if t), default=0.0)
+        before, at = self._back
+        # Another step's end says nothing; nor does one after the first gradient, of passes that overlap.
+        forward = first - at if before == step - 1 and 0.0 < at <= first else -1.0
+        return TensorTimes(
+            self._domain,
+            step,
+            tuple(_micros(t - first) if t else -1 for t in self._ready),
+            _micros(forward),
+            _micros(between),
+            _micros(median(self._between)) if self._between else -1,
+            self._copied,
+            _micros(self._copying),
+        )
+
+
+def _micros(seconds: float) -> int:
+    return round(seconds * 1e6) if seconds >= 0 else -1

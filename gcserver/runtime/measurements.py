@@ -1,0 +1,149 @@
+"""What was measured of one domain of a job, and what it comes to: medians of the newest samples.
+
+What may live here: keeping samples and reducing them. What may not: where they come from and whose they are
+(`profiler.py`), what a profile looks like (`gcserver.planner.profile`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from statistics import median
+from typing import Final
+
+from gcproto.messages import TensorTimes
+from gcserver.planner.profile import CodecCost, StepTime
+from gcserver.runtime.lanelink import KernelTime
+
+#: Newest measured steps of each rank that count.
+STEPS: Final = 15
+#: A step so many times as long as is typical was disturbed, and says nothing about the others.
+DISTURBED: Final = 2.0
+#: Newest intervals between steps of each plan that count, and plans that are remembered.
+INTERVALS: Final = 200
+PLANS: Final = 8
+#: Steps under a plan before its intervals count: the first ones compile and touch new memory.
+SETTLING: Final = 2
+#: After so many calls of one kind the old ones count half.
+CALLS: Final = 1024
+#: standard deviations of normal noise in one median absolute deviation
+ROBUST: Final = 1.4826
+
+
+class Readiness:
+    """Ready times of ``tensors`` gradients and what surrounds them, by rank."""
+
+    def __init__(self, tensors: int) -> None:
+        self._tensors = tensors
+        self._samples: dict[int, deque[TensorTimes]] = {}
+        #: measured steps so far, the most of any rank
+        self.count = 0
+        self._counts: dict[int, int] = {}
+        self._medians: list[float] | None = None
+
+    def add(self, rank: int, sample: TensorTimes) -> bool:
+        """Whether the sample counts. Raises ValueError for one of another number of tensors."""
+        if len(sample.ready) != self._tensors:
+            raise ValueError(f"expected the times of {self._tensors} tensors, got {len(sample.ready)}")
+        if sample.between > DISTURBED * sample.typical > 0 or not any(t >= 0 for t in sample.ready):
+            return False
+        self._samples.setdefault(rank, deque(maxlen=STEPS)).append(sample)
+        self._counts[rank] = self._counts.get(rank, 0) + 1
+        self.count = max(self._counts.values())
+        self._medians = None
+        return True
+
+    def ready(self) -> list[float]:
+        """Seconds from a step's first gradient to each tensor's, tensors as declared: where ranks differ, the last.
+
+        A tensor that never had a gradient is ready when the pass is over. Call it once something was added.
+        """
+        if self._medians is None:
+            ranks = [[_median(times) for times in zip(*(s.ready for s in found), strict=True)] for found in self._all()]
+            known = [max((r[i] for r in ranks if r[i] is not None), default=None) for i in range(self._tensors)]  # type: ignore[type-var]
+            last = max(t for t in known if t is not None)
+            self._medians = [(last if t is None else t) / 1e6 for t in known]
+        return self._medians
+
+    def forward(self) -> float:
+        """Seconds from a step's results to the next first gradient, of the slowest rank; 0 if nobody knows."""
+        return (
+            max((m for found in self._all() if (m := _median(s.forward for s in found)) is not None), default=0) / 1e6
+        )
+
+    def copy(self) -> float | None:
+        """Bytes a second between worker and arena; None if nothing was copied."""
+        samples = [s for found in self._all() for s in found if s.copying > 0 and s.copied > 0]
+        return median(1e6 * s.copied / s.copying for s in samples) if samples else None
+
+    def _all(self) -> Iterable[deque[TensorTimes]]:
+        return self._samples.values()
+
+
+def _median(micros: Iterable[int]) -> float | None:
+    known = [t for t in micros if t >= 0]
+    return median(known) if known else None
+
+
+class Paces:
+    """Seconds from step to step, by plan."""
+
+    def __init__(self) -> None:
+        self._intervals: dict[int, deque[float]] = {}
+        #: the newest step, when it settled, its plan, steps before it under that plan
+        self._last = (0, 0.0, -1, 0)
+
+    def settled(self, step: int, plan: int, now: float) -> None:
+        """``step``, which ran under ``plan``, settled at ``now``."""
+        before, at, under, run = self._last
+        run = run + 1 if (step, plan) == (before + 1, under) else 0
+        self._last = (step, now, plan, run)
+        if run > SETTLING:
+            if plan not in self._intervals:
+                while len(self._intervals) >= PLANS:
+                    del self._intervals[next(iter(self._intervals))]
+                self._intervals[plan] = deque(maxlen=INTERVALS)
+            self._intervals[plan].append(now - at)
+
+    def steps(self) -> tuple[StepTime, ...]:
+        """One entry a plan, in the order in which they were first seen."""
+        return tuple(_pace(plan, list(seconds)) for plan, seconds in self._intervals.items())
+
+
+def _pace(plan: int, seconds: list[float]) -> StepTime:
+    middle = median(seconds)
+    spread = median(abs(s - middle) for s in seconds)
+    return StepTime(plan, middle, ROBUST * spread / middle if middle > 0 else 0.0, len(seconds))
+
+
+class Kernels:
+    """What codecs' calls took in the job."""
+
+    def __init__(self) -> None:
+        self._sums: dict[tuple[str, str, int], tuple[float, float]] = {}
+
+    def add(self, times: Iterable[KernelTime]) -> None:
+        for t in times:
+            calls, seconds = self._sums.get((t.spec, t.what, t.elements), (0.0, 0.0))
+            if calls > CALLS:
+                calls, seconds = calls / 2, seconds / 2
+            self._sums[t.spec, t.what, t.elements] = (calls + t.calls, seconds + t.seconds)
+
+    def busy(self, codecs: Mapping[str, CodecCost]) -> float | None:
+        """Seconds taken over seconds that ``codecs`` says they take alone; None where none of them was used."""
+        live = alone = 0.0
+        for (spec, what, elements), (calls, seconds) in self._sums.items():
+            cost = codecs.get(spec)
+            if cost is not None:
+                live += seconds
+                alone += calls * _alone(cost, what, elements)
+        return live / alone if alone > 0 else None
+
+
+def _alone(cost: CodecCost, what: str, elements: int) -> float:
+    if what == "encode":
+        return cost.encode(elements)
+    if what == "decode_add":
+        return cost.decode_add(elements)
+    # At the owner: the aggregate is encoded, and what the payload decodes to is used.
+    return cost.decode(elements) + (cost.encode(elements) if what == "finalise" else 0.0)

@@ -1,0 +1,232 @@
+"""The profile of each domain, filled while its job runs, kept for the next run.
+
+What may live here: whose measurement is whose, when a profile is loaded and saved. What may not: what samples come to
+(`measurements.py`), files (`profilestore.py`), measuring (`gcclient.timing`, `kernelclock.py`), planning.
+
+Costs of codecs, of the link and errors are measured elsewhere and given to :meth:`Profiler.profile`, which remembers
+them. Only domains whose step is a whole backward pass have a profile: where every call is a step there is no
+computation between a first and a last gradient.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from math import inf
+from typing import TYPE_CHECKING, Any, Final
+
+from gcproto.dtypes import DType
+from gcproto.messages import TensorTimes
+from gcserver.core.control_domain import ControlDomain
+from gcserver.core.control_events import LogSettled
+from gcserver.core.events import DomainKey
+from gcserver.core.job import SCOPED_LAG, Job
+from gcserver.planner.drift import drift
+from gcserver.planner.profile import CodecCost, LevelErrors, LinkCost, Profile, ProfiledTensor
+from gcserver.runtime.lanelink import KernelTimes
+from gcserver.runtime.measurements import Kernels, Paces, Readiness
+from gcserver.runtime.profilestore import ProfileStore, file_name
+from gcserver.runtime.tensors import space
+
+if TYPE_CHECKING:
+    from gcserver.runtime.supervisor import Supervisor
+
+#: A series of measured steps is over when none came for so many seconds: then the profile is saved,
+QUIET: Final = 2.0
+#: and so often at most where only costs, link or errors were learned.
+SAVE_EVERY: Final = 30.0
+#: until somebody has measured the link: 1 Gbit/s and a local network's latency
+GUESS: Final = LinkCost(1e-4, 1.25e8)
+
+
+@dataclass(slots=True)
+class Watched:
+    """One domain. ``name``: of its file. ``kept``: what an earlier run left. ``due``: when it is to be saved."""
+
+    job: Job
+    domain: ControlDomain
+    name: str = ""
+    sections: int = 0
+    readiness: Readiness = field(default_factory=lambda: Readiness(0))
+    paces: Paces = field(default_factory=Paces)
+    kernels: Kernels = field(default_factory=Kernels)
+    kept: Profile | None = None
+    learned: dict[str, Any] = field(default_factory=dict)
+    due: float = inf
+    saved: float = -inf
+
+
+class Profiler:
+    """All profiles of one daemon."""
+
+    def __init__(self, supervisor: Supervisor, clock: Callable[[], float] = time.monotonic) -> None:
+        self._s, self._clock = supervisor, clock
+        self._store = ProfileStore(supervisor.config.plan.profiles, supervisor.warn_once)
+        self._table: dict[DomainKey, Watched] = {}
+
+    # ------------------------------------------------------------------------------------ what is measured
+    def on_tensor_times(self, worker: tuple[bytes, int] | None, message: TensorTimes) -> None:
+        """A worker, as (job, rank), measured a step."""
+        watched = self._watched((worker[0], message.domain)) if worker is not None else None
+        if worker is None or watched is None:
+            return
+        try:
+            counts = watched.readiness.add(worker[1], message)
+        except ValueError as error:
+            self._s.warn_once(f"measurements of rank {worker[1]} cannot be used: {error}")
+            return
+        if counts:
+            watched.due = self._clock() + QUIET
+
+    def on_kernels(self, message: KernelTimes) -> None:
+        """A lane timed some of its calls."""
+        watched = self._watched(message.domain)
+        if watched is not None:
+            watched.kernels.add(message.times)
+
+    def on_settled(self, e: LogSettled) -> None:
+        """A step settled."""
+        watched = self._watched(e.domain)
+        if watched is not None:
+            switches = watched.domain.switches
+            plan = next((version for first, version in reversed(switches) if first <= e.step), switches[0][1])
+            watched.paces.settled(e.step, plan, self._clock())
+
+    def on_declared(self, job: bytes) -> None:
+        """Something about the job's memory changed: perhaps it has more tensors."""
+        for domain in self._s.machine.jobs[job].domains if job in self._s.machine.jobs else ():
+            self._watched((job, domain))
+
+    def _watched(self, key: DomainKey) -> Watched | None:
+        job = self._s.machine.jobs.get(key[0])
+        domain = job.domains.get(key[1]) if job is not None else None
+        if job is None or domain is None or domain.config.lag != SCOPED_LAG:
+            return None
+        watched = self._table.get(key)
+        if watched is None:
+            watched = self._table[key] = Watched(job, domain)
+        if watched.sections != len(domain.sections):
+            self._take_up(watched)
+        return watched
+
+    def _take_up(self, watched: Watched) -> None:
+        """The domain has other tensors than were known: what was measured of the old ones is over."""
+        domain = watched.domain
+        watched.sections, watched.kept = len(domain.sections), None
+        watched.readiness = Readiness(sum(len(s.tensors) for s in domain.sections))
+        label, members = watched.job.record.label, domain.config.members
+        name = file_name(label, domain.config.label, tuple(domain.sections), members, self._s.node)
+        watched.name = name
+
+        def loaded(profile: Profile | None) -> None:
+            if profile is not None and watched.name == name:
+                watched.kept = profile
+
+        self._s.aside(lambda: self._store.load(name), loaded)
+
+    # ------------------------------------------------------------------------------------- what is known
+    def measurements(self, job: bytes, domain: int) -> int:
+        """Steps of this run that were measured so far; 0 also of a domain that is not known."""
+        watched = self._table.get((job, domain))
+        return watched.readiness.count if watched is not None else 0
+
+    def profile(
+        self,
+        job: bytes,
+        domain: int,
+        costs: Mapping[str, CodecCost] | None = None,
+        link: LinkCost | None = None,
+        errors: Mapping[str, tuple[LevelErrors, ...]] | None = None,
+    ) -> Profile | None:
+        """What is known of a domain; None before anything was measured, here or in an earlier run.
+
+        ``costs`` by spec, ``link`` and ``errors`` by family are remembered; where one is None it is what was given
+        last, else what an earlier run left, else nothing (of the link: a guess, without samples).
+        """
+        watched = self._watched((job, domain))
+        if watched is None:
+            return None
+        given = {"codecs": costs, "link": link, "errors": errors}
+        news = {k: v for k, v in given.items() if v is not None and v != watched.learned.get(k)}
+        if news:
+            watched.learned.update(news)
+            watched.due = min(watched.due, max(self._clock(), watched.saved + SAVE_EVERY))
+        return self._compose(watched)
+
+    def changed(self, job: bytes, domain: int, since: Profile) -> float:
+        """See :func:`gcserver.planner.drift.drift`: from ``since`` to what is known now; 0 where nothing is."""
+        now = self.profile(job, domain)
+        return drift(since, now) if now is not None else 0.0
+
+    def _compose(self, watched: Watched) -> Profile | None:
+        kept, measured = watched.kept, watched.readiness
+        if measured.count:
+            tensors, forward = _tensors(watched.domain, measured.ready()), measured.forward()
+        elif kept is not None:
+            tensors, forward = kept.tensors, kept.forward
+        else:
+            return None
+        c, lanes = watched.domain.config, self._s.config.node.lanes
+        known: dict[str, Any] = {"link": GUESS}
+        if kept is not None:
+            known |= {name: getattr(kept, name) for name in _LASTING}
+        known |= watched.learned
+        if (copy := measured.copy()) is not None:
+            known["copy"] = copy
+        if (busy := watched.kernels.busy(known.get("codecs", {}))) is not None:
+            known["busy"] = max(1.0, busy)
+        return Profile(
+            watched.job.record.label, c.label, len(c.members), c.local_ranks, lanes, forward, tensors,
+            partition_bytes=c.partition_bytes, min_compress_bytes=c.min_compress_bytes,
+            blocks=_blocks(watched.domain, lanes), steps=watched.paces.steps(), **known,
+        )  # fmt: skip
+
+    # ------------------------------------------------------------------------------------------- keeping
+    def tick(self) -> None:
+        """Save what is due."""
+        now = self._clock()
+        for watched in self._table.values():
+            if now >= watched.due:
+                self._save(watched, self._s.aside)
+
+    def forget(self, job: bytes) -> None:
+        """The job has left this node."""
+        for key in [k for k in self._table if k[0] == job]:
+            self._save(self._table.pop(key), self._s.aside)
+
+    def close(self) -> None:
+        """The daemon stops: save now."""
+        for watched in self._table.values():
+            self._save(watched, lambda work, then: then(work()))
+
+    def _save(self, watched: Watched, run: Callable[[Callable[[], Any], Callable[[Any], None]], None]) -> None:
+        if watched.due == inf:
+            return
+        watched.due, watched.saved = inf, self._clock()
+        profile, name = self._compose(watched), watched.name
+        if profile is not None:
+            run(lambda: self._store.save(name, profile), lambda _: None)
+
+
+#: What an earlier run's profile still tells. Its plans' numbers mean nothing in this one.
+_LASTING: Final = ("link", "copy", "round_seconds", "busy", "codecs", "errors")
+
+
+def _tensors(domain: ControlDomain, ready: list[float]) -> tuple[ProfiledTensor, ...]:
+    """All tensors in the order of readiness; of equals the one declared first."""
+    found, address = [], 0
+    for spec, seconds in zip((t for s in domain.sections for t in s.tensors), ready, strict=True):
+        label = DType(spec.dtype).label
+        found.append(ProfiledTensor(spec.name, spec.shape, spec.elements, label, seconds, address))
+        address += spec.elements
+    return tuple(sorted(found, key=lambda t: t.ready))
+
+
+def _blocks(domain: ControlDomain, lanes: int) -> tuple[tuple[int, int, int, int], ...]:
+    """(address, elements, owner, lane) of all blocks."""
+    out, first = [], 0
+    for section, blocks in zip(domain.sections, space(domain, lanes).blocks, strict=True):
+        out += [(first + b.start, b.elements, b.owner, b.lane) for b in blocks]
+        first += section.elements
+    return tuple(out)

@@ -1,0 +1,163 @@
+"""Which steps are measured and what the message of one says: clocks moved by hand, then DDP in a world of one.
+
+What may live here: tests of `gcclient/timing.py`. What may not: what the daemon makes of the message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import gcclient
+from gcclient import timing
+from gcclient.timing import EVERY, FIRST, FIRST_STEPS, Timing, measured
+from gcproto.messages import DeclareSection, TensorTimes
+from tests.unit.client.fake import FakeDaemon
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(timing, "perf_counter", made)
+    return made
+
+
+class Worker:
+    """Three parameters whose gradients come when the test says so."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.sent: list[TensorTimes] = []
+        self.timing = Timing(7, self.sent.append)
+        self.tensors = [torch.zeros(2, requires_grad=True) for _ in range(3)]
+        self.timing.watch(self.tensors)
+        self.step = 0
+
+    def ready(self, index: int, after: float) -> None:
+        self.clock.now += after
+        self.tensors[index].sum().backward()
+
+    def end(self, back: float = 0.01) -> None:
+        self.step += 1
+        self.timing.closed(self.step)
+        self.clock.now += back
+        self.timing.back(self.step)
+
+    def until(self, step: int) -> None:
+        """So many steps of half a second and a result's 10 ms, without a gradient."""
+        while self.step < step - 1:
+            self.clock.now += 0.5
+            self.end()
+
+
+@pytest.fixture
+def worker(clock: Clock) -> Worker:
+    return Worker(clock)
+
+
+def test_few_steps_are_measured() -> None:
+    chosen = [step for step in range(2 * EVERY + 100) if measured(step)]
+    assert chosen[:FIRST_STEPS] == [FIRST, 5, 6, 7, 8]
+    assert chosen[FIRST_STEPS:] == [500, 501, 502, 1000, 1001, 1002]
+
+
+def test_a_measured_step_says_when_each_gradient_came(worker: Worker) -> None:
+    worker.until(FIRST)
+    assert not worker.sent
+    worker.ready(2, 0.3)
+    worker.ready(0, 0.1)
+    worker.clock.now += 0.02
+    worker.timing.copied(1000, worker.clock.now - 0.02)
+    worker.ready(1, 0.1)
+    worker.end()
+    # Copying is not computing: the 20 ms count in no time but the step's own.
+    (message,) = worker.sent
+    assert (message.domain, message.step, message.ready) == (7, FIRST, (100_000, 200_000, 0))
+    assert (message.forward, message.between, message.typical) == (300_000, 530_000, 510_000)
+    assert (message.copied, message.copying) == (1000, 20_000)
+
+
+def test_a_parameter_without_a_gradient_is_not_known(worker: Worker) -> None:
+    worker.until(FIRST)
+    worker.ready(1, 0.1)
+    worker.end()
+    assert worker.sent[0].ready == (-1, 0, -1)
+
+
+def test_of_accumulated_passes_the_last_counts(worker: Worker) -> None:
+    worker.until(FIRST)
+    for index in (2, 1, 0):
+        worker.ready(index, 0.1)
+    for index in (2, 1, 0):
+        worker.ready(index, 0.2)
+    worker.end()
+    (message,) = worker.sent
+    # What came before the pass that is pushed is time without a gradient.
+    assert message.ready == (400_000, 200_000, 0) and message.forward == 500_000
+
+
+def test_results_that_are_late_or_of_another_step_tell_nothing_of_the_forward_pass(worker: Worker) -> None:
+    worker.until(FIRST)
+    worker.timing._back = (FIRST - 2, 1.0)
+    worker.ready(0, 0.1)
+    worker.end()
+    worker.timing._back = (FIRST, worker.clock.now + 9.0)
+    worker.ready(0, 0.1)
+    worker.end()
+    assert [m.forward for m in worker.sent] == [-1, -1]
+
+
+def test_the_time_between_steps_needs_the_step_before(worker: Worker) -> None:
+    worker.until(3)
+    worker.step = EVERY - 2
+    worker.until(EVERY)
+    worker.ready(0, 0.1)
+    worker.timing.closed(EVERY)
+    assert worker.sent[0].between == 110_000
+    assert len(worker.timing._between) == 2, "the gap in the numbers is no time between two steps"
+
+
+def test_other_steps_send_nothing(worker: Worker) -> None:
+    for _ in range(FIRST + FIRST_STEPS + 20):
+        worker.ready(0, 0.1)
+        worker.end()
+    assert [m.step for m in worker.sent] == list(range(FIRST, FIRST + FIRST_STEPS))
+
+
+@pytest.fixture
+def alone(joined: FakeDaemon, tmp_path: Path) -> Iterator[FakeDaemon]:
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    yield joined
+    dist.destroy_process_group()
+
+
+def test_ddp_tells_the_daemon_of_its_gradients(alone: FakeDaemon) -> None:
+    net = nn.Sequential(nn.Linear(20, 300), nn.Linear(300, 300), nn.Linear(300, 7))
+    model = DistributedDataParallel(net, bucket_cap_mb=0.1)
+    model.register_comm_hook(gcclient.state(model), gcclient.ddp_hook)
+    for _ in range(FIRST + FIRST_STEPS + 2):
+        model(torch.ones(4, 20)).sum().backward()
+    alone.wait(lambda: sum(isinstance(m, TensorTimes) for m in alone.heard[-1]) == FIRST_STEPS)
+    (section,) = (m.section for m in alone.heard[-1] if isinstance(m, DeclareSection))
+    layers = [int(t.name.partition(".")[0]) for t in section.tensors]
+    nbytes = sum(p.numel() * 4 for p in net.parameters())
+    for message in (m for m in alone.heard[-1] if isinstance(m, TensorTimes)):
+        assert len(message.ready) == len(section.tensors) and min(message.ready) == 0
+        order = [layer for _, layer in sorted(zip(message.ready, layers, strict=True), key=lambda pair: pair[0])]
+        assert order == [2, 2, 1, 1, 0, 0], "the last layer's gradients come first"
+        assert message.between > max(message.ready) and message.forward >= 0 and message.typical > 0
+        assert message.copied == nbytes and message.copying > 0

@@ -1,0 +1,130 @@
+"""Samples of a running job and their medians."""
+
+from __future__ import annotations
+
+import pytest
+
+from gcproto.messages import TensorTimes
+from gcserver.planner.profile import CodecCost, Curve, StepTime
+from gcserver.runtime.lanelink import KernelTime
+from gcserver.runtime.measurements import CALLS, INTERVALS, PLANS, SETTLING, STEPS, Kernels, Paces, Readiness
+
+
+def sample(*ready: int, forward: int = 1000, between: int = 10_000, typical: int = 10_000, **more: int) -> TensorTimes:
+    return TensorTimes(0, 4, ready, forward, between, typical, **more)
+
+
+def test_ready_times_are_medians_over_steps() -> None:
+    found = Readiness(2)
+    for ready in ((0, 5_000), (0, 9_000), (0, 6_000)):
+        assert found.add(0, sample(*ready))
+    assert found.ready() == [0.0, 0.006] and found.forward() == 0.001 and found.count == 3
+
+
+def test_of_several_ranks_the_last_counts() -> None:
+    found = Readiness(2)
+    found.add(0, sample(0, 5_000, forward=2_000))
+    found.add(1, sample(1_000, 0, forward=3_000))
+    assert found.ready() == [0.001, 0.005] and found.forward() == 0.003 and found.count == 1
+
+
+def test_what_is_not_known_does_not_count() -> None:
+    found = Readiness(3)
+    found.add(0, sample(0, -1, 4_000, forward=-1))
+    found.add(0, sample(0, -1, -1, forward=-1))
+    found.add(0, sample(0, -1, 8_000, forward=-1))
+    assert found.ready() == [0.0, 0.006, 0.006], "without a gradient: ready when the pass is over"
+    assert found.forward() == 0.0
+
+
+def test_disturbed_and_empty_steps_are_left_out() -> None:
+    found = Readiness(1)
+    assert not found.add(0, sample(0, between=20_001)) and not found.add(0, sample(-1))
+    assert found.count == 0
+    assert found.add(0, sample(0, between=20_000)) and found.add(0, sample(0, between=90_000, typical=-1))
+
+
+def test_only_the_newest_steps_count() -> None:
+    found = Readiness(1)
+    for time in [900] * STEPS + [100] * STEPS:
+        found.add(0, sample(time))
+    assert found.ready() == [1e-4] and found.count == 2 * STEPS
+
+
+def test_times_of_other_tensors_are_refused() -> None:
+    with pytest.raises(ValueError, match="times of 2 tensors, got 1"):
+        Readiness(2).add(0, sample(0))
+
+
+def test_copying_is_bytes_a_second() -> None:
+    found = Readiness(1)
+    assert found.copy() is None
+    found.add(0, sample(0))
+    assert found.copy() is None, "nothing was copied"
+    for micros in (1_000, 2_000, 1_000):
+        found.add(0, sample(0, copied=4_000_000, copying=micros))
+    assert found.copy() == 4e9
+
+
+def _settle(paces: Paces, plan: int, first: int, seconds: list[float], at: float) -> float:
+    for i, s in enumerate(seconds):
+        at += s
+        paces.settled(first + i, plan, at)
+    return at
+
+
+def test_a_plan_has_a_median_and_a_noise_once_it_settled() -> None:
+    paces = Paces()
+    start = [9.0] * (1 + SETTLING)
+    at = _settle(paces, 0, 1, [*start, 1.0, 1.2, 0.8, 1.1, 1.0], 50.0)
+    assert paces.steps() == (StepTime(0, 1.0, pytest.approx(1.4826 * 0.1), 5),)
+    _settle(paces, 3, 1 + len(start) + 5, [*start, 2.0, 2.0], at)
+    assert paces.steps()[1] == StepTime(3, 2.0, 0.0, 2)
+
+
+def test_a_gap_between_steps_is_no_interval() -> None:
+    paces = Paces()
+    at = _settle(paces, 0, 1, [1.0] * 8, 0.0)
+    before = paces.steps()
+    paces.settled(20, 0, at + 100.0)
+    assert paces.steps() == before and before[0].seconds == 1.0
+
+
+def test_intervals_and_plans_are_bounded() -> None:
+    paces = Paces()
+    at, step = 0.0, 1
+    for plan in range(PLANS + 2):
+        for _ in range(INTERVALS // 4):
+            at += 1.0
+            paces.settled(step, plan, at)
+            step += 1
+    assert [s.plan for s in paces.steps()] == list(range(2, PLANS + 2))
+    for _ in range(2 * INTERVALS):
+        at += 1.0
+        paces.settled(step, 99, at)
+        step += 1
+    assert paces.steps()[-1].steps == INTERVALS
+
+
+def flat(seconds: float) -> Curve:
+    return Curve(((1, seconds),))
+
+
+COST = CodecCost(flat(2.0), flat(1.0), flat(0.5), 0.1)
+
+
+@pytest.mark.parametrize(("what", "alone"), [("encode", 2.0), ("decode", 1.0), ("decode_add", 0.5), ("finalise", 3.0)])
+def test_busy_is_live_over_alone(what: str, alone: float) -> None:
+    kernels = Kernels()
+    kernels.add([KernelTime("topk", what, 100, 4, 4 * alone * 1.5)])
+    assert kernels.busy({"topk": COST}) == pytest.approx(1.5)
+    assert kernels.busy({"fp16": COST}) is None and kernels.busy({}) is None
+
+
+def test_old_calls_fade() -> None:
+    kernels = Kernels()
+    for _ in range(20):
+        kernels.add([KernelTime("topk", "encode", 100, CALLS + 1, (CALLS + 1) * 2.0)])
+    for _ in range(20):
+        kernels.add([KernelTime("topk", "encode", 100, CALLS + 1, (CALLS + 1) * 4.0)])
+    assert kernels.busy({"topk": COST}) == pytest.approx(2.0, rel=1e-3)
