@@ -40,6 +40,10 @@ SAVE_EVERY: Final = 30.0
 GUESS: Final = LinkCost(1e-4, 1.25e8)
 
 
+#: runs work, and then what takes its result
+Aside = Callable[[Callable[[], Any], Callable[[Any], None]], None]
+
+
 @dataclass(slots=True)
 class Watched:
     """One domain. ``name``: of its file. ``kept``: what an earlier run left. ``due``: when it is to be saved."""
@@ -193,16 +197,19 @@ class Profiler:
     def forget(self, job: bytes) -> None:
         """The job has left this node."""
         for key in [k for k in self._table if k[0] == job]:
-            self._save(self._table.pop(key), self._s.aside)
+            self._save_last(self._table.pop(key), self._s.aside)
 
     def close(self) -> None:
         """The daemon stops: save now."""
         for watched in self._table.values():
-            self._save(watched, lambda work, then: then(work()))
+            self._save_last(watched, lambda work, then: then(work()))
 
-    def _save(self, watched: Watched, run: Callable[[Callable[[], Any], Callable[[Any], None]], None]) -> None:
-        if watched.due == inf:
-            return
+    def _save_last(self, watched: Watched, run: Aside) -> None:
+        """Whatever this run measured, since the times of its steps went on after the last series."""
+        if watched.readiness.count or watched.due < inf:
+            self._save(watched, run)
+
+    def _save(self, watched: Watched, run: Aside) -> None:
         watched.due, watched.saved = inf, self._clock()
         profile, name = self._compose(watched), watched.name
         if profile is not None:

@@ -1,4 +1,4 @@
-"""Two daemons profile a DDP job while it runs, and the next run starts from that."""
+"""Two daemons profile a DDP job while it runs, and leave what they know in files."""
 
 from __future__ import annotations
 

@@ -219,6 +219,31 @@ def test_what_is_learned_is_saved_now_and_then(tmp_path: Path) -> None:
     assert not a.waiting, "nothing new"
 
 
+def test_the_end_saves_the_times_of_the_last_steps_too(tmp_path: Path) -> None:
+    a = daemon(tmp_path)
+    a.times(0, 10)
+    a.now += QUIET
+    a.profiler.tick()
+    a.work()
+    for step in range(1, 10):
+        a.now += 1.0
+        a.profiler.on_settled(LogSettled((JOB, 0), step, False, 0, 2))
+    a.profiler.close()
+    assert a.files()[0].steps[0].steps == 8 - SETTLING
+
+
+def test_without_a_measurement_the_end_saves_nothing(tmp_path: Path) -> None:
+    a = daemon(tmp_path)
+    a.times(0, 10)
+    a.profiler.close()
+    (before,) = tmp_path.glob("*.json")
+    inode = before.stat().st_ino
+    b = daemon(tmp_path)
+    b.work()
+    b.profiler.close()
+    assert b.known() is not None and before.stat().st_ino == inode
+
+
 def test_the_end_of_the_daemon_or_of_the_job_saves_what_is_due(tmp_path: Path) -> None:
     a = daemon(tmp_path / "daemon")
     a.times(0, 10)
