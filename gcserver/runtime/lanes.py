@@ -24,6 +24,7 @@ from gcserver.core import control_events as cx
 from gcserver.core.link import DEFAULT_CREDIT
 from gcserver.runtime.lanelink import AddPeer, BlockFacts, LaneLink, LaneReady, LaneStats, LaneTrouble, StepTimes
 from gcserver.runtime.setup import LaneSetup
+from gcserver.runtime.steptrace import TracedStep
 
 if TYPE_CHECKING:
     from gcserver.runtime.supervisor import Supervisor
@@ -115,8 +116,8 @@ class Lanes:
                 self._s.trouble(message)
             elif isinstance(message, StepTimes):
                 self._s.status.on_times(message)
-            elif isinstance(message, BlockFacts):
-                self._s.status.on_facts(lane.index, message)
+            elif isinstance(message, BlockFacts | TracedStep):
+                self._s.questions.answered(lane.index, message)
             else:
                 self._s.feed(cx.LaneSaid(lane.index, message))
 
