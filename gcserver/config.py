@@ -28,8 +28,8 @@ from gcserver.config_keys import BY_NAME, BY_VARIABLE, KEYS, Key, Peer, unknown
 from gcserver.values import Address, toml_value
 
 __all__ = [
-    "Config", "NodeConfig", "ClusterConfig", "JobConfig", "CodecConfig", "LogConfig", "Peer", "ConfigError",
-    "load", "to_toml", "describe", "value_of",
+    "Config", "NodeConfig", "ClusterConfig", "JobConfig", "CodecConfig", "PlanConfig", "LogConfig", "Peer",
+    "ConfigError", "load", "to_toml", "describe", "value_of",
 ]  # fmt: skip
 
 #: What the names of our variables begin with, apart from those of keys without a table.
@@ -92,6 +92,16 @@ class CodecConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class PlanConfig:
+    """``plan.*``: who makes the plans of jobs formed here (see `modes.py`). ``exclude``: globs of tensors' names."""
+
+    mode: str
+    quality: str
+    warmup_steps: int
+    exclude: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class LogConfig:
     """``log.*``. ``level`` is one of debug, info, warning, error."""
 
@@ -106,6 +116,7 @@ class Config:
     cluster: ClusterConfig
     job: JobConfig
     codec: CodecConfig
+    plan: PlanConfig
     log: LogConfig
     partition_bytes: int
     min_compress_bytes: int
@@ -218,6 +229,7 @@ def _build(read: dict[str, Any], sources: dict[str, str]) -> Config:
     config = Config(
         node, ClusterConfig(read["cluster.peers"], read["cluster.lease"]),
         JobConfig(read["job.deadline"], read["job.on_loss"]), CodecConfig(read["codec.default"]),
+        PlanConfig(*(read[f"plan.{key}"] for key in ("mode", "quality", "warmup_steps", "exclude"))),
         LogConfig(read["log.level"]), read["partition_bytes"], read["min_compress_bytes"], read["insecure"], sources,
     )  # fmt: skip
     _check(config)
