@@ -93,8 +93,15 @@ class CodecConfig:
 
 @dataclass(frozen=True, slots=True)
 class PlanConfig:
-    """``plan.*``. ``profiles``: directory of the profiles of jobs; None: none is kept."""
+    """``plan.*``: who makes the plans of jobs formed here (see `modes.py`). ``exclude``: globs of tensors' names.
 
+    ``profiles``: directory of the profiles of jobs; None: none is kept.
+    """
+
+    mode: str
+    quality: str
+    warmup_steps: int
+    exclude: tuple[str, ...]
     profiles: Path | None
 
 
@@ -226,8 +233,11 @@ def _build(read: dict[str, Any], sources: dict[str, str]) -> Config:
     config = Config(
         node, ClusterConfig(read["cluster.peers"], read["cluster.lease"]),
         JobConfig(read["job.deadline"], read["job.on_loss"]), CodecConfig(read["codec.default"]),
-        PlanConfig(read["plan.profiles"] if "plan.profiles" in read else _profiles()), LogConfig(read["log.level"]),
-        read["partition_bytes"], read["min_compress_bytes"], read["insecure"], sources,
+        PlanConfig(
+            read["plan.mode"], read["plan.quality"], read["plan.warmup_steps"], read["plan.exclude"],
+            read["plan.profiles"] if "plan.profiles" in read else _profiles(),
+        ),
+        LogConfig(read["log.level"]), read["partition_bytes"], read["min_compress_bytes"], read["insecure"], sources,
     )  # fmt: skip
     _check(config)
     return config

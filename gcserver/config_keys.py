@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from gcproto.manifest import PAGE
 from gcserver import values
+from gcserver.modes import MODES, QUALITIES, STATIC
 from gcserver.values import Address
 
 MIN_PARTITION: Final = 256 << 10
@@ -164,10 +165,20 @@ def _codec(raw: object) -> str:
     return parse(spec).spec
 
 
-def _level(raw: object) -> str:
-    if not isinstance(raw, str) or raw.strip().lower() not in _LEVELS:
-        raise ValueError(f"expected one of {', '.join(_LEVELS)}")
-    return raw.strip().lower()
+def _one_of(words: tuple[str, ...]) -> Callable[[object], str]:
+    def read(raw: object) -> str:
+        if not isinstance(raw, str) or raw.strip().lower() not in words:
+            raise ValueError(f"expected one of {', '.join(words)}")
+        return raw.strip().lower()
+
+    return read
+
+
+def _globs(raw: object) -> tuple[str, ...]:
+    items = [part for part in raw.split(",") if part.strip()] if isinstance(raw, str) else raw
+    if not isinstance(items, list) or not all(isinstance(i, str) and i.strip() for i in items):
+        raise ValueError('expected a list such as ["*.bias", "head.*"], or "*.bias,head.*"')
+    return tuple(item.strip() for item in items)
 
 
 def _within(read: Callable[[object], float], low: float, high: float, show: Callable[[Any], str]) -> Any:
@@ -234,6 +245,19 @@ KEYS: Final[tuple[Key, ...]] = (
     Key("job.on_loss", _on_loss, '"fail"', "What a job does when a node is lost.", "fail"),
     Key("codec.default", _codec, 'a codec spec such as "topk(ratio=0.01)"', "Codec of jobs that name none.", "none"),
     Key(
+        "plan.mode", _one_of(MODES), ", ".join(MODES),
+        "Who makes the plans of jobs that do not say: operators, or the planner with all or one of its parts.", STATIC,
+    ),
+    Key("plan.quality", _one_of(QUALITIES), ", ".join(QUALITIES), "What automatic plans may lose.", "balanced"),
+    Key(
+        "plan.warmup_steps", lambda raw: values.read_int(raw, 0, 1_000_000), "0 to 1000000",
+        "Steps a job makes before its first automatic plan; until then codec.default holds.", 10,
+    ),
+    Key(
+        "plan.exclude", _globs, '["GLOB", ...]',
+        "Names of tensors that automatic plans leave uncompressed.", [],
+    ),
+    Key(
         "plan.profiles", _profiles, 'an absolute path or ""',
         "Directory of the profiles of jobs, from which the next run of a job starts; empty: none is kept.",
         derived="$CACHE_DIRECTORY/profiles, else $XDG_CACHE_HOME/gradcomm/profiles, else ~/.cache/gradcomm/profiles",
@@ -250,7 +274,7 @@ KEYS: Final[tuple[Key, ...]] = (
         "insecure", values.read_bool, "true or false",
         "Allow addresses that other machines can reach although nothing is encrypted or authenticated yet.", False,
     ),
-    Key("log.level", _level, ", ".join(_LEVELS), "How much is logged.", "info"),
+    Key("log.level", _one_of(_LEVELS), ", ".join(_LEVELS), "How much is logged.", "info"),
 )  # fmt: skip
 
 BY_NAME: Final = {key.name: key for key in KEYS}

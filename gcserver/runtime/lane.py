@@ -57,6 +57,7 @@ from gcserver.runtime.once import Once
 from gcserver.runtime.setup import LaneSetup, lane_address, listen_unix
 from gcserver.runtime.statefiles import MemoryShort
 from gcserver.runtime.stepreports import StepReports
+from gcserver.runtime.steptrace import AskTrace, StepTracer
 from gcserver.runtime.transport import ZmqTransport
 
 TICK: Final = 0.5
@@ -82,13 +83,14 @@ class LaneProcess:
         self.counters = Counters()
         self.reports = StepReports(machine, self.send_up)
         self.workers = LaneWorkers(self, listener)
+        self.tracer = StepTracer(self)
         self._new = Once()
         self.queue: deque[ev.LaneEvent] = deque()
         #: questions about blocks that are being answered: request, what is left, what was found
         self.asked: deque[tuple[int, Iterator[tuple[int, int, float]], list[tuple[int, int, float]]]] = deque()
         self.running = True
         domains, handles = self.executor.domains, self.executor.handles
-        self._perform: dict[type, Callable[[Any], object]] = {
+        self.perform: dict[type, Callable[[Any], object]] = {
             fx.Send: self._do_send,
             fx.Reconnect: lambda e: transport.reset(e.peer),
             fx.Release: lambda e: handles.release(e.handle),
@@ -164,7 +166,7 @@ class LaneProcess:
         self.queue.append(event)
         while self.queue:
             for effect in self.machine.on(self.queue.popleft(), time.monotonic()):
-                self._perform[type(effect)](effect)
+                self.perform[type(effect)](effect)
 
     # ---------------------------------------------------------------------------------------- frames
     def _frames(self) -> None:
@@ -240,6 +242,7 @@ class LaneProcess:
             self.feed(message)
             self.counters.rounds.pop(message.domain[0], None)
             self.reports.forget(message.domain)
+            self.tracer.forget(message.domain)
             self.executor.close(message.domain)
         elif isinstance(message, ForgetJob):
             self.workers.drop_job(message.job)
@@ -247,6 +250,8 @@ class LaneProcess:
             shutil.rmtree(self._job_directory(message.job), ignore_errors=True)
         elif isinstance(message, AskBlocks):
             self.asked.append((message.request, self.executor.facts(message.domain), []))
+        elif isinstance(message, AskTrace):
+            self.tracer.on_ask(message)
         else:
             self.feed(message)
 

@@ -18,6 +18,7 @@ from gcproto.channel import Channel
 from gcproto.packed import Message, MessageError
 from gcserver.core import effects, events
 from gcserver.core.control_events import OpenSection
+from gcserver.runtime.steptrace import AskTrace, TracedStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +149,8 @@ _TYPES: dict[str, Any] = {
         LaneTrouble,
         AskBlocks,
         BlockFacts,
+        AskTrace,
+        TracedStep,
     )
 }
 _decoders = {name: msgspec.msgpack.Decoder(t) for name, t in _TYPES.items()}

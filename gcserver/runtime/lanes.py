@@ -33,6 +33,7 @@ from gcserver.runtime.lanelink import (
     StepTimes,
 )
 from gcserver.runtime.setup import LaneSetup
+from gcserver.runtime.steptrace import TracedStep
 
 if TYPE_CHECKING:
     from gcserver.runtime.supervisor import Supervisor
@@ -126,8 +127,8 @@ class Lanes:
                 self._s.status.on_times(message)
             elif isinstance(message, KernelTimes):
                 self._s.profiler.on_kernels(message)
-            elif isinstance(message, BlockFacts):
-                self._s.status.on_facts(lane.index, message)
+            elif isinstance(message, BlockFacts | TracedStep):
+                self._s.questions.answered(lane.index, message)
             else:
                 self._s.feed(cx.LaneSaid(lane.index, message))
 

@@ -55,8 +55,6 @@ class Status:
         self._s = supervisor
         #: when a drain with a time limit ends
         self._stop_at: asyncio.TimerHandle | None = None
-        self._requests: dict[int, tuple[set[int], dict[int, tuple[int, float]], asyncio.Future[None]]] = {}
-        self._last_request = 0
         self._service: Any = None
         self._metrics: Any = None
 
@@ -304,33 +302,10 @@ class Status:
 
     async def ask(self, domain: ControlDomain) -> dict[int, tuple[int, float]]:
         """Per block of this node: payload bytes of the newest contribution, squared norm of its residual."""
-        self._last_request += 1
-        request = self._last_request
-        lanes = {lane.index for lane in self._s.lanes.table if lane is not None and lane.ready}
-        facts: dict[int, tuple[int, float]] = {}
-        if not lanes:
-            return facts
-        done: asyncio.Future[None] = self._s.loop.create_future()
-        self._requests[request] = (lanes, facts, done)
-        for lane in self._s.lanes.table:
-            if lane is not None and lane.index in lanes:
-                self._s.lanes.send(lane, AskBlocks(request, domain.config.id))
-        try:
-            await asyncio.wait({done}, timeout=FACTS_TIMEOUT)
-        finally:
-            del self._requests[request]
-        return facts
-
-    def on_facts(self, lane: int, message: BlockFacts) -> None:
-        """A lane's answer to AskBlocks."""
-        waiting = self._requests.get(message.request)
-        if waiting is None:
-            return
-        lanes, facts, done = waiting
-        lanes.discard(lane)
-        facts.update({key: (nbytes, square) for key, nbytes, square in message.blocks})
-        if not lanes and not done.done():
-            done.set_result(None)
+        answers: list[BlockFacts] = await self._s.questions.ask(
+            lambda number: AskBlocks(number, domain.config.id), FACTS_TIMEOUT
+        )
+        return {key: (nbytes, square) for facts in answers for key, nbytes, square in facts.blocks}
 
     # --------------------------------------------------------------------------------------- requests
     def plan(self, job: str) -> PlanStatus:

@@ -36,6 +36,7 @@ from gcserver.runtime.ledger import JobStore
 from gcserver.runtime.once import Once
 from gcserver.runtime.peers import Peers
 from gcserver.runtime.profiler import Profiler
+from gcserver.runtime.questions import Questions
 from gcserver.runtime.registrations import Registrations
 from gcserver.runtime.resolve import resolve
 from gcserver.runtime.statefiles import MemoryShort, private_directory
@@ -75,6 +76,7 @@ class Supervisor:
         self.stopped = asyncio.Event()
         self.ready = asyncio.Event()
         self.failure = ""
+        self.questions = Questions(self)
         self.status = Status(self)
         self.profiler = Profiler(self)
         self.hello = Hello(self.node, str(config.node.advertise), config.node.lanes, config.node.lanes, 0, __version__)

@@ -57,6 +57,23 @@ def test_socket_follows_the_runtime_directory(monkeypatch: pytest.MonkeyPatch) -
     assert config.load().node.socket == Path(f"/tmp/gradcomm-{os.getuid()}/daemon.sock")
 
 
+def test_profiles_go_where_caches_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CACHE_DIRECTORY", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", "/home/seven")
+    assert config.load().plan.profiles == Path("/home/seven/.cache/gradcomm/profiles")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
+    assert config.load().plan.profiles == Path("/caches/gradcomm/profiles")
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    assert config.load().plan.profiles is None
+    monkeypatch.setenv("CACHE_DIRECTORY", "/var/cache/gradcomm:/var/cache/other")
+    assert config.load().plan.profiles == Path("/var/cache/gradcomm/profiles")
+    assert config.load(flags={"plan.profiles": "/p"}).plan.profiles == Path("/p")
+    off = config.load(flags={"plan.profiles": " "})
+    assert off.plan.profiles is None and 'profiles = ""' in config.to_toml(off)
+    assert "absolute path" in refusal(flags={"plan.profiles": "here"})
+
+
 def test_a_flag_wins_over_a_variable_over_the_file_over_the_default(tmp_path: Path) -> None:
     file = write(tmp_path, 'partition_bytes = "1MiB"\n[node]\nlanes = 2\nname = "file"\n[job]\ndeadline = "5m"\n')
     c = config.load(file, {"node.name": "flag"}, {"GC_NODE_NAME": "variable", "GC_NODE_LANES": "3", "GC_JOB": "mine"})
