@@ -32,6 +32,17 @@ def test_register_says_who_we_are(joined: FakeDaemon) -> None:
     assert gcclient.stats()["job"] == "unit" and gcclient.stats()["node"] == "fake"
 
 
+def test_what_the_daemon_can_do_without_is_not_kept_for_later(joined: FakeDaemon) -> None:
+    session = current()
+    late, now = (messages.TensorTimes(0, step, (0,)) for step in (4, 5))
+    session._attached = False
+    session.inform(late)
+    session._attached = True
+    session.inform(now)
+    joined.wait(lambda: now in joined.heard[-1])
+    assert late not in joined.heard[-1]
+
+
 def test_leaving_in_good_order(daemon: FakeDaemon) -> None:
     gcclient.init(0, 1, socket=daemon.socket)
     descriptors = len(os.listdir("/proc/self/fd"))

@@ -5,6 +5,7 @@ What may live here: tests of `gcserver/runtime/kernelclock.py`. What may not: wh
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +15,7 @@ import pytest
 from gcserver.core.effects import Accumulate, Decode, Encode, Finalise
 from gcserver.runtime import kernelclock
 from gcserver.runtime.kernelclock import EARLY, SAMPLE, KernelClock
-from gcserver.runtime.lanelink import KernelTime
+from gcserver.runtime.lanelink import KernelTime, LaneLink
 from gcserver.runtime.resolve import resolve
 from tests.unit.runtime.one_block import JOB, N, encode, node, push, random
 
@@ -76,6 +77,16 @@ def test_calls_are_summed_by_codec_operation_and_size(rounds: Round) -> None:
         KernelTime("fp16", "finalise", N, 2, 2.0),
     ]
     assert not rounds.clock.take(), "each is told once"
+
+
+def test_the_supervisor_hears_the_sums(rounds: Round) -> None:
+    rounds.run("fp16", SAMPLE)
+    reports = rounds.clock.take()
+    ours, theirs = (LaneLink(end) for end in socket.socketpair())
+    theirs.send(*reports)
+    assert ours.receive() == reports and len(reports[0].times) == 4
+    for link in (ours, theirs):
+        link.channel.close()
 
 
 def test_dense_blocks_are_not_timed(rounds: Round) -> None:

@@ -33,6 +33,8 @@ class Supervisor:
         )
         self.readers: dict[int, Any] = {}
         self.fed: list[Any] = []
+        self.measured: list[Any] = []
+        self.profiler = SimpleNamespace(on_tensor_times=lambda *said: self.measured.append(said))
         self.warnings: list[str] = []
 
     def feed(self, event: Any) -> None:
@@ -79,6 +81,19 @@ def test_what_cannot_be_read_is_answered_before_the_connection_is_closed(
     assert supervisor.warnings and "Expected `int`" in supervisor.warnings[0]
     assert supervisor.fed == [cx.WorkerSaid(ours, WhoAreYou()), cx.WorkerGone(ours)]
     assert ours not in supervisor.readers
+    worker.close()
+
+
+def test_what_a_worker_measured_goes_to_the_profiler(supervisor: Supervisor) -> None:
+    worker, _ = _connected(supervisor)
+    ours = max(supervisor.readers)
+    times = messages.TensorTimes(0, 4, (0, 20))
+    worker.send(times)
+    supervisor.turn()
+    supervisor.machine.connections[ours] = (b"j" * 16, 1)
+    worker.send(times)
+    supervisor.turn()
+    assert supervisor.measured == [(None, times), ((b"j" * 16, 1), times)] and not supervisor.fed
     worker.close()
 
 
