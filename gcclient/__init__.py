@@ -51,6 +51,8 @@ from gcclient.errors import (
     TensorMismatch,
     WorkerLost,
 )
+from gcclient.grouping import bucket_caps
+from gcclient.optimizer import DistributedOptimizer
 
 __all__ = [
     "init",
@@ -71,6 +73,8 @@ __all__ = [
     "broadcast_optimizer_state",
     "state",
     "ddp_hook",
+    "DistributedOptimizer",
+    "bucket_caps",
     "stats",
     "GradcommError",
     "NotInitialized",

@@ -31,7 +31,7 @@ class BlockPlace:
     is not finite. ``op`` is who waits for the result: ``op.deliver(places)`` is called once.
     """
 
-    __slots__ = ("block", "slot", "memory", "input", "output", "index", "step", "done", "nonfinite", "op", "filled")
+    __slots__ = ("block", "slot", "memory", "input", "output", "index", "step", "done", "nonfinite", "op")
 
     def __init__(self, block: Block, slot: Slot, memory: memoryview, chunk: Bytes, index: int) -> None:
         self.block = block
@@ -45,8 +45,6 @@ class BlockPlace:
         self.done = True
         self.nonfinite = False
         self.op: Any = None
-        #: bytes of the open step already copied in (scoped domains)
-        self.filled = 0
 
     def commit(self, step: int, flags: int, grad_scale: float) -> None:
         """The input is written: make it the push of ``step``."""

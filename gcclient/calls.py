@@ -25,7 +25,7 @@ from gcclient.arena import BlockPlace
 from gcclient.domain import Domain, Step
 from gcclient.errors import GradcommError
 from gcclient.results import Results
-from gcclient.session import GRACE, SAY_EVERY, Session, log
+from gcclient.session import Session
 from gcproto.dtypes import DType
 from gcproto.manifest import TensorSpec
 from gcproto.wire import Flag
@@ -150,14 +150,7 @@ class Call:
             return self.result
 
     def _wait(self, began: float) -> None:
-        session = self.session
-        while not session.daemon.wait(self._something, SAY_EVERY):
-            session.check()
-            elapsed = time.monotonic() - began
-            if elapsed > session.job.deadline + GRACE:
-                raise session.no_result(self.tensor.spec.describe(), self.step, elapsed)
-            if elapsed > 2 * SAY_EVERY:
-                log.warning("push_pull of %s: no result since %.0f s", self.tensor.spec.describe(), elapsed)
+        self.session.wait_result(self._something, f"push_pull of {self.tensor.spec.describe()}", self.step, began)
         if self._error is not None and not self._ready:
             raise self._error.again()
 
@@ -226,9 +219,7 @@ class Calls:
                 f"tensor {name or '(unnamed)'} has dtype {dtype.label}, whose average is not exact: pass average=False "
                 "for the sum (then divide), or convert the tensor to a floating type"
             )
-        source = tensor.detach()
-        flat = source.reshape(-1) if source.is_contiguous() else source.contiguous().view(-1)
-        flat = flat.resolve_neg()  # bytes are copied, not values
+        flat = device.flattened(tensor)
         with self._lock:
             domain = exact_domain(session) if exact or name is None else calls_domain(session)
             known = self._find(domain, name, tuple(tensor.shape), dtype)
@@ -239,7 +230,7 @@ class Calls:
             if known.resident is not None:
                 memory = device.ResidentMemory(flat)
             if in_place:
-                call = Call(session, known, flat, memory, source)
+                call = Call(session, known, flat, memory, tensor.detach())
             else:
                 target = self._results.like(flat)
                 call = Call(session, known, target, device.memory_of(target), target.view(tensor.shape))

@@ -1,67 +1,36 @@
 """DistributedDataParallel through the daemon: a state made from the model, and a communication hook.
 
-What may live here: where each parameter lives in the domain, what a bucket brings to a step, futures. What may
-not: any other way of training.
+What may live here: what a bucket brings to a step, futures. What may not: where parameters live (`parameters.py`), any
+other way of training.
 
 DDP rebuilds its buckets after the first step, so nothing here depends on them: a bucket is a list of
 parameters, each with an address. A block is pushed when the last of its bytes has come, with whichever bucket
-brings them; a bucket's future completes when all blocks its parameters touch are back.
+brings them (the blocks of a group together); a bucket's future completes when all blocks its parameters touch are back.
 """
 
 from __future__ import annotations
 
-import re
 import threading
 import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import torch
 import torch.distributed as dist
-import xxhash
 
-from gcclient import arguments, device
+from gcclient import device
 from gcclient.api import current
 from gcclient.arena import BlockPlace
-from gcclient.device import Bytes, Memory
-from gcclient.domain import Domain, Step
+from gcclient.device import Memory
+from gcclient.domain import Domain
 from gcclient.errors import GradcommError
+from gcclient.grouping import Groups
+from gcclient.parameters import Parameter, Piece, declare
+from gcclient.scope import Scope
 from gcclient.session import Session
 from gcclient.timing import Timing
-from gcproto.dtypes import DType
-from gcproto.manifest import TensorSpec
-from gcproto.wire import Flag
-
-#: Domain numbers below this are not states'.
-_FIRST_STATE = 16
-#: Codecs that take whole matrices, by name (a test compares with gcserver.codecs).
-MATRIX_CODECS: Final = frozenset({"powersgd"})
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Piece:
-    """Bytes ``lo:hi`` of a parameter (or of a bucket) and the block memory they correspond to."""
-
-    place: BlockPlace
-    input: Bytes
-    output: Bytes
-    lo: int
-    hi: int
-
-    def shifted(self, by: int) -> Piece:
-        return Piece(self.place, self.input, self.output, self.lo + by, self.hi + by)
-
-
-@dataclass(frozen=True, slots=True)
-class Parameter:
-    """One parameter of the model and where its gradient lives."""
-
-    name: str
-    tensor: torch.Tensor
-    dtype: DType
-    pieces: tuple[Piece, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -109,80 +78,68 @@ class Bucket:
             return first
 
 
-class Scope:
+class Backward(Scope):
     """One backward pass: the open step and the buckets that wait for its blocks."""
 
     def __init__(self, state: State, scale: float) -> None:
-        self.state = state
-        self.step = Step(state.domain, int(Flag.AVERAGE), scale, lambda: None)
+        super().__init__(state.session, state.domain, scale)
         self.buckets: dict[BlockPlace, list[Bucket]] = {}
-        self.nonfinite = False
         self._closed_at = 0.0
-        self._back = 0
 
     def add(self, bucket: Bucket) -> None:
         """Copy in what a bucket brings and push the blocks that are complete with it."""
-        step = self.step
-        step.settle = bucket.memory.settle
         for place in bucket.plan.by_block:
-            waiting = self.buckets.get(place)
-            if waiting is None:
-                self.buckets[place] = [bucket]
-                place.op, place.filled = self, 0
-            else:
-                waiting.append(bucket)
-        for piece in bucket.plan.pieces:
-            bucket.memory.load(piece.lo, piece.hi, piece.input)
-            place = piece.place
-            place.filled += piece.hi - piece.lo
-            if place.filled == place.block.nbytes:
-                step.add(place)
+            self.buckets.setdefault(place, []).append(bucket)
+        self.fill(bucket.plan.pieces, bucket.memory)
         bucket.memory.settle()
-        step.flush()
+        self.step.flush()
 
     def close(self) -> None:
         """The backward pass is over. Blocks some of whose parameters DDP never reduces go as they are."""
-        for place in self.buckets:
-            if place.filled < place.block.nbytes:
-                self.step.add(place)
+        for unit in self.units:
+            if unit.filled < unit.nbytes:
+                self.push(unit)
         self.step.close()
         self._closed_at = time.monotonic()
         self.state.timing.closed(self.step.number)
-        self.state.session.watched[self.state.domain.id] = self
+        self.session.watched[self.domain.id] = self
         self._let_go()
 
     def waiting(self) -> tuple[str, int, float] | None:
-        """See :class:`gcclient.session.Watched`."""
-        if self._back >= len(self.buckets):
+        """See :class:`gcclient.waiters.Watched`."""
+        if self.back >= self.sent:
             return None
-        return self.state.domain.declared.label, self.step.number, time.monotonic() - self._closed_at
+        return self.domain.declared.label, self.step.number, time.monotonic() - self._closed_at
 
     def deliver(self, places: list[BlockPlace]) -> None:
-        """Results arrived; called by the reading thread."""
-        for place in places:
-            if place.nonfinite and not self.nonfinite:
-                self.nonfinite = True
-                self.state.session.counters.nonfinite_steps += 1
-            for bucket in self.buckets[place]:
-                try:
-                    bucket.back(place)
-                except Exception as error:
-                    bucket.fail(error)
-        self._back += len(places)
+        super().deliver(places)
         self._let_go()
+
+    def take(self, place: BlockPlace) -> None:
+        for bucket in self.buckets.get(place, ()):
+            try:
+                bucket.back(place)
+            except Exception as error:
+                bucket.fail(error)
 
     def _let_go(self) -> None:
         """Blocks remember their newest step until the next one: it must not keep the buckets' memory."""
-        if self._closed_at and self._back >= len(self.buckets):
+        if self._closed_at and self.back >= self.sent:
             self.state.timing.back(self.step.number)
-            self.buckets, self._back = {}, 0
+            self.buckets = {}
 
 
 class State:
     """What :func:`ddp_hook` needs of a model. Made by :func:`state`; give it to ``register_comm_hook``."""
 
     def __init__(
-        self, session: Session, domain: Domain, group: dist.ProcessGroup | None, scaler: Any, ranks: int
+        self,
+        session: Session,
+        domain: Domain,
+        parameters: list[Parameter],
+        group: dist.ProcessGroup | None,
+        scaler: Any,
+        ranks: int,
     ) -> None:
         self.session = session
         self.domain = domain
@@ -190,31 +147,12 @@ class State:
         self.scaler = scaler
         self.ranks = ranks
         self.timing = Timing(domain.id, session.inform)
-        self.parameters: dict[int, Parameter] = {}
+        self.timing.watch(p.tensor for p in parameters)
+        self.parameters = {id(p.tensor): p for p in parameters}
         self._plans: dict[tuple[int, ...], Plan] = {}
-        self._scope: Scope | None = None
+        self._scope: Backward | None = None
         self._last_index = -1
         self._warned_sparse = False
-
-    def place(self, tensors: list[tuple[TensorSpec, torch.Tensor]], places: list[BlockPlace]) -> None:
-        """Note where the parameters of one section live."""
-        at = which = 0
-        for spec, tensor in tensors:
-            dtype = DType(spec.dtype)
-            size, pieces, lo = spec.elements * dtype.itemsize, [], 0
-            while lo < size:
-                place = places[which]
-                inside = at + lo - place.block.start * dtype.itemsize
-                n = min(size - lo, place.block.nbytes - inside)
-                if n == 0:
-                    which += 1
-                    continue
-                part = slice(inside, inside + n)
-                pieces.append(Piece(place, place.input[part], place.output[part], lo, lo + n))
-                lo += n
-            at += size
-            self.parameters[id(tensor)] = Parameter(spec.name, tensor, dtype, tuple(pieces))
-        self.timing.watch(tensor for _, tensor in tensors)
 
     # ------------------------------------------------------------------------------------- backward
     def on_bucket(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -231,7 +169,7 @@ class State:
             work = Bucket(self, self._plan(bucket, buffer), buffer)
             self.session.pending.add(work)
             if self._scope is None:
-                self._scope = Scope(self, float(self.scaler.get_scale()) if self.scaler is not None else 1.0)
+                self._scope = Backward(self, float(self.scaler.get_scale()) if self.scaler is not None else 1.0)
             began = time.perf_counter()
             self._scope.add(work)
             self.timing.copied(buffer.nbytes, began)
@@ -329,6 +267,7 @@ def state(
     compression: str | None = None,
     scaler: Any = None,
     whole: bool | None = None,
+    groups: Groups = None,
 ) -> State:
     """Declare a model's gradients; returns the state for :func:`ddp_hook`. Call it on every rank of the group.
 
@@ -337,9 +276,14 @@ def state(
     ``scaler``: the GradScaler in use, if any: residuals are then kept unscaled while its scale changes.
     ``whole``: never cut a parameter's gradient, for codecs that take whole matrices (default: whether ``compression``
     is one of gradcomm's that does).
-    Raises TypeError for a ``compression`` that is no text, ValueError for a model without gradients, with an unknown
-    dtype or a name that no message can carry, :class:`~gcclient.TensorMismatch` on every rank when models differ,
-    :class:`~gcclient.CodecError` for a codec that cannot be used.
+    ``groups``: tensors to merge (MergeComp): "layer-wise", a number of groups of equally many tensors, or lists of
+    parameter names in the order in which gradients become ready, each name once. No block crosses the end of a group,
+    and all blocks of one go together; give torch the same buckets with :func:`gcclient.bucket_caps`. Default: no
+    groups, each block goes as soon as its bytes have come.
+    Raises TypeError for a ``compression`` that is no text or ``groups`` that are none, ValueError for a model without
+    gradients, with an unknown dtype or a name that no message can carry, and for groups that leave out or repeat one,
+    :class:`~gcclient.TensorMismatch` on every rank when models or groups differ, :class:`~gcclient.CodecError` for a
+    codec that cannot be used.
     """
     session = current()
     if group is None:
@@ -347,32 +291,8 @@ def state(
     if group is not None and not (dist.is_available() and dist.is_initialized()):
         group = None
     ranks = tuple(sorted(dist.get_process_group_ranks(group))) if group is not None else tuple(range(session.me.size))
-    named = [
-        (arguments.read_name(n.removeprefix("module.")), p) for n, p in model.named_parameters() if p.requires_grad
-    ]
+    named = [(n.removeprefix("module."), p) for n, p in model.named_parameters() if p.requires_grad]
     if not named:
         raise ValueError("the model has no parameter that requires a gradient")
-    codec = "" if compression is None else arguments.read_text(compression, "compression")
-    number, label = _number(session, ranks)
-    if whole is None:
-        whole = re.split(r"[(+]", codec)[0].strip() in MATRIX_CODECS
-    domain = session.domain(label, number, ranks, scoped=True, codec=codec, whole=bool(whole))
-    made = State(session, domain, group, scaler, len(ranks))
-    # Backward order: what is ready first comes first in the address space.
-    sections: dict[DType, list[tuple[TensorSpec, torch.Tensor]]] = {}
-    for name, parameter in reversed(named):
-        dtype = device.dtype_of(parameter, name)
-        sections.setdefault(dtype, []).append((TensorSpec(name, tuple(parameter.shape), int(dtype)), parameter))
-    for tensors in sections.values():
-        made.place(tensors, session.declare(domain, tuple(spec for spec, _ in tensors)))
-    return made
-
-
-def _number(session: Session, ranks: tuple[int, ...]) -> tuple[int, str]:
-    """(domain number, label) of the next state over ``ranks``: alike on all of them, and unlike any other's."""
-    count = session.states.get(ranks, 0)
-    session.states[ranks] = count + 1
-    whole = len(ranks) == session.me.size
-    label = f"ddp.{count}" if whole else f"ddp.{count} of ranks {','.join(map(str, ranks))}"
-    number = xxhash.xxh3_64_intdigest(f"{count}/{ranks}".encode()) & 0x7FFFFFFF
-    return max(number, _FIRST_STATE), label
+    domain, parameters = declare(session, "ddp", named, ranks, compression, whole, groups)
+    return State(session, domain, parameters, group, scaler, len(ranks))

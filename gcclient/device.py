@@ -141,6 +141,13 @@ class CudaMemory:
         self.stream.synchronize()
 
 
+def flattened(tensor: torch.Tensor) -> torch.Tensor:
+    """The elements of ``tensor`` one after the other, detached: a view where they lie so, else a copy."""
+    source = tensor.detach()
+    flat = source.reshape(-1) if source.is_contiguous() else source.contiguous().view(-1)
+    return flat.resolve_neg()  # bytes are copied, not values
+
+
 def memory_of(flat: torch.Tensor) -> Memory:
     """The memory of a flat, contiguous, detached tensor. Raises ValueError for an unknown device."""
     if flat.device.type == "cpu":

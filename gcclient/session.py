@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from gcclient import reach
 from gcclient.arena import ArenaError, BlockPlace
@@ -22,6 +22,7 @@ from gcclient.daemon import CONTROL, Daemon, Link
 from gcclient.domain import Domain
 from gcclient.errors import GradcommError, NotInitialized, StepTimeout, from_fault
 from gcclient.ranks import World
+from gcclient.waiters import Pending, Watched
 from gcproto import messages, packed
 from gcproto.manifest import ManifestError, Section, TensorSpec
 from gcproto.messages import DeclareDomain, DeclareSection, Register, Registered
@@ -36,19 +37,6 @@ GRACE: Final = 30.0
 #: The daemon is given this long to read the goodbye, seconds.
 GOODBYE_FOR: Final = 1.0
 VERSION: Final = "0.1.0"
-
-
-class Pending(Protocol):
-    """Something that waits for results and must hear of the job's end."""
-
-    def fail(self, error: GradcommError) -> None: ...
-
-
-class Watched(Protocol):
-    """A step whose results nobody waits for in Python: who waits is inside torch and cannot say so."""
-
-    def waiting(self) -> tuple[str, int, float] | None:
-        """(what, step, seconds) while results are missing."""
 
 
 @dataclass(slots=True)
@@ -78,8 +66,8 @@ class Session:
         self.pending: set[Pending] = set()
         #: the newest closed step of each DDP state
         self.watched: dict[int, Watched] = {}
-        #: DDP states made so far, by the ranks they span
-        self.states: dict[tuple[int, ...], int] = {}
+        #: DDP states and optimizers made so far, by kind and the ranks they span
+        self.models: dict[tuple[str, tuple[int, ...]], int] = {}
         self.daemon = Daemon(self)
         self.pid = os.getpid()
         self._declaring = threading.RLock()
@@ -295,6 +283,20 @@ class Session:
         if not ready():
             self.check()
 
+    def wait_result(self, ready: Callable[[], bool], what: str, step: int, began: float) -> None:
+        """Wait until ``ready()`` for the result of a step, saying now and then what for.
+
+        ``began``: when the wait began (``time.monotonic()``). Raises the job's failure, :class:`StepTimeout` where the
+        daemon should have ended the wait and did not.
+        """
+        while not self.daemon.wait(ready, SAY_EVERY):
+            self.check()
+            elapsed = time.monotonic() - began
+            if elapsed > self.job.deadline + GRACE:
+                raise self.no_result(what, step, elapsed)
+            if elapsed > 2 * SAY_EVERY:
+                log.warning("%s: no result since %.0f s", what, elapsed)
+
     # ---------------------------------------------------------------------------------------- domains
     def domain(
         self, label: str, number: int, ranks: tuple[int, ...], *, scoped: bool, codec: str, whole: bool = False
@@ -328,11 +330,14 @@ class Session:
             record()
             link.post(message)
 
-    def declare(self, domain: Domain, tensors: tuple[TensorSpec, ...]) -> list[BlockPlace]:
-        """Declare the next section of a domain; returns its blocks once all ranks agreed and memory is mapped."""
+    def declare(self, domain: Domain, tensors: tuple[TensorSpec, ...], cuts: tuple[int, ...] = ()) -> list[BlockPlace]:
+        """Declare the next section of a domain; returns its blocks once all ranks agreed and memory is mapped.
+
+        ``cuts``: the tensors at which its groups after the first begin.
+        """
         with self._declaring:
             self.check()
-            section = Section(len(domain.sections), tensors)
+            section = Section(len(domain.sections), tensors, cuts)
             message = DeclareSection(domain.id, section, domain.step + 1)
             self._announce(message, lambda: domain.sections.append(message))
             names = f"{tensors[0].describe()}" + (f" and {len(tensors) - 1} more" if len(tensors) > 1 else "")

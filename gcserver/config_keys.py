@@ -268,7 +268,7 @@ KEYS: Final[tuple[Key, ...]] = (
     ),
     Key(
         "min_compress_bytes", _within(values.read_size, 0, 1 << 40, values.show_size), values.SIZE_FORM,
-        "What is declared together and is smaller than this travels uncompressed.", "64KiB",
+        "A group of tensors that is smaller than this travels uncompressed.", "64KiB",
     ),
     Key(
         "insecure", values.read_bool, "true or false",

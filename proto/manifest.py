@@ -13,9 +13,10 @@ addresses of block starts, so they never depend on buckets, groups or the order 
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import repeat
+from itertools import pairwise, repeat
 from typing import Final
 
 import msgspec
@@ -56,10 +57,14 @@ class TensorSpec(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Section(msgspec.Struct, frozen=True, array_like=True):
-    """What is declared together: tensors of one dtype, in address order, averaged or summed alike."""
+    """What is declared together: tensors of one dtype, in address order, averaged or summed alike.
+
+    ``cuts``: the tensors (by index, rising) at which a group after the first begins; no block crosses one.
+    """
 
     index: int
     tensors: tuple[TensorSpec, ...]
+    cuts: tuple[int, ...] = ()
 
     @property
     def dtype(self) -> DType:
@@ -73,13 +78,27 @@ class Section(msgspec.Struct, frozen=True, array_like=True):
     def nbytes(self) -> int:
         return self.elements * self.dtype.itemsize
 
+    @property
+    def groups(self) -> Iterator[tuple[TensorSpec, ...]]:
+        """The tensors of each group, in address order; without cuts all are one."""
+        return (self.tensors[a:b] for a, b in pairwise((0, *self.cuts, len(self.tensors))))
+
+    def group_bytes(self, tensor: int) -> int:
+        """Bytes of the group that the tensor of this index is in."""
+        group = bisect_right(self.cuts, tensor)
+        first, last = (0, *self.cuts)[group], (*self.cuts, len(self.tensors))[group]
+        return sum(t.elements for t in self.tensors[first:last]) * self.dtype.itemsize
+
 
 class ManifestError(ValueError):
     """A section that cannot be laid out, or two that should be equal and are not."""
 
 
 def check_section(section: Section, whole: bool = False) -> None:
-    """Raises :class:`ManifestError` for an empty, mixed or oversized section; ``whole``: its tensors are never cut."""
+    """Raises :class:`ManifestError` for an empty, mixed or oversized section and for cuts that cut nothing.
+
+    ``whole``: its tensors are never cut.
+    """
     if not 0 < len(section.tensors) <= MAX_TENSORS:
         raise ManifestError(f"a section holds 1 to {MAX_TENSORS} tensors, got {len(section.tensors)}")
     if section.index < 0:
@@ -99,6 +118,11 @@ def check_section(section: Section, whole: bool = False) -> None:
         raise ManifestError(f"a dimension is at most {MAX_SECTION_ELEMENTS}")
     if (elements := section.elements) > MAX_SECTION_ELEMENTS:
         raise ManifestError(f"a section has at most {MAX_SECTION_ELEMENTS} elements, got {elements}")
+    count = len(section.tensors)
+    if any(a >= b for a, b in pairwise((0, *section.cuts, count))):
+        raise ManifestError(
+            f"cuts are the tensors at which groups begin: rising, within 1..{count - 1}, got {list(section.cuts[:8])}"
+        )
     largest = max(section.tensors, key=lambda t: t.elements)
     if whole and (nbytes := largest.elements * section.dtype.itemsize) > MAX_WHOLE_BYTES:
         raise ManifestError(
@@ -121,12 +145,19 @@ def difference(mine: Section, theirs: Section) -> str:
         longer, where = (mine, "only here") if len(mine.tensors) > len(theirs.tensors) else (theirs, "only there")
         extra = longer.tensors[min(len(mine.tensors), len(theirs.tensors))]
         return f"{len(mine.tensors)} tensors here, {len(theirs.tensors)} there; {extra.describe()} is {where}"
+    if odd := set(mine.cuts) ^ set(theirs.cuts):
+        first = min(odd)
+        where = "here and not there" if first in mine.cuts else "there and not here"
+        return (
+            f"groups differ ({len(mine.cuts) + 1} here, {len(theirs.cuts) + 1} there): tensor {first}, "
+            f"{mine.tensors[first].describe()}, begins one {where}"
+        )
     return "the declarations are equal"
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One partition of the address space (in this release a group is a section, so partition = block).
+    """One partition of the address space: group ∩ block, since no block crosses the end of a group.
 
     ``key`` is its byte address, ``start`` the element offset inside its section, ``bounds`` the segment
     boundaries (element offsets from the block's start, first 0, last ``elements``), one segment per
@@ -168,16 +199,16 @@ def _align(value: int, to: int) -> int:
     return -(-value // to) * to
 
 
-def block_sizes(section_bytes: int, members: int, partition_bytes: int) -> Iterator[int]:
-    """Lengths of a section's blocks, bytes, in address order; multiples of a page but for the last.
+def block_sizes(group_bytes: int, members: int, partition_bytes: int) -> Iterator[int]:
+    """Lengths of a group's blocks, bytes, in address order; multiples of a page but for the last.
 
     Every block costs the daemon a fixed time, so few large ones are best for throughput; at least two an owner, as
     soon as that leaves 2 MiB each, keep both directions of every link busy and let copies overlap with transfer.
     Never below 256 KiB, where per-message costs win, nor above ``partition_bytes``. What leaves last has to travel,
     be summed and travel back with nothing to overlap with: the lowest addresses, which are sent last, are cut finer.
     """
-    left = section_bytes
-    for size in _wanted_sizes(section_bytes, members, partition_bytes):
+    left = group_bytes
+    for size in _wanted_sizes(group_bytes, members, partition_bytes):
         if left <= 0:
             return
         yield min(size, left)
@@ -197,14 +228,14 @@ def whole_sizes(tensor_bytes: Sequence[int], members: int, partition_bytes: int)
         yield size
 
 
-def _wanted_sizes(section_bytes: int, members: int, partition_bytes: int) -> Iterator[int]:
+def _wanted_sizes(group_bytes: int, members: int, partition_bytes: int) -> Iterator[int]:
     """The longest each block should be, one after the other, without end."""
     members = max(members, 1)
-    two = section_bytes // (2 * members)
-    wanted = two if two >= MIN_PIPELINED_BYTES else -(-section_bytes // members)
+    two = group_bytes // (2 * members)
+    wanted = two if two >= MIN_PIPELINED_BYTES else -(-group_bytes // members)
     size = min(max(_align(wanted, PAGE), MIN_BLOCK_BYTES), partition_bytes)
     fine = size // 2 // PAGE * PAGE
-    if fine >= MIN_PIPELINED_BYTES and section_bytes >= 2 * members * size:
+    if fine >= MIN_PIPELINED_BYTES and group_bytes >= 2 * members * size:
         yield from repeat(fine, 2 * members)
     yield from repeat(size)
 
@@ -213,8 +244,9 @@ def _wanted_sizes(section_bytes: int, members: int, partition_bytes: int) -> Ite
 class AddressSpace:
     """The layout of one domain: append sections, get blocks and slots.
 
-    ``members`` is the number of nodes, ``lanes`` of lanes, ``partition_bytes`` the longest block. ``whole``: blocks
-    are cut between tensors only, for codecs that take whole matrices; a tensor longer than that is a block of its own.
+    Each group of a section is cut into blocks as if it were a section by itself. ``members`` is the number of nodes,
+    ``lanes`` of lanes, ``partition_bytes`` the longest block. ``whole``: blocks are cut between tensors only, for
+    codecs that take whole matrices; a tensor longer than that is a block of its own.
     Placement is greedy by bytes: a block goes to the member with the fewest bytes so far (lowest index on
     ties), and likewise among the lanes; it never moves while the epoch lasts.
     """
@@ -277,10 +309,12 @@ class AddressSpace:
         return self.blocks[-1]
 
     def _sizes(self, section: Section) -> Iterator[int]:
-        if self.whole:
-            tensors = [t.elements * section.dtype.itemsize for t in section.tensors]
-            return whole_sizes(tensors, self.members, self.partition_bytes)
-        return block_sizes(section.nbytes, self.members, self.partition_bytes)
+        for group in section.groups:
+            tensors = [t.elements * section.dtype.itemsize for t in group]
+            if self.whole:
+                yield from whole_sizes(tensors, self.members, self.partition_bytes)
+            else:
+                yield from block_sizes(sum(tensors), self.members, self.partition_bytes)
 
 
 @dataclass(slots=True)

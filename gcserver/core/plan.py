@@ -73,7 +73,7 @@ def choose(
 def explain(plan: Plan, section: Section, block: Block, min_compress_bytes: int, members: int) -> Choice:
     """What ``block`` uses: the last rule that matches the name of the tensor filling most of it, where it can.
 
-    Sections under ``min_compress_bytes`` and dtypes that cannot be compressed go dense; a cast applies to fp32 only,
+    Groups under ``min_compress_bytes`` and dtypes that cannot be compressed go dense; a cast applies to fp32 only,
     since it would not shrink the others. What takes whole matrices goes dense where blocks may cut them
     (:func:`cut_matrix` finds that in time). What votes or takes two exchanges needs an owner.
     """
@@ -92,11 +92,11 @@ def cut_matrix(plan: Plan, section: Section, min_compress_bytes: int) -> tuple[s
 
     Where blocks may cut tensors such a tensor would go dense, which nobody asked for.
     """
-    if _incompressible(section, min_compress_bytes) or not any(r.codec.whole for r in plan.rules):
+    if not any(r.codec.whole for r in plan.rules):
         return None
-    for tensor in section.tensors:
+    for i, tensor in enumerate(section.tensors):
         rule = _rule(plan, tensor.name)
-        if rule is not None and rule.codec.whole:
+        if rule is not None and rule.codec.whole and not _incompressible(section, i, min_compress_bytes):
             return tensor.name, rule.codec
     return None
 
@@ -105,12 +105,12 @@ def _rule(plan: Plan, name: str) -> PlanRule | None:
     return next((r for r in reversed(plan.rules) if fnmatchcase(name, r.pattern)), None)
 
 
-def _incompressible(section: Section, min_compress_bytes: int) -> str:
-    """Why nothing of a section is compressed; empty if it may be."""
+def _incompressible(section: Section, tensor: int, min_compress_bytes: int) -> str:
+    """Why nothing of the group that this tensor is in is compressed; empty if it may be."""
     if section.dtype not in COMPRESSIBLE:
         label = section.dtype.label
         return f"{label} travels as it is" if label.startswith("float") else "integers travel as they are"
-    return "below min_compress_bytes" if section.nbytes < min_compress_bytes else ""
+    return "below min_compress_bytes" if section.group_bytes(tensor) < min_compress_bytes else ""
 
 
 def _not_compressed(plan: Plan, codec: CodecChoice, section: Section, block: Block, min_compress_bytes: int) -> str:
@@ -118,7 +118,7 @@ def _not_compressed(plan: Plan, codec: CodecChoice, section: Section, block: Blo
     # Compared by value: a lane has its plans from a message, where no two records are the same object.
     if codec == plan.dense:
         return ""
-    if why := _incompressible(section, min_compress_bytes):
+    if why := _incompressible(section, block.tensor, min_compress_bytes):
         return why
     if block.dtype is not DType.F32 and codec.id in CASTS:
         return f"a cast would not shrink {block.dtype.label}"

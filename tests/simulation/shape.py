@@ -49,13 +49,19 @@ def sometimes_twice(codec: str, seed: int) -> str:
     return "twice" if Random(seed * 8 + 5).random() < 0.35 else codec
 
 
+def sometimes_cut(cut: Section, seed: int) -> Section:
+    """Its tensors as groups of their own in a third of all cases, from a generator of its own."""
+    groups = len(cut.tensors) > 1 and Random(seed * 8 + 6).random() < 0.35
+    return Section(cut.index, cut.tensors, tuple(range(1, len(cut.tensors)))) if groups else cut
+
+
 def draw_domain(r: Random, number: int, ranks: tuple[int, ...], codecs: list[str], steps: int, seed: int) -> DomainSpec:
     scoped = r.random() < 0.6
     sections = []
     for index in range(1 if scoped else r.randint(1, 3)):
         big = r.random() < 0.7
         sizes = [r.choice([64, 192, 320]) * KIB for _ in range(r.randint(1, 2))] if big else [r.choice([4, 96, 256])]
-        sections.append(section(index, number, sizes))
+        sections.append(sometimes_cut(section(index, number, sizes), seed * 16 + number * 4 + index))
     late = tuple(1 if i == 0 else r.randint(1, max(1, steps // 2)) for i in range(len(sections)))
     late = tuple(sorted(late))
     nan = {r.randint(1, steps): r.choice(ranks) for _ in range(r.choice([0, 0, 1, 2]))}

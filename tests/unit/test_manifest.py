@@ -38,8 +38,8 @@ KIB, MIB = 1024, 1 << 20
 F32 = int(DType.F32)
 
 
-def section(index: int, *sizes: int, dtype: int = F32) -> Section:
-    return Section(index, tuple(TensorSpec(f"s{index}.t{i}", (n,), dtype) for i, n in enumerate(sizes)))
+def section(index: int, *sizes: int, dtype: int = F32, cuts: tuple[int, ...] = ()) -> Section:
+    return Section(index, tuple(TensorSpec(f"s{index}.t{i}", (n,), dtype) for i, n in enumerate(sizes)), cuts)
 
 
 @st.composite
@@ -49,7 +49,8 @@ def spaces(draw: st.DrawFn) -> AddressSpace:
     for index in range(draw(st.integers(1, 4))):
         dtype = int(draw(st.sampled_from(DType)))
         sizes = draw(st.lists(st.one_of(st.integers(0, 3000), st.integers(0, 1_500_000)), min_size=1, max_size=6))
-        space.append(section(index, *sizes, dtype=dtype))
+        cuts = draw(st.sets(st.integers(1, len(sizes) - 1))) if len(sizes) > 1 else ()
+        space.append(section(index, *sizes, dtype=dtype, cuts=tuple(sorted(cuts))))
     return space
 
 
@@ -100,20 +101,38 @@ def test_a_whole_space_cuts_no_tensor_and_fills_blocks(space: AddressSpace) -> N
         space = AddressSpace(space.members, space.lanes, space.partition_bytes, True)
     for s, blocks in zip(space.sections, space.blocks, strict=True):
         sizes = [t.elements for t in s.tensors if t.elements]
+        cut = {sum(t.elements for t in s.tensors[:i]) for i in s.cuts}
         taken = 0
         for b, after in zip_longest(blocks, blocks[1:]):
             inside = [hi - lo for lo, hi in pairwise(b.bounds)]
             assert inside == sizes[taken : taken + len(inside)], "its segments are the tensors"
             assert b.nbytes <= space.partition_bytes or len(inside) == 1, "a larger tensor is alone"
             taken += len(inside)
-            if after is not None:
+            if after is not None and after.start not in cut:
                 most = max(space.partition_bytes, MIN_BLOCK_BYTES)
-                assert b.nbytes + after.bounds[1] * s.dtype.itemsize > min(most, _wanted(space, s) // 2)
+                assert b.nbytes + after.bounds[1] * s.dtype.itemsize > min(most, _wanted(space, s, b.tensor) // 2)
         assert taken == len(sizes)
 
 
-def _wanted(space: AddressSpace, s: Section) -> int:
-    return max(block_sizes(s.nbytes, space.members, space.partition_bytes), default=0)
+def _wanted(space: AddressSpace, s: Section, tensor: int) -> int:
+    return max(block_sizes(s.group_bytes(tensor), space.members, space.partition_bytes), default=0)
+
+
+@given(spaces())
+@settings(deadline=None)
+def test_no_block_crosses_a_cut_and_each_group_is_cut_as_a_section_of_its_own(space: AddressSpace) -> None:
+    for s, blocks in zip(space.sections, space.blocks, strict=True):
+        assert [b.key for b in blocks] == sorted({b.key for b in blocks})
+        left, first = list(blocks), 0
+        for group, last in zip(s.groups, (*s.cuts, len(s.tensors)), strict=True):
+            alone = AddressSpace(space.members, space.lanes, space.partition_bytes, space.whole)
+            expected = alone.append(Section(0, group))
+            mine, left = left[: len(expected)], left[len(expected) :]
+            assert [b.bounds for b in mine] == [b.bounds for b in expected]
+            assert [b.tensor - first for b in mine] == [b.tensor for b in expected]
+            assert s.group_bytes(first) == sum(b.nbytes for b in mine)
+            first = last
+        assert not left
 
 
 @given(spaces())
@@ -239,6 +258,10 @@ def test_a_chunk_is_shared_by_small_sections() -> None:
         (Section(0, (TensorSpec("a", (1,), 0), TensorSpec("b", (1,), 1))), "one dtype"),
         (Section(0, (TensorSpec("a", (1,), 77),)), "unknown dtype code 77"),
         (Section(0, (TensorSpec("a", (-1,), 0),)), "negative"),
+        (section(0, 1, 1, 1, cuts=(2, 1)), r"rising, within 1\.\.2, got \[2, 1\]"),
+        (section(0, 1, 1, 1, cuts=(0,)), "tensors at which groups begin"),
+        (section(0, 1, 1, 1, cuts=(1, 1)), "rising"),
+        (section(0, 1, 1, 1, cuts=(3,)), "rising"),
     ],
 )
 def test_bad_sections_are_refused(bad: Section, message: str) -> None:
@@ -259,14 +282,20 @@ def test_a_difference_names_tensor_and_both_values() -> None:
     reshaped = Section(0, (TensorSpec("w", (4, 5), F32), TensorSpec("b", (4,), F32)))
     retyped = Section(0, (TensorSpec("w", (4, 4), int(DType.F64)), TensorSpec("b", (4,), F32)))
     shorter = Section(0, a.tensors[:1])
+    merged = Section(0, a.tensors, (1,))
     assert difference(a, renamed).startswith("name or order of tensor 0 differs: 'w'")
     assert "shape of tensor 0 differs: 'w' shape [4, 4]" in difference(a, reshaped)
     assert "[4, 5]" in difference(a, reshaped)
     assert "dtype of tensor 0" in difference(a, retyped) and "F64" in difference(a, retyped)
     assert "'b' shape [4] dtype F32 is only here" in difference(a, shorter)
     assert "only there" in difference(shorter, a)
+    assert (
+        difference(a, merged)
+        == "groups differ (1 here, 2 there): tensor 1, 'b' shape [4] dtype F32, begins one there and not here"
+    )
+    assert difference(merged, a).endswith("begins one here and not there")
     assert difference(a, a) == "the declarations are equal"
-    assert len({section_digest(s) for s in (a, renamed, reshaped, retyped, shorter)}) == 5
+    assert len({section_digest(s) for s in (a, renamed, reshaped, retyped, shorter, merged)}) == 6
 
 
 def test_memory_need_is_what_doctor_prints() -> None:

@@ -16,7 +16,7 @@ import gcclient
 from gcclient import daemon as daemon_module
 from gcclient import session as session_module
 from gcclient.api import current
-from gcclient.ddp import MATRIX_CODECS
+from gcclient.parameters import MATRIX_CODECS
 from gcproto import messages
 from gcproto.messages import DeclareDomain, DeclareSection
 from gcproto.wire import Flag

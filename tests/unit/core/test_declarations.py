@@ -26,6 +26,7 @@ from tests.unit.core.control_machine import LARGE, control_from_b, declared, for
         (DeclareSection(9, Section(0, (TensorSpec("w", (4,), 0),))), "not in"),
         (DeclareSection(0, Section(1, ())), "holds 1 to"),
         (DeclareSection(0, Section(0, (TensorSpec("w", (5,), 0),))), "shape of tensor 0 differs"),
+        (DeclareSection(0, Section(1, LARGE.tensors, (2,))), "rising, within 1..1, got [2]"),
     ],
 )
 def test_wrong_declarations_end_the_job_with_a_reason(message: Any, part: str) -> None:
@@ -56,6 +57,16 @@ def test_members_agree_on_what_is_whole() -> None:
     said(m, 1, DeclareSection(0, LARGE))
     (fault,) = told(m.on(control_from_b(theirs, 2), 0.0))
     assert "process groups differ" in fault.message and "whole=True" in fault.message
+
+
+def test_members_agree_on_groups() -> None:
+    m, record = formed_with_b()
+    domain = DeclareDomain("ddp", 0, (0, 1), True)
+    said(m, 1, domain)
+    said(m, 1, DeclareSection(0, LARGE))
+    theirs = messages.SectionList(record.job, 0, domain, Section(0, LARGE.tensors, (1,)), 1)
+    (fault,) = told(m.on(control_from_b(theirs, 2), 0.0))
+    assert "groups differ (1 here, 2 there): tensor 1, 'w'" in fault.message
 
 
 def test_a_peers_impossible_section_ends_the_job() -> None:

@@ -21,7 +21,7 @@ UNIONS: dict[str, typing.Any] = {
     name: getattr(messages, name)
     for name in ("Control", "Link", "FromWorker", "ToWorker", "FromLaneWorker", "ToLaneWorker")
 }
-SECTION = Section(0, (TensorSpec("w", (3, 4), 0),))
+SECTION = Section(0, (TensorSpec("w", (3, 4), 0), TensorSpec("b", (4,), 0)), (1,))
 DOMAIN = messages.DeclareDomain("ddp", 0, (0, 1), True, "topk(ratio=0.01)", True)
 SAMPLES: list[packed.Message] = [
     messages.Hello("a", "tcp://a:1", 2, 1, 5, "0.1"),
@@ -111,6 +111,12 @@ def test_a_message_has_a_largest_size() -> None:
 
     with pytest.raises(MessageError, match="at most"):
         Decoder[messages.Nack](messages.Nack)(Huge())
+
+
+def test_a_section_without_cuts_is_read() -> None:
+    """As kept by a daemon that knew none."""
+    kept = msgspec.msgpack.encode((0, (("w", (3, 4), 0),)))
+    assert msgspec.msgpack.decode(kept, type=Section) == Section(0, (TensorSpec("w", (3, 4), 0),))
 
 
 def test_a_rule_without_a_scheme_is_read() -> None:

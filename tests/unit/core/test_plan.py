@@ -98,6 +98,23 @@ def test_the_first_matrix_that_would_be_cut_is_named() -> None:
     assert cut_matrix(Plan(0, rules, DENSE), doubles, 0) is None
 
 
+def test_each_group_is_compressed_for_itself() -> None:
+    """A group under min_compress_bytes goes dense whatever is declared with it."""
+    tensors = tuple(TensorSpec(name, (n,), 0) for name, n in (("a", 8000), ("b", 8000), ("c", 300), ("d", 20_000)))
+    plan = Plan(1, (PlanRule("*", TOPK),), DENSE)
+    for cuts, expected in (((), ["topk"]), ((2, 3), ["none", "none", "topk"]), ((1,), ["none", "topk"])):
+        section = Section(0, tensors, cuts)
+        blocks = AddressSpace(1, 1, 4 << 20).append(section)
+        assert [choose(plan, section, b, 64 << 10, 2)[0].spec.split("(")[0] for b in blocks] == expected
+
+
+def test_a_matrix_in_a_group_too_small_to_compress_is_cut_by_nobody() -> None:
+    tensors = (TensorSpec("small", (30, 30), 0), TensorSpec("large", (300, 300), 0))
+    plan = Plan(1, (PlanRule("small", MATRIX),), DENSE)
+    assert cut_matrix(plan, Section(0, tensors), 64 << 10) == ("small", MATRIX)
+    assert cut_matrix(plan, Section(0, tensors, (1,)), 64 << 10) is None
+
+
 def test_two_exchanges_go_through_an_owner() -> None:
     twice = CodecChoice("powersgd(rank=4)", 64, 4, True, True, rounds=2)
     assert pick(Plan(0, (PlanRule("*", twice, "all"),), DENSE), "w") == ("powersgd(rank=4)", "owner")

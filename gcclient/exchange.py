@@ -1,0 +1,197 @@
+"""One optimizer step's gradients: brought as they become ready, averaged, written back.
+
+What may live here: what goes into a step and what becomes of its results. What may not: when a step begins and ends
+(`optimizer.py`), where gradients live (`parameters.py`).
+
+All ranks push the same blocks, also where a parameter has no gradient on some of them. So each says, with a small
+tensor of its own in the same step, for which parameters it has one. A rank that lacks some waits for the average of
+that before it pushes what it has nothing to bring to: zeros where another rank has a gradient, nothing at all where
+none has. What nobody pushes keeps its residual.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+
+from gcclient import device
+from gcclient.arena import BlockPlace
+from gcclient.device import Memory
+from gcclient.domain import Domain
+from gcclient.errors import GradcommError
+from gcclient.parameters import Parameter, Piece, declare_tensor
+from gcclient.scope import Scope
+from gcclient.session import Session
+
+#: The tensor that says who has gradients: 1.0 for each parameter with one. No codec touches float64.
+USED: Final = "gradcomm.used"
+
+
+class Layout:
+    """What does not change from step to step: the parameters, and which of them each block holds."""
+
+    def __init__(self, session: Session, domain: Domain, parameters: list[Parameter]) -> None:
+        self.session = session
+        self.domain = domain
+        self.parameters = tuple(parameters)
+        self.used = declare_tensor(session, domain, USED, torch.zeros(len(parameters), dtype=torch.float64))
+        self.by_block: dict[BlockPlace, list[tuple[Parameter, Piece]]] = {}
+        for parameter in parameters:
+            for piece in parameter.pieces:
+                self.by_block.setdefault(piece.place, []).append((parameter, piece))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Brought:
+    """A gradient that was copied in, at that version of it; ``flat`` is where its average goes."""
+
+    grad: torch.Tensor
+    version: int
+    flat: torch.Tensor
+    memory: Memory
+
+    def put_back(self) -> None:
+        """The average is complete in ``flat``."""
+        self.memory.settle()
+        if self.flat.data_ptr() != self.grad.data_ptr():
+            self.grad.copy_(self.flat.view(self.grad.shape))
+
+
+class Exchange(Scope):
+    """The open step of a layout's domain. :meth:`bring` gradients, in any order; then :meth:`finish`."""
+
+    def __init__(self, layout: Layout, scale: float) -> None:
+        super().__init__(layout.session, layout.domain, scale)
+        self.layout = layout
+        self.brought: dict[Parameter, Brought] = {}
+        self._arrived: deque[BlockPlace] = deque()
+        self._error: GradcommError | None = None
+        self.session.pending.add(self)
+
+    # --------------------------------------------------------------------------------------- pushing
+    def bring(self, parameter: Parameter) -> None:
+        """Copy in a parameter's gradient and push what is complete with it.
+
+        Raises ValueError for a gradient of another dtype or size than its parameter.
+        """
+        grad = _dense(parameter)
+        if device.DTYPES.get(grad.dtype) is not parameter.dtype or grad.shape != parameter.tensor.shape:
+            raise ValueError(
+                f"the gradient of {parameter.name!r} is {grad.dtype} {list(grad.shape)}, the parameter "
+                f"{parameter.dtype.label} {list(parameter.tensor.shape)}: gradients are exchanged as their parameter is"
+            )
+        flat = device.flattened(grad)
+        brought = self.brought[parameter] = Brought(grad, grad._version, flat, device.memory_of(flat))
+        self.fill(parameter.pieces, brought.memory)
+        self.session.counters.bytes_pushed += flat.nbytes
+        if len(self.brought) < len(self.layout.parameters):
+            self.step.flush()
+        else:
+            self._say_used()
+            self.step.close()
+
+    def _say_used(self) -> None:
+        used = torch.tensor([p in self.brought for p in self.layout.parameters], dtype=torch.float64)
+        self.fill(self.layout.used.pieces, device.memory_of(used))
+
+    def _fill_up(self, absent: list[Parameter], began: float) -> list[bool]:
+        """Push what has no gradient here as far as any rank has one; returns which of ``absent`` some rank has."""
+        for parameter in absent:
+            self.fill((piece for piece in parameter.pieces if piece.unit.scope is self), None)
+        self._say_used()
+        self.step.flush()
+        said = self.layout.used.pieces
+        self._wait(lambda: all(piece.place.done for piece in said), began)
+        shares = dict(
+            zip(self.layout.parameters, np.concatenate([p.output.view(np.float64) for p in said]), strict=True)
+        )
+        used = [bool(shares[parameter] > 0) for parameter in absent]
+        pieces = [piece for parameter in absent for piece in parameter.pieces if piece.unit.scope is not self]
+        wanted = {x.unit for parameter, some in zip(absent, used, strict=True) if some for x in parameter.pieces}
+        self.fill((piece for piece in pieces if piece.unit in wanted), None)
+        self.step.close()
+        return used
+
+    # --------------------------------------------------------------------------------------- results
+    def take(self, place: BlockPlace) -> None:
+        self._arrived.append(place)
+
+    def fail(self, error: GradcommError) -> None:
+        self._error = error
+
+    def _wait(self, ready: Callable[[], object], began: float) -> None:
+        label = self.domain.declared.label
+        self.session.wait_result(lambda: bool(ready()) or self._error is not None, label, self.step.number, began)
+        if not ready() and self._error is not None:
+            raise self._error.again()
+
+    def finish(self) -> None:
+        """Push what is left, wait for all results, and write each average to its parameter's gradient.
+
+        A parameter without a gradient here gets one if another rank had it, or if its residual was delivered. Raises
+        RuntimeError if a gradient was changed after it was brought, and the job's failure.
+        """
+        began = time.monotonic()
+        self._check_unchanged()
+        absent = [p for p in self.layout.parameters if p not in self.brought]
+        used = self._fill_up(absent, began) if absent else []
+        taken = 0
+        while taken < self.sent:
+            self._wait(lambda: self._arrived, began)
+            while self._arrived:
+                self._store(self._arrived.popleft())
+                taken += 1
+        for parameter, some in zip(absent, used, strict=True):
+            self._give(parameter, some)
+        for brought in self.brought.values():
+            brought.put_back()
+        counters = self.session.counters
+        counters.steps += 1
+        counters.bytes_pulled += sum(b.flat.nbytes for b in self.brought.values())
+        counters.wait_seconds += time.monotonic() - began
+        self.session.pending.discard(self)
+        # Blocks remember their newest step until the next one: it must not keep the gradients.
+        self.brought = {}
+
+    def _check_unchanged(self) -> None:
+        for parameter, brought in self.brought.items():
+            if parameter.tensor.grad is not brought.grad or brought.grad._version != brought.version:
+                raise RuntimeError(
+                    f"the gradient of {parameter.name!r} was changed after backward() and before it was averaged, "
+                    "and that would be lost: first call optimizer.synchronize(), then change it, then optimizer.step()"
+                )
+
+    def _store(self, place: BlockPlace) -> None:
+        for parameter, piece in self.layout.by_block.get(place, ()):
+            brought = self.brought.get(parameter)
+            if brought is not None:
+                brought.memory.store(piece.lo, piece.hi, piece.output)
+
+    def _give(self, parameter: Parameter, used: bool) -> None:
+        """Make a gradient for a parameter that has none here, alike on all ranks that have none."""
+        pieces = [piece for piece in parameter.pieces if piece.unit.scope is self]
+        if not used and not any(piece.output.any() for piece in pieces):
+            return
+        grad = torch.zeros_like(parameter.tensor, memory_format=torch.contiguous_format, requires_grad=False)
+        flat = grad.view(-1)
+        given = self.brought[parameter] = Brought(grad, grad._version, flat, device.memory_of(flat))
+        for piece in pieces:
+            given.memory.store(piece.lo, piece.hi, piece.output)
+        parameter.tensor.grad = grad
+
+
+def _dense(parameter: Parameter) -> torch.Tensor:
+    """The gradient; a sparse one is made dense, with a warning."""
+    grad = parameter.tensor.grad
+    assert grad is not None
+    if grad.layout is not torch.strided:
+        warnings.warn(f"the sparse gradient of {parameter.name!r} is exchanged as a dense one", stacklevel=2)
+        grad = parameter.tensor.grad = grad.to_dense()
+    return grad

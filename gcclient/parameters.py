@@ -1,0 +1,165 @@
+"""A model's parameters in a domain: declared on all ranks, placed in blocks, merged into groups.
+
+What may live here: what both ways of training (`ddp.py`, `optimizer.py`) need to know of where gradients live. What
+may not: steps (`scope.py`), pushing, results.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+import xxhash
+
+from gcclient import arguments, device
+from gcclient.arena import BlockPlace
+from gcclient.device import Bytes
+from gcclient.domain import Domain
+from gcclient.grouping import read_groups
+from gcclient.session import Session
+from gcproto.dtypes import DType
+from gcproto.manifest import TensorSpec
+
+#: Domain numbers below this are not models'.
+_FIRST_MODEL: Final = 16
+#: Codecs that take whole matrices, by name (a test compares with gcserver.codecs).
+MATRIX_CODECS: Final = frozenset({"powersgd"})
+
+
+@dataclass(slots=True, eq=False)
+class Unit:
+    """Blocks that are pushed together, once all their bytes have come: all of a group, or a single one.
+
+    ``scope`` is the newest step that brought it something, ``filled`` how many bytes that was.
+    """
+
+    places: list[BlockPlace] = field(default_factory=list)
+    nbytes: int = 0
+    scope: Any = None
+    filled: int = 0
+
+    def take_in(self, place: BlockPlace) -> None:
+        self.places.append(place)
+        self.nbytes += place.block.nbytes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Piece:
+    """Bytes ``lo:hi`` of a parameter (or of a bucket) and the block memory they correspond to."""
+
+    unit: Unit
+    place: BlockPlace
+    input: Bytes
+    output: Bytes
+    lo: int
+    hi: int
+
+    def shifted(self, by: int) -> Piece:
+        return Piece(self.unit, self.place, self.input, self.output, self.lo + by, self.hi + by)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Parameter:
+    """One parameter of the model and where its gradient lives."""
+
+    name: str
+    tensor: torch.Tensor
+    dtype: DType
+    pieces: tuple[Piece, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A parameter that is to be declared; ``group``: the index of its group, -1 without groups."""
+
+    spec: TensorSpec
+    tensor: torch.Tensor
+    group: int
+
+
+def declare(
+    session: Session,
+    kind: str,
+    named: Iterable[tuple[str, torch.Tensor]],
+    ranks: tuple[int, ...],
+    compression: str | None,
+    whole: bool | None,
+    groups: object,
+) -> tuple[Domain, list[Parameter]]:
+    """Declare parameters as a domain of their own; returns it and them, in address order. All ``ranks`` together.
+
+    ``kind``: what the domain is called after. ``named``: in the order of the model. ``compression``, ``whole``,
+    ``groups``: as :func:`gcclient.state` takes them, and it says what is raised.
+    """
+    codec = "" if compression is None else arguments.read_text(compression, "compression")
+    if whole is None:
+        whole = re.split(r"[(+]", codec)[0].strip() in MATRIX_CODECS
+    # Backward order: what is ready first comes first in the address space.
+    tensors = {arguments.read_name(name): tensor for name, tensor in reversed(list(named))}
+    lists = read_groups(groups, list(tensors))
+    sections: dict[DType, list[_Entry]] = {}
+    for group, names in enumerate([list(tensors)] if lists is None else lists):
+        for name in names:
+            dtype = device.dtype_of(tensors[name], name)
+            spec = TensorSpec(name, tuple(tensors[name].shape), int(dtype))
+            sections.setdefault(dtype, []).append(_Entry(spec, tensors[name], group))
+    number, label = _number(session, kind, ranks)
+    domain = session.domain(label, number, ranks, scoped=True, codec=codec, whole=bool(whole))
+    units = None if lists is None else [Unit() for _ in lists]
+    parameters: list[Parameter] = []
+    for entries in sections.values():
+        cuts = tuple(i for i in range(1, len(entries)) if entries[i].group != entries[i - 1].group)
+        places = session.declare(domain, tuple(e.spec for e in entries), cuts)
+        parameters += _placed(entries, [(place, _unit(units, entries, place)) for place in places])
+    return domain, parameters
+
+
+def declare_tensor(session: Session, domain: Domain, name: str, tensor: torch.Tensor) -> Parameter:
+    """Declare one more tensor of a model's domain, in blocks of its own. All ranks together."""
+    dtype = device.dtype_of(tensor, name)
+    entries = [_Entry(TensorSpec(name, tuple(tensor.shape), int(dtype)), tensor, 0)]
+    places = session.declare(domain, (entries[0].spec,))
+    (parameter,) = _placed(entries, [(place, _unit(None, entries, place)) for place in places])
+    return parameter
+
+
+def _number(session: Session, kind: str, ranks: tuple[int, ...]) -> tuple[int, str]:
+    """(domain number, label) of the next model of this kind over ``ranks``: alike on all, and unlike any other's."""
+    count = session.models.get((kind, ranks), 0)
+    session.models[kind, ranks] = count + 1
+    whole = len(ranks) == session.me.size
+    label = f"{kind}.{count}" if whole else f"{kind}.{count} of ranks {','.join(map(str, ranks))}"
+    number = xxhash.xxh3_64_intdigest(f"{kind}.{count}/{ranks}".encode()) & 0x7FFFFFFF
+    return max(number, _FIRST_MODEL), label
+
+
+def _unit(units: list[Unit] | None, entries: list[_Entry], place: BlockPlace) -> Unit:
+    """What a block is pushed with: no block crosses the end of a group, so any tensor of it tells the group."""
+    unit = Unit() if units is None else units[entries[place.block.tensor].group]
+    unit.take_in(place)
+    return unit
+
+
+def _placed(entries: list[_Entry], places: list[tuple[BlockPlace, Unit]]) -> list[Parameter]:
+    """The parameters of one section, whose blocks in address order are ``places``."""
+    parameters = []
+    at = which = 0
+    for e in entries:
+        dtype = DType(e.spec.dtype)
+        size, pieces, lo = e.spec.elements * dtype.itemsize, [], 0
+        while lo < size:
+            place, unit = places[which]
+            inside = at + lo - place.block.start * dtype.itemsize
+            n = min(size - lo, place.block.nbytes - inside)
+            if n == 0:
+                which += 1
+                continue
+            part = slice(inside, inside + n)
+            pieces.append(Piece(unit, place, place.input[part], place.output[part], lo, lo + n))
+            lo += n
+        at += size
+        parameters.append(Parameter(e.spec.name, e.tensor, dtype, tuple(pieces)))
+    return parameters

@@ -1,0 +1,79 @@
+"""An open step whose blocks fill up as gradients come: what training with DDP and with the optimizer wrapper share.
+
+What may live here: copying pieces into blocks, pushing what is complete, counting what came back. What may not: where
+pieces are (`parameters.py`), who gets the results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gcclient.arena import BlockPlace
+from gcclient.device import Memory
+from gcclient.domain import Domain, Step
+from gcclient.parameters import Piece, Unit
+from gcclient.session import Session
+from gcproto.wire import Flag
+
+
+class Scope:
+    """One step of a domain. Subclasses say what becomes of results: :meth:`take`.
+
+    ``sent``: how many of its blocks were pushed or will be, ``back``: how many of them have come back.
+    """
+
+    def __init__(self, session: Session, domain: Domain, scale: float) -> None:
+        self.session = session
+        self.domain = domain
+        self.step = Step(domain, int(Flag.AVERAGE), scale, self._settle)
+        self.units: list[Unit] = []
+        self.sent = 0
+        self.back = 0
+        self.nonfinite = False
+        self._loading: list[Memory] = []
+
+    def fill(self, pieces: Iterable[Piece], memory: Memory | None) -> None:
+        """Copy in what the pieces bring (zeros without ``memory``), and push the units that are complete with it."""
+        if memory is not None:
+            self._loading.append(memory)
+        for piece in pieces:
+            unit = piece.unit
+            if unit.scope is not self:
+                self._open(unit)
+            if memory is None:
+                piece.input[:] = 0
+            else:
+                memory.load(piece.lo, piece.hi, piece.input)
+            unit.filled += piece.hi - piece.lo
+            if unit.filled == unit.nbytes:
+                self.push(unit)
+
+    def _open(self, unit: Unit) -> None:
+        unit.scope, unit.filled = self, 0
+        self.units.append(unit)
+        self.sent += len(unit.places)
+        for place in unit.places:
+            place.op = self
+
+    def push(self, unit: Unit) -> None:
+        for place in unit.places:
+            self.step.add(place)
+
+    def _settle(self) -> None:
+        """Until whatever was copied in is really there."""
+        loading, self._loading = self._loading, []
+        for memory in loading:
+            memory.settle()
+
+    def deliver(self, places: list[BlockPlace]) -> None:
+        """Results arrived; called by the reading thread."""
+        for place in places:
+            if place.nonfinite and not self.nonfinite:
+                self.nonfinite = True
+                self.session.counters.nonfinite_steps += 1
+            self.take(place)
+        self.back += len(places)
+
+    def take(self, place: BlockPlace) -> None:
+        """The result of a block is in its output slot."""
+        raise NotImplementedError
