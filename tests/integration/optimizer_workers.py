@@ -1,0 +1,218 @@
+"""What the workers of test_client_optimizer.py do: training with the optimizer wrapper, beside DDP, in its own process.
+
+What may live here: functions that return plain data. What may not: assertions that the parent can make.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import gcclient
+from tests.integration.ddp_workers import _batch, _flat, _hash, _model, _start, _stop
+
+Train = Callable[[nn.Module, torch.optim.Optimizer, int, int], None]
+
+
+def _by_ddp(steps: int, rank: int, groups: Any = None) -> nn.Module:
+    """With groups, in torch's buckets as well as in the domain's layout."""
+    net = _model()
+    sizes: dict[str, Any] = {"bucket_cap_mb": 0.3}
+    if groups is not None:
+        sizes = {"bucket_cap_mb_list": gcclient.bucket_caps(net, groups)}
+    model = DistributedDataParallel(net, **sizes)
+    model.register_comm_hook(gcclient.state(model, groups=groups), gcclient.ddp_hook)
+    optimizer = torch.optim.SGD(net.parameters(), 0.05, momentum=0.9)
+    for step in range(steps):
+        x, y = _batch(rank, step)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    return net
+
+
+def _wrapped(net: nn.Module, rate: float = 0.05, momentum: float = 0.9, **more: Any) -> torch.optim.Optimizer:
+    optimizer = torch.optim.SGD(net.parameters(), rate, momentum=momentum)
+    return gcclient.DistributedOptimizer(optimizer, net.named_parameters(), **more)
+
+
+def _by_wrapper(steps: int, rank: int, groups: Any = None) -> nn.Module:
+    net = _model()
+    optimizer = _wrapped(net, groups=groups)
+    for step in range(steps):
+        x, y = _batch(rank, step)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(net(x), y).backward()
+        optimizer.step()
+    return net
+
+
+def against_ddp(steps: int, groupings: list[Any]) -> dict[str, Any]:
+    """The same training by DDP's hook and by the wrapper, and by both for each of ``groupings``."""
+    rank = _start()
+    expected = _flat(_by_ddp(steps, rank))
+    found = []
+    for groups in groupings:
+        made = [_flat(_by_wrapper(steps, rank, groups))]
+        if groups is not None:
+            made.append(_flat(_by_ddp(steps, rank, groups)))
+        found.append(
+            {"difference": max(float((m - expected).abs().max()) for m in made), "hashes": [_hash(m) for m in made]}
+        )
+    _stop()
+    return {"found": found, "moved": float((expected - _flat(_model())).abs().max())}
+
+
+def accumulation() -> dict[str, Any]:
+    """Three backward passes a step, by backward_passes_per_step and by DDP's no_sync."""
+    rank = _start()
+    net, same = _model(), _model()
+    optimizer = _wrapped(net, backward_passes_per_step=3)
+    model = DistributedDataParallel(same, bucket_cap_mb=0.3)
+    model.register_comm_hook(gcclient.state(model), gcclient.ddp_hook)
+    plain = torch.optim.SGD(same.parameters(), 0.05, momentum=0.9)
+    for step in range(3):
+        for part in range(3):
+            x, y = _batch(rank, 10 * step + part)
+            nn.functional.cross_entropy(net(x), y).backward()
+            model.require_backward_grad_sync = part == 2
+            nn.functional.cross_entropy(model(x), y).backward()
+        for each in (optimizer, plain):
+            each.step()
+            each.zero_grad()
+    result = {"difference": float((_flat(net) - _flat(same)).abs().max()), "hash": _hash(_flat(net))}
+    result["steps"] = gcclient.stats()["steps"]
+    _stop()
+    return result
+
+
+def clipped() -> dict[str, Any]:
+    """Averages clipped between synchronize() and step(), against the same with DDP."""
+    rank = _start()
+    net, same = _model(), _model()
+    optimizer = _wrapped(net, groups=2)
+    model = DistributedDataParallel(same, bucket_cap_mb=0.3)
+    model.register_comm_hook(gcclient.state(model), gcclient.ddp_hook)
+    plain = torch.optim.SGD(same.parameters(), 0.05, momentum=0.9)
+    norms = []
+    for step in range(4):
+        x, y = _batch(rank, step)
+        for each in (optimizer, plain):
+            each.zero_grad()
+        nn.functional.cross_entropy(net(x), y).backward()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.synchronize()
+        norms.append([float(nn.utils.clip_grad_norm_(m.parameters(), 0.1)) for m in (net, same)])
+        with optimizer.skip_synchronize():
+            optimizer.step()
+        plain.step()
+    result = {"norms": norms, "difference": float((_flat(net) - _flat(same)).abs().max()), "hash": _hash(_flat(net))}
+    _stop()
+    return result
+
+
+def scaled() -> dict[str, Any]:
+    """GradScaler with an overflow on rank 0 only: every rank must skip that step and lower its scale."""
+    rank = _start()
+    net = _model()
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1000)
+    optimizer = _wrapped(net, scaler=scaler, groups="layer-wise")
+    scales, hashes = [], []
+    for step in range(4):
+        x, y = _batch(rank, step)
+        if step == 1 and rank == 0:
+            x = x * math.inf
+        optimizer.zero_grad()
+        scaler.scale(nn.functional.cross_entropy(net(x), y)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        scales.append(scaler.get_scale())
+        hashes.append(_hash(_flat(net)))
+    _stop()
+    return {"scales": scales, "hashes": hashes}
+
+
+class _Branches(nn.Module):
+    """One branch used on even ranks, one on odd ones, one nowhere; the first layer on all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.first = nn.Linear(6, 6)
+        self.left, self.right, self.never = (nn.Linear(6, 4) for _ in range(3))
+        self.wide = nn.Linear(4, 2).double()
+
+    def forward(self, x: torch.Tensor, left: bool) -> torch.Tensor:
+        hidden = self.first(x)
+        return self.wide((self.left if left else self.right)(hidden).double())
+
+
+def branches(groupings: list[Any]) -> dict[str, Any]:
+    """Gradients where ranks use different parameters, against DDP's; then a step in which only rank 0 has any."""
+    rank = _start()
+
+    def batch(step: int) -> torch.Tensor:
+        return torch.randn(3, 6, generator=torch.Generator().manual_seed(10 * step + rank))
+
+    same = _Branches()
+    model = DistributedDataParallel(same, find_unused_parameters=True)
+    model.register_comm_hook(gcclient.state(model), gcclient.ddp_hook)
+    close, alone, missing = [], [], []
+    for groups in groupings:
+        net = _Branches()
+        optimizer = _wrapped(net, rate=0.0, groups=groups)
+        for step in range(3):
+            optimizer.zero_grad()
+            model.zero_grad()
+            net(batch(step), rank % 2 == 0).pow(2).sum().backward()
+            model(batch(step), rank % 2 == 0).pow(2).sum().backward()
+            optimizer.step()
+            for (name, a), b in zip(net.named_parameters(), same.parameters(), strict=True):
+                if a.grad is None or b.grad is None:
+                    close.append(a.grad is b.grad is None and name.startswith("never"))
+                else:
+                    close.append(torch.allclose(a.grad, b.grad, rtol=1e-6))
+        optimizer.zero_grad()
+        if rank == 0:
+            net(batch(9), True).pow(2).sum().backward()
+        optimizer.step()
+        alone.append(_hash(torch.cat([p.grad.flatten().double() for p in net.parameters() if p.grad is not None])))
+        missing.append([name for name, p in net.named_parameters() if p.grad is None])
+    _stop()
+    return {"close": close, "alone": alone, "missing": missing}
+
+
+def conserved(groupings: list[Any], compression: str) -> dict[str, Any]:
+    """What two tensors' gradients add up to, and what was delivered once residuals have run dry.
+
+    ``rare`` is used by nobody for some steps in between, and must keep its residual meanwhile.
+    """
+    rank = _start()
+    found = []
+    for groups in groupings:
+        net = nn.ParameterDict({"often": torch.zeros(64, 64), "rare": torch.zeros(64, 64)})
+        optimizer = _wrapped(net, rate=1.0, momentum=0.0, groups=groups, compression=compression)
+        made = torch.Generator().manual_seed(rank)
+        total = {name: torch.zeros(64, 64) for name in net}
+        kept = True
+        for step in range(24):
+            optimizer.zero_grad()
+            loss = torch.zeros(())
+            for name, parameter in net.items():
+                gradient = torch.randn(64, 64, generator=made) * (step < 4)
+                if name == "often" or not 4 <= step < 8:
+                    total[name] += gradient
+                    loss = loss + (parameter * gradient).sum()
+            loss.backward()
+            optimizer.step()
+            kept &= (net["rare"].grad is None) is (4 <= step < 8)
+        mean = gcclient.push_pull(torch.stack([total[name] for name in net]))
+        sent = -torch.stack([p.detach() for p in net.values()])
+        found.append({"difference": float((sent - mean).abs().max()), "size": float(mean.abs().max()), "kept": kept})
+    _stop()
+    return {"found": found}
