@@ -23,7 +23,6 @@ import contextlib
 import json
 import math
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -31,7 +30,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from benchmarks import common
-from benchmarks.lab import daemons, netns, processes, procfs
+from benchmarks.lab import daemons, netns, processes, procfs, workers
 
 PAYLOAD_SHARE = 1448 / 1514
 SYSTEMS = ("gradcomm", "gradcomm new", "gradcomm resident", "gloo")
@@ -177,32 +176,18 @@ def measure(
         settings = {"codec.default": codec} | dict(pair.split("=", 1) for pair in args.set)
         cluster = stack.enter_context(daemons.Daemons(lab.hosts, settings)) if args.gradcomm else None
         systems = SYSTEMS if cluster is not None else ("gloo",)
-        port, job = daemons.free_ports(1), daemons.job_name("allreduce")
-        workers: list[subprocess.Popen[Any]] = []
-        stack.callback(lambda: processes.end(workers, grace=3.0))
-        for host in lab.hosts:
+        port = daemons.free_ports(1)
+
+        def argv(host: netns.Host) -> list[str]:
             pids = tuple(cluster[host.index].pids()) if cluster is not None else ()
             task = Task(
                 host.index, nodes, lab.hosts[0].address, port, tuple(sizes), systems, args.runs, args.seconds,
                 codec == "none", pids,
             )  # fmt: skip
-            env = cluster[host.index].environment(job) if cluster is not None else host.environment()
-            env |= {
-                "RANK": str(host.index),
-                "WORLD_SIZE": str(nodes),
-                "LOCAL_RANK": "0",
-                "LOCAL_WORLD_SIZE": "1",
-                "OMP_NUM_THREADS": "1",
-            }
-            argv = [sys.executable, "-m", "benchmarks.allreduce", "--worker", json.dumps(asdict(task))]
-            workers.append(host.start(argv, env=env, stdout=subprocess.PIPE if host.index == 0 else None))
-        assert workers[0].stdout is not None
-        for line in workers[0].stdout:
-            yield rows_of(json.loads(line), nodes, network, codec, rate)
-        codes = daemons.workers_stopped(workers, 20.0)
-        if any(codes):
-            logs = "\n".join(d.log_tail(10) for d in cluster) if cluster is not None else ""
-            raise RuntimeError(f"workers ended with {codes}\n{logs}")
+            return [sys.executable, "-m", "benchmarks.allreduce", "--worker", json.dumps(asdict(task))]
+
+        for result in workers.results(lab.hosts, cluster, daemons.job_name("allreduce"), argv):
+            yield rows_of(result, nodes, network, codec, rate)
 
 
 def rows_of(result: dict[str, Any], nodes: int, network: str, codec: str, rate: str | None) -> list[common.Row]:

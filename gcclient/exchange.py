@@ -50,18 +50,27 @@ class Layout:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Brought:
-    """A gradient that was copied in, at that version of it; ``flat`` is where its average goes."""
+    """A gradient that was copied in, at that version of it; ``flat`` has its elements."""
 
     grad: torch.Tensor
     version: int
     flat: torch.Tensor
-    memory: Memory
 
-    def put_back(self) -> None:
-        """The average is complete in ``flat``."""
+
+class Target:
+    """Where an average goes. Made when it is wanted: until then work queued on a device may read the gradient."""
+
+    __slots__ = ("_flat", "_grad", "memory")
+
+    def __init__(self, grad: torch.Tensor, flat: torch.Tensor) -> None:
+        self._grad, self._flat = grad, flat
+        self.memory: Memory = device.memory_of(flat)
+
+    def complete(self) -> None:
+        """All of it was stored."""
         self.memory.settle()
-        if self.flat.data_ptr() != self.grad.data_ptr():
-            self.grad.copy_(self.flat.view(self.grad.shape))
+        if self._flat.data_ptr() != self._grad.data_ptr():
+            self._grad.copy_(self._flat.view(self._grad.shape))
 
 
 class Exchange(Scope):
@@ -88,8 +97,8 @@ class Exchange(Scope):
                 f"{parameter.dtype.label} {list(parameter.tensor.shape)}: gradients are exchanged as their parameter is"
             )
         flat = device.flattened(grad)
-        brought = self.brought[parameter] = Brought(grad, grad._version, flat, device.memory_of(flat))
-        self.fill(parameter.pieces, brought.memory)
+        self.brought[parameter] = Brought(grad, grad._version, flat)
+        self.fill(parameter.pieces, device.memory_of(flat))
         self.session.counters.bytes_pushed += flat.nbytes
         if len(self.brought) < len(self.layout.parameters):
             self.step.flush()
@@ -142,16 +151,19 @@ class Exchange(Scope):
         self._check_unchanged()
         absent = [p for p in self.layout.parameters if p not in self.brought]
         used = self._fill_up(absent, began) if absent else []
+        targets = {parameter: Target(b.grad, b.flat) for parameter, b in self.brought.items()}
         taken = 0
         while taken < self.sent:
             self._wait(lambda: self._arrived, began)
             while self._arrived:
-                self._store(self._arrived.popleft())
+                for parameter, piece in self.layout.by_block.get(self._arrived.popleft(), ()):
+                    if parameter in targets:
+                        targets[parameter].memory.store(piece.lo, piece.hi, piece.output)
                 taken += 1
+        for target in targets.values():
+            target.complete()
         for parameter, some in zip(absent, used, strict=True):
             self._give(parameter, some)
-        for brought in self.brought.values():
-            brought.put_back()
         counters = self.session.counters
         counters.steps += 1
         counters.bytes_pulled += sum(b.flat.nbytes for b in self.brought.values())
@@ -168,22 +180,16 @@ class Exchange(Scope):
                     "and that would be lost: first call optimizer.synchronize(), then change it, then optimizer.step()"
                 )
 
-    def _store(self, place: BlockPlace) -> None:
-        for parameter, piece in self.layout.by_block.get(place, ()):
-            brought = self.brought.get(parameter)
-            if brought is not None:
-                brought.memory.store(piece.lo, piece.hi, piece.output)
-
     def _give(self, parameter: Parameter, used: bool) -> None:
         """Make a gradient for a parameter that has none here, alike on all ranks that have none."""
         pieces = [piece for piece in parameter.pieces if piece.unit.scope is self]
         if not used and not any(piece.output.any() for piece in pieces):
             return
         grad = torch.zeros_like(parameter.tensor, memory_format=torch.contiguous_format, requires_grad=False)
-        flat = grad.view(-1)
-        given = self.brought[parameter] = Brought(grad, grad._version, flat, device.memory_of(flat))
+        target = Target(grad, grad.view(-1))
         for piece in pieces:
-            given.memory.store(piece.lo, piece.hi, piece.output)
+            target.memory.store(piece.lo, piece.hi, piece.output)
+        target.complete()
         parameter.tensor.grad = grad
 
 

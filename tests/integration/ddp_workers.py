@@ -140,13 +140,14 @@ def accumulation() -> dict[str, Any]:
     return {"equal": torch.allclose(*results, rtol=1e-6, atol=1e-7), "steps": steps}
 
 
-def scaled() -> dict[str, Any]:
-    """GradScaler with an overflow on rank 0 only: every rank must skip that step and lower its scale."""
-    rank = _start()
-    model = DistributedDataParallel(_model(), bucket_cap_mb=0.3)  # type: ignore[arg-type]
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1000)
-    model.register_comm_hook(gcclient.state(model, scaler=scaler), gcclient.ddp_hook)
-    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+def _scaler() -> torch.amp.GradScaler:
+    return torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1000)
+
+
+def _overflowing(
+    net: nn.Module, model: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler, rank: int
+) -> dict[str, Any]:
+    """Four steps of ``net`` by way of ``model``, the second with an overflow on rank 0: scale and hash after each."""
     scales, hashes = [], []
     for step in range(4):
         x, y = _batch(rank, step)
@@ -157,8 +158,18 @@ def scaled() -> dict[str, Any]:
         scaler.step(optimizer)
         scaler.update()
         scales.append(scaler.get_scale())
-        hashes.append(_hash(_flat(model)))
-    result = {"scales": scales, "hashes": hashes, "nonfinite": gcclient.stats()["nonfinite_steps"]}
+        hashes.append(_hash(_flat(net)))
+    return {"scales": scales, "hashes": hashes, "nonfinite": gcclient.stats()["nonfinite_steps"]}
+
+
+def scaled() -> dict[str, Any]:
+    """GradScaler with an overflow on rank 0 only: every rank must skip that step and lower its scale."""
+    rank = _start()
+    net = _model()
+    model = DistributedDataParallel(net, bucket_cap_mb=0.3)
+    scaler = _scaler()
+    model.register_comm_hook(gcclient.state(model, scaler=scaler), gcclient.ddp_hook)
+    result = _overflowing(net, model, torch.optim.SGD(model.parameters(), 0.05), scaler, rank)
     _stop()
     return result
 

@@ -5,8 +5,6 @@ What may live here: functions that return plain data. What may not: assertions t
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,26 +12,22 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gcclient
-from tests.integration.ddp_workers import _batch, _flat, _hash, _model, _start, _stop
+from tests.integration.cluster import mark
+from tests.integration.ddp_workers import _batch, _flat, _hash, _model, _overflowing, _scaler, _start, _stop
 
-Train = Callable[[nn.Module, torch.optim.Optimizer, int, int], None]
 
-
-def _by_ddp(steps: int, rank: int, groups: Any = None) -> nn.Module:
-    """With groups, in torch's buckets as well as in the domain's layout."""
-    net = _model()
+def _hooked(net: nn.Module, groups: Any = None, **more: Any) -> DistributedDataParallel:
+    """DDP; with groups, in torch's buckets as well as in the domain's layout."""
     sizes: dict[str, Any] = {"bucket_cap_mb": 0.3}
     if groups is not None:
         sizes = {"bucket_cap_mb_list": gcclient.bucket_caps(net, groups)}
-    model = DistributedDataParallel(net, **sizes)
+    model = DistributedDataParallel(net, **sizes, **more)
     model.register_comm_hook(gcclient.state(model, groups=groups), gcclient.ddp_hook)
-    optimizer = torch.optim.SGD(net.parameters(), 0.05, momentum=0.9)
-    for step in range(steps):
-        x, y = _batch(rank, step)
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(x), y).backward()
-        optimizer.step()
-    return net
+    return model
+
+
+def _plain(net: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(net.parameters(), 0.05, momentum=0.9)
 
 
 def _wrapped(net: nn.Module, rate: float = 0.05, momentum: float = 0.9, **more: Any) -> torch.optim.Optimizer:
@@ -41,26 +35,39 @@ def _wrapped(net: nn.Module, rate: float = 0.05, momentum: float = 0.9, **more: 
     return gcclient.DistributedOptimizer(optimizer, net.named_parameters(), **more)
 
 
-def _by_wrapper(steps: int, rank: int, groups: Any = None) -> nn.Module:
-    net = _model()
-    optimizer = _wrapped(net, groups=groups)
+def _trained(net: nn.Module, model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, rank: int) -> torch.Tensor:
+    """The parameters of ``net`` after some steps by way of ``model``."""
     for step in range(steps):
         x, y = _batch(rank, step)
         optimizer.zero_grad()
-        nn.functional.cross_entropy(net(x), y).backward()
+        nn.functional.cross_entropy(model(x), y).backward()
         optimizer.step()
-    return net
+    return _flat(net)
+
+
+def _by_ddp(steps: int, rank: int, groups: Any = None) -> torch.Tensor:
+    net = _model()
+    return _trained(net, _hooked(net, groups), _plain(net), steps, rank)
+
+
+def _by_wrapper(steps: int, rank: int, groups: Any = None) -> torch.Tensor:
+    net = _model()
+    return _trained(net, net, _wrapped(net, groups=groups), steps, rank)
+
+
+def _compared(net: nn.Module, same: nn.Module) -> dict[str, Any]:
+    return {"difference": float((_flat(net) - _flat(same)).abs().max()), "hash": _hash(_flat(net))}
 
 
 def against_ddp(steps: int, groupings: list[Any]) -> dict[str, Any]:
     """The same training by DDP's hook and by the wrapper, and by both for each of ``groupings``."""
     rank = _start()
-    expected = _flat(_by_ddp(steps, rank))
+    expected = _by_ddp(steps, rank)
     found = []
     for groups in groupings:
-        made = [_flat(_by_wrapper(steps, rank, groups))]
+        made = [_by_wrapper(steps, rank, groups)]
         if groups is not None:
-            made.append(_flat(_by_ddp(steps, rank, groups)))
+            made.append(_by_ddp(steps, rank, groups))
         found.append(
             {"difference": max(float((m - expected).abs().max()) for m in made), "hashes": [_hash(m) for m in made]}
         )
@@ -72,10 +79,7 @@ def accumulation() -> dict[str, Any]:
     """Three backward passes a step, by backward_passes_per_step and by DDP's no_sync."""
     rank = _start()
     net, same = _model(), _model()
-    optimizer = _wrapped(net, backward_passes_per_step=3)
-    model = DistributedDataParallel(same, bucket_cap_mb=0.3)
-    model.register_comm_hook(gcclient.state(model), gcclient.ddp_hook)
-    plain = torch.optim.SGD(same.parameters(), 0.05, momentum=0.9)
+    optimizer, model, plain = _wrapped(net, backward_passes_per_step=3), _hooked(same), _plain(same)
     for step in range(3):
         for part in range(3):
             x, y = _batch(rank, 10 * step + part)
@@ -85,8 +89,7 @@ def accumulation() -> dict[str, Any]:
         for each in (optimizer, plain):
             each.step()
             each.zero_grad()
-    result = {"difference": float((_flat(net) - _flat(same)).abs().max()), "hash": _hash(_flat(net))}
-    result["steps"] = gcclient.stats()["steps"]
+    result = _compared(net, same) | {"steps": gcclient.stats()["steps"]}
     _stop()
     return result
 
@@ -95,10 +98,7 @@ def clipped() -> dict[str, Any]:
     """Averages clipped between synchronize() and step(), against the same with DDP."""
     rank = _start()
     net, same = _model(), _model()
-    optimizer = _wrapped(net, groups=2)
-    model = DistributedDataParallel(same, bucket_cap_mb=0.3)
-    model.register_comm_hook(gcclient.state(model), gcclient.ddp_hook)
-    plain = torch.optim.SGD(same.parameters(), 0.05, momentum=0.9)
+    optimizer, model, plain = _wrapped(net, groups=2), _hooked(same), _plain(same)
     norms = []
     for step in range(4):
         x, y = _batch(rank, step)
@@ -111,7 +111,7 @@ def clipped() -> dict[str, Any]:
         with optimizer.skip_synchronize():
             optimizer.step()
         plain.step()
-    result = {"norms": norms, "difference": float((_flat(net) - _flat(same)).abs().max()), "hash": _hash(_flat(net))}
+    result = _compared(net, same) | {"norms": norms}
     _stop()
     return result
 
@@ -120,21 +120,23 @@ def scaled() -> dict[str, Any]:
     """GradScaler with an overflow on rank 0 only: every rank must skip that step and lower its scale."""
     rank = _start()
     net = _model()
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1000)
-    optimizer = _wrapped(net, scaler=scaler, groups="layer-wise")
-    scales, hashes = [], []
-    for step in range(4):
-        x, y = _batch(rank, step)
-        if step == 1 and rank == 0:
-            x = x * math.inf
-        optimizer.zero_grad()
-        scaler.scale(nn.functional.cross_entropy(net(x), y)).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        scales.append(scaler.get_scale())
-        hashes.append(_hash(_flat(net)))
+    scaler = _scaler()
+    result = _overflowing(net, net, _wrapped(net, scaler=scaler, groups="layer-wise"), scaler, rank)
     _stop()
-    return {"scales": scales, "hashes": hashes}
+    return result
+
+
+def training(steps: int, compression: str, groups: Any) -> dict[str, Any]:
+    """Tells of its steps, so that the parent can kill daemons in between."""
+    rank = _start()
+    net = _model()
+    optimizer = _wrapped(net, compression=compression, groups=groups)
+    for step in range(steps):
+        _trained(net, net, optimizer, 1, rank + 10 * step)
+        mark(f"step {step}")
+    reconnects = gcclient.stats()["reconnects"]
+    _stop()
+    return {"hash": _hash(_flat(net)), "reconnects": reconnects}
 
 
 class _Branches(nn.Module):
@@ -160,8 +162,7 @@ def branches(groupings: list[Any]) -> dict[str, Any]:
         return torch.randn(3, 6, generator=torch.Generator().manual_seed(10 * step + rank))
 
     same = _Branches()
-    model = DistributedDataParallel(same, find_unused_parameters=True)
-    model.register_comm_hook(gcclient.state(model), gcclient.ddp_hook)
+    model = _hooked(same, find_unused_parameters=True)
     close, alone, missing = [], [], []
     for groups in groupings:
         net = _Branches()

@@ -10,6 +10,7 @@ from tests.integration.cluster import Cluster, Daemon
 
 COUNTING = "tests.integration.client_workers:counting"
 TRAINING = "tests.integration.ddp_workers:training"
+WRAPPED = "tests.integration.optimizer_workers:training"
 
 
 def _kill_lane(daemon: Daemon) -> None:
@@ -65,3 +66,17 @@ def test_the_weights_are_those_of_an_undisturbed_run(tmp_path: Path) -> None:
     assert all(v["reconnects"] >= 4 for v in shaken)
     for value in (*calm, *shaken):
         assert value["hashes"] == calm[0]["hashes"]
+
+
+def test_the_wrappers_groups_survive_a_kill(tmp_path: Path) -> None:
+    with Cluster(tmp_path, nodes=2, options={"min_compress_bytes": "0"}) as cluster:
+        arguments = {"steps": 24, "compression": "topk(ratio=0.05)", "groups": "layer-wise"}
+        calm = [o.ok() for o in cluster.run(WRAPPED, [0, 1], **arguments)]
+        job = cluster.start(WRAPPED, [0, 1], **arguments)
+        job.wait_mark("step 5")
+        _kill_lane(cluster.daemons[1])
+        job.wait_mark("step 12")
+        _kill_all(cluster.daemons[0])
+        shaken = [o.ok() for o in job.wait(90)]
+    assert all(v["reconnects"] >= 1 for v in shaken)
+    assert len({v["hash"] for v in (*calm, *shaken)}) == 1
