@@ -83,6 +83,7 @@ class Backward(Scope):
 
     def __init__(self, state: State, scale: float) -> None:
         super().__init__(state.session, state.domain, scale)
+        self.timing = state.timing
         self.buckets: dict[BlockPlace, list[Bucket]] = {}
         self._closed_at = 0.0
 
@@ -101,7 +102,7 @@ class Backward(Scope):
                 self.push(unit)
         self.step.close()
         self._closed_at = time.monotonic()
-        self.state.timing.closed(self.step.number)
+        self.timing.closed(self.step.number)
         self.session.watched[self.domain.id] = self
         self._let_go()
 
@@ -125,7 +126,7 @@ class Backward(Scope):
     def _let_go(self) -> None:
         """Blocks remember their newest step until the next one: it must not keep the buckets' memory."""
         if self._closed_at and self.back >= self.sent:
-            self.state.timing.back(self.step.number)
+            self.timing.back(self.step.number)
             self.buckets = {}
 
 
