@@ -131,6 +131,10 @@ class Codec(ABC):
     conserves: bool  #: whether decoded + residual_out == x*scale + decay*residual_in; an option may say no
     #: inclusive range of the levels of single segments; (0, 0): the method has no levels
     levels: ClassVar[tuple[int, int]] = (0, 0)
+    #: the level at which a segment is sent as it is, or as nearly as the method can; 0: no level says so
+    exact: ClassVar[int] = 0
+    #: whether a level is a ratio in millionths that each member of a round may choose for itself, step by step
+    tunable: ClassVar[bool] = False
 
     spec: str
     level: int  #: uint32 written to the frame header; with ``id`` enough to decode
@@ -171,6 +175,11 @@ class Codec(ABC):
             raise CodecError("level", f"0 for {cls.name}", level)
         return cls()
 
+    @property
+    def own_level(self) -> int:
+        """The level of segments that are given none, as the spec says; of no meaning where there are no levels."""
+        return self.level
+
     def _spec(self) -> str:
         inner = ",".join(f"{k}={show(v)}" for k, v in self.values().items())
         text = f"{self.name}({inner})" if inner else self.name
@@ -186,6 +195,13 @@ class Codec(ABC):
     @abstractmethod
     def max_bytes(self, n: int, segments: int = 1) -> int:
         """Upper bound in bytes of the payload of ``n`` elements in ``segments`` segments."""
+
+    def needed(self, bounds: I64, levels: U32 | None) -> int:
+        """Bytes that ``out`` must have for segments with these boundaries, each of its own level if they are given.
+
+        bounds: int64[m+1]; levels: uint32[m], or None for the codec's own everywhere.
+        """
+        return self.max_bytes(int(bounds[-1]), bounds.size - 1)
 
     def state_floats(self, n: int, segments: int = 1) -> int:
         """float32 elements of state for ``n`` elements in ``segments`` segments; 0 for codecs without state.
@@ -219,7 +235,7 @@ class Codec(ABC):
         x: float32[n], never written. state_in: float32[state_floats(n, m)], or None for zeros; the decay
         applies when it is read. state_out: the same shape, receives the next state, the residual
         ``v - decoded(v)`` in its first n elements, or None; never the memory of state_in or x. out:
-        uint8[>= max_bytes(n, m)], of the largest level. segments: int64[m+1], the boundaries [0, ..., n] of
+        uint8[>= needed(segments, levels)]. segments: int64[m+1], the boundaries [0, ..., n] of
         the layers inside, None for a single one; whatever is selected or averaged is so per segment.
         seed: below 2**62, the only source of chance, equal for a step repeated. levels: uint32[m], the
         level of each segment, or None for the codec's own everywhere. Raises CodecError on wrong arguments.

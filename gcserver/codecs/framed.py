@@ -79,10 +79,6 @@ class Framed(Readable):
     def write(self, call: Call, levels: U32 | None) -> Encoded:
         """Call the encode kernel. levels: the array at ``call.levels``, None where there is none."""
 
-    def needed(self, bounds: I64, levels: U32 | None) -> int:
-        """Bytes that ``out`` must have for segments with these boundaries, each of its own level if they are given."""
-        return self.max_bytes(int(bounds[-1]), bounds.size - 1)
-
     def encode(
         self,
         x: F32,
@@ -114,6 +110,10 @@ class Graded(Framed):
     @abstractmethod
     def bound(self, n: int, segments: int, bits: int) -> int:
         """Upper bound of a payload's bytes at so many bits an element."""
+
+    @property
+    def own_level(self) -> int:
+        return self.bits
 
     def max_bytes(self, n: int, segments: int = 1) -> int:
         return self.bound(n, segments, self.bits)

@@ -234,6 +234,7 @@ class Natural(Graded):
     units = "sum"
     conserves = True
     levels = (8, 9)
+    exact = 9
     rules = RULES | {WORD: "8 or 9 bits an element", PADDING: "zero padding bits after each segment's last sign"}
 
     def configure(self, bits: float = 8) -> None:

@@ -25,7 +25,7 @@ from numba import njit
 from gcserver.codecs.base import F32, I64, U8, U32, Codec, CodecError, Encoded, Param, register
 from gcserver.codecs.casts import store_raw
 from gcserver.codecs.chance import bits64
-from gcserver.codecs.jit import address, f32, f32_address, i64, kernel, level_address, place, u8_address
+from gcserver.codecs.jit import address, f32, f32_address, i64, kernel, place, u8_address
 from gcserver.codecs.lowrank import (
     correct,
     expand_matrix,
@@ -40,6 +40,8 @@ from gcserver.codecs.orthonormal import orthonormalise
 from gcserver.codecs.tworounds import Shape, TwoRounds
 
 RANKS = (1, 64)
+#: the level of a segment that is sent as it is: larger than any rank at which one could be compressed
+WHOLE = RANKS[1] + 1
 #: columns of the table the kernels walk, one row a segment
 FIRST, ROWS, COLS, RANK, ROOM, PAY0, PAY1, STATE, LEFT, OWN = range(10)
 
@@ -71,7 +73,7 @@ def largest_rank(rows: int, cols: int, rank: int) -> int:
 
 @lru_cache(maxsize=4096)
 def layout(shapes: tuple[Shape, ...], rank: int, ranks: tuple[int, ...] | None) -> Layout:
-    """The layout of segments of these shapes; ranks: each one's own (at most ``rank``), None for ``rank``."""
+    """The layout of segments of these shapes; ranks: each one's own (at most ``rank``, or WHOLE), None for ``rank``."""
     rows = []
     first = pay0 = pay1 = state = work = 0
     for i, (high, wide) in enumerate(shapes):
@@ -213,7 +215,8 @@ def powersgd_finish(aggregate, v, work, q, out, table, m, factor):
 class PowerSgd(TwoRounds):
     """Rank-r approximation with a warm start and error feedback; vectors and small matrices are sent as they are.
 
-    A segment is compressed where 2*rank*(rows + cols) < rows*cols. Its level is its own rank, up to the codec's.
+    A segment is compressed where 2*rank*(rows + cols) < rows*cols. Its level is its own rank, up to the codec's, or
+    WHOLE.
     """
 
     id, name = 64, "powersgd"
@@ -222,11 +225,14 @@ class PowerSgd(TwoRounds):
     units = "sum"
     conserves = True
     levels = RANKS
+    exact = WHOLE
 
     rank: int
 
     def configure(self, rank: float = 4) -> None:
         self.rank = self.level = int(rank)
+        #: of single segments: their state has room for the codec's rank
+        self.levels = (RANKS[0], self.rank)  # type: ignore[misc]
 
     def values(self) -> dict[str, float | str]:
         return {"rank": self.rank}
@@ -254,10 +260,13 @@ class PowerSgd(TwoRounds):
     def _layout(self, shapes: Sequence[Shape], levels: U32 | None) -> Layout:
         if levels is None:
             return layout(tuple(shapes), self.rank, None)
-        level_address(self, levels, len(shapes))
-        if levels.size and int(levels.max()) > self.rank:
-            raise CodecError("levels", f"ranks up to the codec's, {self.rank}", int(levels.max()))
-        return layout(tuple(shapes), self.rank, tuple(levels.tolist()))
+        address("levels", levels, np.dtype(np.uint32), len(shapes))
+        ranks = tuple(levels.tolist())
+        wrong = [r for r in ranks if not RANKS[0] <= r <= self.rank and r != WHOLE]
+        if wrong or len(ranks) != len(shapes):
+            wanted = f"ranks up to the codec's, {self.rank}, or {WHOLE} for what is sent whole, one a segment"
+            raise CodecError("levels", wanted, wrong[0] if wrong else f"{len(ranks)} for {len(shapes)} segments")
+        return layout(tuple(shapes), self.rank, ranks)
 
     def _open(self, segments: I64, shapes: Sequence[Shape], levels: U32 | None) -> Layout:
         where = self._layout(shapes, levels)

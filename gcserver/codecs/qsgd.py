@@ -94,6 +94,7 @@ class QSGD(Uniform):
     keeps_residual = True
     conserves = True
     levels = (2, 8)
+    exact = 8
 
     def configure(self, bits: float = 4, levels: float = 0, bucket: float = 1024, kind: str = "auto") -> None:
         if kind == "auto":

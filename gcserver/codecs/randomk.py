@@ -192,6 +192,8 @@ class RandomK(Sparsifier):
         Param("unbiased", 0.0, 0.0, 1.0, "1 for values times length/k, and no error feedback", integer=True),
         WIDTH,
     )
+    # All nodes draw the same elements, and so the same number of them.
+    tunable = False
     #: the caller gives all nodes the same seed for a step and key
     shared_seed = True
     rules = RULES | {

@@ -76,6 +76,8 @@ class Sparsifier(Framed):
     units = "sum"
     conserves = True
     levels = (1, MILLION)
+    exact = MILLION
+    tunable = True
     rules = RULES
 
     form: int  #: how payloads are packed: see `sparse`

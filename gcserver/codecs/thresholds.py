@@ -132,6 +132,9 @@ def threshold_encode(
         k, most = wanted(length, here), capped(length, cap, rule, here)
         if rule == FIXED:
             below = here - 1
+        elif here >= MILLION:
+            # Everything is wanted: nothing to estimate.
+            below = np.int64(0)
         elif rule == GAUSSIAN:
             below = gaussian(px, pr, length, k, scale, decay, f64(quantiles, m)[s], limits, reached, work)
         else:
@@ -168,6 +171,8 @@ class Threshold(Sparsifier):
         *FORM,
     )
     levels = (_bits(_LOWEST), _bits(_HIGHEST))
+    exact = 0
+    tunable = False
 
     def setup(self, value: float = 1.0, cap: float = 0.25) -> None:
         self.level, self._cap = _bits(value), cap

@@ -9,6 +9,8 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+import numpy as np
+
 from gcserver.codecs.base import F32, I64, U8, U32, CodecError, Encoded
 from gcserver.codecs.casts import RAW, apply_cast
 from gcserver.codecs.framed import Readable
@@ -34,6 +36,13 @@ class TwoRounds(Readable):
     @abstractmethod
     def payload_floats(self, stage: int, shapes: Sequence[Shape], levels: U32 | None = None) -> int:
         """float32 elements of the payload of round 0 or 1 for segments of these shapes."""
+
+    def payload_range(self, stage: int, shapes: Sequence[Shape]) -> tuple[int, int]:
+        """(fewest, most) float32 elements that payload may have, whatever the segments' levels."""
+        most = sum(rows * cols if cols else rows for rows, cols in shapes)
+        # The second is empty where all segments are sent whole.
+        fewest = 0 if stage else self.payload_floats(0, shapes, np.full(len(shapes), self.levels[0], np.uint32))
+        return fewest, most
 
     @abstractmethod
     def work_floats(self, shapes: Sequence[Shape], levels: U32 | None = None) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from gcproto.records import replace
 from gcserver.core.domain import Domain
 from gcserver.core.effects import CommitOutput, Flip, LogStep, ReportStep
-from gcserver.core.events import Settled, StepRecord, Versions
+from gcserver.core.events import Settled, StepRecord
 from gcserver.core.rounds import Exchange, Parked, Partition, Round
 from gcserver.core.steps import Step
 
@@ -24,7 +24,7 @@ def complete(d: Domain, p: Partition, r: Round, nonfinite: bool) -> None:
     end_exchange(d, r)
     for x in r.exchanges:
         unpark(d, x, None)
-    if r.codec is not None and r.codec.feedback:
+    if r.codec is not None and (r.codec.feedback or r.flush):
         p.unsettled = r.step
     d.notify(r.step, nonfinite, key, None)
     step = d.steps.open[r.step]
@@ -69,7 +69,7 @@ def flip(d: Domain, p: Partition, step: int, owner: bool) -> None:
     if step in d.steps.voids:
         new = replace(versions, settled=step)
     else:
-        new = Versions(1 - versions.current, step, step)
+        new = replace(versions, current=1 - versions.current, settled=step)
     if owner:
         p.owner_residual = new
     else:

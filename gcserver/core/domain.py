@@ -33,6 +33,7 @@ from gcserver.core.effects import LaneEffect, Notify, Release, ReportClosed, Rep
 from gcserver.core.events import DomainConfig, Handle, Plan, Retained, StepRecord
 from gcserver.core.rounds import OPERATION, Partition, Round
 from gcserver.core.steps import Step, StepBook
+from gcserver.core.tuning import UNTUNED
 
 
 @dataclass(slots=True)
@@ -55,6 +56,8 @@ class Domain:
     incarnation: int
     steps: StepBook
     plans: dict[int, Plan]
+    #: (notch, level) that this node is told to encode at
+    tuned: tuple[int, int] = UNTUNED
     partitions: dict[int, Partition] = field(default_factory=dict)
     sections: list[Section] = field(default_factory=list)
     out: list[LaneEffect] = field(default_factory=list)
@@ -96,11 +99,17 @@ class Domain:
             return False
         return True
 
-    def same_codec(self, p: Partition, r: Round, codec: int, level: int, who: str) -> bool:
-        """Whether ``who`` uses the round's codec and level; if not the job ends."""
+    def same_codec(self, p: Partition, r: Round, codec: int, level: int, who: str, tunable: bool | None = None) -> bool:
+        """Whether ``who`` uses the round's codec, at its level unless levels may differ; if not the job ends.
+
+        ``tunable``: whether they may; None: the round's codec is not known here yet.
+        """
         if r.coding is None:
             r.coding = (codec, level, who)
-        elif r.coding[:2] != (codec, level):
+        elif r.coding[0] == codec and (r.coding[1] == level or tunable is None):
+            if r.coding[1] != level:
+                r.apart = level, who
+        elif r.coding[0] != codec or not tunable:
             first, me = r.coding, self.config.members[self.config.me].name
             self.fault(
                 "CorruptFrame",

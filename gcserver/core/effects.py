@@ -48,6 +48,10 @@ class Encode(Record, frozen=True, gc=False):
     one of the block's retained memories (all scheme), committed with its step before the answer; None:
     it may live anywhere until released. ``stage`` 1: the payload of the second exchange, from the sum of the
     first (``aggregate``) and what encoding stage 0 of this step left in this process.
+
+    ``levels``: of the block's segments, empty for the codec's own everywhere; ``codec.level`` is what the frame says.
+    ``flush``: a dense contribution takes up what earlier codecs held back: bit 0 for this node's residual, bit 1 for
+    the owner's (whose versions are ``owner_read`` and the other one); what is read is added, zeros are written.
     """
 
     domain: DomainKey
@@ -62,6 +66,9 @@ class Encode(Record, frozen=True, gc=False):
     proposal: int
     stage: int = 0
     aggregate: Handle | None = None
+    levels: tuple[int, ...] = ()
+    flush: int = 0
+    owner_read: int = 0
 
 
 class Accumulate(Record, frozen=True, gc=False):
@@ -89,6 +96,8 @@ class Finalise(Record, frozen=True, gc=False):
 
     A codec of two exchanges: the aggregate is the plain sum, committed to ``retain``. Only ``stage`` 1 writes the
     output slot (unless ``nonfinite``), and with it the next state into version ``write`` of the node's own.
+
+    ``levels``: of the block's segments, as in Encode.
     """
 
     domain: DomainKey
@@ -104,6 +113,7 @@ class Finalise(Record, frozen=True, gc=False):
     flags: int
     proposal: int
     stage: int = 0
+    levels: tuple[int, ...] = ()
 
 
 class Decode(Record, frozen=True, gc=False):

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from gcproto import wire
 from gcproto.records import replace
-from gcserver.core import completion
+from gcserver.core import completion, tuning
 from gcserver.core import plan as plans
 from gcserver.core.domain import Domain
 from gcserver.core.effects import Encode, LogDecision
-from gcserver.core.events import CodecChoice, Decision, Handle
+from gcserver.core.events import CodecChoice, Decision, Handle, PlanKnown, ProposalKnown, Tuned
 from gcserver.core.rounds import Partition, Round
 
 
@@ -24,26 +24,36 @@ def ready(d: Domain, p: Partition, r: Round, now: float) -> None:
     step = d.steps.get(r.step, now)
     decision = p.logged
     if decision is None or decision.step != r.step:
-        codec, _ = _choose(d, p, d.steps.plan_version(r.step))
-        decision = Decision(r.step, d.steps.plan_version(r.step), step.own_proposal, codec.spec, _seed(d, p, r, codec))
+        version = d.steps.plan_version(r.step)
+        choice = choice_of(d, p, version)
+        seed, (notch, level) = _seed(d, p, r, choice.codec), tuning.decided(choice, d.tuned)
+        decision = Decision(r.step, version, step.own_proposal, choice.codec.spec, seed, notch, level)
     if decision.plan not in d.plans:
         d.gated[p.block.key] = r.step
         return
-    codec, scheme = _choose(d, p, decision.plan)
-    if codec.feedback and p.unsettled > d.steps.settled:
+    choice = choice_of(d, p, decision.plan)
+    codec = choice.codec
+    if (codec.feedback or (codec.drains and p.held)) and p.unsettled > d.steps.settled:
         d.gated[p.block.key] = r.step
         return
     d.gated.pop(p.block.key, None)
-    if not d.same_codec(p, r, codec.id, codec.level, d.config.members[d.config.me].name):
+    r.levels, grade = tuning.own(choice, decision, p.segments)
+    said = [(grade, d.config.members[d.config.me].name)] + ([r.apart] if r.apart else [])
+    if not all(d.same_codec(p, r, codec.id, at, who, codec.tunable) for at, who in said):
         return
-    r.decision, r.codec, r.everyone, r.encoding = decision, codec, scheme == "all" and codec.rounds == 1, True
+    if codec.level != grade:
+        codec = replace(codec, level=grade)
+    r.decision, r.codec, r.everyone, r.encoding = decision, codec, choice.scheme == "all" and codec.rounds == 1, True
     r.proposal = max(r.proposal, decision.proposal)
     if decision != p.logged:
         p.logged = decision
         d.out.append(LogDecision(d.config.id, p.block.key, decision))
-    write = 1 - p.residual.current
-    if codec.feedback:
-        p.residual = replace(p.residual, written=r.step)
+    if codec.drains:
+        r.flush = p.residual.holds | p.owner_residual.holds << 1
+    if codec.feedback or r.flush & 1:
+        p.residual = p.residual.writing(r.step, zeros=not codec.feedback)
+    if r.flush & 2:
+        p.owner_residual = p.owner_residual.writing(r.step, zeros=True)
     retain = None
     if r.everyone:
         if p.retained and p.retained[0].step == r.step:
@@ -62,21 +72,24 @@ def ready(d: Domain, p: Partition, r: Round, now: float) -> None:
             codec,
             decision.seed,
             p.residual.current,
-            write,
+            1 - p.residual.current,
             retain,
             r.flags or 0,
             decision.proposal,
+            levels=r.levels,
+            flush=r.flush,
+            owner_read=p.owner_residual.current,
         )
     )
 
 
-def _choose(d: Domain, p: Partition, version: int) -> tuple[CodecChoice, str]:
+def choice_of(d: Domain, p: Partition, version: int) -> plans.Choice:
+    """What plan ``version`` gives a block."""
     if p.choice is None or p.choice[0] != version:
-        codec, scheme = plans.choose(
-            d.plans[version], p.section, p.block, d.config.min_compress_bytes, len(d.config.members)
-        )
-        p.choice = (version, codec, scheme)
-    return p.choice[1], p.choice[2]
+        c = d.config
+        choice = plans.explain(d.plans[version], p.section, p.block, c.min_compress_bytes, len(c.members))
+        p.choice = (version, choice)
+    return p.choice[1]
 
 
 def _seed(d: Domain, p: Partition, r: Round, codec: CodecChoice) -> int:
@@ -110,8 +123,20 @@ def second_exchange(d: Domain, p: Partition, r: Round, aggregate: Handle | None)
             r.decision.proposal,
             1,
             aggregate,
+            r.levels,
         )
     )
+
+
+def told(d: Domain, e: PlanKnown | ProposalKnown | Tuned, now: float) -> None:
+    """What this node is told of plans."""
+    if isinstance(e, Tuned):
+        d.tuned = e.notch, e.level
+    elif isinstance(e, ProposalKnown):
+        d.steps.known_proposal = max(d.steps.known_proposal, e.version)
+    else:
+        d.plans[e.plan.version] = e.plan
+        run_gated(d, now)
 
 
 def run_gated(d: Domain, now: float) -> None:

@@ -27,7 +27,11 @@ class CodecChoice(Record, frozen=True, gc=False):
     ``feedback``: keeps state (residuals, momentum), so a step waits for the one before to settle; ``sum_units``:
     payload decodes to a sum; ``shared_seed``: all nodes draw alike; ``votes``: an owner must decide by majority;
     ``whole``: takes whole matrices, so its blocks must not cut a tensor; ``owner_feedback``: where it keeps state, the
-    owner keeps some as well.
+    owner keeps some as well; ``drains``: dense, so it takes up what an earlier codec held back.
+
+    ``levels``: range of the levels of single segments, (0, 0) if there are none; ``own``: that of segments which are
+    given none; ``exact``: the one at which a segment is sent as it is, 0 if none says so; ``tunable``: the members of a
+    round may encode at different levels. ``level`` is what frames say.
     """
 
     spec: str
@@ -40,19 +44,25 @@ class CodecChoice(Record, frozen=True, gc=False):
     rounds: int = 1
     whole: bool = False
     owner_feedback: bool = True
+    drains: bool = False
+    levels: tuple[int, int] = (0, 0)
+    own: int = 0
+    exact: int = 0
+    tunable: bool = False
 
 
 class PlanRule(Record, frozen=True, gc=False):
     """Tensors matching ``pattern`` use ``codec`` over ``scheme`` ("owner" or "all").
 
     ``origin``: whose rule it is: "default" (the daemon's ``codec.default``), "domain" (what the domain was declared
-    with) or "plan" (an operator's).
+    with) or "plan" (an operator's). ``levels``: of the tensors' segments at each notch of the plan.
     """
 
     pattern: str
     codec: CodecChoice
     scheme: str = "owner"
     origin: str = "plan"
+    levels: tuple[int, ...] = ()
 
 
 class Plan(Record, frozen=True, gc=False):
@@ -102,21 +112,40 @@ class DomainConfig(Record, frozen=True, gc=False):
 
 
 class Decision(Record, frozen=True, gc=False):
-    """What the ledger says about one contribution: taken once, logged before use, reused on retry."""
+    """What the ledger says about one contribution: taken once, logged before use, reused on retry.
+
+    ``notch`` of the plan (-1: its last) or, above 0, ``level`` of all segments: see `tuning.py`.
+    """
 
     step: int
     plan: int
     proposal: int
     spec: str
     seed: int
+    notch: int = -1
+    level: int = 0
 
 
 class Versions(Record, frozen=True, gc=False):
-    """A two-version state: ``current`` (0 or 1) was settled at ``settled``; the other was written at ``written``."""
+    """A two-version state: ``current`` (0 or 1) was settled at ``settled``; the other was written at ``written``.
+
+    ``held``: bit v says that the residual of version v may be something other than zeros.
+    """
 
     current: int = 0
     settled: int = 0
     written: int = 0
+    held: int = 0
+
+    @property
+    def holds(self) -> bool:
+        """Whether the settled residual may be something other than zeros."""
+        return bool(self.held >> self.current & 1)
+
+    def writing(self, step: int, zeros: bool = False) -> Versions:
+        """As they are once ``step`` writes the version that is not current; ``zeros``: nothing stays behind in it."""
+        bit = 1 << 1 - self.current
+        return Versions(self.current, self.settled, step, self.held & ~bit if zeros else self.held | bit)
 
 
 class Retained(Record, frozen=True, gc=False):
@@ -238,6 +267,18 @@ class ProposalKnown(Record, frozen=True, gc=False):
     version: int
 
 
+class Tuned(Record, frozen=True, gc=False):
+    """From its next decision on this node encodes at ``notch`` of the plan or, ``level`` > 0, everything at that level.
+
+    It concerns blocks whose codec is tunable; segments that the plan sends as they are stay so. A notch that the plan
+    does not have is its last. -1 and 0: as the plan says. A restarted lane has forgotten it.
+    """
+
+    domain: DomainKey
+    notch: int = -1
+    level: int = 0
+
+
 class Pushed(Record, frozen=True, gc=False):
     """A worker's doorbell. ``rank`` is its local index; ``close``: no more blocks come in this step."""
 
@@ -306,6 +347,7 @@ LaneEvent = (
     | DomainClosed
     | PlanKnown
     | ProposalKnown
+    | Tuned
     | Pushed
     | Encoded
     | Finalised

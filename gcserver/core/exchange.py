@@ -10,7 +10,7 @@ from __future__ import annotations
 from gcproto import wire
 from gcproto.records import replace
 from gcproto.wire import Flag, Header
-from gcserver.core import completion, encoding, frames
+from gcserver.core import completion, encoding, frames, tuning
 from gcserver.core.domain import Domain
 from gcserver.core.effects import Accumulate, Count, Decode, Finalise
 from gcserver.core.events import Encoded, Finalised, Handle, Retained
@@ -98,7 +98,8 @@ def on_contribution(d: Domain, h: Header, handle: Handle | None, member: int) ->
         d.out.append(Count("contributions_duplicate", h.sender))
         return
     who = d.config.members[member].name
-    if not (d.same_operation(p, r, h.flags, who) and d.same_codec(p, r, h.codec, h.level, who)):
+    tunable = None if r.codec is None else r.codec.tunable
+    if not (d.same_operation(p, r, h.flags, who) and d.same_codec(p, r, h.codec, h.level, who, tunable)):
         d.give_back(h, handle)
         return
     x.have.add(member)
@@ -130,6 +131,7 @@ def _advance(d: Domain, p: Partition, r: Round, stage: int) -> None:
             )
         )
         x.nonfinite |= parked.nonfinite
+        x.grade = max(x.grade, parked.level)
         x.next_member += 1
         if member != d.config.me:
             d.release(parked.handle)
@@ -137,10 +139,15 @@ def _advance(d: Domain, p: Partition, r: Round, stage: int) -> None:
     if x.next_member < len(members) or x.finalising:
         return
     x.finalising = True
-    codec = None if r.everyone else r.codec
+    codec, levels = None if r.everyone else r.codec, r.levels
     versions = p.residual if r.double else p.owner_residual
     if codec is not None and codec.feedback and codec.owner_feedback and not r.double:
-        p.owner_residual = replace(p.owner_residual, written=r.step)
+        p.owner_residual = p.owner_residual.writing(r.step)
+    if codec is not None and codec.level != x.grade:
+        # Some member sends more than we do: what it says must not be lost on the way back.
+        codec = replace(codec, level=x.grade)
+    if codec is not None and codec.tunable and r.decision is not None:
+        levels = tuning.owners(encoding.choice_of(d, p, r.decision.plan), x.grade, p.segments)
     if codec is not None:
         # All contributions are in, so everyone has the aggregates of the round before this one.
         d.forget(p, lambda k: k.step == r.step and k.stage < stage)
@@ -164,6 +171,7 @@ def _advance(d: Domain, p: Partition, r: Round, stage: int) -> None:
             (r.flags or 0) | (Flag.SECOND if stage else 0),
             r.proposal,
             stage,
+            levels if codec is not None else (),
         )
     )
 
@@ -185,7 +193,7 @@ def on_finalised(d: Domain, e: Finalised) -> None:
         return
     flags = (r.flags or 0) | (Flag.NONFINITE if nonfinite else 0) | (Flag.SECOND if e.stage else 0)
     flags |= Flag.SUM_UNITS if r.codec.sum_units else 0
-    kept = Retained(r.step, r.slot, e.handle, e.nbytes, e.digest, r.codec.id, r.codec.level, int(flags), r.proposal)
+    kept = Retained(r.step, r.slot, e.handle, e.nbytes, e.digest, r.codec.id, r.now.grade, int(flags), r.proposal)
     p.retain(kept)
     for member in d.config.members:
         if member.node != d.config.members[d.config.me].node:
@@ -203,7 +211,8 @@ def on_aggregate(d: Domain, h: Header, handle: Handle | None, member: int) -> No
         d.release(handle)
         d.out.append(Count("frames_stale" if h.step <= p.out_step else "frames_unexpected", h.sender))
         return
-    if not d.same_codec(p, r, h.codec, h.level, d.config.members[member].name):
+    tunable = r.codec is not None and r.codec.tunable
+    if not d.same_codec(p, r, h.codec, h.level, d.config.members[member].name, tunable):
         d.release(handle)
         return
     nonfinite = bool(h.flags & Flag.NONFINITE)

@@ -35,6 +35,7 @@ from gcserver.core.events import (
     SectionOpened,
     Settled,
     Tick,
+    Tuned,
     Unusable,
 )
 from gcserver.core.link import DEFAULT_CREDIT, Link
@@ -341,14 +342,9 @@ class LaneMachine:
         for link in self.links.values():
             link.forget(e.domain)
 
-    def _on_plan(self, e: PlanKnown, now: float) -> None:
+    def _on_plan(self, e: PlanKnown | ProposalKnown | Tuned, now: float) -> None:
         if (domain := self.domains.get(e.domain)) is not None:
-            domain.plans[e.plan.version] = e.plan
-            encoding.run_gated(domain, now)
-
-    def _on_proposal(self, e: ProposalKnown, now: float) -> None:
-        if (domain := self.domains.get(e.domain)) is not None:
-            domain.steps.known_proposal = max(domain.steps.known_proposal, e.version)
+            encoding.told(domain, e, now)
 
     def _on_pushed(self, e: Pushed, now: float) -> None:
         if e.domain[0] in self.ended:
@@ -389,7 +385,8 @@ _HANDLERS: dict[type, Callable[[LaneMachine, Any, float], None]] = {
     SectionOpened: LaneMachine._on_section,
     DomainClosed: LaneMachine._on_domain_closed,
     PlanKnown: LaneMachine._on_plan,
-    ProposalKnown: LaneMachine._on_proposal,
+    ProposalKnown: LaneMachine._on_plan,
+    Tuned: LaneMachine._on_plan,
     Pushed: LaneMachine._on_pushed,
     Encoded: LaneMachine._on_encoded,
     Finalised: LaneMachine._on_finalised,

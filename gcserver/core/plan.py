@@ -1,13 +1,17 @@
-"""Which codec and scheme a block uses under a plan, and why.
+"""Which codec and scheme a block uses under a plan, at which levels its segments, and why.
 
 What may live here: the rule "last match wins", what can be compressed at all, who needs an owner, what makes a rule
-unusable. What may not: how good a plan is (`gcserver.planner`), when it takes effect (`steps.py`).
+unusable. What may not: how good a plan is (`gcserver.planner`), when it takes effect (`steps.py`), which of a plan's
+notches is in force (`tuning.py`).
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
+from functools import lru_cache
+from itertools import pairwise
 
 from gcproto.dtypes import DType
 from gcproto.manifest import Block, Section
@@ -35,12 +39,18 @@ class PlanError(ValueError):
 
 
 class Choice(Record, frozen=True):
-    """What a block uses. ``rule`` is the one that matched; ``reason`` says where its wish is not followed, else ""."""
+    """What a block uses. ``rule`` is the one that matched; ``reason`` says where its wish is not followed, else "".
+
+    ``levels``: at each notch of the plan the level of each segment; empty where all have the codec's own. ``grades``:
+    what frames say at each notch (`tuning.py`).
+    """
 
     codec: CodecChoice
     scheme: str
     rule: PlanRule | None = None
     reason: str = ""
+    levels: tuple[tuple[int, ...], ...] = ()
+    grades: tuple[int, ...] = ()
 
 
 def compiled(rule: Rule, resolve: Callable[[str], CodecChoice], origin: str = "plan") -> PlanRule:
@@ -49,25 +59,31 @@ def compiled(rule: Rule, resolve: Callable[[str], CodecChoice], origin: str = "p
         raise PlanError("pattern: expected a glob of tensor names such as 'layer.*', got an empty one")
     if rule.scheme and rule.scheme not in SCHEMES:
         raise PlanError(f"scheme: expected one of {', '.join(SCHEMES)}, or nothing for the owner; got {rule.scheme!r}")
-    return PlanRule(rule.pattern, resolve(rule.spec), rule.scheme or OWNER, origin)
+    codec = resolve(rule.spec)
+    low, high = codec.levels
+    if rule.levels and not high:
+        raise PlanError(f"levels: expected none for {codec.spec}, which has no levels; got {list(rule.levels)}")
+    if wrong := [level for level in rule.levels if not low <= level <= high]:
+        raise PlanError(f"levels: expected within {low}..{high} for {codec.spec}; got {wrong[0]}")
+    return PlanRule(rule.pattern, codec, rule.scheme or OWNER, origin, rule.levels)
 
 
 def unusable(rules: Iterable[Rule], resolve: Callable[[str], CodecChoice]) -> tuple[int, str] | None:
-    """(index, why) of the first rule that cannot be run; None if all can."""
+    """(index, why) of the first rule that cannot be run, alone or beside those before it; None if all can."""
+    graded: Rule | None = None
     for i, rule in enumerate(rules):
         try:
             compiled(rule, resolve)
+            if rule.levels:
+                graded = graded or rule
+                if len(rule.levels) != len(graded.levels):
+                    raise PlanError(
+                        f"levels: expected at {len(graded.levels)} notches, as rule {graded.pattern!r} has them; got "
+                        f"{len(rule.levels)}"
+                    )
         except ValueError as error:
             return i, f"rule {rule.pattern!r}: {error}"
     return None
-
-
-def choose(
-    plan: Plan, section: Section, block: Block, min_compress_bytes: int, members: int
-) -> tuple[CodecChoice, str]:
-    """(codec, scheme) of ``block``, as :func:`explain` finds them."""
-    choice = explain(plan, section, block, min_compress_bytes, members)
-    return choice.codec, choice.scheme
 
 
 def explain(plan: Plan, section: Section, block: Block, min_compress_bytes: int, members: int) -> Choice:
@@ -76,6 +92,9 @@ def explain(plan: Plan, section: Section, block: Block, min_compress_bytes: int,
     Groups under ``min_compress_bytes`` and dtypes that cannot be compressed go dense; a cast applies to fp32 only,
     since it would not shrink the others. What takes whole matrices goes dense where blocks may cut them
     (:func:`cut_matrix` finds that in time). What votes or takes two exchanges needs an owner.
+
+    Each segment follows the rule of its own tensor as far as the block's codec goes: at the levels of a rule for the
+    same family, sent as it is under a rule for another, a dense one or none, where a level of the codec says so.
     """
     rule = _rule(plan, section.tensors[block.tensor].name)
     if rule is None:
@@ -84,7 +103,45 @@ def explain(plan: Plan, section: Section, block: Block, min_compress_bytes: int,
         why, wanted = _not_compressed(plan, rule.codec, section, block, min_compress_bytes), rule.scheme
         codec = plan.dense if why else rule.codec
     scheme, where = _scheme(plan, codec, wanted, block, members)
-    return Choice(codec, scheme, rule, "; ".join(filter(None, (why, where))))
+    levels = _levels(plan, codec, section, block) if codec.levels[1] else ()
+    grades = tuple(_grade(codec, row, block.bounds) for row in levels)
+    return Choice(codec, scheme, rule, "; ".join(filter(None, (why, where))), levels, grades)
+
+
+def _levels(plan: Plan, codec: CodecChoice, section: Section, block: Block) -> tuple[tuple[int, ...], ...]:
+    """At each notch the levels of the block's segments; empty if all have the codec's own at all of them."""
+    columns = []
+    start, stop = 0, block.start + block.elements
+    for tensor in section.tensors:
+        end = start + tensor.elements
+        if max(start, block.start) < min(end, stop):
+            columns.append(_segment(codec, _rule(plan, tensor.name)))
+        start = end
+    if all(column == (codec.own,) for column in columns):
+        return ()
+    rows = tuple(
+        tuple(column[min(notch, len(column) - 1)] for column in columns) for notch in range(max(map(len, columns)))
+    )
+    if any(row != rows[0] for row in rows):
+        return rows
+    return () if all(level == codec.own for level in rows[0]) else rows[:1]
+
+
+def _segment(codec: CodecChoice, rule: PlanRule | None) -> tuple[int, ...]:
+    """The levels, one for all notches or one for each, of a segment whose own tensor has this rule."""
+    if rule is None or rule.codec.id != codec.id:
+        return (codec.exact or codec.own,)
+    low, high = codec.levels
+    # The rule may be for a codec that goes further (powersgd of a higher rank): as far as this block's goes.
+    return tuple(min(max(level, low), high) for level in rule.levels or (rule.codec.own,))
+
+
+def _grade(codec: CodecChoice, levels: tuple[int, ...], bounds: tuple[int, ...]) -> int:
+    """What frames say of segments at these levels: their mean, weighted by elements, where levels are ratios."""
+    if not codec.tunable:
+        return codec.level
+    total = sum(level * (b - a) for level, (a, b) in zip(levels, pairwise(bounds), strict=True))
+    return max(codec.levels[0], total // bounds[-1])
 
 
 def cut_matrix(plan: Plan, section: Section, min_compress_bytes: int) -> tuple[str, CodecChoice] | None:
@@ -102,7 +159,30 @@ def cut_matrix(plan: Plan, section: Section, min_compress_bytes: int) -> tuple[s
 
 
 def _rule(plan: Plan, name: str) -> PlanRule | None:
-    return next((r for r in reversed(plan.rules) if fnmatchcase(name, r.pattern)), None)
+    names, globs = _index(tuple(r.pattern for r in plan.rules))
+    last = names.get(name, -1)
+    for i in globs:
+        if i < last:
+            break
+        if fnmatchcase(name, plan.rules[i].pattern):
+            last = i
+            break
+    return plan.rules[last] if last >= 0 else None
+
+
+_ESCAPED = re.compile(r"\[([*?[])\]")
+
+
+@lru_cache(maxsize=16)
+def _index(patterns: tuple[str, ...]) -> tuple[dict[str, int], tuple[int, ...]]:
+    """(plain names -> the last rule for each, rules with true globs, last first): a plan may name every tensor."""
+    names, globs = {}, []
+    for i, pattern in enumerate(patterns):
+        if any(c in "*?[" for c in _ESCAPED.sub("", pattern)):
+            globs.append(i)
+        else:
+            names[_ESCAPED.sub(r"\1", pattern)] = i
+    return names, tuple(reversed(globs))
 
 
 def _incompressible(section: Section, tensor: int, min_compress_bytes: int) -> str:

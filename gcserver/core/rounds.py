@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from gcproto.manifest import Block, Section
 from gcproto.wire import Flag
 from gcserver.core.events import BlockMemory, CodecChoice, Decision, Handle, Retained, Versions
+from gcserver.core.plan import Choice
 
 #: flag bits on which all contributions of a round must agree
 OPERATION = int(Flag.AVERAGE)
@@ -37,6 +38,8 @@ class Exchange:
     have: set[int] = field(default_factory=set)
     parked: dict[int, Parked] = field(default_factory=dict)
     next_member: int = 0
+    #: the highest grade (`tuning.py`) among the contributions
+    grade: int = 0
     nonfinite: bool = False
     finalising: bool = False
     over: bool = False
@@ -51,9 +54,15 @@ class Round:
     grad_scale: float = 1.0
     local: set[int] = field(default_factory=set)
     decision: Decision | None = None
+    #: with the level that our own payload says
     codec: CodecChoice | None = None
+    levels: tuple[int, ...] = ()
+    #: which residuals our payload takes up: see `effects.Encode`
+    flush: int = 0
     #: (codec id, level, who said it first): a round has one codec
     coding: tuple[int, int, str] | None = None
+    #: (level, who) that differs from it, come before we knew whether this codec's levels may
+    apart: tuple[int, str] | None = None
     everyone: bool = False
     encoding: bool = False
     stage: int = 0
@@ -91,14 +100,23 @@ class Partition:
     #: what came before
     retained: tuple[Retained, ...] = ()
     next_slot: int = 0
-    #: (plan version, codec, scheme) decided last; the rules need not be read for every step
-    choice: tuple[int, CodecChoice, str] | None = None
+    #: (plan version, what it gives this block) of the last decision; the rules need not be read for every step
+    choice: tuple[int, Choice] | None = None
     #: what the ledger says about the newest contribution
     logged: Decision | None = None
 
     @property
     def name(self) -> str:
         return self.section.tensors[self.block.tensor].name
+
+    @property
+    def held(self) -> bool:
+        """Whether some version of a residual may be something other than zeros."""
+        return bool(self.residual.held | self.owner_residual.held)
+
+    @property
+    def segments(self) -> int:
+        return len(self.block.bounds) - 1
 
     def round(self, step: int) -> Round:
         r = self.rounds.get(step)

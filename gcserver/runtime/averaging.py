@@ -21,7 +21,7 @@ from gcserver.runtime.buffers import Accumulator, Workspace, as_bytes
 from gcserver.runtime.contributions import store
 from gcserver.runtime.exchanges import Exchanges, two_rounds
 from gcserver.runtime.results import fill_nan, keep
-from gcserver.runtime.states import NONE_ID, codec_seed, state_use, unscales
+from gcserver.runtime.states import NONE_ID, codec_seed, levels_of, state_use, unscales
 
 
 class Averager:
@@ -117,13 +117,14 @@ class Averager:
             bad = self._store(state, acc, inverse * state.loss_scale() if acc.unscaled else inverse)
             return keep(self.handles, memory, e, state.output, bad)
         codec = parse(e.codec.spec).at_owner()
-        bound = codec.max_bytes(state.block.elements, len(state.bounds) - 1)
-        out = memory.make_kept(e.key, e.retain, bound)
+        levels = levels_of(e)
+        out = memory.make_kept(e.key, e.retain, codec.needed(state.bounds, levels))
         before = after = None
         if (use := state_use(codec, state)) is not None:
             before, after = memory.begin_states(e.key, e.step, (e.read, e.write), True, use)
         into = inverse if codec.units == "mean" else 1.0
-        result = codec.encode(acc.base, before, after, as_bytes(out), state.bounds, into, codec_seed(e.seed))
+        seed = codec_seed(e.seed)
+        result = codec.encode(acc.base, before, after, as_bytes(out), state.bounds, into, seed, levels)
         if result.nonfinite:
             fill_nan(state)
             return keep(self.handles, memory, e, memoryview(b""), True)

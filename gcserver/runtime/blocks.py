@@ -1,7 +1,8 @@
 """A lane's memory of one domain: arenas shared with workers, and what only the lane keeps.
 
-What may live here: where a block's input, output, residuals and retained payloads are, its record, and reading all that
-back after a restart. What may not: arithmetic (`encoding.py`, `averaging.py`, `exchanges.py`), decisions.
+What may live here: where a block's input, output, residuals and retained payloads are, and reading all that back
+after a restart. What may not: the layout of records (`records.py`), arithmetic (`encoding.py`, `averaging.py`,
+`exchanges.py`), decisions.
 
 Files, in the job's directory, for domain d and lane l (`docs/memory.md` has the layouts):
 
@@ -16,7 +17,6 @@ the last one.
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,68 +26,12 @@ from numpy.typing import NDArray
 
 from gcproto import slots
 from gcproto.manifest import AddressSpace, ArenaPlan, Block, Section, Slot
-from gcserver.core.events import BlockMemory, Decision, DomainConfig, Retained, StepRecord, Versions
+from gcserver.core.events import BlockMemory, Decision, DomainConfig, Retained, StepRecord
+from gcserver.runtime import records
+from gcserver.runtime.records import KEPT_AT, KEPT_HEAD, KEPT_STEP, RECORD, STATES, STEP, STEP_RING, WORD
 from gcserver.runtime.statefiles import Heap, MappedFile, map_file
 
-#: retained payloads a block may have; memory for one comes when it is first needed
-KEPT = 3
-RECORD = np.dtype(
-    [
-        ("key", "u8"),
-        # the logged decision
-        ("decision_step", "u8"),
-        ("plan", "u4"),
-        ("proposal", "u4"),
-        ("seed", "u8"),
-        ("spec", "S96"),
-        # two-version states: settled step and current version in one word, then the step written last
-        ("residual", "u8"),
-        ("residual_written", "u8"),
-        ("owner", "u8"),
-        ("owner_written", "u8"),
-        # three retained payloads
-        ("kept_step", "u8", KEPT),
-        ("kept_bytes", "u8", KEPT),
-        ("kept_digest", "u8", KEPT),
-        ("kept_codec", "u4", KEPT),
-        ("kept_level", "u4", KEPT),
-        ("kept_flags", "u4", KEPT),
-        ("kept_proposal", "u4", KEPT),
-        # where the states of this block are: chunk + 1 (0: none yet) and offset in one word
-        ("residual_at", "u8"),
-        ("owner_at", "u8"),
-        # where its retained payloads are, likewise
-        ("kept_at", "u8", KEPT),
-    ],
-    align=True,
-)
-#: Before a block's two states: their length, what the memory behind the residual was used for last, and whether the
-#: two residuals differ.
-STATES = np.dtype([("floats", "u8"), ("tag", "u8"), ("differ", "u8")])
-#: Before a retained payload: how many bytes there is room for.
-KEPT_HEAD = 64
-STEP = np.dtype([("step", "u8"), ("digest", "u8"), ("nonfinite", "u4"), ("proposal", "u4"), ("reserved", "u8")])
-STEP_RING = 1024
 F32 = NDArray[np.float32]
-
-# What is written for every block of every step is packed by hand: assigning a field of a record costs as much as the
-# whole of it.
-_WORD = struct.Struct("=Q")
-_HALF = struct.Struct("=I")
-_DECISION = struct.Struct("=IIQ96s")
-_STEP = struct.Struct("=QII")
-
-
-def _at(name: str, index: int = 0) -> int:
-    """Offset of a field of RECORD, or of its element."""
-    dtype, offset = RECORD.fields[name][:2]  # type: ignore[index]
-    return int(offset) + index * int(dtype.base.itemsize)
-
-
-_KEPT_WIDE = tuple((_at("kept_bytes", i), _at("kept_digest", i)) for i in range(KEPT))
-_KEPT = tuple(tuple(_at(f"kept_{f}", i) for f in ("codec", "level", "flags", "proposal")) for i in range(KEPT))
-_KEPT_STEP, _KEPT_AT = (tuple(_at(name, i) for i in range(KEPT)) for name in ("kept_step", "kept_at"))
-_DECISION_STEP, _PLAN = _at("decision_step"), _at("plan")
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,10 +66,6 @@ class BlockState:
         """What the pushed gradients are multiplied by; residuals are kept without it."""
         scale = slots.pushed(self.arena, self.slot, 0)[2]
         return scale if np.isfinite(scale) and scale > 0 else 1.0
-
-
-def _versions(word: int, written: int) -> Versions:
-    return Versions(int(word) & 1, int(word) >> 1, int(written))
 
 
 @dataclass(slots=True)
@@ -176,10 +116,10 @@ class DomainMemory:
             return {}
         name = self.directory / f"{self._index.name}{section.index}"
         file = map_file(name, -(-len(mine) * RECORD.itemsize // 4096) * 4096)
-        records = np.frombuffer(file.view, RECORD, len(mine))
+        found = np.frombuffer(file.view, RECORD, len(mine))
         memory = {}
         for i, block in enumerate(mine):
-            record = records[i : i + 1]
+            record = found[i : i + 1]
             slot = self.arena.slots[block.key]
             view = self.chunks[slot.chunk].view
             slots.initialise(view, slot, block)
@@ -205,52 +145,24 @@ class DomainMemory:
         r = state.record[0]
         pushes = [slots.pushed(state.arena, state.slot, i) for i in range(len(state.slot.inputs))]
         out_step, out_flags, out_proposal = slots.output(state.arena, state.slot)
-        decision = None
-        if r["decision_step"]:
-            decision = Decision(
-                int(r["decision_step"]), int(r["plan"]), int(r["proposal"]), bytes(r["spec"]).decode(), int(r["seed"])
-            )
-        kept = []
-        for i in range(KEPT):
-            if r["kept_step"][i]:
-                kept.append(
-                    Retained(
-                        int(r["kept_step"][i]), i, None, int(r["kept_bytes"][i]), int(r["kept_digest"][i]),
-                        int(r["kept_codec"][i]), int(r["kept_level"][i]), int(r["kept_flags"][i]),
-                        int(r["kept_proposal"][i]),
-                    )
-                )  # fmt: skip
-        kept.sort(key=lambda k: -k.step)
         return BlockMemory(
-            tuple(p[0] for p in pushes), pushes[0][1], pushes[0][2], out_step, out_flags, out_proposal, decision,
-            _versions(r["residual"], r["residual_written"]), _versions(r["owner"], r["owner_written"]), tuple(kept),
+            tuple(p[0] for p in pushes), pushes[0][1], pushes[0][2], out_step, out_flags, out_proposal,
+            records.decision_of(r), records.versions_of(r, False), records.versions_of(r, True),
+            tuple(records.kept_of(r)),
         )  # fmt: skip
 
     # -------------------------------------------------------------------------------------- records
     def log_decision(self, key: int, d: Decision) -> None:
-        raw = self.blocks[key].raw
-        # A torn decision must not look like one: no step while its fields change.
-        _WORD.pack_into(raw, _DECISION_STEP, 0)
-        _DECISION.pack_into(raw, _PLAN, d.plan, d.proposal, d.seed, d.spec.encode())
-        _WORD.pack_into(raw, _DECISION_STEP, d.step)
+        records.write_decision(self.blocks[key].raw, d)
 
     def flip(self, key: int, step: int, version: int, owner: bool) -> None:
         self.blocks[key].record["owner" if owner else "residual"] = step << 1 | version
 
     def commit_kept(self, key: int, index: int, kept: Retained) -> None:
-        raw = self.blocks[key].raw
-        values = (kept.codec, kept.level, kept.flags, kept.proposal)
-        for at, wide in zip(_KEPT_WIDE[index], (kept.nbytes, kept.digest), strict=True):
-            _WORD.pack_into(raw, at, wide)
-        for at, value in zip(_KEPT[index], values, strict=True):
-            _HALF.pack_into(raw, at, value)
-        _WORD.pack_into(raw, _KEPT_STEP[index], kept.step)
+        records.write_kept(self.blocks[key].raw, index, kept)
 
     def log_step(self, record: StepRecord) -> None:
-        at = record.step % STEP_RING * STEP.itemsize
-        _WORD.pack_into(self.ring, at, 0)
-        _STEP.pack_into(self.ring, at + 8, record.digest, record.nonfinite, record.proposal)
-        _WORD.pack_into(self.ring, at, record.step)
+        records.write_step(self.ring, record)
 
     def finished(self, after: int) -> tuple[StepRecord, ...]:
         known = self.steps[self.steps["step"] > after]
@@ -272,8 +184,24 @@ class DomainMemory:
             n = state.block.elements
             both[versions[1]][:n] = both[versions[0]][:n]
             head["differ"] = 0
+        records.hold(state.raw, versions[1], owner, True)
         state.record["owner_written" if owner else "residual_written"] = step
         return read, write
+
+    def drain(self, key: int, step: int, version: int, owner: bool) -> F32:
+        """The settled residual, float32[elements], for a contribution of ``step`` that takes it up.
+
+        The other version becomes zeros; what codecs keep behind the residual goes along.
+        """
+        state = self.blocks[key]
+        head, both = self._states(state, "owner_at" if owner else "residual_at")
+        n = state.block.elements
+        both[1 - version][:n] = 0.0
+        both[1 - version][n:] = both[version][n:]
+        head["differ"] = 1
+        records.hold(state.raw, 1 - version, owner, False)
+        state.record["owner_written" if owner else "residual_written"] = step
+        return both[version][:n]
 
     def state(self, key: int, version: int, owner: bool, use: StateUse) -> F32:
         """State version 0 or 1 of a block for a codec, float32[use.floats]. Raises MemoryShort.
@@ -337,21 +265,24 @@ class DomainMemory:
         Raises MemoryShort.
         """
         raw = self.blocks[key].raw
-        _WORD.pack_into(raw, _KEPT_STEP[index], 0)
-        (word,) = _WORD.unpack_from(raw, _KEPT_AT[index])
-        if not word or self._room(word) < size:
-            chunk, offset = self.heap.allocate(KEPT_HEAD + size)
-            _WORD.pack_into(self.heap.view((chunk, offset), KEPT_HEAD), 0, size)
+        WORD.pack_into(raw, KEPT_STEP[index], 0)
+        (word,) = WORD.unpack_from(raw, KEPT_AT[index])
+        room = self._room(word) if word else 0
+        if room < size:
+            # What was there is lost: where levels grow step by step, few steps may ask for more.
+            room = max(size, 2 * room)
+            chunk, offset = self.heap.allocate(KEPT_HEAD + room)
+            WORD.pack_into(self.heap.view((chunk, offset), KEPT_HEAD), 0, room)
             # One word, as with states.
-            _WORD.pack_into(raw, _KEPT_AT[index], _word(chunk, offset))
+            WORD.pack_into(raw, KEPT_AT[index], _word(chunk, offset))
         return self.kept(key, index, size)
 
     def _room(self, word: int) -> int:
-        return int(_WORD.unpack_from(self.heap.view(_place(word), KEPT_HEAD))[0])
+        return int(WORD.unpack_from(self.heap.view(_place(word), KEPT_HEAD))[0])
 
     def kept(self, key: int, index: int, size: int) -> memoryview:
         """The ``size`` bytes of retained payload ``index`` of a block, as `make_kept` placed them."""
-        chunk, offset = _place(_WORD.unpack_from(self.blocks[key].raw, _KEPT_AT[index])[0])
+        chunk, offset = _place(WORD.unpack_from(self.blocks[key].raw, KEPT_AT[index])[0])
         return self.heap.view((chunk, offset + KEPT_HEAD), size)
 
     @property

@@ -1,11 +1,12 @@
 """What the workers of this node put into a block's input slots, as one sum in rank order.
 
-What may live here: these sums. What may not: encoding them (`encoding.py`, `exchanges.py`), where the slots are
-(`blocks.py`).
+What may live here: these sums, also with what earlier codecs held back. What may not: encoding them (`encoding.py`,
+`exchanges.py`), where the slots are (`blocks.py`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,15 @@ from gcserver.runtime.blocks import F32, BlockState
 from gcserver.runtime.buffers import Pool, as_bytes
 
 
-def dense_contribution(pool: Pool, state: BlockState) -> tuple[memoryview, bool]:
+def dense_contribution(pool: Pool, state: BlockState, held: Sequence[F32] = ()) -> tuple[memoryview, bool]:
     """The sum in the block's own type, and whether it did not fit; of a single rank its input in the arena, which is
-    not copied."""
+    not copied. ``held``: residuals to be added."""
+    if held:
+        total = with_held(pool, state, held)
+        if state.block.dtype is DType.F32:
+            return memoryview(total).cast("B"), False  # type: ignore[arg-type]
+        out = pool.take(state.block.nbytes)
+        return out, store(state, out, total, 1.0)
     if len(state.inputs) == 1:
         return state.inputs[0], False
     out = pool.take(state.block.nbytes)
@@ -47,6 +54,16 @@ def _typed_sum(state: BlockState) -> NDArray[Any]:
     for more in state.inputs[1:]:
         reduce.load_add(acc, as_bytes(more), dtype)
     return acc
+
+
+def with_held(pool: Pool, state: BlockState, held: Sequence[F32]) -> F32:
+    """The local ranks' sum and residuals as float32[elements]; those are kept without the loss scale inputs carry."""
+    total = np.frombuffer(pool.take(4 * state.block.elements), np.float32)
+    np.copyto(total, node_sum(pool, state))
+    scale = np.float32(state.loss_scale())
+    for residual in held:
+        total += residual * scale
+    return total
 
 
 def node_sum(pool: Pool, state: BlockState) -> F32:

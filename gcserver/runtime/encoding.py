@@ -13,11 +13,12 @@ from gcproto.wire import Flag
 from gcserver.codecs import parse
 from gcserver.core.effects import Encode
 from gcserver.core.events import Encoded
+from gcserver.runtime.blocks import F32, DomainMemory
 from gcserver.runtime.buffers import Workspace, as_bytes
-from gcserver.runtime.contributions import dense_contribution, node_sum
+from gcserver.runtime.contributions import dense_contribution, node_sum, with_held
 from gcserver.runtime.exchanges import Exchanges
 from gcserver.runtime.results import retain
-from gcserver.runtime.states import NONE_ID, codec_seed, state_use, unscales
+from gcserver.runtime.states import NONE_ID, codec_seed, levels_of, state_use, unscales
 
 
 class Encoder:
@@ -34,22 +35,25 @@ class Encoder:
         memory = self.domains[e.domain]
         state = memory.blocks[e.key]
         retained = None
+        held = drained(memory, e) if e.flush else []
         if e.codec.id == NONE_ID:
-            payload, nonfinite = dense_contribution(self.pool, state)
+            payload, nonfinite = dense_contribution(self.pool, state, held)
             if e.retain is not None:
                 kept = memory.make_kept(e.key, e.retain, len(payload))
                 kept[:] = payload
                 payload = retained = kept
         else:
             codec = parse(e.codec.spec)
-            x = node_sum(self.pool, state)
-            bound = codec.max_bytes(state.block.elements, len(state.bounds) - 1)
+            x = with_held(self.pool, state, held) if held else node_sum(self.pool, state)
+            levels = levels_of(e)
+            bound = codec.needed(state.bounds, levels)
             out = memory.make_kept(e.key, e.retain, bound) if e.retain is not None else self.pool.take(bound)
             before = after = None
             if (use := state_use(codec, state)) is not None:
                 before, after = memory.begin_states(e.key, e.step, (e.read, e.write), False, use)
             scale = state.loss_scale() if unscales(codec) else 1.0
-            result = codec.encode(x, before, after, as_bytes(out), state.bounds, 1.0 / scale, codec_seed(e.seed))
+            seed = codec_seed(e.seed)
+            result = codec.encode(x, before, after, as_bytes(out), state.bounds, 1.0 / scale, seed, levels)
             # A loss scaler must see that fp16 was not wide enough, or it never backs off.
             clipped = result.saturated > 0 and state.loss_scale() != 1.0
             nonfinite = result.nonfinite > 0 or clipped
@@ -64,3 +68,9 @@ class Encoder:
             flags = e.flags | Flag.ALL | (Flag.NONFINITE if nonfinite else 0)
             retain(memory, e, e.codec, e.retain, len(payload), digest, int(flags))
         return Encoded(e.domain, e.key, e.step, handle, len(payload), digest, nonfinite)
+
+
+def drained(memory: DomainMemory, e: Encode) -> list[F32]:
+    """The residuals that a dense contribution takes up; what the next step reads of them is zeros."""
+    wanted = ((1, e.read, False), (2, e.owner_read, True))
+    return [memory.drain(e.key, e.step, version, owner) for bit, version, owner in wanted if e.flush & bit]

@@ -17,6 +17,7 @@ from gcproto import wire
 from gcproto.dtypes import DType
 from gcproto.wire import Flag, Header
 from gcserver.codecs import Codec, CodecError, parse, reduce
+from gcserver.codecs.base import U32
 from gcserver.codecs.base import Encoded as Result
 from gcserver.codecs.tworounds import TwoRounds
 from gcserver.core.effects import Accumulate, Decode, Encode, Finalise
@@ -26,7 +27,7 @@ from gcserver.runtime.blocks import F32, BlockState, DomainMemory
 from gcserver.runtime.buffers import Accumulator, Workspace, as_bytes
 from gcserver.runtime.contributions import node_sum, store
 from gcserver.runtime.results import fill_nan, keep
-from gcserver.runtime.states import codec_seed, matrix_use
+from gcserver.runtime.states import codec_seed, levels_of, matrix_use
 
 
 @dataclass(slots=True)
@@ -36,6 +37,7 @@ class Between:
     codec: TwoRounds
     state_out: F32 | None
     work: F32
+    levels: U32 | None
 
 
 class Exchanges:
@@ -54,13 +56,14 @@ class Exchanges:
         before = after = None
         if (use := matrix_use(codec, state)) is not None:
             before, after = memory.begin_states(e.key, e.step, (e.read, e.write), False, use)
-        work = np.frombuffer(self.pool.take(4 * codec.work_floats(state.shapes)), np.float32)
-        self.between[e.domain, e.key, e.step] = Between(codec, after, work)
-        out = self.pool.take(4 * codec.payload_floats(0, state.shapes))
+        levels = levels_of(e)
+        work = np.frombuffer(self.pool.take(4 * codec.work_floats(state.shapes, levels)), np.float32)
+        self.between[e.domain, e.key, e.step] = Between(codec, after, work, levels)
+        out = self.pool.take(4 * codec.payload_floats(0, state.shapes, levels))
         x = node_sum(self.pool, state)
         scale = 1.0 / state.loss_scale()
         seed = codec_seed(e.seed)
-        result = codec.begin(x, before, after, work, as_bytes(out), state.bounds, state.shapes, scale, seed)
+        result = codec.begin(x, before, after, work, as_bytes(out), state.bounds, state.shapes, scale, seed, levels)
         self.wire_bytes.setdefault(e.domain, {})[e.key] = 0
         return self._half(e, state, out, result)
 
@@ -68,11 +71,14 @@ class Exchanges:
         """The second, from the sum of all first ones."""
         state = self.domains[e.domain].blocks[e.key]
         between = self.between[e.domain, e.key, e.step]
-        codec = between.codec
-        out = self.pool.take(4 * codec.payload_floats(1, state.shapes))
+        codec, levels = between.codec, between.levels
         aggregate = self._floats_of(e.aggregate)
-        result = codec.middle(aggregate, between.state_out, between.work, as_bytes(out), state.bounds, state.shapes)
-        return self._half(e, state, out, result)
+        if aggregate.size != codec.payload_floats(0, state.shapes, levels):
+            # Not the sum of payloads such as ours: the owner hears of it as of a number that is not finite.
+            return self._half(e, state, memoryview(b""), Result(0, 1))
+        out = self.pool.take(4 * codec.payload_floats(1, state.shapes, levels))
+        where = between.state_out, between.work, as_bytes(out), state.bounds, state.shapes, levels
+        return self._half(e, state, out, codec.middle(aggregate, *where))
 
     def _half(self, e: Encode, state: BlockState, out: memoryview, result: Result) -> Encoded:
         nonfinite = result.nonfinite > 0
@@ -88,10 +94,14 @@ class Exchanges:
         return np.frombuffer(b"" if handle is None else self.handles.table[handle], np.float32)
 
     def add(self, acc: Accumulator, state: BlockState, e: Accumulate, codec: TwoRounds) -> bool:
-        """Either payload of two exchanges. Its length could not be checked when it came before its block was known."""
+        """Either payload of two exchanges. How long it must be depends on levels that are not known before this node
+        has decided: all are as long as the first, and `finalise` sees whether that was right."""
         payload = memoryview(b"") if e.handle is None else self.handles.table[e.handle]
-        n = codec.payload_floats(e.stage, state.shapes)
-        if len(payload) != 4 * n:
+        n = len(payload) // 4 if acc.base is None else acc.base.size
+        between = self.between.get((e.domain, e.key, e.step))
+        if between is not None:
+            n = codec.payload_floats(e.stage, state.shapes, between.levels)
+        if len(payload) != 4 * n or (acc.base is not None and acc.base.size != n):
             acc.poisoned = True
             return False
         if acc.base is None:
@@ -106,6 +116,9 @@ class Exchanges:
     def finalise(self, memory: DomainMemory, state: BlockState, e: Finalise, acc: Accumulator) -> Finalised:
         """The plain sum of one of two exchanges; of the second also the result."""
         bad = e.nonfinite or acc.poisoned or acc.base is None
+        if not bad and e.codec is not None and acc.base is not None:
+            codec = two_rounds(parse(e.codec.spec))
+            bad = acc.base.size != codec.payload_floats(e.stage, state.shapes, levels_of(e))
         if not bad:
             assert acc.base is not None
             nbytes = acc.base.nbytes
@@ -126,29 +139,33 @@ class Exchanges:
         narrow = state.block.dtype is not DType.F32
         out = np.empty(state.block.elements, np.float32) if narrow else state.floats(state.output)
         per = divisor / state.loss_scale()
-        bad = b.codec.finish(aggregate, b.state_out, b.work, out, state.bounds, state.shapes, per) > 0
+        where = b.state_out, b.work, out, state.bounds, state.shapes
+        bad = b.codec.finish(aggregate, *where, per, b.levels) > 0
         return store(state, state.output, out, 1.0) or bad if narrow else bad
 
     def decode(self, state: BlockState, e: Decode) -> bool:
         """The second sum, as its owner sent it, into the output slot; whether it is not finite or of another length."""
         aggregate = self._floats_of(e.handle)
-        codec = self.between[e.domain, e.key, e.step].codec
-        if aggregate.size != codec.payload_floats(1, state.shapes):
+        between = self.between[e.domain, e.key, e.step]
+        if aggregate.size != between.codec.payload_floats(1, state.shapes, between.levels):
             return True
         return self._finish(state, e, aggregate, e.divisor)
 
     def check(self, h: Header, codec: TwoRounds, nbytes: int) -> None:
-        """A payload of two exchanges: exactly as long as its block's must be, where that is known."""
+        """A payload of two exchanges: of some length that its block's can have, where that is known.
+
+        The plan's levels fix it; what is as long as other levels would have it makes the round void (`add`).
+        """
         if h.dtype not in COMPRESSIBLE:
             raise CodecError("dtype", [d.name for d in COMPRESSIBLE], h.dtype)
         memory = self.domains.get((h.job, h.domain))
         state = memory.blocks.get(h.key) if memory is not None else None
+        low, high = 0, 4 * h.elements
         if state is not None:
-            wanted = 4 * codec.payload_floats(1 if h.flags & Flag.SECOND else 0, state.shapes)
-            if nbytes != wanted:
-                raise CodecError("payload.nbytes", wanted, nbytes)
-        elif nbytes % 4 or nbytes > 4 * h.elements:
-            raise CodecError("payload.nbytes", f"a multiple of 4, at most {4 * h.elements}", nbytes)
+            stage = 1 if h.flags & Flag.SECOND else 0
+            low, high = (4 * n for n in codec.payload_range(stage, state.shapes))
+        if nbytes % 4 or not low <= nbytes <= high:
+            raise CodecError("payload.nbytes", f"a multiple of 4 within {low}..{high}", nbytes)
 
     def close(self, domain: DomainKey) -> None:
         for key in [k for k in self.between if k[0] == domain]:

@@ -133,6 +133,7 @@ _TYPES: dict[str, Any] = {
         events.DomainClosed,
         events.PlanKnown,
         events.ProposalKnown,
+        events.Tuned,
         events.Settled,
         OpenSection,
         AddPeer,

@@ -7,6 +7,7 @@ What may live here: reading a job. What may not: which rule a block follows (`gc
 from __future__ import annotations
 
 from gcproto.manifest import Section
+from gcproto.records import replace
 from gcserver.admin.source import DomainPlan, PlanGroup, PlanRule, PlanStatus
 from gcserver.core import events as ev
 from gcserver.core.control_domain import ControlDomain
@@ -47,7 +48,8 @@ def _groups(section: Section, found: Chosen) -> list[PlanGroup]:
     blocks, choices = found
     together: dict[Choice, list[int]] = {}
     for i, choice in enumerate(choices):
-        together.setdefault(choice, []).append(i)
+        # Levels are of single segments: blocks that use the same would hardly ever be alike in them.
+        together.setdefault(replace(choice, levels=(), grades=()), []).append(i)
     held = holders(section, blocks)
     out = []
     for choice, members in together.items():

@@ -8,6 +8,10 @@ from __future__ import annotations
 from functools import lru_cache
 
 from gcserver.core.events import CodecChoice
+from gcserver.core.plan import CASTS
+
+#: ids of the codecs that send every element: none and the casts
+DENSE = CASTS | {0}
 
 
 @lru_cache(maxsize=512)
@@ -31,4 +35,9 @@ def resolve(spec: str) -> CodecChoice:
         codec.rounds,
         whole=codec.layout == "matrix",
         owner_feedback=codec.rounds == 1 and codec.at_owner().state_floats(2) > 0,
+        drains=codec.id in DENSE,
+        levels=codec.levels,
+        own=codec.own_level,
+        exact=codec.exact,
+        tunable=codec.tunable and codec.rounds == 1,
     )

@@ -6,9 +6,13 @@ memory itself (`blocks.py`), running a codec.
 
 from __future__ import annotations
 
+import numpy as np
+
 from gcproto import wire
 from gcserver.codecs import Codec
+from gcserver.codecs.base import U32
 from gcserver.codecs.tworounds import TwoRounds
+from gcserver.core.effects import Encode, Finalise
 from gcserver.runtime.blocks import BlockState, StateUse
 
 NONE_ID = 0  #: the codec that sends gradients as they are
@@ -17,6 +21,11 @@ NONE_ID = 0  #: the codec that sends gradients as they are
 def codec_seed(seed: int) -> int:
     """A round's seed as codecs take it, below 2**62: kernels know signed 64-bit numbers only."""
     return seed & (1 << 62) - 1
+
+
+def levels_of(e: Encode | Finalise) -> U32 | None:
+    """The levels of the block's segments as codecs take them, uint32[m]; None: the codec's own everywhere."""
+    return np.array(e.levels, np.uint32) if e.levels else None
 
 
 def unscales(codec: Codec) -> bool:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NoReturn
 
 from gcproto import messages
+from gcproto.records import replace
 from gcserver.core import control_events as ce
 from gcserver.core import effects as fx
 from gcserver.core.events import CodecChoice, DomainKey
@@ -17,7 +18,7 @@ from gcserver.core.link import Link
 from gcserver.core.plan import SMALL_BYTES
 from tests.simulation.lane_process import LaneProcess
 from tests.simulation.memory import BlockStore, Ledger
-from tests.simulation.oracle import DomainOracle
+from tests.simulation.oracle import OWNER, DomainOracle, Levels
 from tests.simulation.processes import CONTROL, Process
 
 if TYPE_CHECKING:
@@ -37,6 +38,15 @@ KINDS = STEP_KINDS | {
 }
 
 
+def mean(codec: CodecChoice, levels: tuple[int, ...], bounds: tuple[int, ...]) -> int:
+    """What a frame says of segments at these levels."""
+    if not codec.tunable:
+        return codec.level
+    if not levels:
+        return codec.own
+    return sum(level * (b - a) for level, a, b in zip(levels, bounds, bounds[1:], strict=False)) // bounds[-1]
+
+
 class Violation(AssertionError):
     """A guarantee that did not hold. ``guarantee`` is G1..G8, "credit" or "handles"."""
 
@@ -53,6 +63,9 @@ class DomainRecord:
     #: (step, key) -> codec and scheme
     codecs: dict[tuple[int, int], CodecChoice] = field(default_factory=dict)
     schemes: dict[tuple[int, int], str] = field(default_factory=dict)
+    #: (step, key) -> by member what it encoded at: levels of segments, what its frame says
+    levels: dict[tuple[int, int], Levels] = field(default_factory=dict)
+    grades: dict[tuple[int, int], dict[int, int]] = field(default_factory=dict)
     plans: dict[int, tuple[int, str]] = field(default_factory=dict)
     settled: dict[int, tuple[bool, int, str]] = field(default_factory=dict)
     #: how far each node has settled
@@ -98,7 +111,7 @@ class Checks:
         if decision is None or decision.step != e.step or decision.spec != e.codec.spec:
             self.fail("G4", f"{p.name} encodes step {e.step} of {e.key} without logging it: {decision}")
         known = d.codecs.setdefault((e.step, e.key), e.codec)
-        if known != e.codec:
+        if known != (replace(e.codec, level=known.level) if known.tunable else e.codec):
             self.fail("G8", f"{p.name} encodes step {e.step} of {e.key} with {e.codec.spec}, others with {known.spec}")
         if e.stage == 0:
             # Only what goes to everyone is retained by whoever sends it.
@@ -108,8 +121,22 @@ class Checks:
         plan, who = d.plans.setdefault(e.step, (decision.plan, p.name))
         if plan != decision.plan:
             self.fail("G8", f"step {e.step} runs plan {decision.plan} on {p.name} and {plan} on {who}")
-        if e.codec.feedback and e.read == e.write:
+        if (e.codec.feedback or e.flush) and e.read == e.write:
             self.fail("G4", f"{p.name} reads and writes the same residual version")
+        me = self.world.member_index(e.domain, p.node.name)
+        grade = decision.level or mean(e.codec, e.levels, store.block.bounds)
+        if e.codec.level != grade:
+            self.fail("G8", f"{p.name} says level {e.codec.level} of step {e.step} of {e.key}, which is {grade}")
+        self._encoded(d, e, me, f"{p.name} encodes")
+
+    def _encoded(self, d: DomainRecord, e: fx.Encode | fx.Finalise, who: int, does: str) -> None:
+        """G4: what is made again is made at the same levels, in either exchange."""
+        at = e.step, e.key
+        assert e.codec is not None
+        if (known := d.levels.setdefault(at, {}).setdefault(who, e.levels)) != e.levels:
+            self.fail("G4", f"{does} step {e.step} of {e.key} at {e.levels}, before at {known}")
+        if (said := d.grades.setdefault(at, {}).setdefault(who, e.codec.level)) != e.codec.level:
+            self.fail("G4", f"{does} step {e.step} of {e.key} and says {e.codec.level}, before {said}")
 
     def on_accumulate(self, p: LaneProcess, e: fx.Accumulate) -> None:
         at = (p.incarnation, e.domain, e.key, e.step, e.stage)
@@ -120,8 +147,9 @@ class Checks:
         store = p.store(e.domain, e.key)
         if e.step <= store.out_step:
             self.fail("G1", f"{p.name} adds to step {e.step} of {e.key}, which is complete")
-        codec = self.domain(e.domain).codecs.get((e.step, e.key))
-        if codec is None or (codec.id, codec.level) != (e.codec, e.level):
+        d = self.domain(e.domain)
+        codec = d.codecs.get((e.step, e.key))
+        if codec is None or (codec.id, d.grades[e.step, e.key][e.member]) != (e.codec, e.level):
             self.fail("G8", f"{p.name} decodes step {e.step} of {e.key} with codec {e.codec}, decided was {codec}")
 
     def on_finalise(self, p: LaneProcess, e: fx.Finalise) -> None:
@@ -134,6 +162,16 @@ class Checks:
             self.fail("G2", f"{p.name} divides step {e.step} of {e.key} by {e.divisor}, expected {divisor}")
         if e.codec is not None and e.codec.feedback and e.read == e.write:
             self.fail("G4", f"{p.name} reads and writes the same owner residual version")
+        if e.codec is None:
+            return
+        self._encoded(d, e, OWNER, f"{p.name} finalises")
+        grades = [g for who, g in d.grades[e.step, e.key].items() if who != OWNER]
+        bounds = p.store(e.domain, e.key).block.bounds
+        if e.codec.level != max(grades):
+            self.fail("G8", f"{p.name} says level {e.codec.level} of the sum of {e.key}, contributors {grades}")
+        alike = [d.levels[e.step, e.key][i] for i in range(members) if d.grades[e.step, e.key][i] == max(grades)]
+        if e.levels not in alike and mean(e.codec, e.levels, bounds) != max(grades):
+            self.fail("G8", f"{p.name} finalises step {e.step} of {e.key} at {e.levels}, contributors at {alike}")
 
     def on_commit(self, p: LaneProcess, e: fx.CommitOutput, store: BlockStore) -> None:
         if e.step <= store.out_step:
@@ -152,7 +190,7 @@ class Checks:
         d = self.domain(key)
         codec = d.codecs[step, block]
         first = d.oracle.void(step) and block == self.world.first_key(key, step)
-        expected = d.oracle.output(block, step, codec, d.schemes[step, block], first)
+        expected = d.oracle.output(block, step, codec, d.schemes[step, block], d.levels[step, block], first)
         if store.output != expected:
             self.fail("G3", f"{who}: output of {block} step {step} is {store.output}, expected {expected}")
 

@@ -20,15 +20,18 @@ from gcproto.messages import Rule
 from gcproto.wire import Flag, FrameType, Header, Phase
 from gcserver.core import control_events as ce
 from gcserver.core import effects as fx
+from gcserver.core import events as ev
 from gcserver.core.control import wish_number
 from tests.simulation.lane_process import LaneProcess
-from tests.simulation.memory import CODECS, TORN
+from tests.simulation.memory import CODECS, LEVELS, TORN
 from tests.simulation.processes import CONTROL, ControlProcess, Process
 from tests.simulation.shape import sometimes_twice
 
 if TYPE_CHECKING:
     from tests.simulation.world import Node, World
 
+#: of every plan whose rules have levels
+NOTCHES = 3
 #: faults strike between the first pushes and about the end of an undisturbed run, seconds
 FIRST, LAST = 0.07, 0.4
 
@@ -145,10 +148,33 @@ def ask(w: World, p: ControlProcess, request: int, label: str, rule: Rule) -> No
         rules = (msgspec.structs.replace(rule, scheme=r.choice(["", "owner", "all", "all"])),)
         if r.random() < 0.3:
             rules = (Rule("*", r.choice(["none", "coarse"]), r.choice(["", "all"])), Rule("d*.t0", rule.spec))
+        rules = with_levels(rules, Random(request * 16 + 13))
         replaces = r.random() < 0.4
     w.everyone |= any(x.scheme == "all" for x in rules)
     w.checks.wishes[wish_number(p.incarnation, request)] = rules, replaces
     p.deliver(ce.SetPlan(request, label, rules, replaces))
+
+
+def with_levels(rules: tuple[Rule, ...], r: Random) -> tuple[Rule, ...]:
+    """In half of all wishes some rules with levels, at as many notches as all other plans have them."""
+    if r.random() < 0.5:
+        return rules
+    low, high = LEVELS
+    return tuple(
+        msgspec.structs.replace(rule, levels=tuple(r.randint(low, high) for _ in range(NOTCHES)))
+        if CODECS[rule.spec].levels[1] and r.random() < 0.8
+        else rule
+        for rule in rules
+    )
+
+
+def tune(w: World, r: Random) -> None:
+    """A controller has some lanes encode at another notch or level from their next decision on."""
+    r = Random(hash((w.seed, w.now)))
+    for p in node(w, r).lanes.values():
+        for domain in list(p.machine.domains) if p.alive and r.random() < 0.9 else ():
+            level = r.choice([0, 0, r.randint(*LEVELS)])
+            p.from_control(ev.Tuned(domain, r.choice([-1, 0, 1, NOTCHES - 1, NOTCHES]), level))
 
 
 def old_epoch(w: World, r: Random) -> None:
@@ -237,12 +263,17 @@ FATAL: tuple[Callable[[World, Random], None], ...] = (
 )
 
 
-KINDS = {k.__name__: k for k in SURVIVABLE}
+#: ``tune`` is no fault, and drawn apart
+KINDS = {k.__name__: k for k in (*SURVIVABLE, tune)}
 
 
 def strike(w: World, only: tuple[str, ...] = ()) -> None:
     """Put a seed's faults into the world's queue; ``only``: of these kinds, and many."""
     r = Random(w.seed * 2 + 999)
+    tuned = Random(w.seed * 16 + 7)
+    if not only and tuned.random() < 0.5:
+        for _ in range(tuned.choice([1, 3, 8])):
+            w.at(tuned.uniform(FIRST, LAST), act, w, tune, tuned)
     if only:
         kinds = [KINDS[k] for k in only]
         faults = r.choices(kinds, k=r.choice([4, 8, 12]))

@@ -258,7 +258,7 @@ class LaneProcess(Process):
         store = self.store(e.domain, e.key)
         self.world.checks.on_flip(self, e, store)
         old = store.owner_residual if e.owner else store.residual
-        new = ev.Versions(e.version, e.step, old.written)
+        new = replace(old, current=e.version, settled=e.step)
         if e.owner:
             store.owner_residual = new
         else:

@@ -13,7 +13,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from gcproto.manifest import Block, Section
-from gcproto.records import replace
 from gcproto.wire import Flag
 from gcserver.core.control_events import DomainLedger, JobMemory, LogSettled
 from gcserver.core.effects import Encode, Finalise
@@ -30,13 +29,21 @@ TORN: Vector = (10**9,) * WIDTH
 NAN: Payload = ((), 0)
 RING = 1024
 
+#: of the simulated codecs: multiples of a level are sent
+LEVELS = (1, 64)
+
+
+def _feedback(spec: str, level: int) -> CodecChoice:
+    return CodecChoice(spec, 2, level, True, True, levels=LEVELS, own=level, exact=1, tunable=True)
+
+
 CODECS = {
-    "none": CodecChoice("none", 1, 0, False, False),
-    "feedback": CodecChoice("feedback", 2, 4, True, True),
-    "coarse": CodecChoice("coarse", 2, 16, True, True),
-    "twice": CodecChoice("twice", 3, 8, True, True, rounds=2),
-    "all-none": CodecChoice("all-none", 1, 0, False, False),
-    "all-feedback": CodecChoice("all-feedback", 2, 4, True, True),
+    "none": CodecChoice("none", 1, 0, False, False, drains=True),
+    "feedback": _feedback("feedback", 4),
+    "coarse": _feedback("coarse", 16),
+    "twice": CodecChoice("twice", 3, 8, True, True, rounds=2, levels=LEVELS, own=8, exact=1),
+    "all-none": CodecChoice("all-none", 1, 0, False, False, drains=True),
+    "all-feedback": _feedback("all-feedback", 4),
 }
 
 
@@ -56,9 +63,13 @@ def add(a: Vector, b: Vector) -> Vector:
     return tuple(x + y for x, y in zip(a, b, strict=True))
 
 
-def coarsen(x: Vector, level: int) -> tuple[Vector, Vector]:
-    """(what is sent, what stays behind) of the feedback codec: multiples of ``level`` and their remainders."""
-    sent = tuple(v - v % level for v in x)
+def coarsen(x: Vector, codec: CodecChoice, levels: tuple[int, ...]) -> tuple[Vector, Vector]:
+    """(what is sent, what stays behind) of the feedback codec: multiples of a level and their remainders.
+
+    ``levels``: of the block's segments, among which the elements are shared out; empty: the codec's own.
+    """
+    steps = levels or (codec.own,)
+    sent = tuple(v - v % steps[i * len(steps) // WIDTH] for i, v in enumerate(x))
     return sent, tuple(a - b for a, b in zip(x, sent, strict=True))
 
 
@@ -133,14 +144,24 @@ class BlockStore:
                 total = add(total, x)
             if e.codec.feedback:
                 whole = add(total, self.residuals[e.read])
-                total, rest = coarsen(whole, e.codec.level)
+                total, rest = coarsen(whole, e.codec, e.levels)
                 # Between two exchanges the state is where a codec keeps what it works on.
                 self.residuals[e.write] = rest if e.codec.rounds == 1 else whole
+            if e.flush & 1:
+                total = add(total, self.residuals[e.read])
+            if e.flush & 2:
+                total = add(total, self.owner_residuals[e.owner_read])
             payload = (total, 1)
         elif e.codec.feedback:
             self.residuals[e.write] = TORN
         if e.codec.feedback:
-            self.residual = replace(self.residual, written=e.step)
+            self.residual = self.residual.writing(e.step)
+        if e.flush & 1:
+            self.residuals[e.write] = ZERO
+            self.residual = self.residual.writing(e.step, zeros=True)
+        if e.flush & 2:
+            self.owner_residuals[1 - e.owner_read] = ZERO
+            self.owner_residual = self.owner_residual.writing(e.step, zeros=True)
         if e.retain is not None:
             flags = int(e.flags | Flag.ALL | (Flag.NONFINITE if payload is None else 0))
             self._keep(e.retain, e.step, e.codec, flags, e.proposal, payload)
@@ -161,14 +182,14 @@ class BlockStore:
             if e.codec.feedback:
                 self.owner_residuals[e.write] = TORN
         elif e.codec.feedback:
-            sent, rest = coarsen(add(total, self.owner_residuals[e.read]), e.codec.level)
+            sent, rest = coarsen(add(total, self.owner_residuals[e.read]), e.codec, e.levels)
             self.owner_residuals[e.write] = rest
             payload = (sent, 1)
             self.output = (sent, e.divisor)
         else:
             payload = self.output = (total, e.divisor)
         if e.codec.feedback and e.codec.rounds == 1:
-            self.owner_residual = replace(self.owner_residual, written=e.step)
+            self.owner_residual = self.owner_residual.writing(e.step)
         flags = e.flags | (Flag.NONFINITE if payload is None else 0) | (Flag.SUM_UNITS if e.codec.sum_units else 0)
         self._keep(e.retain, e.step, e.codec, int(flags), e.proposal, payload)
         return payload
@@ -183,8 +204,10 @@ class BlockStore:
     def tear(self, e: Encode | Finalise) -> None:
         """The process died in the middle of ``e``: whatever it was writing is garbage, nothing is committed."""
         if isinstance(e, Encode):
-            if e.codec.feedback:
+            if e.codec.feedback or e.flush & 1:
                 self.residuals[e.write] = TORN
+            if e.flush & 2:
+                self.owner_residuals[1 - e.owner_read] = TORN
             if e.retain is not None:
                 self.kept[e.retain] = None
             return

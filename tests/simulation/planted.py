@@ -15,7 +15,7 @@ import msgspec
 
 from gcproto.records import replace
 from gcproto.wire import Flag, Header, Phase
-from gcserver.core import completion, encoding, exchange, frames, job_plans, settling
+from gcserver.core import completion, encoding, exchange, frames, job_plans, settling, tuning
 from gcserver.core import effects as fx
 from gcserver.core.domain import Domain
 from gcserver.core.job import Job
@@ -276,15 +276,57 @@ def proposals_differ(original: Any) -> Any:
     return header
 
 
-@plant(encoding, "_choose", "set_codec")
+@plant(encoding, "choice_of", "set_codec")
 def scheme_not_followed(original: Any) -> Any:
     """One member sends everything through owners, whatever the plan says."""
 
-    def choose(d: Domain, p: Partition, version: int) -> Any:
-        codec, scheme = original(d, p, version)
-        return codec, scheme if d.config.me else "owner"
+    def choice_of(d: Domain, p: Partition, version: int) -> Any:
+        choice = original(d, p, version)
+        return choice if d.config.me else replace(choice, scheme="owner")
 
-    return choose
+    return choice_of
+
+
+@plant(encoding, "ready", "tune", "set_codec", "crash_lane")
+def tuned_anew(original: Any) -> Any:
+    """A retry encodes at the notch or level in force now, not at the one in the ledger."""
+
+    def ready(d: Domain, p: Partition, r: Any, now: float) -> None:
+        if p.logged is not None and p.logged.step == r.step and p.logged.plan in d.plans:
+            notch, level = tuning.decided(encoding.choice_of(d, p, p.logged.plan), d.tuned)
+            p.logged = replace(p.logged, notch=notch, level=level)
+        original(d, p, r, now)
+
+    return ready
+
+
+@plant(tuning, "owners", "tune", "set_codec")
+def owner_at_the_plans_levels(original: Any) -> Any:
+    """An owner encodes the sum at the plan's last notch, whatever its contributors sent at."""
+    return lambda choice, grade, segments: choice.levels[-1] if choice.levels else ()
+
+
+@plant(tuning, "own", "tune", "set_codec")
+def tuned_but_not_said(original: Any) -> Any:
+    """A tuned node's frames say the codec's level."""
+    return lambda choice, decision, segments: (original(choice, decision, segments)[0], choice.codec.level)
+
+
+@plant(Partition, "held", "set_codec")
+def taken_up_before_settled(original: Any) -> Any:
+    """A dense contribution takes up the residual of a step that is not settled."""
+    return property(lambda self: False)
+
+
+@plant(completion, "complete", "set_codec")
+def taken_up_twice(original: Any) -> Any:
+    """What a dense contribution has taken up is not marked as waiting for its settlement."""
+
+    def complete(d: Domain, p: Partition, r: Any, nonfinite: bool) -> None:
+        r.flush = 0
+        original(d, p, r, nonfinite)
+
+    return complete
 
 
 @plant(job_plans, "on_request", "set_codec")

@@ -93,7 +93,11 @@ def line_of(what: object, names: dict[int, str]) -> str:
         return _frame(what.header, names[what.peer], what.body)
     if isinstance(what, fx.Encode):
         versions = f", residual {what.read} -> {what.write}" if what.codec.feedback else ""
-        return f"encodes step {what.step} of {what.key} with {what.codec.spec}{versions}"
+        if what.flush:
+            taken = {1: "the residual", 2: "the owner's residual", 3: "both residuals"}[what.flush]
+            versions = f", takes up {taken}"
+        levels = f" at {list(what.levels)}" if what.levels else ""
+        return f"encodes step {what.step} of {what.key} with {what.codec.spec}{levels}{versions}"
     if isinstance(what, fx.Accumulate):
         return f"adds member {what.member} to step {what.step} of {what.key}"
     if isinstance(what, fx.Finalise):

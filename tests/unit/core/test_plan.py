@@ -12,7 +12,7 @@ from gcproto.dtypes import DType
 from gcproto.manifest import AddressSpace, Section, TensorSpec
 from gcproto.messages import Rule
 from gcserver.core.events import CodecChoice, Plan, PlanRule
-from gcserver.core.plan import PlanError, choose, compiled, cut_matrix, explain, unusable
+from gcserver.core.plan import PlanError, compiled, cut_matrix, explain, unusable
 
 DENSE = CodecChoice("none", 1, 0, False, False)
 CAST = CodecChoice("fp16", 2, 0, False, False)
@@ -23,8 +23,8 @@ MATRIX = CodecChoice("powersgd(rank=4)", 64, 4, True, True, whole=True)
 def pick(plan: Plan, name: str, elements: int = 100_000, dtype: DType = DType.F32, members: int = 2) -> tuple[str, str]:
     section = Section(0, (TensorSpec(name, (elements,), int(dtype)),))
     (block, *_) = AddressSpace(2, 1, 4 << 20).append(section)
-    codec, scheme = choose(plan, section, block, 64 << 10, members)
-    return codec.spec, scheme
+    choice = explain(plan, section, block, 64 << 10, members)
+    return choice.codec.spec, choice.scheme
 
 
 def test_the_last_match_wins() -> None:
@@ -60,7 +60,7 @@ def test_a_block_is_named_after_the_tensor_that_fills_most_of_it() -> None:
     section = Section(0, (TensorSpec("small", (1000,), 0), TensorSpec("large", (50_000,), 0)))
     (block,) = AddressSpace(1, 1, 4 << 20).append(section)
     plan = Plan(0, (PlanRule("large", TOPK),), DENSE)
-    assert choose(plan, section, block, 0, 2)[0] is TOPK
+    assert explain(plan, section, block, 0, 2).codec is TOPK
 
 
 def test_tiny_dense_blocks_go_to_everyone_at_once() -> None:
@@ -84,7 +84,7 @@ def test_what_takes_whole_matrices_goes_dense_where_they_may_be_cut(whole: bool)
     section = Section(0, (TensorSpec("w", (300, 300), 0),))
     (block, *_) = AddressSpace(2, 1, 4 << 20, whole).append(section)
     plan = Plan(0, (PlanRule("*", MATRIX),), DENSE)
-    assert choose(plan, section, block, 0, 2)[0] is (MATRIX if whole else DENSE)
+    assert explain(plan, section, block, 0, 2).codec is (MATRIX if whole else DENSE)
 
 
 def test_the_first_matrix_that_would_be_cut_is_named() -> None:
@@ -130,7 +130,6 @@ def why(rule: PlanRule, elements: int, dtype: DType = DType.F32, members: int = 
     (block, *_) = AddressSpace(2, 1, 4 << 20).append(section)
     plan = Plan(1, (rule,), DENSE)
     choice = explain(plan, section, block, 64 << 10, members)
-    assert (choice.codec, choice.scheme) == choose(plan, section, block, 64 << 10, members)
     assert choice.rule == rule
     return choice.codec.spec, choice.scheme, choice.reason
 
