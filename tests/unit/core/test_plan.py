@@ -190,3 +190,95 @@ def test_the_first_rule_that_cannot_be_run_is_named() -> None:
     good = Rule("*", "none")
     assert unusable((good, good), resolve) is None
     assert unusable((good, Rule("v", "zip"), Rule("w", "rar")), resolve) == (1, "rule 'v': unknown codec 'zip'")
+
+
+def graded(spec: str, id: int, own: int, exact: int = 1_000_000, tunable: bool = True, high: int = 0) -> CodecChoice:
+    """A codec whose segments may have levels of their own."""
+    choice = CodecChoice(spec, id, own, True, True, levels=(1, high or exact), own=own, exact=exact)
+    return choice if not tunable else msgspec.structs.replace(choice, tunable=True)
+
+
+ONE, TEN = graded("topk(ratio=0.01)", 16, 10_000), graded("topk(ratio=0.1)", 16, 100_000)
+OTHER, LOW_RANK = graded("dgc(ratio=0.1)", 18, 100_000), graded("powersgd(rank=4)", 64, 4, 65, False, 4)
+HIGH_RANK = graded("powersgd(rank=8)", 64, 8, 65, False, 8)
+LAYERS = Section(
+    0, tuple(TensorSpec(name, (n,), 0) for name, n in (("a", 6000), ("bias", 0), ("b", 3000), ("c", 1000)))
+)
+
+
+def levels(*rules: PlanRule) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
+    """(levels of a, b and c at each notch, what frames say); the block's codec is a's."""
+    (block,) = AddressSpace(1, 1, 4 << 20).append(LAYERS)
+    choice = explain(Plan(1, rules, DENSE), LAYERS, block, 0, 2)
+    return choice.levels, choice.grades
+
+
+def test_without_levels_all_segments_have_the_codecs_own() -> None:
+    assert levels(PlanRule("*", ONE)) == ((), ())
+    assert levels(PlanRule("*", DENSE), PlanRule("b", ONE, levels=(1, 2))) == ((), ()), "the block goes dense"
+    assert levels(PlanRule("*", ONE, levels=(10_000, 10_000))) == ((), ())
+
+
+def test_each_segment_follows_the_rule_of_its_own_tensor() -> None:
+    rules = (PlanRule("*", ONE, levels=(20_000, 10_000)), PlanRule("b", TEN))
+    assert levels(*rules) == (((20_000, 100_000, 20_000), (10_000, 100_000, 10_000)), (44_000, 37_000))
+    assert levels(PlanRule("*", ONE), PlanRule("c", TEN)) == (((10_000, 10_000, 100_000),), (19_000,))
+
+
+@pytest.mark.parametrize("rules", [(PlanRule("b", DENSE),), (PlanRule("b", OTHER, levels=(5, 4)),)])
+def test_what_a_plan_excludes_is_sent_as_it_is(rules: tuple[PlanRule, ...]) -> None:
+    assert levels(PlanRule("*", ONE), *rules) == (((10_000, 1_000_000, 10_000),), (307_000,))
+    assert levels(PlanRule("[ac]", ONE)) == (((10_000, 1_000_000, 10_000),), (307_000,)), "no rule at all"
+    bits = graded("onebit", 32, 0, 0)
+    assert levels(PlanRule("*", msgspec.structs.replace(bits, levels=(0, 0))), *rules) == ((), ())
+
+
+def test_a_segment_goes_no_further_than_the_blocks_codec() -> None:
+    whole = msgspec.structs.replace(LOW_RANK, level=4)
+    assert levels(PlanRule("*", whole), PlanRule("b", HIGH_RANK, levels=(8, 2)), PlanRule("c", DENSE)) == (
+        ((4, 4, 65), (4, 2, 65)),
+        (4, 4),
+    )
+
+
+def test_a_segment_is_found_wherever_its_block_begins() -> None:
+    section = Section(0, (TensorSpec("a", (100_000,), 0), TensorSpec("b", (200_000,), 0)))
+    blocks = AddressSpace(1, 1, 256 << 10).append(section)
+    plan = Plan(1, (PlanRule("*", ONE), PlanRule("a", TEN)), DENSE)
+    found = [explain(plan, section, b, 0, 2) for b in blocks]
+    assert [len(b.bounds) - 1 for b in blocks] == [1, 2, 1, 1, 1]
+    assert found[1].levels == ((100_000, 10_000),)
+    assert all(c.levels == () for c in (found[0], *found[2:]))
+
+
+def test_names_with_glob_characters_are_matched_as_they_are() -> None:
+    """A plan may name every tensor; such rules are looked up, and the last match still wins."""
+    section = Section(0, (TensorSpec("m.[0].w*", (50_000,), 0),))
+    (block,) = AddressSpace(1, 1, 4 << 20).append(section)
+    exact = PlanRule("m.[[]0].w[*]", TEN)
+
+    def spec(*rules: PlanRule) -> str:
+        return explain(Plan(1, rules, DENSE), section, block, 0, 2).codec.spec
+
+    assert spec(exact) == "topk(ratio=0.1)" == spec(PlanRule("*", ONE), exact)
+    assert spec(exact, PlanRule("m.*", ONE)) == "topk(ratio=0.01)"
+    assert spec(exact, PlanRule("n.*", ONE), PlanRule("m.[[]1].w[*]", ONE)) == "topk(ratio=0.1)"
+    assert spec(PlanRule("m.[0].w*", ONE)) == "none"
+
+
+def test_levels_of_rules_are_checked() -> None:
+    def find(spec: str) -> CodecChoice:
+        return {"none": DENSE, "topk": ONE, "powersgd": LOW_RANK}[spec]
+
+    assert compiled(Rule("w", "topk", levels=(20_000, 5)), find) == PlanRule("w", ONE, levels=(20_000, 5))
+    for rule, says in (
+        (Rule("w", "none", levels=(1,)), r"expected none for none, which has no levels; got \[1\]"),
+        (Rule("w", "powersgd", levels=(4, 5)), r"expected within 1..4 for powersgd\(rank=4\); got 5"),
+        (Rule("w", "topk", levels=(0,)), r"expected within 1..1000000 for topk\(ratio=0.01\); got 0"),
+    ):
+        with pytest.raises(PlanError, match=says):
+            compiled(rule, find)
+    three, two, none = Rule("v", "topk", levels=(3, 2, 1)), Rule("w", "powersgd", levels=(2, 1)), Rule("x", "topk")
+    assert unusable((none, three, none, three), find) is None
+    found = unusable((none, three, none, two), find)
+    assert found == (3, "rule 'w': levels: expected at 3 notches, as rule 'v' has them; got 2")

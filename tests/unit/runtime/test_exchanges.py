@@ -41,6 +41,7 @@ class Node:
         self.folder, self.me, self.what = folder / str(me), me, what
         self.folder.mkdir()
         self.codec = resolve(SPEC)
+        self.levels: tuple[int, ...] = ()
         self.restart()
 
     def restart(self) -> None:
@@ -57,7 +58,7 @@ class Node:
 
     def encode(self, step: int, version: int, stage: int = 0, aggregate: bytes = b"") -> tuple[ev.Encoded, bytes]:
         handle = self.executor.handles.add(memoryview(aggregate)) if aggregate else None
-        e = fx.Encode(ID, 0, step, self.codec, 7, version, 1 - version, None, 0, 0, stage, handle)
+        e = fx.Encode(ID, 0, step, self.codec, 7, version, 1 - version, None, 0, 0, stage, handle, self.levels)
         answer = self.executor.encode(e)
         payload = b"" if answer.handle is None else bytes(self.executor.handles.table[answer.handle])
         return answer, payload
@@ -68,7 +69,7 @@ class Node:
             add = fx.Accumulate(ID, 0, step, i, handle, self.codec.id, self.codec.level, i == 0, False, stage)
             self.executor.accumulate(add)
         flags = int(Flag.SECOND) if stage else 0
-        e = fx.Finalise(ID, 0, step, self.codec, 7, version, 1 - version, stage, 2, False, flags, 0, stage)
+        e = fx.Finalise(ID, 0, step, self.codec, 7, version, 1 - version, stage, 2, False, flags, 0, stage, self.levels)
         answer = self.executor.finalise(e)
         return answer, b"" if answer.handle is None else bytes(self.executor.handles.table[answer.handle])
 
@@ -133,6 +134,44 @@ def test_nodes_agree_and_nothing_is_lost(tmp_path: Path, lose: int) -> None:
     error = np.linalg.norm(delivered / steps - mean) / np.linalg.norm(mean)
     assert error < 0.25
     assert np.allclose(a.output()[1536:1576], mean[1536:1576]), "a vector is sent as it is"
+
+
+def test_segments_of_other_ranks_and_one_sent_whole(tmp_path: Path) -> None:
+    """Levels are those of both exchanges; what a plan excludes comes out as if it were not compressed."""
+    rng = np.random.default_rng(4)
+    a, b = Node(tmp_path, 0, section()), Node(tmp_path, 1, section())
+    x, y = rng.standard_normal((2, a.block.block.elements)).astype(np.float32)
+    lengths = []
+    for step, levels in enumerate([(), (1, 2, 2), (2, 65, 65), (1, 1, 65)], 1):
+        a.levels = b.levels = levels
+        a.push(x, step)
+        b.push(y, step)
+        lengths.append(len(a.encode(step, (step - 1) % 2)[1]) // 4)
+        run_round(a, b, step, (step - 1) % 2, lose=1)
+        assert np.array_equal(a.output(), b.output())
+        if levels[2:] == (65,):
+            last = slice(-64 * 16, None)
+            owed = x[last] + y[last]
+            if step == 3:
+                assert not np.allclose(a.output()[last], owed / 2), "with what was held back until now"
+            else:
+                assert np.allclose(a.output()[last], owed / 2, atol=1e-6)
+    assert lengths == [2 * 48 + 40 + 2 * 64, 48 + 40 + 2 * 64, 2 * 48 + 40 + 64 * 16, 48 + 40 + 64 * 16]
+
+
+def test_payloads_of_other_levels_make_the_round_void(tmp_path: Path) -> None:
+    a, b = Node(tmp_path, 0, section()), Node(tmp_path, 1, section())
+    for n in (a, b):
+        n.push(np.ones(n.block.block.elements, np.float32), 1)
+    a.levels, b.levels = (2, 2, 2), (1, 2, 2)
+    theirs = b.encode(1, 0)[1]
+    # The owner adds what came first before it has encoded itself: only in the end is it seen that both are wrong.
+    answer, _ = a.total(1, 0, [theirs, theirs], 0)
+    assert answer.nonfinite and np.isnan(a.output()).all()
+    mine = a.encode(1, 0)[1]
+    assert a.total(1, 0, [mine, theirs], 0)[0].nonfinite
+    # Nor does a member go on from a sum of another length.
+    assert b.encode(1, 0, 1, mine)[0].nonfinite
 
 
 def test_a_loss_scale_does_not_change_the_state(tmp_path: Path) -> None:

@@ -39,6 +39,30 @@ def test_who_keeps_state(spec: str, node: bool, owner: bool) -> None:
     assert (choice.feedback, choice.feedback and choice.owner_feedback) == (node, owner)
 
 
+@pytest.mark.parametrize(
+    ("spec", "levels", "own", "exact", "tunable", "drains"),
+    [
+        ("none", (0, 0), 0, 0, False, True),
+        ("bf16", (0, 0), 0, 0, False, True),
+        ("topk(ratio=0.01)", (1, 1_000_000), 10_000, 1_000_000, True, False),
+        ("redsync(ratio=0.5)", (1, 1_000_000), 500_000, 1_000_000, True, False),
+        ("randomk(ratio=0.01)", (1, 1_000_000), 10_000, 1_000_000, False, False),
+        ("qsgd(bits=3)", (2, 8), 3, 8, False, False),
+        ("qsgd(levels=15,bucket=64,kind=l2)+ef", (5, 8), 5, 8, False, False),
+        ("natural(bits=8)", (8, 9), 8, 9, False, False),
+        ("terngrad", (0, 0), 2, 0, False, False),
+        ("powersgd(rank=3)", (1, 3), 3, 65, False, False),
+        ("onebit", (0, 0), 0, 0, False, False),
+    ],
+)
+def test_what_levels_mean(
+    spec: str, levels: tuple[int, int], own: int, exact: int, tunable: bool, drains: bool
+) -> None:
+    choice = resolve(spec)
+    assert (choice.levels, choice.own, choice.exact) == (levels, own, exact)
+    assert (choice.tunable, choice.drains) == (tunable, drains)
+
+
 def test_no_owner_keeps_state_where_nodes_keep_none() -> None:
     """The core marks an owner's state as written only along with the nodes'."""
     for spec in default_specs(np.ones(8, np.float32)):
