@@ -105,7 +105,7 @@ def test_each_group_is_compressed_for_itself() -> None:
     for cuts, expected in (((), ["topk"]), ((2, 3), ["none", "none", "topk"]), ((1,), ["none", "topk"])):
         section = Section(0, tensors, cuts)
         blocks = AddressSpace(1, 1, 4 << 20).append(section)
-        assert [choose(plan, section, b, 64 << 10, 2)[0].spec.split("(")[0] for b in blocks] == expected
+        assert [explain(plan, section, b, 64 << 10, 2).codec.spec.split("(")[0] for b in blocks] == expected
 
 
 def test_a_matrix_in_a_group_too_small_to_compress_is_cut_by_nobody() -> None:
