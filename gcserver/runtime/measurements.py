@@ -60,7 +60,7 @@ class Readiness:
         """
         if self._medians is None:
             ranks = [[_median(times) for times in zip(*(s.ready for s in found), strict=True)] for found in self._all()]
-            known = [max((r[i] for r in ranks if r[i] is not None), default=None) for i in range(self._tensors)]  # type: ignore[type-var]
+            known = [max((t for t in times if t is not None), default=None) for times in zip(*ranks, strict=True)]
             last = max(t for t in known if t is not None)
             self._medians = [(last if t is None else t) / 1e6 for t in known]
         return self._medians
