@@ -174,7 +174,7 @@ def play(args: argparse.Namespace) -> int:
     began = time.monotonic()
     shaped = netns.shaping() is not None
     print(common.describe(common.machine()))
-    subprocess.run([str(TOOLS / "gcserver"), "warmup"], check=True, start_new_session=True)
+    daemons.warmup()
     with tempfile.TemporaryDirectory(prefix="gcdemo-") as folder, netns.open_lab(2, args.rate) as lab:
         if shaped:
             print(f"two hosts in network namespaces ({lab.means}), links shaped to {args.rate} both ways")

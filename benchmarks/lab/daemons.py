@@ -159,6 +159,12 @@ class Daemons:
             self.all.append(Daemon(name, host, *paths, admin, self.folder / f"{name}.log", argv))
 
 
+def warmup() -> None:
+    """Compiles the kernels, or nothing if they are cached: daemons that had to would not be ready for a minute."""
+    argv = [str(Path(sys.executable).with_name("gcserver")), "warmup"]
+    subprocess.run(argv, check=True, start_new_session=True, stdout=2)  # what it says is progress
+
+
 def free_ports(count: int) -> int:
     """The first of ``count`` successive ports of 127.0.0.1 that nothing listens on right now.
 

@@ -1,6 +1,7 @@
-"""One worker process for each host of a lab, and what the first of them reports.
+"""Processes on the hosts of a lab, one a host: started with torchrun's variables, followed by their logs or lines.
 
-What may live here: starting workers as torchrun would, reading rank 0's lines, ending them. What may not: what they do.
+What may live here: starting them, reading the JSON lines they log while they run, saying a word to them, why they
+failed. What may not: what they compute, and what the lines mean.
 """
 
 from __future__ import annotations
@@ -8,10 +9,149 @@ from __future__ import annotations
 import contextlib
 import json
 import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from benchmarks.lab import daemons, netns, processes
+
+
+class WorkerError(RuntimeError):
+    """A worker ended with an error or took too long; ``str()`` holds the end of what all of them printed."""
+
+
+def environment(host: netns.Host, hosts: Sequence[netns.Host], port: int) -> dict[str, str]:
+    """The variables torchrun would set for the only rank on ``host``; the first host's ``port`` is the rendezvous."""
+    return {
+        "RANK": str(host.index),
+        "WORLD_SIZE": str(len(hosts)),
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
+        "MASTER_ADDR": hosts[0].address,
+        "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+class Workers:
+    """``python ARGV --log FILE`` on every host, a context manager that ends them whatever happens.
+
+    name: for errors. argv: what Python is given. cluster: the daemons that the workers use, None where they need none.
+    folder: for logs. ``lines`` holds what each rank has logged so far, a list of JSON values a rank.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        argv: Sequence[str],
+        hosts: Sequence[netns.Host],
+        cluster: daemons.Daemons | None,
+        folder: Path,
+        job: str,
+    ) -> None:
+        self.name, self.argv, self.job = name, tuple(argv), job
+        self.hosts, self.cluster, self.folder = tuple(hosts), cluster, folder
+        self.workers: list[subprocess.Popen[Any]] = []
+        self.lines: list[list[dict[str, Any]]] = [[] for _ in self.hosts]
+        self._read: list[int] = [0 for _ in self.hosts]
+
+    def __enter__(self) -> Any:
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends workers that still run."""
+        with processes.uninterrupted():
+            processes.end(self.workers, grace=3.0)
+            for worker in self.workers:
+                if worker.stdin is not None:
+                    worker.stdin.close()
+
+    def update(self) -> bool:
+        """Reads what the logs have gained; whether a line that all ranks have is new."""
+        before = min(map(len, self.lines))
+        for rank in range(len(self.hosts)):
+            path = self._log(rank)
+            if path.exists():
+                with path.open("rb") as file:
+                    file.seek(self._read[rank])
+                    new = file.read()
+                whole = new[: new.rfind(b"\n") + 1]
+                self._read[rank] += len(whole)
+                self.lines[rank] += [json.loads(line) for line in whole.splitlines()]
+        return min(map(len, self.lines)) > before
+
+    def wait(
+        self,
+        timeout: float,
+        on_lines: Callable[[], None] | None = None,
+        until: Callable[[], bool] | None = None,
+    ) -> None:
+        """Until all have ended, or ``until`` holds; ``on_lines`` is called at most ten times a second as lines arrive.
+
+        Raises WorkerError when one fails or it takes longer than ``timeout`` seconds.
+        """
+        deadline = time.monotonic() + timeout
+        while any(w.poll() is None for w in self.workers):
+            if any(w.poll() for w in self.workers) or time.monotonic() > deadline:
+                break
+            if self.update() and on_lines is not None:
+                on_lines()
+            if until is not None and until():
+                return
+            time.sleep(0.1)
+        late = time.monotonic() > deadline
+        codes = daemons.workers_stopped(self.workers, 5.0)
+        self.update()
+        if any(codes):
+            self._fail(f"took longer than {timeout:g} s" if late else f"workers ended with {codes}")
+        if until is not None and not until():
+            self._fail("workers ended before they had done what was asked")
+
+    def say(self, word: str) -> None:
+        """One line to the standard input of every worker. Raises WorkerError if one does not read any more."""
+        for worker in self.workers:
+            assert worker.stdin is not None
+            try:
+                worker.stdin.write(f"{word}\n".encode())
+                worker.stdin.flush()
+            except BrokenPipeError:
+                self._fail(f"a worker ended before it was told {word!r}")
+
+    def _start(self) -> None:
+        port = daemons.free_ports(1)
+        for host in self.hosts:
+            env = self.cluster[host.index].environment(self.job) if self.cluster is not None else host.environment()
+            env |= environment(host, self.hosts, port)
+            env["TORCHINDUCTOR_CACHE_DIR"] = str(self.folder / "inductor")  # or torch leaves one in /tmp
+            argv = [sys.executable, *self.argv, "--log", str(self._log(host.index))]
+            with self._output(host.index).open("wb") as output:
+                self.workers.append(host.start(argv, env=env, stdin=subprocess.PIPE, stdout=output, stderr=output))
+
+    def _log(self, rank: int) -> Path:
+        return self.folder / f"{self.job}.{rank}.jsonl"
+
+    def _output(self, rank: int) -> Path:
+        return self.folder / f"{self.job}.{rank}.txt"
+
+    def _fail(self, what: str) -> None:
+        said = []
+        for rank in range(len(self.hosts)):
+            tail = self._output(rank).read_text(errors="replace").strip().splitlines()[-12:]
+            said += [f"rank {rank}: {line}" for line in tail]
+        for daemon in self.cluster or ():
+            said += [f"{daemon.name}: {line}" for line in daemon.log_tail(8).splitlines()]
+        raise WorkerError(f"{self.name}: {what}\n" + "\n".join(said))
 
 
 def results(
@@ -25,23 +165,18 @@ def results(
     ``cluster``: the daemons that ``job`` goes through, one a host; None without any. Raises RuntimeError with their
     logs if a worker fails.
     """
+    port = daemons.free_ports(1)
     with contextlib.ExitStack() as stack:
-        workers: list[subprocess.Popen[Any]] = []
-        stack.callback(lambda: processes.end(workers, grace=3.0))
+        started: list[subprocess.Popen[Any]] = []
+        stack.callback(lambda: processes.end(started, grace=3.0))
         for host in hosts:
             env = cluster[host.index].environment(job) if cluster is not None else host.environment()
-            env |= {
-                "RANK": str(host.index),
-                "WORLD_SIZE": str(len(hosts)),
-                "LOCAL_RANK": "0",
-                "LOCAL_WORLD_SIZE": "1",
-                "OMP_NUM_THREADS": "1",
-            }
-            workers.append(host.start(argv(host), env=env, stdout=subprocess.PIPE if host.index == 0 else None))
-        assert workers[0].stdout is not None
-        for line in workers[0].stdout:
+            env |= environment(host, hosts, port)
+            started.append(host.start(argv(host), env=env, stdout=subprocess.PIPE if host.index == 0 else None))
+        assert started[0].stdout is not None
+        for line in started[0].stdout:
             yield json.loads(line)
-        codes = daemons.workers_stopped(workers, 20.0)
+        codes = daemons.workers_stopped(started, 20.0)
         if any(codes):
             logs = "\n".join(d.log_tail(10) for d in cluster) if cluster is not None else ""
             raise RuntimeError(f"workers ended with {codes}\n{logs}")

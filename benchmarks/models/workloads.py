@@ -1,0 +1,125 @@
+"""What ``benchmarks.training`` trains, by name: a network, its batches, and the optimizer it learns with.
+
+What may live here: these choices and their sizes. What may not: the networks themselves, anything distributed.
+
+Sizes are such that a step of ``gpt`` or ``cnn`` computes for 0.2 to 0.3 s with one thread: less, and nothing could be
+hidden behind it; more, and the slowest cells of the benchmark would take hours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import torch
+from torch import nn
+
+from benchmarks.models import resnet, textures
+from examples import gpt, text
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+HELD_OUT: Final = 16  # batches for the loss at the end
+
+
+class Stepper(Protocol):
+    """An optimizer that clears the gradients when it has used them."""
+
+    def step(self) -> None: ...
+
+
+class Batches(Protocol):
+    """Inputs and targets, decided by a generator."""
+
+    def train(self, generator: torch.Generator) -> Batch: ...
+
+    def held_out(self, generator: torch.Generator) -> Batch: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """``model(seed)`` has the same weights for the same seed. ``optimizer(model, momentum)``: see the classes below."""
+
+    name: str
+    title: str
+    model: Callable[[int], nn.Module]
+    batches: Callable[[], Batches]
+    optimizer: Callable[[nn.Module, bool], Stepper]
+
+
+class TextBatches:
+    """Characters of the standard library's sources; the held-out ones come from its end."""
+
+    def __init__(self, sequences: int, length: int) -> None:
+        self.data, self.sequences, self.length = text.load(), sequences, length
+
+    def train(self, generator: torch.Generator) -> Batch:
+        inputs, targets = text.batch(self.data.train, self.sequences, self.length, generator)
+        return inputs, targets
+
+    def held_out(self, generator: torch.Generator) -> Batch:
+        inputs, targets = text.batch(self.data.val, 4 * self.sequences, self.length, generator)
+        return inputs, targets
+
+
+class TextureBatches:
+    """Pictures that nobody has seen before, also in training."""
+
+    def __init__(self, pictures: int) -> None:
+        self.data, self.pictures = textures.Textures(), pictures
+
+    def train(self, generator: torch.Generator) -> Batch:
+        return self.data.batch(self.pictures, generator)
+
+    held_out = train
+
+
+def text_optimizer(model: nn.Module, momentum: bool) -> gpt.Optimizer:
+    """The demo's. It has no momentum; one of the codec's, 0.9, makes every step ten times as long, which Adafactor
+    divides out again and the plain SGD of the embedding does not."""
+    return gpt.Optimizer(model, embedding_rate=0.3 if momentum else 0.03)
+
+
+class MomentumSGD:
+    """SGD, momentum 0.9, ten steps of warm-up. ``momentum`` False: the codec brings its own (DGC), so none here."""
+
+    def __init__(self, model: nn.Module, momentum: bool, rate: float = 0.01, warmup: int = 10) -> None:
+        self.sgd = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9 if momentum else 0.0)
+        self.rate, self.warmup, self.steps = rate, warmup, 0
+
+    def step(self) -> None:
+        self.steps += 1
+        self.sgd.param_groups[0]["lr"] = self.rate * min(1.0, self.steps / self.warmup)
+        self.sgd.step()
+        self.sgd.zero_grad()
+
+
+GPT: Final = gpt.Shape(layers=7, width=570, heads=6, context=64)
+TINY: Final = gpt.Shape(layers=2, width=64, heads=2, context=32)
+
+WORKLOADS: Final = {
+    w.name: w
+    for w in (
+        Workload(
+            "gpt",
+            "GPT, 27.3 M parameters",
+            lambda seed: gpt.GPT(GPT, seed),
+            lambda: TextBatches(1, GPT.context),
+            text_optimizer,
+        ),
+        Workload(
+            "cnn",
+            "ResNet-50, 25.6 M parameters",
+            lambda seed: resnet.ResNet(seed=seed),
+            lambda: TextureBatches(16),
+            MomentumSGD,
+        ),
+        Workload(
+            "tiny",
+            "GPT, 0.1 M parameters",
+            lambda seed: gpt.GPT(TINY, seed),
+            lambda: TextBatches(2, TINY.context),
+            text_optimizer,
+        ),
+    )
+}

@@ -1,0 +1,241 @@
+"""Training steps by every system, in turn on the same links: the benchmark the project is accepted by.
+
+``python -m benchmarks.training [--mode speed|loss] [--models gpt,cnn] [--nodes 2,4] [--rates 100mbit,1gbit,10gbit]
+[--systems LIST] [--buckets torch,layers,merged] [--json FILE] [--resume] [--plot FILE.png]``
+
+``--mode speed`` times steps on shaped links, from the end of one to the end of the next on the slowest rank: at least
+ten of each system, or as many as begin within ``--seconds``. The first steps, which connect and rebuild buckets, run
+before the links get their rate, but for ``auto``, whose planner must see the links as they are. ``--mode loss`` trains
+300 steps on links that are not shaped, with three seeds, for the loss at the end and that of held-out batches.
+
+Everything measured is written to ``--json`` at once, so that an interrupted run keeps what it has and ``--resume`` goes
+on behind it; ``--report`` measures nothing more. The report is markdown on stdout, with the rules of acceptance as met
+or missed; progress goes to stderr. No accelerator is used.
+
+What may live here: which cells and systems run in which order, and options. What may not: a single run
+(``training_run``), systems (``training_systems``), what figures mean (``training_report``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks import common, training_report, training_run, training_systems
+from benchmarks.lab import daemons, netns, processes, workers
+from benchmarks.training_systems import System
+from benchmarks.training_worker import Task
+
+MODELS = ("gpt", "cnn", "tiny")  # a test compares with the workloads
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where systems take turns. ``network``: a rate, or one of ``training_systems.UNSHAPED``."""
+
+    model: str
+    nodes: int
+    network: str
+
+    @property
+    def rate(self) -> str | None:
+        return None if self.network in training_systems.UNSHAPED else self.network
+
+    def lab(self) -> netns.Lab | netns.Loopback:
+        return netns.Loopback(self.nodes) if self.network == "loopback" else netns.Lab(self.nodes, self.rate)
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One run, one row."""
+
+    place: Place
+    system: System
+    task: Task
+    mode: str
+
+    def row(self) -> common.Row:
+        """What tells this row from all others."""
+        place, system = self.place, self.system
+        return {
+            "system": "gradcomm" if system.daemons else "compute" if system.comm == "compute" else "gloo",
+            "mode": self.mode,
+            "model": place.model,
+            "nodes": place.nodes,
+            "network": place.network,
+            "method": system.method,
+            "comm": system.comm,
+            "codec": system.codec,
+            "buckets": system.buckets,
+            "seed": self.task.seed,
+        }
+
+
+KEY = ("mode", "model", "nodes", "network", "method", "seed")
+
+
+class Results:
+    """The rows of a file, written anew with every new one."""
+
+    def __init__(self, path: Path | None, resume: bool, command: str) -> None:
+        self.path, self.command = path, command
+        self.rows: list[common.Row] = []
+        if resume and path is not None and path.exists():
+            self.rows = json.loads(path.read_text())["rows"]
+
+    def has(self, item: Item) -> bool:
+        """Whether it was measured; what failed is tried again."""
+        wanted = _key(item.row())
+        return any(_key(row) == wanted and "error" not in row for row in self.rows)
+
+    def add(self, row: common.Row) -> None:
+        self.rows = [r for r in self.rows if _key(r) != _key(row)] + [row]
+        common.write_json(self.path, self.rows, command=self.command)
+
+
+def _key(row: Mapping[str, object]) -> tuple[object, ...]:
+    return tuple(row[name] for name in KEY)
+
+
+def items(args: argparse.Namespace) -> Iterator[Item]:
+    """Every run that was asked for, those of one place together."""
+    systems = training_systems.read_list(args.systems)
+    speed = args.mode == "speed"
+    if speed:
+        systems = training_systems.with_buckets(systems, args.buckets.split(","))
+    networks = args.rates.split(",") if speed else [args.network]
+    for model, nodes, network in itertools.product(args.models.split(","), args.nodes, networks):
+        place = Place(model, nodes, network)
+        for seed, system in itertools.product(range(1 if speed else args.seeds), systems):
+            yield Item(place, system, _task(args, place, system, seed), args.mode)
+
+
+def _task(args: argparse.Namespace, place: Place, system: System, seed: int) -> Task:
+    speed = args.mode == "speed"
+    auto = system.comm == training_systems.AUTO
+    # DDP rebuilds its buckets after the first step, PowerSGD's first two are dense
+    unshaped = 3 if speed and not auto and place.rate is not None else 0
+    settle = (args.auto_warmup if auto else 1 if unshaped else 4) if speed else 0
+    return Task(
+        model=place.model,
+        comm=system.comm,
+        codec=system.codec,
+        buckets=system.buckets,
+        momentum=not system.own_momentum,
+        seed=seed,
+        unshaped=unshaped,
+        settle=settle,
+        steps=args.steps,
+        seconds=args.seconds if speed else 0.0,
+        held_out=not speed,
+    )
+
+
+def measure(wanted: Sequence[Item], results: Results, settings: Mapping[str, str]) -> None:
+    """Runs what the results do not have yet; a system that fails is a row that says so, and the next one runs."""
+    for place, group in itertools.groupby(wanted, key=lambda item: item.place):
+        todo = [item for item in group if not results.has(item)]
+        if not todo:
+            continue
+        with (
+            tempfile.TemporaryDirectory(prefix="gctraining-") as folder,
+            place.lab() as lab,
+            training_run.Stage(lab, place.rate, settings, Path(folder)) as stage,
+        ):
+            for item in todo:
+                results.add(_measure(stage, item))
+
+
+def _measure(stage: training_run.Stage, item: Item) -> common.Row:
+    place, task, name = item.place, item.task, item.system.method
+    where = f"{place.model}, {place.nodes} nodes, {place.network}: {name}"
+    total = task.unshaped + task.settle + task.steps
+
+    def show(done: int) -> None:
+        if sys.stderr.isatty():
+            print(f"\r{where}, step {done} of {total}   ", end="", file=sys.stderr, flush=True)
+
+    try:
+        lines = stage.run(item.system, task, show)
+    except (workers.WorkerError, daemons.DaemonError) as error:
+        print(f"\r{where}: {error}", file=sys.stderr, flush=True)
+        return item.row() | {"error": str(error).splitlines()[0]}
+    row = training_run.speed_row(lines, task) if item.mode == "speed" else training_run.loss_row(lines, task)
+    said = (
+        f"{common.show_seconds(row['median_s'])} a step, {row['runs']} steps"
+        if item.mode == "speed"
+        else f"seed {task.seed}, loss {row['loss']:.3f}, held out {row['loss_held_out']:.3f}"
+    )
+    print(f"\r{where}: {said}          ", file=sys.stderr, flush=True)
+    return item.row() | row
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mode", choices=("speed", "loss"), default="speed")
+    parser.add_argument("--models", default="gpt,cnn", help="of gpt, cnn and tiny (default gpt,cnn)")
+    parser.add_argument("--nodes", help="numbers of nodes (default 2,4; for losses 2)")
+    parser.add_argument("--rates", default="100mbit,1gbit,10gbit", help="of the links; also unshaped and loopback")
+    parser.add_argument("--network", choices=training_systems.UNSHAPED, help="for losses (default: namespaces if any)")
+    parser.add_argument(
+        "--systems", default=",".join(training_systems.DEFAULT), help=f"default {','.join(training_systems.DEFAULT)}"
+    )
+    parser.add_argument("--buckets", default="layers,merged", help="of gradcomm's systems (default layers,merged)")
+    parser.add_argument("--steps", type=int, help="timed at most (default 20), or trained for a loss (default 300)")
+    parser.add_argument("--seconds", type=float, default=180.0, help="timed steps begin within this (default 180)")
+    parser.add_argument("--auto-warmup", type=int, default=40, help="steps in which auto may settle (default 40)")
+    parser.add_argument("--seeds", type=int, default=3, help="for losses (default 3)")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a key of the daemons")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="results, rewritten after every run")
+    parser.add_argument("--resume", action="store_true", help="keep what --json has already and measure the rest")
+    parser.add_argument("--report", action="store_true", help="report what --json has, measure nothing")
+    parser.add_argument("--plot", type=Path, metavar="FILE.png")
+    args = parser.parse_args(argv)
+    speed = args.mode == "speed"
+    args.steps = args.steps or (20 if speed else 300)
+    args.network = args.network or ("unshaped" if netns.shaping() else "loopback")
+    try:
+        args.nodes = [int(n) for n in (args.nodes or ("2,4" if speed else "2")).split(",")]
+        for item in items(args):
+            if item.place.model not in MODELS:
+                raise ValueError(f"--models: expected some of {', '.join(MODELS)}, got {item.place.model!r}")
+            if item.place.rate is not None:
+                netns.bits_per_second(item.place.rate)
+    except ValueError as error:
+        parser.error(str(error))
+    if (args.resume or args.report) and args.json is None:
+        parser.error("--resume and --report need --json FILE")
+    return args
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = parse(argv)
+    command = " ".join(["python -m benchmarks.training", *(sys.argv[1:] if argv is None else argv)])
+    results = Results(args.json, args.resume or args.report, command)
+    wanted = [] if args.report else list(items(args))
+    if netns.shaping() is None and any(item.place.network != "loopback" for item in wanted):
+        print(f"only --rates loopback can be measured here: {netns.probe().reason}", file=sys.stderr)
+        return 1
+    print(common.describe(common.machine()))
+    try:
+        with processes.exits_on_signals():
+            if any(item.system.daemons and not results.has(item) for item in wanted):
+                daemons.warmup()
+            measure(wanted, results, dict(pair.split("=", 1) for pair in args.set))
+    except KeyboardInterrupt:
+        print("\ninterrupted; everything that was started has been ended", file=sys.stderr)
+        return 130
+    print(f"\n{training_report.report(results.rows)}")
+    if args.plot is not None:
+        training_report.plot(results.rows, args.plot)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,137 @@
+"""One system of ``benchmarks.training`` on the hosts of a lab: its ranks, its daemons, and what its log says.
+
+What may live here: from a task to a row of the results. What may not: which cells and systems there are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks import common
+from benchmarks.lab import daemons, netns, workers
+from benchmarks.training_systems import System
+from benchmarks.training_worker import Task
+
+#: Losses of so many steps are averaged for the loss at the end.
+LAST = 20
+STARTS_WITHIN = 120.0
+#: what an untimed step may take at most, s: 110 MB dense at 100 Mbit/s between four nodes take 15
+SLOWEST_STEP = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """The steps of one run as all ranks logged them: the line of every rank, by step."""
+
+    steps: tuple[tuple[Mapping[str, Any], ...], ...]
+    held_out: float | None
+
+    @classmethod
+    def of(cls, logs: Sequence[Sequence[Mapping[str, Any]]]) -> Lines:
+        steps = zip(*([line for line in log if "step" in line] for log in logs), strict=False)
+        held = [line["held_out"] for log in logs for line in log if "held_out" in line]
+        return cls(tuple(steps), held[0] if held else None)
+
+    def seconds(self, skip: int) -> list[float]:
+        """From the end of a step to the end of the next, each that of the slowest rank, but for the first ``skip``."""
+        ends = [max(line["end"] for line in step) for step in self.steps]
+        return [b - a for a, b in itertools.pairwise(ends)][max(0, skip - 1) :]
+
+    def sent(self, skip: int) -> float:
+        """Bytes a host sends a step, all headers included: median over steps, mean over hosts."""
+        totals = [statistics.fmean(line["sent"] for line in step) for step in self.steps]
+        return statistics.median([b - a for a, b in itertools.pairwise(totals)][max(0, skip - 1) :])
+
+    def losses(self) -> list[float]:
+        """Of each step, mean of all ranks."""
+        return [statistics.fmean(line["loss"] for line in step) for step in self.steps]
+
+
+class Stage:
+    """A lab and, as systems need them, daemons in it; a context manager.
+
+    ``base`` are settings of the daemons. Daemons stay for the next system unless that needs other settings.
+    """
+
+    def __init__(
+        self, lab: netns.Lab | netns.Loopback, rate: str | None, base: Mapping[str, str], folder: Path
+    ) -> None:
+        self.lab, self.rate, self.base, self.folder = lab, rate, dict(base), folder
+        self._stack = contextlib.ExitStack()
+        self._cluster: daemons.Daemons | None = None
+
+    def __enter__(self) -> Stage:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stack.close()
+
+    def run(self, system: System, task: Task, on_step: Callable[[int], None]) -> Lines:
+        """All of a task's steps; ``on_step`` gets how many are done.
+
+        Raises WorkerError if a rank fails, DaemonError if a daemon does.
+        """
+        job = daemons.job_name("training")
+        argv = ["-m", "benchmarks.training_worker", "--task", task.text()]
+        if self.lab.means is not None:
+            self.lab.set_rate(None if task.unshaped else self.rate)
+        untimed = (task.unshaped + task.settle) * SLOWEST_STEP
+        timeout = STARTS_WITHIN + untimed + (task.seconds or task.steps * SLOWEST_STEP) + 2 * SLOWEST_STEP
+        with workers.Workers(system.method, argv, self.lab.hosts, self._daemons(system), self.folder, job) as ranks:
+
+            def tell() -> None:
+                on_step(min(sum("step" in line for line in log) for log in ranks.lines))
+
+            def asked() -> bool:
+                return all(any("asks" in line for line in log) for log in ranks.lines)
+
+            if task.unshaped:
+                ranks.wait(timeout, tell, asked)
+                if self.lab.means is not None:
+                    self.lab.set_rate(self.rate)
+                ranks.say("go")
+            ranks.wait(timeout, tell)
+            return Lines.of(ranks.lines)
+
+    def _daemons(self, system: System) -> daemons.Daemons | None:
+        """Those for ``system``, started if they do not run yet or run with other settings."""
+        if not system.daemons:
+            return None
+        settings = {**self.base, **system.settings}
+        if self._cluster is None or self._cluster.settings != settings:
+            self._stack.close()
+            self._cluster = None
+            self._cluster = self._stack.enter_context(daemons.Daemons(self.lab.hosts, settings))
+        return self._cluster
+
+
+def speed_row(lines: Lines, task: Task) -> common.Row:
+    """Step times: median, tenth and ninetieth percentile, s; bytes a host sends a step."""
+    untimed = task.unshaped + task.settle
+    times = lines.seconds(untimed)
+    low, *_, high = statistics.quantiles(times, n=10, method="inclusive") if len(times) > 1 else (times[0], times[0])
+    return {
+        "median_s": statistics.median(times),
+        "p10_s": low,
+        "p90_s": high,
+        "runs": len(times),
+        "step_bytes": lines.sent(untimed),
+    }
+
+
+def loss_row(lines: Lines, task: Task) -> common.Row:
+    """The mean of the last training losses, and the loss of batches nobody trained on."""
+    losses = lines.losses()
+    return {
+        "seed": task.seed,
+        "steps": len(losses),
+        "loss": statistics.fmean(losses[-LAST:]),
+        "loss_held_out": lines.held_out,
+        "step_bytes": lines.sent(1),
+    }
