@@ -125,10 +125,14 @@ def _near_best(auto: float, static: Sequence[common.Row], trained: Mapping[str, 
     theirs = _ratio(trained, _name(best))
     detail = f"{auto / best['median_s']:.2f} of {best['method']}"
     detail += f"; loss x {own:.3f}" if own is not None else "; its loss was not measured"
-    detail += f", that of {best['method']} x {theirs:.3f}" if theirs is not None else f", nor that of {best['method']}"
-    if auto > NEAR_BEST * best["median_s"] or (own is not None and own > NEAR_LOSS):
+    detail += (
+        f", that of {best['method']} x {theirs:.3f}" if theirs is not None else f", that of {best['method']} was not"
+    )
+    sure = [r for r in static if _ratio(trained, _name(r)) is not None]
+    if (own is not None and own > NEAR_LOSS) or (sure and auto > NEAR_BEST * sure[0]["median_s"]):
         return Verdict(rule, False, detail)
-    return Verdict(rule, True if own is not None and theirs is not None else None, detail)
+    known = own is not None and theirs is not None
+    return Verdict(rule, True if known and auto <= NEAR_BEST * best["median_s"] else None, detail)
 
 
 def _faster_than_ddp(auto: float, timed: Mapping[str, common.Row]) -> Verdict:

@@ -1,0 +1,37 @@
+"""One cell of the training benchmark with a tiny model: real ranks, real daemons, on plain loopback."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import training
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+
+def run(path: Path, *argv: str) -> dict[str, dict[str, float]]:
+    assert training.main(["--models", "tiny", "--nodes", "2", *argv, "--json", str(path)]) == 0
+    rows = json.loads(path.read_text())["rows"]
+    assert not [row["error"] for row in rows if "error" in row]
+    return {row["method"]: row for row in rows}
+
+
+def test_a_cell_is_timed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    systems = "compute,ddp-powersgd,topk(ratio=0.01)@layers,none@2"
+    rows = run(tmp_path / "speed.json", "--rates", "loopback", "--systems", systems, "--steps", "4")
+    assert list(rows) == systems.split(",")
+    assert all(row["runs"] == 4 and 0 < row["p10_s"] <= row["median_s"] <= row["p90_s"] for row in rows.values())
+    # a model of 0.1 M parameters; loopback counts all sides' bytes, so a host's share is the mean
+    assert rows["none@2"]["step_bytes"] > 300_000 > 10 * rows["topk(ratio=0.01)@layers"]["step_bytes"]
+    assert "the best static system" in capsys.readouterr().out
+
+
+def test_losses_of_exact_averages_agree(tmp_path: Path) -> None:
+    argv = ("--mode", "loss", "--network", "loopback", "--systems", "ddp,none", "--steps", "30", "--seeds", "1")
+    rows = run(tmp_path / "loss.json", *argv)
+    for key in ("loss", "loss_held_out"):
+        assert rows["none"][key] == pytest.approx(rows["ddp"][key], rel=1e-3)
+    assert 1.0 < rows["ddp"]["loss"] < 4.5

@@ -1,0 +1,256 @@
+"""The training benchmark's systems, figures, rules of acceptance, report and resume, from results that are made up."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import training, training_report, training_run, training_systems
+from benchmarks.lab import workers
+from benchmarks.training_report import Cell
+from benchmarks.training_systems import System
+from benchmarks.training_worker import Task
+
+CELL = Cell("gpt", 2, "1gbit")
+
+
+def speed(method: str, seconds: float, **more: Any) -> dict[str, Any]:
+    system = training_systems.read(method)
+    row = {"mode": "speed", "model": "gpt", "nodes": 2, "network": "1gbit", "method": system.method, "seed": 0}
+    row |= {"comm": system.comm, "codec": system.codec, "buckets": system.buckets, "system": "x"}
+    return row | {"median_s": seconds, "p10_s": seconds, "p90_s": seconds, "runs": 10, "step_bytes": 1e6} | more
+
+
+def loss(method: str, seed: int, value: float, **more: Any) -> dict[str, Any]:
+    row = speed(method, 1.0) | {"mode": "loss", "network": "unshaped", "seed": seed, "steps": 300}
+    return row | {"loss": value, "loss_held_out": 2 * value} | more
+
+
+def cell(auto: float | None = 0.30, **changes: float) -> dict[str, dict[str, Any]]:
+    seconds = {"compute": 0.25, "ddp": 1.1, "ddp-fp16": 0.6, "ddp-powersgd": 0.5, "none": 1.2, "fp16": 0.7}
+    seconds |= {"topk(ratio=0.01)": 0.31, "topk(ratio=0.01)@merged": 0.29, "topk(ratio=0.001)": 0.26}
+    seconds |= changes | ({"auto": auto} if auto is not None else {})
+    return {method: speed(method, s) for method, s in seconds.items()}
+
+
+TRAINED = [loss("ddp", seed, 2.0 + seed) for seed in range(3)]
+TRAINED += [loss("topk(ratio=0.01)", seed, (2.0 + seed) * 1.01) for seed in range(3)]
+TRAINED += [loss("topk(ratio=0.001)", seed, (2.0 + seed) * 1.3) for seed in range(3)]
+TRAINED += [loss("none", seed, 2.0 + seed) for seed in range(3)]
+AUTO = [loss("auto", seed, (2.0 + seed) * 1.015) for seed in range(3)]
+
+
+def met(rows: dict[str, dict[str, Any]], trained: list[dict[str, Any]]) -> list[bool | None]:
+    known = training_report.losses(trained, "gpt", 2)
+    return [v.met for v in training_report.judge(CELL, rows, known)]
+
+
+# ------------------------------------------------------------------------------------------------ systems
+@pytest.mark.parametrize(
+    ("text", "system"),
+    [
+        ("compute", System("compute")),
+        ("ddp-powersgd", System("ddp-powersgd")),
+        ("auto@2", System("auto", "", "2")),
+        ("qsgd(bits=4,bucket=512)@layers", System("gradcomm", "qsgd(bits=4,bucket=512)", "layers")),
+    ],
+)
+def test_systems_are_read_and_print_as_written(text: str, system: System) -> None:
+    assert training_systems.read(text) == system
+    assert system.method == text
+
+
+@pytest.mark.parametrize("text", ["ddpp", "ddp@layers", "none@0", "none@most", "topk", "topk(ratio=7)"])
+def test_a_wrong_system_is_refused_with_what_is_accepted(text: str) -> None:
+    with pytest.raises(ValueError, match=r"expected|only gradcomm"):
+        training_systems.read(text)
+
+
+def test_a_list_splits_outside_parentheses_and_repeats_for_each_kind_of_buckets() -> None:
+    systems = training_systems.read_list("ddp,qsgd(bits=4,bucket=512),fp16@2")
+    spread = training_systems.with_buckets(systems, ["layers", "merged"])
+    assert [s.method for s in spread] == [
+        "ddp",
+        "qsgd(bits=4,bucket=512)@layers",
+        "qsgd(bits=4,bucket=512)@merged",
+        "fp16@2",
+    ]
+
+
+def test_the_default_systems_can_all_be_read_and_auto_tells_the_daemons() -> None:
+    systems = [training_systems.read(text) for text in training_systems.DEFAULT]
+    assert [s.comm for s in systems[:5]] == ["compute", "ddp", "ddp-fp16", "ddp-powersgd", "gradcomm"]
+    assert [s.own_momentum for s in systems if s.codec] == [False] * (len(systems) - 5) + [True]  # dgc
+    assert training_systems.read("auto").settings == {"plan.mode": "auto"}
+    assert not training_systems.read("none").settings
+
+
+# ------------------------------------------------------------------------------------------------ figures
+def test_a_step_lasts_from_the_end_of_one_to_the_end_of_the_next_on_the_slowest_rank() -> None:
+    ends = ([0.0, 5.0, 6.0, 7.0, 8.0], [0.5, 4.0, 6.5, 7.0, 9.0])
+    logs: list[list[dict[str, Any]]] = [
+        [{"step": i + 1, "end": e, "sent": 100 * i * (rank + 1), "loss": 4.0 - i + rank} for i, e in enumerate(times)]
+        for rank, times in enumerate(ends)
+    ]
+    logs[0].insert(1, {"asks": "links"})
+    logs[0].append({"held_out": 1.5})
+    lines = training_run.Lines.of(logs)
+    assert lines.seconds(skip=2) == [1.5, 0.5, 2.0]
+    assert lines.sent(skip=2) == 150
+    assert lines.losses() == [4.5, 3.5, 2.5, 1.5, 0.5]
+    task = Task("tiny", "gradcomm", "none", "torch", True, 3, 1, 1, 3, 0.0, True)
+    row = training_run.speed_row(lines, task)
+    assert (row["median_s"], row["p10_s"], row["p90_s"], row["runs"]) == (
+        1.5,
+        pytest.approx(0.7),
+        pytest.approx(1.9),
+        3,
+    )
+    trained = training_run.loss_row(lines, task)
+    assert (trained["seed"], trained["steps"], trained["loss"], trained["loss_held_out"]) == (3, 5, 2.5, 1.5)
+
+
+def test_losses_are_compared_seed_by_seed_and_shared_by_all_buckets() -> None:
+    known = training_report.losses([*TRAINED, loss("onebit", 0, 9.0, error="x")], "gpt", 2)
+    assert known["topk(ratio=0.01)"].ratio == pytest.approx(1.01)
+    assert known["topk(ratio=0.01)"].held_out == pytest.approx(2 * 3.03)
+    assert known["ddp"].seeds == 3
+    assert "onebit" not in known
+    assert training_report.losses(TRAINED, "gpt", 4) == known  # none with four nodes: those with two stand in
+    assert not training_report.losses(TRAINED, "cnn", 2)
+
+
+# ------------------------------------------------------------------------------------------------ rules
+def test_all_rules_are_met_where_auto_is_near_the_best_that_trains_well() -> None:
+    # topk of 0.1 % is faster, but its loss is 30 % above
+    assert met(cell(), TRAINED + AUTO) == [True, True, True, None]
+
+
+def test_a_rule_that_is_missed_says_so() -> None:
+    assert met(cell(0.33), TRAINED + AUTO)[0] is False
+    assert met(cell(0.29), TRAINED + [loss("auto", 0, 2.05)])[0] is False  # fast enough, but at a loss 2.5 % above
+    assert met(cell(0.51), TRAINED + AUTO)[1] is False  # the PowerSGD hook is faster
+    assert met(cell(0.36), TRAINED + AUTO)[2] is False
+    slow = training_report.judge(Cell("gpt", 2, "100mbit"), cell(0.36), {})
+    assert slow[2].met is True
+
+
+def test_what_was_not_measured_is_not_judged() -> None:
+    assert met(cell(), []) == [None, True, True, None]
+    assert met({m: r for m, r in cell().items() if m != "ddp"}, TRAINED + AUTO)[1] is None
+    only = met({"auto": speed("auto", 1.0)}, [])
+    assert only == [None, None, None, None]
+    assert training_report.judge(CELL, cell(None), {}) == []
+    failed = cell() | {"auto": speed("auto", 0.3, error="it died")}
+    assert training_report.judge(CELL, failed, {}) == []
+
+
+def test_where_compression_cannot_help_auto_must_not_be_slower_than_none() -> None:
+    fast = {"none": 0.26, "topk(ratio=0.01)@merged": 0.30, "topk(ratio=0.001)": 0.25}
+    assert met(cell(0.27, **fast), TRAINED + AUTO)[3] is True
+    assert met(cell(0.28, **fast), TRAINED + AUTO)[3] is False
+
+
+# ------------------------------------------------------------------------------------------------ report
+def test_the_report_has_every_cell_its_verdicts_and_the_losses(tmp_path: Path) -> None:
+    broken = speed("onebit", 1.0) | {"error": "workers ended with [1, 1]"}
+    text = training_report.report([*cell().values(), broken, *TRAINED, *AUTO])
+    assert "### gpt, 2 nodes, 1gbit" in text
+    assert "| `ddp` | 1.10 s | 1.10 s to 1.10 s | 10 | 4.40 | 1.00 | 1.000 | 1.000 |" in text
+    assert "failed: workers ended with [1, 1]" in text
+    assert "auto faster than every DDP hook: met" in text
+    assert "### Loss of gpt, 2 nodes" in text
+    assert "MISSED" in training_report.report([*cell(0.6).values(), *TRAINED])
+    alone = training_report.report([*cell(None).values(), *TRAINED])
+    assert "the best static system, topk(ratio=0.01)@merged, takes 1.16 of computing alone" in alone
+    training_report.plot([*cell().values(), broken, speed("ddp", 2.0, nodes=4)], tmp_path / "new" / "x.png")
+    assert 5_000 < (tmp_path / "new" / "x.png").stat().st_size < 200_000
+    training_report.plot(TRAINED, tmp_path / "none.png")
+    assert not (tmp_path / "none.png").exists()
+
+
+# ------------------------------------------------------------------------------------------------ order and resume
+def test_items_take_turns_at_each_place() -> None:
+    args = training.parse(["--models", "tiny", "--nodes", "2", "--rates", "1gbit,loopback", "--systems", "ddp,auto"])
+    found = [(i.place.network, i.system.method, i.task.unshaped, i.task.settle) for i in training.items(args)]
+    assert found == [
+        ("1gbit", "ddp", 3, 1),
+        ("1gbit", "auto@layers", 0, 40),
+        ("1gbit", "auto@merged", 0, 40),
+        ("loopback", "ddp", 0, 4),
+        ("loopback", "auto@layers", 0, 40),
+        ("loopback", "auto@merged", 0, 40),
+    ]
+    args = training.parse(["--mode", "loss", "--models", "tiny", "--systems", "dgc(ratio=0.01)", "--seeds", "2"])
+    assert [(i.task.seed, i.task.steps, i.task.momentum) for i in training.items(args)] == [
+        (0, 300, False),
+        (1, 300, False),
+    ]
+
+
+@pytest.mark.parametrize(
+    "argv", [["--models", "vgg"], ["--rates", "fast"], ["--systems", "foo"], ["--nodes", "two"], ["--resume"]]
+)
+def test_wrong_options_end_before_anything_starts(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        training.parse(argv)
+    assert "error:" in capsys.readouterr().err
+
+
+class Stage:
+    """Stands in for a stage: notes what runs; a named system fails; another is interrupted."""
+
+    def __init__(self, fails: str = "", interrupted: str = "") -> None:
+        self.fails, self.interrupted = fails, interrupted
+        self.ran: list[str] = []
+
+    def __call__(self, *_: object) -> Stage:
+        return self
+
+    def __enter__(self) -> Stage:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def run(self, system: System, task: Task, on_step: Any) -> training_run.Lines:
+        self.ran.append(system.method)
+        if system.method == self.interrupted:
+            raise KeyboardInterrupt
+        if system.method == self.fails:
+            raise workers.WorkerError("it died\nof something long")
+        steps = range(task.unshaped + task.settle + task.steps)
+        lines = tuple(({"step": i, "end": float(i), "sent": 10 * i, "loss": 1.0},) for i in steps)
+        return training_run.Lines(lines, None)
+
+
+def test_an_interrupted_run_keeps_what_it_has_and_resumes_behind_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "results.json"
+    argv = ["--models", "tiny", "--nodes", "2", "--rates", "loopback", "--systems", "compute,ddp,ddp-fp16"]
+    argv += ["--steps", "3", "--json", str(path)]
+
+    def runs(stage: Stage, *more: str) -> list[str]:
+        monkeypatch.setattr(training_run, "Stage", stage)
+        code = training.main([*argv, *more])
+        assert code == (130 if stage.interrupted else 0)
+        return stage.ran
+
+    assert runs(Stage(fails="compute", interrupted="ddp-fp16")) == ["compute", "ddp", "ddp-fp16"]
+    rows = {row["method"]: row for row in json.loads(path.read_text())["rows"]}
+    assert rows["compute"]["error"] == "it died"
+    assert rows["ddp"]["median_s"] == 1.0
+    assert "ddp-fp16" not in rows
+    assert "of something long" in capsys.readouterr().err
+
+    assert runs(Stage(), "--resume") == ["compute", "ddp-fp16"]  # what failed is tried again
+    rows = {row["method"]: row for row in json.loads(path.read_text())["rows"]}
+    assert all("error" not in row for row in rows.values())
+    assert runs(Stage(), "--resume") == []
+    assert runs(Stage(), "--report") == []
+    assert "| `ddp-fp16` | 1.00 s |" in capsys.readouterr().out
+    assert len(runs(Stage())) == 3  # without --resume everything anew
