@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from benchmarks.lab import daemons, netns, processes
 
@@ -58,7 +58,7 @@ class Workers:
         self.lines: list[list[dict[str, Any]]] = [[] for _ in self.hosts]
         self._read: list[int] = [0 for _ in self.hosts]
 
-    def __enter__(self) -> Any:
+    def __enter__(self) -> Self:
         try:
             self._start()
         except BaseException:
