@@ -3,10 +3,10 @@
 ``python -m benchmarks.training [--mode speed|loss] [--models gpt,cnn] [--nodes 2,4] [--rates 100mbit,1gbit,10gbit]
 [--systems LIST] [--buckets torch,layers,merged] [--json FILE] [--resume] [--plot FILE.png]``
 
-``--mode speed`` times steps on shaped links, from the end of one to the end of the next on the slowest rank: at least
-ten of each system, or as many as begin within ``--seconds``. The first steps, which connect and rebuild buckets, run
-before the links get their rate, but for ``auto``, whose planner must see the links as they are. ``--mode loss`` trains
-300 steps on links that are not shaped, with three seeds, for the loss at the end and that of held-out batches.
+``--mode speed`` times steps on shaped links, from the end of one to the end of the next on the slowest rank: in each
+round ten of each system, or as many as begin within ``--seconds``. The first steps, which connect and rebuild buckets,
+run before the links get their rate, but for ``auto``, whose planner must see the links as they are. ``--mode loss``
+trains 300 steps on links that are not shaped, with three seeds, for the loss at the end and that of held-out batches.
 
 Everything measured is written to ``--json`` at once, so that an interrupted run keeps what it has and ``--resume`` goes
 on behind it; ``--report`` measures nothing more. The report is markdown on stdout, with the rules of acceptance as met
@@ -59,6 +59,7 @@ class Item:
     system: System
     task: Task
     mode: str
+    round: int = 0
 
     def row(self) -> common.Row:
         """What tells this row from all others."""
@@ -74,10 +75,11 @@ class Item:
             "codec": system.codec,
             "buckets": system.buckets,
             "seed": self.task.seed,
+            "round": self.round,
         }
 
 
-KEY = ("mode", "model", "nodes", "network", "method", "seed")
+KEY = ("mode", "model", "nodes", "network", "method", "seed", "round")
 
 
 class Results:
@@ -112,8 +114,12 @@ def items(args: argparse.Namespace) -> Iterator[Item]:
     networks = args.rates.split(",") if speed else [args.network]
     for model, nodes, network in itertools.product(args.models.split(","), args.nodes, networks):
         place = Place(model, nodes, network)
-        for seed, system in itertools.product(range(1 if speed else args.seeds), systems):
-            yield Item(place, system, _task(args, place, system, seed), args.mode)
+        if speed:
+            for turn, system in itertools.product(range(args.rounds), systems):
+                yield Item(place, system, _task(args, place, system, 0), args.mode, turn)
+        else:
+            for seed, system in itertools.product(range(args.seeds), systems):
+                yield Item(place, system, _task(args, place, system, seed), args.mode)
 
 
 def _task(args: argparse.Namespace, place: Place, system: System, seed: int) -> Task:
@@ -187,7 +193,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--systems", default=",".join(training_systems.DEFAULT), help=f"default {','.join(training_systems.DEFAULT)}"
     )
     parser.add_argument("--buckets", default="layers,merged", help="of gradcomm's systems (default layers,merged)")
-    parser.add_argument("--steps", type=int, help="timed at most (default 20), or trained for a loss (default 300)")
+    parser.add_argument("--rounds", type=int, default=2, help="how often each system has its turn (default 2)")
+    parser.add_argument("--steps", type=int, help="timed a round, at most (default 10), or for a loss (default 300)")
     parser.add_argument("--seconds", type=float, default=180.0, help="timed steps begin within this (default 180)")
     parser.add_argument("--auto-warmup", type=int, default=40, help="steps in which auto may settle (default 40)")
     parser.add_argument("--seeds", type=int, default=3, help="for losses (default 3)")
@@ -198,7 +205,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--plot", type=Path, metavar="FILE.png")
     args = parser.parse_args(argv)
     speed = args.mode == "speed"
-    args.steps = args.steps or (20 if speed else 300)
+    args.steps = args.steps or (10 if speed else 300)
     args.network = args.network or ("unshaped" if netns.shaping() else "loopback")
     try:
         args.nodes = [int(n) for n in (args.nodes or ("2,4" if speed else "2")).split(",")]

@@ -59,12 +59,30 @@ class Verdict:
 
 
 def cells(rows: Iterable[common.Row]) -> dict[Cell, dict[str, common.Row]]:
-    """The timed rows of each cell by method, in the order they were measured."""
-    out: dict[Cell, dict[str, common.Row]] = {}
+    """The timed rows of each cell by method, in the order they were first measured; rounds are merged.
+
+    Of several rounds the median is that of their medians, so that one beside a busy neighbour counts little; the
+    percentiles are the lowest and highest. A system failed if all its rounds did.
+    """
+    found: dict[Cell, dict[str, list[common.Row]]] = {}
     for row in rows:
         if row["mode"] == "speed":
-            out.setdefault(Cell(row["model"], row["nodes"], row["network"]), {})[row["method"]] = row
-    return out
+            cell = Cell(row["model"], row["nodes"], row["network"])
+            found.setdefault(cell, {}).setdefault(row["method"], []).append(row)
+    return {cell: {m: _merged(turns) for m, turns in timed.items()} for cell, timed in found.items()}
+
+
+def _merged(turns: Sequence[common.Row]) -> common.Row:
+    good = [r for r in turns if "error" not in r]
+    if not good:
+        return turns[0]
+    return good[0] | {
+        "median_s": statistics.median(r["median_s"] for r in good),
+        "p10_s": min(r["p10_s"] for r in good),
+        "p90_s": max(r["p90_s"] for r in good),
+        "runs": sum(r["runs"] for r in good),
+        "step_bytes": statistics.median(r["step_bytes"] for r in good),
+    }
 
 
 def _name(row: common.Row) -> str:

@@ -123,6 +123,14 @@ def test_losses_are_compared_seed_by_seed_and_shared_by_all_buckets() -> None:
     assert not training_report.losses(TRAINED, "cnn", 2)
 
 
+def test_rounds_are_merged_and_one_that_failed_does_not_count() -> None:
+    rounds = [speed("none", s, round=i, p90_s=s + 1) for i, s in enumerate((3.0, 1.0, 1.2))]
+    rounds.append(speed("none", 9.0, round=3, error="it died"))
+    merged = training_report.cells(rounds)[CELL]["none"]
+    assert (merged["median_s"], merged["p10_s"], merged["p90_s"], merged["runs"]) == (1.2, 1.0, 4.0, 30)
+    assert "error" in training_report.cells(rounds[3:])[CELL]["none"]
+
+
 # ------------------------------------------------------------------------------------------------ rules
 def test_all_rules_are_met_where_auto_is_near_the_best_that_trains_well() -> None:
     # topk of 0.1 % is faster, but its loss is 30 % above
@@ -174,7 +182,9 @@ def test_the_report_has_every_cell_its_verdicts_and_the_losses(tmp_path: Path) -
 
 # ------------------------------------------------------------------------------------------------ order and resume
 def test_items_take_turns_at_each_place() -> None:
-    args = training.parse(["--models", "tiny", "--nodes", "2", "--rates", "1gbit,loopback", "--systems", "ddp,auto"])
+    args = training.parse(
+        ["--models", "tiny", "--nodes", "2", "--rates", "1gbit,loopback", "--systems", "ddp,auto"] + ["--rounds", "1"]
+    )
     found = [(i.place.network, i.system.method, i.task.unshaped, i.task.settle) for i in training.items(args)]
     assert found == [
         ("1gbit", "ddp", 3, 1),
@@ -183,6 +193,13 @@ def test_items_take_turns_at_each_place() -> None:
         ("loopback", "ddp", 0, 4),
         ("loopback", "auto@layers", 0, 40),
         ("loopback", "auto@merged", 0, 40),
+    ]
+    args = training.parse(["--models", "tiny", "--nodes", "2", "--rates", "loopback", "--systems", "ddp,compute"])
+    assert [(i.round, i.system.method) for i in training.items(args)] == [
+        (0, "ddp"),
+        (0, "compute"),
+        (1, "ddp"),
+        (1, "compute"),
     ]
     args = training.parse(["--mode", "loss", "--models", "tiny", "--systems", "dgc(ratio=0.01)", "--seeds", "2"])
     assert [(i.task.seed, i.task.steps, i.task.momentum) for i in training.items(args)] == [
@@ -232,7 +249,7 @@ def test_an_interrupted_run_keeps_what_it_has_and_resumes_behind_it(
 ) -> None:
     path = tmp_path / "results.json"
     argv = ["--models", "tiny", "--nodes", "2", "--rates", "loopback", "--systems", "compute,ddp,ddp-fp16"]
-    argv += ["--steps", "3", "--json", str(path)]
+    argv += ["--steps", "3", "--rounds", "1", "--json", str(path)]
 
     def runs(stage: Stage, *more: str) -> list[str]:
         monkeypatch.setattr(training_run, "Stage", stage)
