@@ -81,7 +81,7 @@ def _merged(turns: Sequence[common.Row]) -> common.Row:
         "p10_s": min(r["p10_s"] for r in good),
         "p90_s": max(r["p90_s"] for r in good),
         "runs": sum(r["runs"] for r in good),
-        "step_bytes": statistics.median(r["step_bytes"] for r in good),
+        **{key: statistics.median(r[key] for r in good) for key in ("step_bytes", "worker_cpu_s", "daemon_cpu_s")},
     }
 
 
@@ -192,7 +192,17 @@ def _not_slower_than_none(auto: float, static: Sequence[common.Row]) -> Verdict:
 # ------------------------------------------------------------------------------------------------ text
 def table(timed: Mapping[str, common.Row], trained: Mapping[str, Loss]) -> str:
     """A cell in markdown, with what each system trains to where that was measured."""
-    head = ("system", "step", "p10 to p90", "steps", "x compute", "MB sent", "loss x ddp", "held out x ddp")
+    head = (
+        "system",
+        "step",
+        "p10 to p90",
+        "steps",
+        "x compute",
+        "CPU of rank + daemon",
+        "MB sent",
+        "loss x ddp",
+        "held out x ddp",
+    )
     lines = [_line(head), _line(["---"] * len(head))]
     base = timed.get(COMPUTE, {}).get("median_s")
     for method, row in timed.items():
@@ -208,6 +218,7 @@ def table(timed: Mapping[str, common.Row], trained: Mapping[str, Loss]) -> str:
                     f"{common.show_seconds(row['p10_s'])} to {common.show_seconds(row['p90_s'])}",
                     str(row["runs"]),
                     f"{row['median_s'] / base:.2f}" if base else "",
+                    f"{common.show_seconds(row['worker_cpu_s'])} + {common.show_seconds(row['daemon_cpu_s'])}",
                     f"{row['step_bytes'] / 1e6:.2f}",
                     _show(known.ratio if known else None),
                     _show(known.held_out_ratio if known else None),

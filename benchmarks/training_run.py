@@ -6,6 +6,7 @@ What may live here: from a task to a row of the results. What may not: which cel
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -48,6 +49,14 @@ class Lines:
         totals = [statistics.fmean(line["sent"] for line in step) for step in self.steps]
         return statistics.median([b - a for a, b in itertools.pairwise(totals)][max(0, skip - 1) :])
 
+    def cpu_seconds(self, skip: int) -> tuple[float, float]:
+        """CPU time a step costs a rank and a daemon, s: means over steps and hosts."""
+        first, last, nodes = self.steps[max(0, skip - 1)], self.steps[-1], len(self.steps[0])
+        steps = len(self.steps) - max(1, skip)
+        used = (sum(line[key] for line in last) - sum(line[key] for line in first) for key in ("cpu", "daemons"))
+        ranks, others = (total / nodes / steps for total in used)
+        return ranks, others
+
     def losses(self) -> list[float]:
         """Of each step, mean of all ranks."""
         return [statistics.fmean(line["loss"] for line in step) for step in self.steps]
@@ -77,13 +86,14 @@ class Stage:
 
         Raises WorkerError if a rank fails, DaemonError if a daemon does.
         """
-        job = daemons.job_name("training")
+        job, cluster = daemons.job_name("training"), self._daemons(system)
+        task = dataclasses.replace(task, daemons=tuple(d.process.pid for d in cluster or ()))
         argv = ["-m", "benchmarks.training_worker", "--task", task.text()]
         if self.lab.means is not None:
             self.lab.set_rate(None if task.unshaped else self.rate)
         untimed = (task.unshaped + task.settle) * SLOWEST_STEP
         timeout = STARTS_WITHIN + untimed + (task.seconds or task.steps * SLOWEST_STEP) + 2 * SLOWEST_STEP
-        with workers.Workers(system.method, argv, self.lab.hosts, self._daemons(system), self.folder, job) as ranks:
+        with workers.Workers(system.method, argv, self.lab.hosts, cluster, self.folder, job) as ranks:
 
             def tell() -> None:
                 on_step(min(sum("step" in line for line in log) for log in ranks.lines))
@@ -112,8 +122,9 @@ class Stage:
 
 
 def speed_row(lines: Lines, task: Task) -> common.Row:
-    """Step times: median, tenth and ninetieth percentile, s; bytes a host sends a step."""
+    """Step times: median, tenth and ninetieth percentile, s; what a step costs a host: bytes sent, CPU seconds."""
     untimed = task.unshaped + task.settle
+    worker, daemon = lines.cpu_seconds(untimed)
     times = lines.seconds(untimed)
     low, *_, high = statistics.quantiles(times, n=10, method="inclusive") if len(times) > 1 else (times[0], times[0])
     return {
@@ -122,6 +133,8 @@ def speed_row(lines: Lines, task: Task) -> common.Row:
         "p90_s": high,
         "runs": len(times),
         "step_bytes": lines.sent(untimed),
+        "worker_cpu_s": worker,
+        "daemon_cpu_s": daemon,
     }
 
 

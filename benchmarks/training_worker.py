@@ -3,10 +3,12 @@
 ``python -m benchmarks.training_worker --task JSON --log FILE``, with torchrun's variables. What may live here: this one
 run. What may not: starting ranks, comparing systems.
 
-A line is ``{"step": n, "end": s, "sent": bytes, "loss": x}``: n counts from 1, ``end`` is the system's monotonic clock
-(one for all ranks of a machine) after the optimizer's step, ``sent`` what the host has sent by then, ``loss`` that of
-the batch before the step. A line ``{"asks": "links"}`` comes after the first ``unshaped`` steps: the rank waits until
-it reads a line. Rank 0's last line is ``{"held_out": loss}`` where that was asked for.
+A line is ``{"step": n, "end": s, "sent": bytes, "cpu": s, "daemons": s, "loss": x}``: n counts from 1, ``end`` is the
+system's monotonic clock (one for all ranks of a machine) after the optimizer's step, ``sent`` what the host has sent by
+then, ``cpu`` and ``daemons`` the CPU time of this rank and, from the first timed step on and on rank 0 only, of all
+daemons together, ``loss`` that of the batch before the step. A line ``{"asks": "links"}`` comes after the first
+``unshaped`` steps: the rank waits until it reads a line. Rank 0's last line is ``{"held_out": loss}`` where that was
+asked for.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from benchmarks.lab import procfs
 from benchmarks.models.workloads import HELD_OUT, WORKLOADS, Batches
 from examples import gpt
 from examples.train_gpt import sent_bytes
@@ -55,6 +58,7 @@ class Task:
     steps: int
     seconds: float
     held_out: bool
+    daemons: tuple[int, ...] = ()  # pids of their first processes
 
     def text(self) -> str:
         return json.dumps(asdict(self))
@@ -121,6 +125,7 @@ class Trainer:
         # the same batches whoever communicates
         self.generator = torch.Generator().manual_seed(1000 * task.seed + self.rank)
         self.interface = os.environ.get("GLOO_SOCKET_IFNAME", "")
+        self.daemon_pids: list[int] = []
 
     def write(self, **line: Any) -> None:
         print(json.dumps(line), file=self.log, flush=True)
@@ -135,7 +140,14 @@ class Trainer:
         if alone:
             dist.barrier()  # any training in step waits for its slowest rank
         self.done += 1
-        self.write(step=self.done, end=time.monotonic(), sent=sent_bytes(self.interface), loss=loss.item())
+        self.write(
+            step=self.done,
+            end=time.monotonic(),
+            sent=sent_bytes(self.interface),
+            cpu=time.process_time(),
+            daemons=procfs.cpu_seconds(self.daemon_pids),
+            loss=loss.item(),
+        )
 
     def train(self) -> None:
         """All steps of the task; rank 0 watches the clock."""
@@ -146,7 +158,9 @@ class Trainer:
             dist.barrier()
             self.write(asks="links")
             sys.stdin.readline()
-        for _ in range(task.settle):
+        for i in range(task.settle):
+            if self.rank == 0 and i == task.settle - 1:
+                self.daemon_pids = [pid for first in task.daemons for pid in procfs.tree(first)]
             self.step()
         start, last = time.monotonic(), self.done + task.steps
         decided = not task.seconds

@@ -21,7 +21,15 @@ def speed(method: str, seconds: float, **more: Any) -> dict[str, Any]:
     system = training_systems.read(method)
     row = {"mode": "speed", "model": "gpt", "nodes": 2, "network": "1gbit", "method": system.method, "seed": 0}
     row |= {"comm": system.comm, "codec": system.codec, "buckets": system.buckets, "system": "x"}
-    return row | {"median_s": seconds, "p10_s": seconds, "p90_s": seconds, "runs": 10, "step_bytes": 1e6} | more
+    return (
+        row
+        | {"median_s": seconds, "p10_s": seconds, "p90_s": seconds, "runs": 10, "step_bytes": 1e6}
+        | {
+            "worker_cpu_s": 0.2,
+            "daemon_cpu_s": 0.0512,
+            **more,
+        }
+    )
 
 
 def loss(method: str, seed: int, value: float, **more: Any) -> dict[str, Any]:
@@ -92,7 +100,17 @@ def test_the_default_systems_can_all_be_read_and_auto_tells_the_daemons() -> Non
 def test_a_step_lasts_from_the_end_of_one_to_the_end_of_the_next_on_the_slowest_rank() -> None:
     ends = ([0.0, 5.0, 6.0, 7.0, 8.0], [0.5, 4.0, 6.5, 7.0, 9.0])
     logs: list[list[dict[str, Any]]] = [
-        [{"step": i + 1, "end": e, "sent": 100 * i * (rank + 1), "loss": 4.0 - i + rank} for i, e in enumerate(times)]
+        [
+            {
+                "step": i + 1,
+                "end": e,
+                "sent": 100 * i * (rank + 1),
+                "loss": 4.0 - i + rank,
+                "cpu": 2.0 * i,
+                "daemons": 0,
+            }
+            for i, e in enumerate(times)
+        ]
         for rank, times in enumerate(ends)
     ]
     logs[0].insert(1, {"asks": "links"})
@@ -100,6 +118,8 @@ def test_a_step_lasts_from_the_end_of_one_to_the_end_of_the_next_on_the_slowest_
     lines = training_run.Lines.of(logs)
     assert lines.seconds(skip=2) == [1.5, 0.5, 2.0]
     assert lines.sent(skip=2) == 150
+    logs[0][-2]["daemons"] = 12.0
+    assert training_run.Lines.of(logs).cpu_seconds(skip=2) == (2.0, 2.0)
     assert lines.losses() == [4.5, 3.5, 2.5, 1.5, 0.5]
     task = Task("tiny", "gradcomm", "none", "torch", True, 3, 1, 1, 3, 0.0, True)
     row = training_run.speed_row(lines, task)
@@ -167,7 +187,7 @@ def test_the_report_has_every_cell_its_verdicts_and_the_losses(tmp_path: Path) -
     broken = speed("onebit", 1.0) | {"error": "workers ended with [1, 1]"}
     text = training_report.report([*cell().values(), broken, *TRAINED, *AUTO])
     assert "### gpt, 2 nodes, 1gbit" in text
-    assert "| `ddp` | 1.10 s | 1.10 s to 1.10 s | 10 | 4.40 | 1.00 | 1.000 | 1.000 |" in text
+    assert "| `ddp` | 1.10 s | 1.10 s to 1.10 s | 10 | 4.40 | 200 ms + 51.2 ms | 1.00 | 1.000 | 1.000 |" in text
     assert "failed: workers ended with [1, 1]" in text
     assert "auto faster than every DDP hook: met" in text
     assert "### Loss of gpt, 2 nodes" in text
@@ -240,7 +260,9 @@ class Stage:
         if system.method == self.fails:
             raise workers.WorkerError("it died\nof something long")
         steps = range(task.unshaped + task.settle + task.steps)
-        lines = tuple(({"step": i, "end": float(i), "sent": 10 * i, "loss": 1.0},) for i in steps)
+        lines = tuple(
+            ({"step": i, "end": float(i), "sent": 10 * i, "cpu": i, "daemons": i, "loss": 1.0},) for i in steps
+        )
         return training_run.Lines(lines, None)
 
 
