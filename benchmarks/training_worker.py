@@ -35,7 +35,7 @@ from examples import gpt
 from examples.train_gpt import sent_bytes
 from gcserver.planner import mergecomp_groups as groups
 
-RANK = 4  # of PowerSGD
+POWERSGD_RANK = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ def wrap(model: nn.Module, batches: Batches, task: Task) -> DistributedDataParal
         from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as powersgd
 
         # two dense steps are the fewest it accepts with error feedback
-        state = powersgd.PowerSGDState(None, matrix_approximation_rank=RANK, start_powerSGD_iter=2)
+        state = powersgd.PowerSGDState(None, matrix_approximation_rank=POWERSGD_RANK, start_powerSGD_iter=2)
         ddp.register_comm_hook(state, powersgd.powerSGD_hook)
     elif task.comm in ("gradcomm", "auto"):
         import gcclient
@@ -188,7 +188,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--task", required=True, metavar="JSON")
     parser.add_argument("--log", required=True, metavar="FILE")
     args = parser.parse_args(argv)
-    task = Task(**json.loads(args.task))
+    fields: dict[str, Any] = json.loads(args.task)
+    task = Task(**fields | {"daemons": tuple(fields["daemons"])})
     torch.set_num_threads(1)
     dist.init_process_group("gloo")  # ranks and address from torchrun's variables
     with open(args.log, "w") as log:
