@@ -92,8 +92,9 @@ def wrap(model: nn.Module, batches: Batches, task: Task) -> DistributedDataParal
     """The model under DDP, its gradients averaged as the task says."""
     buckets = "1" if task.comm == "ddp-powersgd" else task.buckets  # torch's hook fails on gloo with more than one
     caps: Any = bucket_caps(buckets, model, batches)
-    # broadcasting the running means of norms before each step would add gloo's traffic to every system
-    ddp = DistributedDataParallel(model, broadcast_buffers=False, bucket_cap_mb_list=caps)
+    # Two defaults of DDP's would cost every system the same and hide what is compared: gloo's broadcast of the norms'
+    # running means before each step, and copies between gradients and buckets.
+    ddp = DistributedDataParallel(model, broadcast_buffers=False, gradient_as_bucket_view=True, bucket_cap_mb_list=caps)
     if task.comm == "ddp-fp16":
         from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
