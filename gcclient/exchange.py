@@ -16,7 +16,6 @@ import warnings
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 import torch
@@ -29,9 +28,8 @@ from gcclient.errors import GradcommError
 from gcclient.parameters import Parameter, Piece, declare_tensor
 from gcclient.scope import Scope
 from gcclient.session import Session
-
-#: The tensor that says who has gradients: 1.0 for each parameter with one. No codec touches float64.
-USED: Final = "gradcomm.used"
+from gcclient.timing import Timing
+from gcproto.manifest import USED
 
 
 class Layout:
@@ -42,6 +40,7 @@ class Layout:
         self.domain = domain
         self.parameters = tuple(parameters)
         self.used = declare_tensor(session, domain, USED, torch.zeros(len(parameters), dtype=torch.float64))
+        self.timing = Timing(domain.id, session.inform)
         self.by_block: dict[BlockPlace, list[tuple[Parameter, Piece]]] = {}
         for parameter in parameters:
             for piece in parameter.pieces:
@@ -97,14 +96,19 @@ class Exchange(Scope):
                 f"{parameter.dtype.label} {list(parameter.tensor.shape)}: gradients are exchanged as their parameter is"
             )
         flat = device.flattened(grad)
+        began = time.perf_counter()
         self.brought[parameter] = Brought(grad, grad._version, flat)
         self.fill(parameter.pieces, device.memory_of(flat))
         self.session.counters.bytes_pushed += flat.nbytes
-        if len(self.brought) < len(self.layout.parameters):
-            self.step.flush()
-        else:
+        complete = len(self.brought) == len(self.layout.parameters)
+        if complete:
             self._say_used()
             self.step.close()
+        else:
+            self.step.flush()
+        self.layout.timing.copied(flat.nbytes, began)
+        if complete:
+            self.layout.timing.closed(self.step.number)
 
     def _say_used(self) -> None:
         used = torch.tensor([p in self.brought for p in self.layout.parameters], dtype=torch.float64)
@@ -126,6 +130,7 @@ class Exchange(Scope):
         wanted = {x.unit for parameter, some in zip(absent, used, strict=True) if some for x in parameter.pieces}
         self.fill((piece for piece in pieces if piece.unit in wanted), None)
         self.step.close()
+        self.layout.timing.closed(self.step.number)
         return used
 
     # --------------------------------------------------------------------------------------- results
@@ -166,6 +171,7 @@ class Exchange(Scope):
             self._give(parameter, some)
         counters = self.session.counters
         counters.steps += 1
+        self.layout.timing.back(self.step.number)
         counters.bytes_pulled += sum(b.flat.nbytes for b in self.brought.values())
         counters.wait_seconds += time.monotonic() - began
         self.session.pending.discard(self)

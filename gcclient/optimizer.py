@@ -45,7 +45,9 @@ class Averaging:
     def watch(self) -> None:
         """From now on gradients are exchanged as they become ready, for as long as the wrapper lives."""
         mine = weakref.ref(self)
-        handles = [p.tensor.register_post_accumulate_grad_hook(_hook(mine, p)) for p in self.layout.parameters]
+        # Its clocks first: they are to run before gradients are copied.
+        handles = self.layout.timing.watch(p.tensor for p in self.layout.parameters)
+        handles += [p.tensor.register_post_accumulate_grad_hook(_hook(mine, p)) for p in self.layout.parameters]
         weakref.finalize(self, _remove, handles)
 
     def on_gradient(self, parameter: Parameter) -> None:

@@ -1,7 +1,7 @@
 """When each gradient of a model is ready, how long a step takes, what copying costs: measured in a few steps.
 
-What may live here: clocks around what `ddp.py` does and the message they end in. What may not: what is made of it (the
-daemon's profiler), pushing.
+What may live here: clocks around what `ddp.py` and `exchange.py` do and the message they end in. What may not: what is
+made of it (the daemon's profiler), pushing.
 
 Every parameter gets one hook when it is declared. It runs right after the gradient was accumulated and before DDP sees
 it; in a step that is not measured it is one attribute test. All times are the host's: on CUDA a gradient then counts as
@@ -17,6 +17,7 @@ from time import perf_counter
 from typing import Final
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from gcproto.messages import TensorTimes
 
@@ -56,11 +57,13 @@ class Timing:
         self._back = (0, 0.0)
         self._between: deque[float] = deque(maxlen=WINDOW)
 
-    def watch(self, tensors: Iterable[torch.Tensor]) -> None:
-        """These parameters are declared next, in this order."""
+    def watch(self, tensors: Iterable[torch.Tensor]) -> list[RemovableHandle]:
+        """These parameters are declared next, in this order. Returns the handles of their hooks."""
+        handles = []
         for tensor in tensors:
             self._ready.append(0.0)
-            tensor.register_post_accumulate_grad_hook(self._hook(len(self._ready) - 1))
+            handles.append(tensor.register_post_accumulate_grad_hook(self._hook(len(self._ready) - 1)))
+        return handles
 
     def _hook(self, index: int) -> Callable[[torch.Tensor], None]:
         def ready(_: torch.Tensor) -> None:

@@ -36,6 +36,9 @@ MAX_SECTION_ELEMENTS: Final = 1 << 40
 #: The largest tensor of a domain whose tensors are never cut: it travels in one frame.
 MAX_WHOLE_BYTES: Final = 1 << 31
 MAX_NAME: Final = 4096
+#: What no model's tensor is called: a worker's note, in a section of its own after the model's, of which gradients it
+#: has (1.0 each). Dense like all float64.
+USED: Final = "gradcomm.used"
 
 LANE_HEADER_BYTES: Final = 64
 RANK_HEADER_BYTES: Final = 64

@@ -17,6 +17,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
 from gcproto.dtypes import DType
+from gcproto.manifest import USED, Section
 from gcproto.messages import TensorTimes
 from gcserver.core.control_domain import ControlDomain
 from gcserver.core.control_events import LogSettled
@@ -118,7 +119,7 @@ class Profiler:
         """The domain has other tensors than were known: what was measured of the old ones is over."""
         domain = watched.domain
         watched.sections, watched.kept = len(domain.sections), None
-        watched.readiness = Readiness(sum(len(s.tensors) for s in domain.sections))
+        watched.readiness = Readiness(sum(len(s.tensors) for s in _models(domain)))
         label, members = watched.job.record.label, domain.config.members
         name = file_name(label, domain.config.label, tuple(domain.sections), members, self._s.node)
         watched.name = name
@@ -220,10 +221,15 @@ class Profiler:
 _LASTING: Final = ("link", "copy", "round_seconds", "busy", "codecs", "errors")
 
 
+def _models(domain: ControlDomain) -> list[Section]:
+    """The sections of the model itself; what a worker adds to them comes last and has no ready times."""
+    return [s for s in domain.sections if s.tensors[0].name != USED]
+
+
 def _tensors(domain: ControlDomain, ready: list[float]) -> tuple[ProfiledTensor, ...]:
     """All tensors in the order of readiness; of equals the one declared first."""
     found, address = [], 0
-    for spec, seconds in zip((t for s in domain.sections for t in s.tensors), ready, strict=True):
+    for spec, seconds in zip((t for s in _models(domain) for t in s.tensors), ready, strict=True):
         label = DType(spec.dtype).label
         found.append(ProfiledTensor(spec.name, spec.shape, spec.elements, label, seconds, address))
         address += spec.elements
@@ -233,7 +239,7 @@ def _tensors(domain: ControlDomain, ready: list[float]) -> tuple[ProfiledTensor,
 def _blocks(domain: ControlDomain, lanes: int) -> tuple[tuple[int, int, int, int], ...]:
     """(address, elements, owner, lane) of all blocks."""
     out, first = [], 0
-    for section, blocks in zip(domain.sections, space(domain, lanes).blocks, strict=True):
+    for section, blocks in zip(_models(domain), space(domain, lanes).blocks, strict=False):
         out += [(first + b.start, b.elements, b.owner, b.lane) for b in blocks]
         first += section.elements
     return tuple(out)

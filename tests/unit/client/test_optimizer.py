@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 import gcclient
-from gcclient.exchange import USED
+from gcclient.timing import FIRST, FIRST_STEPS
 from gcproto import messages
+from gcproto.manifest import USED
 from gcproto.messages import DeclareDomain, DeclareSection, Push
 from gcproto.wire import Flag
 from tests.unit.client.fake import FakeDaemon
@@ -101,9 +102,10 @@ def test_training_is_what_it_is_without_a_wrapper(
             o.zero_grad()
             _backward(m, step)
             o.step()
+        joined.wait(lambda step=step: sum(p.close for p in _pushes(joined, step)) == 2)
         pushes = _pushes(joined, step)
         assert sorted(k for p in pushes for k in p.keys) == sorted(every)
-        assert sum(p.close for p in pushes) == 2 and all(p.flags == Flag.AVERAGE for p in pushes)
+        assert all(p.flags == Flag.AVERAGE for p in pushes)
     assert _equal(model, same)
     assert gcclient.stats()["steps"] == 3
 
@@ -157,6 +159,8 @@ def test_gradients_add_up_before_they_are_exchanged(joined: FakeDaemon) -> None:
         for seed in range(3):
             _backward(model, 10 * step + seed)
             _backward(same, 10 * step + seed)
+            if seed == 2:
+                joined.wait(lambda step=step: bool(_pushes(joined, step + 1)))
             assert bool(_pushes(joined, step + 1)) is (seed == 2)
         optimizer.step()
         optimizer.zero_grad()
@@ -232,8 +236,8 @@ def test_a_parameter_that_nobody_used_is_not_pushed(joined: FakeDaemon) -> None:
     domain = next(iter(joined.domains.values()))
     starts = {b.key for b in domain.space.blocks[0] if b.start >= 300 * 300 + 300 + 300 * 7 + 7}
     starts |= {b.key for b in domain.space.blocks[1]}
+    joined.wait(lambda: sum(p.close for p in _pushes(joined, 1)) == 2)
     assert {k for p in _pushes(joined, 1) for k in p.keys} == starts
-    assert sum(p.close for p in _pushes(joined, 1)) == 2
 
 
 def test_a_block_shared_with_an_unused_parameter_goes_with_zeros(joined: FakeDaemon) -> None:
@@ -326,6 +330,7 @@ def test_a_scaler_unscales_averages(joined: FakeDaemon) -> None:
             o.zero_grad()
             loss = m(torch.full((4, 20), math.inf if step == 1 else 1.0 + step)).pow(2).sum()
             (scaler.scale(loss) if m is model else loss).backward()
+        joined.wait(lambda step=step: bool(_pushes(joined, step + 1)))
         assert {p.grad_scale for p in _pushes(joined, step + 1)} == {256.0 if step < 2 else 128.0}
         if step == 2:
             scaler.unscale_(optimizer)  # to clip, as torch documents it
@@ -353,6 +358,22 @@ def test_a_wrapper_that_is_dropped_takes_its_hooks_along(joined: FakeDaemon) -> 
     assert {p.domain for lane in (0, 1) for p in joined.pushes(lane)} == {
         m.domain for m in joined.heard[-1] if isinstance(m, DeclareDomain) and m.label == "optimizer.1"
     }
+
+
+def test_it_tells_the_daemon_of_its_gradients(joined: FakeDaemon) -> None:
+    model = _model()
+    optimizer = _wrap(model)
+    for _ in range(FIRST + FIRST_STEPS + 2):
+        _backward(model)
+        optimizer.step()
+        optimizer.zero_grad()
+    joined.wait(lambda: sum(isinstance(m, messages.TensorTimes) for m in joined.heard[-1]) == FIRST_STEPS)
+    layers = [int(t.name.partition(".")[0]) for t in _sections(joined)[0].section.tensors]
+    for message in (m for m in joined.heard[-1] if isinstance(m, messages.TensorTimes)):
+        assert message.copied == sum(p.nbytes for p in model.parameters()) and message.copying > 0
+        order = [layer for _, layer in sorted(zip(message.ready, layers, strict=True), key=lambda pair: pair[0])]
+        assert order == [4, 4, 2, 2, 0, 0], "the last layer's gradients come first"
+        assert message.between > max(message.ready) and message.forward >= 0
 
 
 def test_a_failure_is_raised_where_it_is_noticed(joined: FakeDaemon) -> None:

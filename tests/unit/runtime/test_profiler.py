@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from gcproto.dtypes import DType
-from gcproto.manifest import Section, TensorSpec
+from gcproto.manifest import USED, Section, TensorSpec
 from gcproto.messages import DeclareDomain, DeclareSection, TensorTimes
 from gcserver.core.control import ControlMachine
 from gcserver.core.control_events import LogSettled
@@ -112,6 +112,15 @@ def test_addresses_go_on_over_sections() -> None:
     a.times(0, 10, 20)
     assert [(t.name, t.dtype, t.address) for t in a.known().tensors][2] == ("n", "float64", 90_300)
     assert a.known().blocks[-1][:2] == (90_300, 8)
+
+
+def test_what_a_worker_adds_to_its_model_is_no_tensor_of_it() -> None:
+    a = daemon()
+    said(a.machine, 1, DeclareSection(0, Section(1, (TensorSpec(USED, (2,), int(DType.F64)),))))
+    a.profiler.on_declared(JOB)
+    a.times(0, 10)
+    assert {t.name for t in a.known().tensors} == {"b", "w"}
+    assert a.known().blocks == ((0, 90_300, 0, 0),)
 
 
 def test_what_was_not_measured_is_a_guess_or_neutral() -> None:
