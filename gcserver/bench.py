@@ -127,15 +127,15 @@ class Steps:
         self.nbytes = self.codec.encode(x, old, new, self.out, None, SCALE, self.step).nbytes
         self.states = [new, old]
 
-    def warm(self) -> None:
+    def warm(self, steps: int = WARM_STEPS) -> None:
         """Steps enough for thresholds and stages to settle, or a second of them."""
         began = time.perf_counter()
-        while self.step < WARM_STEPS and (self.step < LEAST or time.perf_counter() - began < WARM_SECONDS):
+        while self.step < steps and (self.step < LEAST or time.perf_counter() - began < WARM_SECONDS):
             self()
 
 
 class Rounds:
-    """begin, middle and finish of one matrix, as square as n elements make it, timed as one."""
+    """begin, middle and finish of one matrix, as square as n elements make it; called, they are timed as one."""
 
     def __init__(self, codec: TwoRounds, buffers: Buffers) -> None:
         self.codec, self.buffers, self.step = codec, buffers, 0
@@ -148,12 +148,22 @@ class Rounds:
         self.out = [np.ones(4 * codec.payload_floats(stage, self.shapes), np.uint8) for stage in (0, 1)]
 
     def __call__(self) -> None:
+        self.encode()
+        self.finish()
+
+    def encode(self) -> None:
+        """Both contributions of a step."""
         self.step += 1
         (old, new), (first, second), work = self.states, self.out, self.work
         x, more = self.buffers.gradient(self.step)[: self.n], (self.segments, self.shapes)
         self.codec.begin(x, old, new, work, first, *more, SCALE, 1)
         self.codec.middle(first.view(np.float32), new, work, second, *more)
-        self.codec.finish(second.view(np.float32), new, work, self.buffers.dense[: self.n], *more, 2.0)
+
+    def finish(self) -> None:
+        """The result of the last `encode`."""
+        (old, new), (_, second), work = self.states, self.out, self.work
+        out, more = self.buffers.dense[: self.n], (self.segments, self.shapes)
+        self.codec.finish(second.view(np.float32), new, work, out, *more, 2.0)
         self.states = [new, old]
 
 
@@ -241,8 +251,10 @@ def numpy_peers(codec: Codec, buffers: Buffers) -> list[Operation]:
     return peers
 
 
-def time_in_turn(acts: Sequence[Operation], seconds: float) -> list[list[float]]:
-    """Times of each, s, in repetitions within which they take turns: some LEAST to MOST, about ``seconds`` in all.
+def time_in_turn(
+    acts: Sequence[Operation], seconds: float, clock: Callable[[], float] = time.perf_counter
+) -> list[list[float]]:
+    """Times of each, s of ``clock``, in repetitions within which they take turns: LEAST to MOST, about ``seconds`` in all.
 
     What takes more than a third of the time by itself rests once it has two results.
     """
@@ -252,10 +264,10 @@ def time_in_turn(acts: Sequence[Operation], seconds: float) -> list[list[float]]
         for each, taken in zip(acts, times, strict=True):
             if len(taken) >= 2 and sum(taken) > seconds / 3:
                 continue
-            start = time.perf_counter()
+            start = clock()
             each.act()
             if run:  # the first turn touches pages
-                taken.append(time.perf_counter() - start)
+                taken.append(clock() - start)
         if run >= LEAST and time.perf_counter() - began > seconds:
             break
     return times

@@ -231,18 +231,18 @@ class DomainMemory:
 
     def _new_states(self, floats: int) -> int:
         """Memory for two states, all zeros, as the word that is kept of it."""
-        chunk, offset = self.heap.allocate(_align(STATES.itemsize) + 2 * _align(4 * floats))
+        chunk, offset = self.heap.allocate(align(STATES.itemsize) + 2 * align(4 * floats))
         np.frombuffer(self.heap.view((chunk, offset), STATES.itemsize), STATES)["floats"] = floats
         return _word(chunk, offset)
 
     def _view_states(self, word: int) -> tuple[Any, tuple[F32, F32]]:
         """Header and both versions of the states at ``word``."""
-        chunk, offset = _place(word)
+        chunk, offset = place(word)
         head = np.frombuffer(self.heap.view((chunk, offset), STATES.itemsize), STATES)
         floats = int(head["floats"][0])
-        at = offset + _align(STATES.itemsize)
+        at = offset + align(STATES.itemsize)
         first, second = (
-            np.frombuffer(self.heap.view((chunk, at + v * _align(4 * floats)), 4 * floats), np.float32) for v in (0, 1)
+            np.frombuffer(self.heap.view((chunk, at + v * align(4 * floats)), 4 * floats), np.float32) for v in (0, 1)
         )
         return head, (first, second)
 
@@ -278,11 +278,11 @@ class DomainMemory:
         return self.kept(key, index, size)
 
     def _room(self, word: int) -> int:
-        return int(WORD.unpack_from(self.heap.view(_place(word), KEPT_HEAD))[0])
+        return int(WORD.unpack_from(self.heap.view(place(word), KEPT_HEAD))[0])
 
     def kept(self, key: int, index: int, size: int) -> memoryview:
         """The ``size`` bytes of retained payload ``index`` of a block, as `make_kept` placed them."""
-        chunk, offset = _place(WORD.unpack_from(self.blocks[key].raw, KEPT_AT[index])[0])
+        chunk, offset = place(WORD.unpack_from(self.blocks[key].raw, KEPT_AT[index])[0])
         return self.heap.view((chunk, offset + KEPT_HEAD), size)
 
     @property
@@ -310,9 +310,11 @@ def _word(chunk: int, offset: int) -> int:
     return chunk + 1 << 48 | offset
 
 
-def _place(word: int) -> tuple[int, int]:
+def place(word: int) -> tuple[int, int]:
+    """(chunk, offset) that a word of a record stands for."""
     return (word >> 48) - 1, word & (1 << 48) - 1
 
 
-def _align(n: int) -> int:
+def align(n: int) -> int:
+    """The next multiple of 64 bytes, where every state and payload begins."""
     return -(-n // 64) * 64

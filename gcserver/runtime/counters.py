@@ -14,6 +14,7 @@ from gcproto.wire import Flag, FrameType, Header
 from gcserver.core.events import DomainKey
 from gcserver.runtime.blocks import DomainMemory
 from gcserver.runtime.lanelink import LaneStats, PeerTraffic
+from gcserver.runtime.linkfit import Arrival
 
 ITEMSIZE: Final = {int(d): d.itemsize for d in DType}
 
@@ -46,10 +47,12 @@ class Counters:
             peer = 0
         self.counts[name, peer] = self.counts.get((name, peer), 0) + value
 
-    def stats(self, bytes_in: int, bytes_out: int, domains: dict[DomainKey, DomainMemory]) -> LaneStats:
+    def stats(
+        self, bytes_in: int, bytes_out: int, domains: dict[DomainKey, DomainMemory], arrivals: tuple[Arrival, ...] = ()
+    ) -> LaneStats:
         arenas: dict[bytes, int] = {}
         for key, memory in domains.items():
             arenas[key[0]] = arenas.get(key[0], 0) + memory.nbytes
         counts = tuple((name, peer, value) for (name, peer), value in self.counts.items())
         peers = tuple(PeerTraffic(peer, *numbers) for peer, numbers in self.traffic.items())
-        return LaneStats(bytes_in, bytes_out, tuple(self.rounds.items()), tuple(arenas.items()), counts, peers)
+        return LaneStats(bytes_in, bytes_out, tuple(self.rounds.items()), tuple(arenas.items()), counts, peers, arrivals)

@@ -53,6 +53,7 @@ from gcserver.runtime.lanelink import (
     LaneTrouble,
 )
 from gcserver.runtime.laneworkers import LaneWorkers
+from gcserver.runtime.linkfit import Arrivals
 from gcserver.runtime.once import Once
 from gcserver.runtime.setup import LaneSetup, lane_address, listen_unix
 from gcserver.runtime.statefiles import MemoryShort
@@ -81,6 +82,7 @@ class LaneProcess:
         self.clock = KernelClock(self.executor)
         self.poller = select.epoll()
         self.counters = Counters()
+        self.arrivals = Arrivals()
         self.reports = StepReports(machine, self.send_up)
         self.workers = LaneWorkers(self, listener)
         self.tracer = StepTracer(self)
@@ -142,7 +144,7 @@ class LaneProcess:
             if self.asked:
                 self._answer()
             if busy or frames in ready:
-                self._frames()
+                self._frames(not busy)
             if self.link.fileno() in ready:
                 self._supervisor(ready[self.link.fileno()])
             if workers.listener.fileno() in ready:
@@ -169,7 +171,7 @@ class LaneProcess:
                 self.perform[type(effect)](effect)
 
     # ---------------------------------------------------------------------------------------- frames
-    def _frames(self) -> None:
+    def _frames(self, prompt: bool) -> None:
         for raw, payload in self.transport.receive():
             try:
                 header = wire.parse(raw)
@@ -182,6 +184,8 @@ class LaneProcess:
                     self.feed(ev.FrameDamaged(None, wire.sender_hint(raw), str(error)))
                 continue
             self.counters.measure(header, header.sender, 0)
+            self.arrivals.on_frame(header.sender, header.payload_bytes, time.monotonic(), prompt)
+            prompt = False
             try:
                 wire.check_payload(header, payload)
             except FrameError as error:
@@ -326,7 +330,8 @@ class LaneProcess:
         self.executor.domains[e.domain].log_step(ev.StepRecord(e.step, e.nonfinite, e.proposal, e.digest))
 
     def _stats(self) -> LaneStats:
-        return self.counters.stats(self.transport.bytes_in, self.transport.bytes_out, self.executor.domains)
+        bytes_in, bytes_out = self.transport.bytes_in, self.transport.bytes_out
+        return self.counters.stats(bytes_in, bytes_out, self.executor.domains, self.arrivals.take())
 
 
 def main() -> int:

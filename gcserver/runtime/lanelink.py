@@ -18,6 +18,7 @@ from gcproto.channel import Channel
 from gcproto.packed import Message, MessageError
 from gcserver.core import effects, events
 from gcserver.core.control_events import OpenSection
+from gcserver.runtime.linkfit import Arrival
 from gcserver.runtime.steptrace import AskTrace, TracedStep
 
 
@@ -60,7 +61,7 @@ class PeerTraffic:
 
 @dataclass(frozen=True, slots=True)
 class LaneStats:
-    """From a lane: counters since it started. ``counts`` are (name, peer id, value)."""
+    """From a lane: counters since it started. ``counts`` are (name, peer id, value); ``arrivals`` those since the last."""
 
     bytes_in: int
     bytes_out: int
@@ -68,6 +69,7 @@ class LaneStats:
     arena_bytes: tuple[tuple[bytes, int], ...]
     counts: tuple[tuple[str, int, int], ...]
     peers: tuple[PeerTraffic, ...]
+    arrivals: tuple[Arrival, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,227 @@
+"""Latency and bandwidth of this node's link, from the frames and heartbeats of the jobs themselves.
+
+What may live here: when frames arrived, the trains they make, and the fit of both to a `LinkCost`. What may not:
+sockets, sending anything to measure with.
+
+A lane sees whole frames, never the bytes of one arriving, and only when its loop comes round to them. So time counts
+between *prompt* frames only, for which the loop was waiting; a frame found after a kernel counts with its bytes, at the
+next prompt one. A train is a run of frames that came one behind the other without a pause. Its rate is the bytes of all
+frames but the first over the time from the first to the last. Frames of several peers and lanes share the card and make
+one train.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from gcserver.planner.profile import LinkCost
+
+#: frames of fewer bytes count, but begin and end no train: how soon the loop wakes would matter more than their time
+LARGE: Final = 64 << 10
+#: bytes after which a train ends and the next one begins, so that a long transfer is many samples
+LONG: Final = 16 << 20
+#: trains of fewer bytes or frames say nothing
+SHORT: Final = 1 << 20
+FEWEST: Final = 3
+#: a gap so many times as long as what arrived in it needs had a pause in it
+SLACK: Final = 1.5
+#: arrivals a lane remembers until it tells them, and seconds after which all lanes have told theirs
+MOST: Final = 2000
+HELD: Final = 2.5
+#: trains that are remembered
+KEPT: Final = 50
+#: The link is slower than it was if so many gaps in a row, of so many bytes, agree on one rate within this scatter.
+#: A pause is as long as somebody computed; only a link makes every frame wait in proportion to its bytes.
+AGREEING: Final = 12
+AGREEING_BYTES: Final = 256 << 10
+SCATTER: Final = 0.12
+#: the share of trains that are slower than the estimate: pauses too short to be seen make trains slow, nothing makes
+#: one of many frames fast
+QUANTILE: Final = 0.6
+#: Trains that differ by more than this were paced by kernels or by the workers, not by the link: a lower bound of it.
+DIFFERING: Final = 0.2
+#: observations of a peer's round trip of which the lowest counts
+TRIPS: Final = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A large frame of a peer that a lane came to ``at``, seconds of CLOCK_MONOTONIC; prompt: it waited for it.
+
+    nbytes: with the small ones that the lane received since the large one before.
+    """
+
+    at: float
+    peer: int
+    nbytes: int
+    prompt: bool
+
+
+class Arrivals:
+    """The frames of one lane, until somebody asks for them."""
+
+    def __init__(self) -> None:
+        self._seen: deque[Arrival] = deque(maxlen=MOST)
+        self._small = 0
+
+    def on_frame(self, peer: int, nbytes: int, now: float, prompt: bool) -> None:
+        """A frame of ``nbytes`` from ``peer`` at ``now``; prompt: the loop was waiting for it."""
+        self._small += nbytes
+        if nbytes >= LARGE:
+            self._seen.append(Arrival(now, peer, self._small, prompt))
+            self._small = 0
+
+    def take(self) -> tuple[Arrival, ...]:
+        """Those since the last call."""
+        seen = tuple(self._seen)
+        self._seen.clear()
+        return seen
+
+
+@dataclass(frozen=True, slots=True)
+class Train:
+    """``nbytes`` arrived from ``start`` to ``end``, seconds."""
+
+    start: float
+    end: float
+    nbytes: int
+
+    @property
+    def rate(self) -> float:
+        """Bytes a second."""
+        return self.nbytes / (self.end - self.start)
+
+
+class Trains:
+    """Finds trains in the arrivals of all lanes of a node; ``kept``: the newest of them."""
+
+    def __init__(self) -> None:
+        self.kept: deque[Train] = deque(maxlen=KEPT)
+        #: bytes of each stream's (lane's and peer's) newest frame in this train: as much may be on its way
+        self._streams: dict[tuple[int, int], int] = {}
+        self._start = self._last = -1.0
+        #: bytes and prompt frames of the train, and bytes since the last prompt frame, all that came and what counts
+        self._bytes = self._count = self._came = self._counts = 0
+        #: whether the train began after a pause
+        self._afresh = True
+        #: the best rate of this train so far: what a gap is compared with before there is a train
+        self._best = 0.0
+        #: gaps that looked like pauses
+        self._slow: deque[Train] = deque(maxlen=AGREEING)
+
+    def on_arrival(self, lane: int, arrival: Arrival) -> None:
+        """The next one in order of time."""
+        stream = (lane, arrival.peer)
+        self._came += arrival.nbytes
+        # After a pause all streams begin at once: the first frame of each was under way before the train's first
+        # arrival. Elsewhere what was under way at the start makes up for what is at the end.
+        if stream in self._streams or not self._afresh:
+            self._counts += arrival.nbytes
+        self._streams[stream] = arrival.nbytes
+        if not arrival.prompt or arrival.at <= self._last:
+            return
+        if self._start < 0.0:
+            self._begin(arrival.at, afresh=True)
+            self._streams = {stream: arrival.nbytes}
+            return
+        gap, needed = arrival.at - self._last, max(self._came, sum(self._streams.values()))
+        if gap * (rate(self.kept) if self.kept else self._best) > SLACK * needed:
+            self._pause(Train(self._last, arrival.at, self._came))
+            self._streams = {stream: arrival.nbytes}
+            return
+        self._bytes += self._counts
+        self._count += 1
+        self._came = self._counts = 0
+        self._last = arrival.at
+        if self._bytes >= SHORT:
+            self._best = max(self._best, self._bytes / (self._last - self._start))
+        if self._bytes >= LONG and self._count >= FEWEST * len(self._streams):
+            self._record()
+            self._begin(arrival.at, afresh=False)
+
+    def _begin(self, at: float, afresh: bool) -> None:
+        self._start = self._last = at
+        self._bytes = self._count = self._came = self._counts = 0
+        self._afresh = afresh
+        self._best = 0.0
+
+    def _pause(self, gap: Train) -> None:
+        """A gap in which nothing was sent for a while, or one of a link that became slower."""
+        self._record()
+        if gap.nbytes >= AGREEING_BYTES:
+            self._slow.append(gap)
+        if len(self._slow) == AGREEING and scatter([g.rate for g in self._slow]) <= SCATTER:
+            self.kept.clear()
+            self.kept.extend(self._slow)
+            self._slow.clear()
+        self._begin(gap.end, afresh=True)
+
+    def _record(self) -> None:
+        if self._bytes >= SHORT and self._count >= FEWEST:
+            self.kept.append(Train(self._start, self._last, self._bytes))
+            self._slow.clear()
+
+
+class LinkFit:
+    """The link of this node as its lanes and heartbeats see it."""
+
+    def __init__(self) -> None:
+        self._trains = Trains()
+        self._held: list[tuple[float, int, Arrival]] = []
+        self._trips: dict[str, deque[float]] = {}
+
+    def on_arrivals(self, lane: int, arrivals: Iterable[Arrival], now: float) -> None:
+        """What a lane received since it last told; they count once the other lanes have told as well."""
+        self._held += [(arrival.at, lane, arrival) for arrival in arrivals]
+        self._held.sort(key=lambda held: held[:2])
+        while self._held and self._held[0][0] <= now - HELD:
+            _, where, arrival = self._held.pop(0)
+            self._trains.on_arrival(where, arrival)
+
+    def on_trip(self, peer: str, seconds: float) -> None:
+        """A round trip of heartbeats to a peer, as smoothed by the link."""
+        self._trips.setdefault(peer, deque(maxlen=TRIPS)).append(seconds)
+
+    def cost(self, guess: LinkCost) -> LinkCost:
+        """The link; what has not been seen yet is ``guess``'s."""
+        return fit([min(trips) for trips in self._trips.values()], self._trains.kept, guess)
+
+
+def fit(trips: Sequence[float], trains: Iterable[Train], guess: LinkCost) -> LinkCost:
+    """Round trips of the peers (seconds each, without load) and trains as a `LinkCost`.
+
+    latency: half the longest of the trips, since a step waits for the farthest peer. bandwidth: payload bytes a second;
+    ``samples`` counts trains, 0 where they differ too much to be more than a lower bound. What is not known, or only
+    that it is more than this, is taken from ``guess``.
+    """
+    latency = max(trips) / 2 if trips else guess.latency
+    seen = list(trains)
+    if not seen:
+        return LinkCost(latency, guess.bandwidth, guess.noise, 0)
+    found, noise = rate(seen), scatter([t.rate for t in seen])
+    if noise > DIFFERING:
+        return LinkCost(latency, max(found, guess.bandwidth), noise, 0)
+    return LinkCost(latency, found, noise, len(seen))
+
+
+def rate(trains: Iterable[Train]) -> float:
+    """A high quantile of the rates of at least one train, bytes a second; each counts by its bytes."""
+    ordered = sorted(trains, key=lambda t: t.rate)
+    wanted = QUANTILE * sum(t.nbytes for t in ordered)
+    total = 0
+    for train in ordered:
+        total += train.nbytes
+        if total >= wanted:
+            return train.rate
+    return ordered[-1].rate
+
+
+def scatter(rates: Sequence[float]) -> float:
+    """Standard deviation over median, from the median of distances so that a few wild samples do not count; of at
+    least one rate."""
+    middle = statistics.median(rates)
+    return 1.4826 * statistics.median(abs(r - middle) for r in rates) / middle

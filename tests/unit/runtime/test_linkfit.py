@@ -1,0 +1,159 @@
+"""Latency and bandwidth from frames and heartbeats.
+
+What may live here: tests of `gcserver/runtime/linkfit.py`. What may not: sockets.
+"""
+
+from __future__ import annotations
+
+from itertools import count
+
+import pytest
+
+from gcserver.planner.profile import LinkCost
+from gcserver.runtime.linkfit import HELD, KEPT, LARGE, MOST, Arrival, Arrivals, LinkFit, Train, Trains, fit, rate
+
+MIB = 1 << 20
+GUESS = LinkCost(1e-4, 1e9)
+
+
+class Link:
+    """Frames that follow one another at ``speed`` bytes a second into a `Trains`."""
+
+    def __init__(self, speed: float) -> None:
+        self.speed, self.now, self.trains = speed, 100.0, Trains()
+
+    def burst(self, sizes: list[int], peers: int = 1, prompt: bool = True, lane: int = 0) -> None:
+        for i, nbytes in enumerate(sizes):
+            self.now += nbytes / self.speed
+            self.trains.on_arrival(lane, Arrival(self.now, i % peers, nbytes, prompt))
+
+    def estimate(self) -> float:
+        return fit([], self.trains.kept, GUESS).bandwidth
+
+
+def test_only_large_frames_are_told_and_small_ones_ride_with_them() -> None:
+    arrivals = Arrivals()
+    arrivals.on_frame(1, 100, 1.0, True)
+    arrivals.on_frame(1, LARGE, 2.0, False)
+    arrivals.on_frame(2, LARGE, 3.0, True)
+    assert arrivals.take() == (Arrival(2.0, 1, LARGE + 100, False), Arrival(3.0, 2, LARGE, True))
+    assert arrivals.take() == ()
+
+
+def test_what_nobody_asks_for_does_not_pile_up() -> None:
+    arrivals = Arrivals()
+    for _ in range(MOST + 5):
+        arrivals.on_frame(1, LARGE, 1.0, True)
+    assert len(arrivals.take()) == MOST
+
+
+def test_bursts_with_pauses_between_them_give_the_rate_of_the_bursts() -> None:
+    link = Link(12.5e6)
+    for _ in range(20):
+        link.burst([4 * MIB] * 8)
+        link.now += 3.0
+    assert link.estimate() == pytest.approx(12.5e6, rel=0.01)
+
+
+def test_a_frame_that_was_seen_late_counts_with_the_next_prompt_one() -> None:
+    link = Link(1e8)
+    for _ in range(5):
+        link.burst([2 * MIB] * 3)
+        # two frames arrive while a kernel runs, and are found together when it is done
+        for behind in (0.04, 0.0):
+            link.now += 2 * MIB / link.speed
+            link.trains.on_arrival(0, Arrival(link.now + behind, 0, 2 * MIB, False))
+        link.burst([2 * MIB] * 4)
+        link.now += 1.0
+    assert link.estimate() == pytest.approx(1e8, rel=0.02)
+
+
+def test_peers_and_lanes_share_the_card() -> None:
+    link = Link(1e8)
+    for _ in range(10):
+        # all four streams begin together, so their first frames end together
+        link.now += 4 * 4 * MIB / link.speed
+        for stream in range(4):
+            link.trains.on_arrival(stream % 2, Arrival(link.now + stream * 1e-3, stream, 4 * MIB, True))
+        for k in range(24):
+            link.now += 4 * MIB / link.speed
+            link.trains.on_arrival(k % 2, Arrival(link.now, k % 4, 4 * MIB, True))
+        link.now += 2.0
+    assert link.estimate() == pytest.approx(1e8, rel=0.05)
+
+
+def test_small_payloads_between_pauses_leave_the_estimate_alone() -> None:
+    link = Link(1.25e8)
+    for _ in range(5):
+        link.burst([8 * MIB] * 8)
+        link.now += 0.5
+    before = link.estimate()
+    pauses = [0.004, 0.011, 0.007, 0.02, 0.005, 0.013]
+    for i in range(500):
+        link.burst([160 << 10])
+        link.now += pauses[i % 6]
+    assert link.estimate() == before
+
+
+def test_a_link_that_became_slower_is_noticed() -> None:
+    link = Link(1.25e8)
+    for _ in range(5):
+        link.burst([8 * MIB] * 8)
+        link.now += 0.5
+    link.speed = 2.5e7
+    for _ in range(4):
+        link.burst([8 * MIB] * 8)
+        link.now += 0.5
+    assert link.estimate() == pytest.approx(2.5e7, rel=0.02)
+
+
+def test_a_link_that_became_faster_is_noticed() -> None:
+    link = Link(1.25e7)
+    for speed in (1.25e7, 1.25e8):
+        link.speed = speed
+        for _ in range(KEPT):
+            link.burst([8 * MIB] * 8)
+            link.now += 0.5
+    assert link.estimate() == pytest.approx(1.25e8, rel=0.02)
+
+
+def test_trains_that_differ_are_a_lower_bound_only() -> None:
+    rates = [1e7, 2e7, 4e7, 8e7]
+    trains = [Train(float(i), i + 1e7 / r, 10_000_000) for i, r in enumerate(rates)]
+    cost = fit([], trains, GUESS)
+    assert cost.bandwidth == GUESS.bandwidth
+    assert cost.samples == 0 and cost.noise > 0.2
+    assert fit([], trains, LinkCost(0.0, 1e6)).bandwidth == 4e7
+
+
+def test_trains_count_by_their_bytes() -> None:
+    assert rate([Train(0.0, 1.0, 100), Train(2.0, 2.5, 1), Train(4.0, 4.01, 1)]) == 100.0
+
+
+def test_without_traffic_there_is_the_guess_and_heartbeats_give_the_latency() -> None:
+    link = LinkFit()
+    assert link.cost(GUESS) == LinkCost(1e-4, 1e9, 0.0, 0)
+    for trip in (4e-3, 2e-3, 9e-3):
+        link.on_trip("b", trip)
+    link.on_trip("c", 6e-3)
+    assert link.cost(GUESS).latency == 3e-3
+
+
+def test_lanes_are_put_in_order_before_they_count() -> None:
+    def tell(link: LinkFit, apart: bool) -> LinkCost:
+        times = count(1)
+        found = [Arrival(0.08 * next(times), k % 2, 8 * MIB, True) for k in range(40)]
+        if apart:
+            link.on_arrivals(1, found[1::2], 3.3)
+            link.on_arrivals(0, found[0::2], 3.4)
+            link.on_arrivals(0, [], 3.4 + HELD)
+        else:
+            for i, arrival in enumerate(found):
+                link.on_arrivals(i % 2, [arrival], arrival.at)
+            link.on_arrivals(0, [], 3.4 + HELD)
+        return link.cost(GUESS)
+
+    apart = tell(LinkFit(), True)
+    assert apart == tell(LinkFit(), False)
+    assert apart.samples > 0
+    assert apart.bandwidth == pytest.approx(8 * MIB / 0.08, rel=0.01)
