@@ -55,4 +55,6 @@ class Counters:
             arenas[key[0]] = arenas.get(key[0], 0) + memory.nbytes
         counts = tuple((name, peer, value) for (name, peer), value in self.counts.items())
         peers = tuple(PeerTraffic(peer, *numbers) for peer, numbers in self.traffic.items())
-        return LaneStats(bytes_in, bytes_out, tuple(self.rounds.items()), tuple(arenas.items()), counts, peers, arrivals)
+        return LaneStats(
+            bytes_in, bytes_out, tuple(self.rounds.items()), tuple(arenas.items()), counts, peers, arrivals
+        )

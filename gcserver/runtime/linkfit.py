@@ -41,7 +41,7 @@ AGREEING_BYTES: Final = 256 << 10
 SCATTER: Final = 0.12
 #: the share of trains that are slower than the estimate: pauses too short to be seen make trains slow, nothing makes
 #: one of many frames fast
-QUANTILE: Final = 0.6
+QUANTILE: Final = 0.75
 #: Trains that differ by more than this were paced by kernels or by the workers, not by the link: a lower bound of it.
 DIFFERING: Final = 0.2
 #: observations of a peer's round trip of which the lowest counts

@@ -96,9 +96,9 @@ def test_a_measured_spec_costs_what_was_measured() -> None:
 def test_between_two_ratios_seconds_are_on_the_line_through_them() -> None:
     known = {"topk(ratio=0.01)": cost(1.0, 0.02), "topk(ratio=0.05)": cost(3.0, 0.10)}
     found = cost_of("topk(ratio=0.02)", known)
-    assert found.ratio == pytest.approx(0.04)
-    assert found.encode.points[0][1] == pytest.approx(1.5)
-    assert found.decode_add.points[0][1] == pytest.approx(0.15)
+    assert found.ratio == pytest.approx(0.04, rel=1e-3)
+    assert found.encode.points[0][1] == pytest.approx(1.5, rel=1e-3)
+    assert found.decode_add.points[0][1] == pytest.approx(0.15, rel=1e-3)
 
 
 def test_beyond_them_nothing_costs_less_than_its_payloads_share() -> None:

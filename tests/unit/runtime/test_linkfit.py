@@ -142,15 +142,15 @@ def test_without_traffic_there_is_the_guess_and_heartbeats_give_the_latency() ->
 def test_lanes_are_put_in_order_before_they_count() -> None:
     def tell(link: LinkFit, apart: bool) -> LinkCost:
         times = count(1)
-        found = [Arrival(0.08 * next(times), k % 2, 8 * MIB, True) for k in range(40)]
+        found = [Arrival(2.0 + 0.08 * next(times), k % 2, 8 * MIB, True) for k in range(40)]
         if apart:
-            link.on_arrivals(1, found[1::2], 3.3)
-            link.on_arrivals(0, found[0::2], 3.4)
-            link.on_arrivals(0, [], 3.4 + HELD)
+            link.on_arrivals(1, found[1::2], 4.3)
+            link.on_arrivals(0, found[0::2], 4.4)
+            link.on_arrivals(0, [], 6.0 + HELD)
         else:
             for i, arrival in enumerate(found):
                 link.on_arrivals(i % 2, [arrival], arrival.at)
-            link.on_arrivals(0, [], 3.4 + HELD)
+            link.on_arrivals(0, [], 6.0 + HELD)
         return link.cost(GUESS)
 
     apart = tell(LinkFit(), True)

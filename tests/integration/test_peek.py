@@ -1,0 +1,102 @@
+"""Gradients of real jobs, read from outside their daemons.
+
+What may live here: what only real daemons and workers show of `gcserver/runtime/peek.py` and `errortables.py`. What may
+not: layouts (`tests/unit/runtime/test_peek.py`).
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from gcserver.core.control_events import JobMemory
+from gcserver.core.events import DomainConfig
+from gcserver.core.job import Job
+from gcserver.runtime.errortables import ErrorTables
+from gcserver.runtime.peek import JobGone, Peek, Watched
+from gcserver.runtime.resolve import resolve
+from tests.integration.cluster import Cluster, Daemon
+from tests.integration.peek_workers import SHAPES, gradient
+
+LANES = 2
+
+
+def only_domain(daemon: Daemon) -> Watched:
+    """The only domain of the only job, as the daemon remembers it."""
+    (file,) = daemon.state.glob("jobs/*/job.msgpack")
+    memory = msgspec.msgpack.decode(file.read_bytes(), type=JobMemory)
+    ((declared, sections),) = memory.domains
+    config: DomainConfig = Job(memory.record, daemon.name, LANES, resolve).add_domain(declared).config
+    return Watched(str(daemon.state), LANES, config, sections)
+
+
+def files(daemon: Daemon) -> dict[str, tuple[int, int, bytes]]:
+    """Time of change, size and content of what the lanes of a daemon keep."""
+    found = {}
+    for path in daemon.state.glob("jobs/*/*.*.*"):
+        status = path.stat()
+        found[path.name] = (status.st_mtime_ns, status.st_size, path.read_bytes())
+    return found
+
+
+def quiet(daemon: Daemon) -> dict[str, tuple[int, int, bytes]]:
+    """The same once the lanes have noted that the step is settled."""
+    before = files(daemon)
+    for _ in range(100):
+        time.sleep(0.2)
+        now = files(daemon)
+        if now == before:
+            return now
+        before = now
+    raise RuntimeError("the lanes never came to rest")
+
+
+@pytest.mark.parametrize("codec", ["none", "topk(ratio=0.01)"])
+def test_what_is_read_is_what_the_worker_pushed_and_reading_leaves_no_trace(tmp_path: Path, codec: str) -> None:
+    with Cluster(tmp_path, nodes=2, lanes=LANES, options={"codec.default": codec}) as cluster:
+        job = cluster.start("tests.integration.peek_workers:push_and_pause", [0, 1])
+        for rank in range(2):
+            job.wait_mark("paused", rank)
+        for rank, daemon in enumerate(cluster.daemons):
+            before = files(daemon)
+            assert {name.split(".")[2][:4] for name in before} >= {"chun", "reco", "heap"}
+            with Peek(only_domain(daemon)) as peek:
+                assert {t.name: t.shape for t in peek.tensors} == SHAPES
+                for tensor in peek.tensors:
+                    reading = peek.read(tensor)
+                    assert reading is not None
+                    pushed = gradient(tensor.name, rank).reshape(-1)
+                    # the first step had no residual yet, whatever was left of it since
+                    np.testing.assert_array_equal(reading.contribution, pushed)
+                    if codec == "none":
+                        assert reading.outcome is not None
+                        mean = (gradient(tensor.name, 0) + gradient(tensor.name, 1)).reshape(-1) / 2
+                        np.testing.assert_array_equal(reading.outcome, mean)
+                tables = ErrorTables(peek)
+                tables.sample(60.0)
+                found = tables.tables()
+            assert set(found) == {"topk", "sidco", "qsgd", "powersgd"}
+            for rows in found.values():
+                assert [row.name for row in rows] == list(SHAPES)
+                assert all(np.isfinite(row.errors).all() for row in rows)
+            assert files(daemon) == before
+
+
+def test_a_job_that_ended_is_said_to_be_gone(tmp_path: Path) -> None:
+    with Cluster(tmp_path, nodes=2, lanes=LANES) as cluster:
+        job = cluster.start("tests.integration.peek_workers:push_and_leave", [0, 1])
+        job.wait_mark("pushed")
+        watched = only_domain(cluster.daemons[0])
+        with Peek(watched) as peek:
+            for outcome in job.wait():
+                assert outcome.ok() is None
+            while any(cluster.daemons[0].state.glob("jobs/*")):
+                time.sleep(0.02)
+            with pytest.raises(JobGone):
+                ErrorTables(peek).sample(60.0)
+        with pytest.raises(JobGone):
+            Peek(watched)
