@@ -254,7 +254,7 @@ def numpy_peers(codec: Codec, buffers: Buffers) -> list[Operation]:
 def time_in_turn(
     acts: Sequence[Operation], seconds: float, clock: Callable[[], float] = time.perf_counter
 ) -> list[list[float]]:
-    """Times of each, s of ``clock``, in repetitions within which they take turns: LEAST to MOST, about ``seconds`` in all.
+    """Times of each, s of ``clock``, in LEAST to MOST repetitions in which they take turns, about ``seconds`` in all.
 
     What takes more than a third of the time by itself rests once it has two results.
     """

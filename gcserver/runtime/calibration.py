@@ -20,7 +20,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib import metadata
-from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -29,11 +28,10 @@ import numpy as np
 
 from gcproto import wire
 from gcserver import bench, codecs
-from gcserver.codecs import Codec, CodecError, parse, reduce
+from gcserver.codecs import Codec, parse, reduce
 from gcserver.codecs.base import BY_NAME
 from gcserver.codecs.tworounds import TwoRounds
 from gcserver.planner.profile import CodecCost, Curve
-from gcserver.runtime.buffers import as_bytes
 
 #: elements; the longest block has 8 MiB
 SIZES: Final = (1 << 16, 1 << 18, 1 << 20, 1 << 21)
@@ -139,10 +137,15 @@ def _operations(codec: Codec, buffers: bench.Buffers) -> tuple[list[Callable[[],
 
         return [encode, decode, add], sum(out.size for out in payloads)
     if codec.name == "none":  # sent from where it lies, added two at a time (`averaging.py`)
-        raw, weight = as_bytes(memoryview(x)), 0.5
+        raw, weight = x.view(np.uint8), 0.5
+
+        def copy() -> None:
+            wire.digest(raw)
+            np.copyto(dense, x)
+
         return [
             lambda: wire.digest(raw),
-            lambda: (wire.digest(raw), np.copyto(dense, x)),
+            copy,
             lambda: (wire.digest(raw), reduce.add2_scale(spare, dense, x, weight)),
         ], raw.nbytes
     steps = bench.Steps(codec, buffers, 0)
@@ -229,10 +232,10 @@ def cost_of(spec: str, known: Mapping[str, CodecCost]) -> CodecCost:
     _, _, factor, first = near[0]
     wanted = first.ratio * factor
     second = next((c for unlike, _, _, c in near[1:] if unlike == least and c.ratio != first.ratio), None)
-    return CodecCost(
-        *(_between(getattr(first, op), getattr(second, op, None), op, first, second, wanted) for op in OPERATIONS),
-        ratio=wanted,
+    encode, decode, add = (
+        _between(getattr(first, op), getattr(second, op, None), op, first, second, wanted) for op in OPERATIONS
     )
+    return CodecCost(encode, decode, add, wanted)
 
 
 def _between(

@@ -6,7 +6,11 @@ not: layouts (`tests/unit/runtime/test_peek.py`).
 
 from __future__ import annotations
 
+import os
+import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -43,16 +47,43 @@ def files(daemon: Daemon) -> dict[str, tuple[int, int, bytes]]:
     return found
 
 
-def quiet(daemon: Daemon) -> dict[str, tuple[int, int, bytes]]:
-    """The same once the lanes have noted that the step is settled."""
+@contextmanager
+def stopped(daemon: Daemon) -> Iterator[None]:
+    """Its processes write nothing meanwhile: the settling of the step could come at any time."""
+    pids = [daemon.pid, *daemon.lane_pids()]
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+
+
+def compare(daemon: Daemon, rank: int, codec: str) -> None:
+    """What is read of a daemon's memory is what ``rank`` pushed, and the memory is as it was."""
     before = files(daemon)
-    for _ in range(100):
-        time.sleep(0.2)
-        now = files(daemon)
-        if now == before:
-            return now
-        before = now
-    raise RuntimeError("the lanes never came to rest")
+    assert {name.split(".")[2][:4] for name in before} >= {"chun", "reco", "heap"}
+    with Peek(only_domain(daemon)) as peek:
+        assert {t.name: t.shape for t in peek.tensors} == SHAPES
+        for tensor in peek.tensors:
+            reading = peek.read(tensor)
+            assert reading is not None
+            pushed = gradient(tensor.name, rank).reshape(-1)
+            # the first step had no residual yet, whatever was left of it since
+            np.testing.assert_array_equal(reading.contribution, pushed)
+            if codec == "none":
+                assert reading.outcome is not None
+                mean = (gradient(tensor.name, 0) + gradient(tensor.name, 1)).reshape(-1) / 2
+                np.testing.assert_array_equal(reading.outcome, mean)
+        tables = ErrorTables(peek)
+        tables.sample(60.0)
+        found = tables.tables()
+    assert set(found) == {"topk", "sidco", "qsgd", "powersgd"}
+    for rows in found.values():
+        assert [row.name for row in rows] == list(SHAPES)
+        assert all(np.isfinite(row.errors).all() for row in rows)
+    assert files(daemon) == before
 
 
 @pytest.mark.parametrize("codec", ["none", "topk(ratio=0.01)"])
@@ -62,28 +93,8 @@ def test_what_is_read_is_what_the_worker_pushed_and_reading_leaves_no_trace(tmp_
         for rank in range(2):
             job.wait_mark("paused", rank)
         for rank, daemon in enumerate(cluster.daemons):
-            before = files(daemon)
-            assert {name.split(".")[2][:4] for name in before} >= {"chun", "reco", "heap"}
-            with Peek(only_domain(daemon)) as peek:
-                assert {t.name: t.shape for t in peek.tensors} == SHAPES
-                for tensor in peek.tensors:
-                    reading = peek.read(tensor)
-                    assert reading is not None
-                    pushed = gradient(tensor.name, rank).reshape(-1)
-                    # the first step had no residual yet, whatever was left of it since
-                    np.testing.assert_array_equal(reading.contribution, pushed)
-                    if codec == "none":
-                        assert reading.outcome is not None
-                        mean = (gradient(tensor.name, 0) + gradient(tensor.name, 1)).reshape(-1) / 2
-                        np.testing.assert_array_equal(reading.outcome, mean)
-                tables = ErrorTables(peek)
-                tables.sample(60.0)
-                found = tables.tables()
-            assert set(found) == {"topk", "sidco", "qsgd", "powersgd"}
-            for rows in found.values():
-                assert [row.name for row in rows] == list(SHAPES)
-                assert all(np.isfinite(row.errors).all() for row in rows)
-            assert files(daemon) == before
+            with stopped(daemon):
+                compare(daemon, rank, codec)
 
 
 def test_a_job_that_ended_is_said_to_be_gone(tmp_path: Path) -> None:
