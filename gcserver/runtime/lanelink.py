@@ -61,7 +61,7 @@ class PeerTraffic:
 
 @dataclass(frozen=True, slots=True)
 class LaneStats:
-    """From a lane: counters since it started, and ``arrivals`` since the last. ``counts`` are (name, peer id, value)."""
+    """From a lane: counters since it started, ``arrivals`` since the last. ``counts`` are (name, peer id, value)."""
 
     bytes_in: int
     bytes_out: int
