@@ -24,7 +24,8 @@ from gcproto.manifest import AddressSpace, ArenaPlan, Block, Section, Slot
 from gcproto.records import Record
 from gcserver.core.events import DomainConfig
 from gcserver.core.plan import COMPRESSIBLE
-from gcserver.runtime.blocks import RECORD, STATES, align, place
+from gcserver.runtime.blocks import align, place
+from gcserver.runtime.records import RECORD, STATES
 
 F32 = NDArray[np.float32]
 I64 = NDArray[np.int64]
