@@ -1,0 +1,155 @@
+"""Whether compression pays on a link, and from which bandwidth on it stops paying; "don't" is an answer.
+
+What may live here: expected steps of plans over bandwidths, the verdict, a profile made from shapes alone. What may
+not: measuring, how a plan is composed (`auto.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from gcproto.dtypes import DType
+from gcserver.planner.auto import Proposal, Wish, compose, worth
+from gcserver.planner.families import CASTS, DENSE, QUALITIES
+from gcserver.planner.live_layout import placed
+from gcserver.planner.profile import CodecCost, LinkCost, Profile, ProfiledTensor, ProfileError
+
+#: Bandwidths between which the one is looked for above which compression stops paying, bytes a second.
+LEAST: Final = 1e5
+MOST: Final = 1e12
+#: Halvings of that range, which is of seven decades: the answer is within 1 %.
+_HALVINGS: Final = 11
+
+
+class AdvicePlan(msgspec.Struct, frozen=True):
+    """What a plan comes to: ``name`` is none, fp16 or a quality, ``spec`` what it uses, ``seconds`` a step."""
+
+    name: str
+    spec: str
+    seconds: float
+
+
+class AdviceRow(msgspec.Struct, frozen=True):
+    """One link: ``bandwidth`` in bytes a second a direction, the plans, and whether the best one is worth a switch."""
+
+    bandwidth: float
+    plans: tuple[AdvicePlan, ...]
+    pays: bool
+    verdict: str
+
+
+class Advice(msgspec.Struct, frozen=True):
+    """compute: seconds of a step without any exchange. stops_paying: the bandwidth in bytes a second above which the
+    asked quality gains too little; 0: it never pays, infinite values are not used: ``MOST`` stands for all there are.
+    verdict: one sentence for the profile's own link."""
+
+    compute: float
+    rows: tuple[AdviceRow, ...]
+    stops_paying: float
+    verdict: str
+
+
+def advise(profile: Profile, bandwidths: Sequence[float] = (), quality: str = "balanced") -> Advice:
+    """Expected steps on the profile's own link (first) and on links of these bandwidths, bytes a second.
+
+    Raises ProfileError for a profile or bandwidth that cannot be used, AutoError for another quality.
+    """
+    if not all(b > 0 for b in bandwidths):
+        raise ProfileError(f"expected bandwidths above 0, bytes a second, got {list(bandwidths)}")
+    rows = tuple(_row(_on(profile, b), quality) for b in (profile.link.bandwidth, *bandwidths))
+    stops = _stops_paying(profile, quality)
+    verdict = rows[0].verdict
+    if stops <= 0:
+        verdict += "; it would not pay on any link"
+    elif stops < MOST:
+        verdict += f"; compression stops paying above about {_rate(stops)}"
+    return Advice(profile.compute, rows, stops, verdict)
+
+
+def profile_of(
+    shapes: Mapping[str, Sequence[int]],
+    compute: float,
+    link: LinkCost,
+    nodes: int,
+    codecs: Mapping[str, CodecCost],
+    *,
+    whole: bool = False,
+    partition_bytes: int = 8 << 20,
+    min_compress_bytes: int = 64 << 10,
+) -> Profile:
+    """A profile of a model that does not run yet: ``shapes`` by name in the order of the forward pass, float32.
+
+    ``compute``: seconds of a step without exchange; a third is taken for the forward pass, and of the rest each
+    gradient takes its share of elements. whole: as in `gcclient.state(whole=True)`. Raises ProfileError.
+    """
+    if not shapes or compute < 0 or nodes < 1:
+        raise ProfileError(f"expected shapes, compute from 0 on and a node, got {len(shapes)}, {compute}, {nodes}")
+    total = max(sum(math.prod(shape) for shape in shapes.values()), 1)
+    tensors, ready, address = [], 0.0, 0
+    for name, shape in reversed(list(shapes.items())):
+        n = math.prod(shape)
+        # the first gradient of a step is ready at 0: what it takes belongs to the time before
+        ready += 2 / 3 * compute * n / total if tensors else 0.0
+        tensors.append(ProfiledTensor(name, tuple(shape), n, DType.F32.label, ready, address))
+        address += n
+    profile = Profile(
+        "model", "model", nodes, 1, 1, compute - ready, tuple(tensors), link, partition_bytes, min_compress_bytes,
+        codecs=dict(codecs),
+    )  # fmt: skip
+    blocks, address = [], 0
+    for n, owner, lane in placed(profile, [[i for i, t in enumerate(tensors) if t.elements]], whole):
+        blocks.append((address, n, owner, lane))
+        address += n
+    return msgspec.structs.replace(profile, blocks=tuple(blocks))
+
+
+def _on(profile: Profile, bandwidth: float) -> Profile:
+    link = msgspec.structs.replace(profile.link, bandwidth=bandwidth)
+    return msgspec.structs.replace(profile, link=link)
+
+
+def _row(profile: Profile, quality: str) -> AdviceRow:
+    plans = []
+    chosen: Proposal | None = None
+    for name in (DENSE, CASTS[0], *QUALITIES):
+        if name in QUALITIES:
+            found = compose(profile, Wish(quality=name, parts=frozenset({"lgreco", "espresso"})))
+            chosen = found if name == quality else chosen
+        elif name in profile.codecs or name == DENSE:
+            found = compose(profile, Wish(parts=frozenset({"espresso"}), family=name))
+        else:
+            continue
+        plans.append(AdvicePlan(name, found.family, found.expected))
+    best = chosen or compose(profile, Wish(quality=quality))
+    pays, why = worth(best.dense, best)
+    use = f"use {best.family}: {why}" if pays else f"don't: {why}"
+    return AdviceRow(profile.link.bandwidth, tuple(plans), pays, f"at {_rate(profile.link.bandwidth)} {use}")
+
+
+def _stops_paying(profile: Profile, quality: str) -> float:
+    """The bandwidth above which nothing of a quality is worth it, found by halving on a logarithmic scale."""
+    wish = Wish(quality=quality, parts=frozenset({"espresso"}))
+
+    def pays(bandwidth: float) -> bool:
+        found = compose(_on(profile, bandwidth), wish)
+        return worth(found.dense, found)[0]
+
+    low, high = math.log(LEAST), math.log(MOST)
+    if not pays(LEAST):
+        return 0.0
+    if pays(MOST):
+        return MOST
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if pays(math.exp(middle)) else (low, middle)
+    return math.exp(low)
+
+
+def _rate(bandwidth: float) -> str:
+    """Bytes a second as networks are named."""
+    bits = bandwidth * 8
+    return f"{bits / 1e9:.3g} Gbit/s" if bits >= 1e9 else f"{bits / 1e6:.3g} Mbit/s"

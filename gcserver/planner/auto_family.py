@@ -1,0 +1,134 @@
+"""One family on a running job: levels, an option for every block, what is forced, and all that as rules.
+
+What may live here: how the parts of auto come together for one spec. What may not: which family wins (`auto.py`), the
+parts themselves (`auto_levels`, `auto_options`, `auto_rules`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+import numpy as np
+
+from gcserver.planner.auto_levels import Levels, choose_levels
+from gcserver.planner.auto_options import Units, select, units
+from gcserver.planner.auto_rules import PlannedRule, TensorOption, rules
+from gcserver.planner.errors import F64, I64
+from gcserver.planner.errors_sparse import EXACT
+from gcserver.planner.families import DENSE, SPARSE, TWO_EXCHANGES, Spec
+from gcserver.planner.live import ALL, OWNER, BlockOption, Live, cost_of
+from gcserver.planner.payload import segment_bytes
+from gcserver.planner.profile import ProfileError
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FamilyPlan:
+    """The best plan of one family: options by column and block, prices, the column of each block, what was forced."""
+
+    spec: Spec
+    levels: Levels
+    options: tuple[tuple[BlockOption, ...], ...]
+    table: F64
+    decided: Units
+    columns: I64
+    seconds: float
+    notes: tuple[str, ...]
+
+    def chosen(self) -> tuple[BlockOption, ...]:
+        return tuple(self.options[k][b] for b, k in enumerate(self.columns.tolist()))
+
+
+def family_plan(
+    live: Live, spec: Spec, *, espresso: bool = True, alphas: Sequence[float] = (), exclude: Sequence[str] = ()
+) -> FamilyPlan:
+    """The best plan of one family for the blocks of ``live``. Raises ProfileError if its cost is not known.
+
+    espresso: pick an option for every block; else all that can be is compressed, over owners. alphas: budgets for
+    L-GreCo; none: one level for all. exclude: globs of tensors that travel exactly.
+    """
+    tensors, blocks = live.profile.tensors, live.blocks
+    out = {i for i, t in enumerate(tensors) if any(fnmatchcase(t.name, glob) for glob in exclude)}
+    forced = _forced(live, spec, out)
+    lossy = {t for b, block in enumerate(blocks) if not forced[b] for t, _ in block.parts} - out
+    inside = out & {t for b, block in enumerate(blocks) if not forced[b] for t, _ in block.parts}
+    levels = choose_levels(live.profile, spec, sorted(lossy), alphas, sorted(inside))
+    dense = tuple(BlockOption() for _ in blocks)
+    if spec.name == DENSE:
+        columns: tuple[tuple[BlockOption, ...], ...] = (dense,)
+    else:
+        owner = tuple(
+            BlockOption() if forced[b] else BlockOption(_spec_of(live, spec, b), OWNER, _nbytes(live, spec, levels, b))
+            for b in range(len(blocks))
+        )
+        everyone = tuple(o if o.spec == DENSE else BlockOption(o.spec, ALL, o.nbytes) for o in owner)
+        columns = (dense, owner) if spec.name in TWO_EXCHANGES else (dense, owner, everyone)
+    table = live.table(columns)
+    decided = tuple(u for u in units(live) if not all(forced[b] for b in u)) if len(columns) > 1 else ()
+    if espresso:
+        found = select(live, table, decided)
+        chosen, seconds = found.columns, found.seconds
+    else:
+        chosen = np.zeros(len(blocks), np.int64)
+        chosen[[b for unit in decided for b in unit]] = 1
+        seconds = live.run(table, chosen)[0]
+    return FamilyPlan(spec, levels, columns, table, decided, chosen, seconds, forced)
+
+
+def planned_rules(live: Live, plan: FamilyPlan) -> tuple[PlannedRule, ...]:
+    """A family's plan as rules: what each leading tensor uses, and the levels of all tensors in compressed blocks."""
+    tensors, levels = live.profile.tensors, plan.levels
+    used = list(zip(live.blocks, plan.chosen(), strict=True))
+    led = {block.lead: option for block, option in used}
+    wanted: dict[str, TensorOption] = {}
+    compressed = [option for option in led.values() if option.spec != DENSE]
+    # What leads no block has no say in the scheme: the one most have takes the fewest rules.
+    scheme = ALL if 2 * sum(option.scheme == ALL for option in compressed) > len(compressed) else OWNER
+    inside = {t for block, option in used if option.spec != DENSE for t, _ in block.parts}
+    for t, tensor in enumerate(tensors):
+        given = levels.levels.get(t, ())
+        if t in led:
+            option = led[t]
+            wanted[tensor.name] = TensorOption(option.spec, option.scheme, given if option.spec != DENSE else ())
+        elif t in inside and given:
+            wanted[tensor.name] = TensorOption(plan.spec.text, scheme, given)
+    return rules([t.name for t in tensors], wanted)
+
+
+def _forced(live: Live, spec: Spec, out: set[int]) -> tuple[str, ...]:
+    """For each block why it must stay dense under a family, or nothing."""
+    if spec.name == DENSE:
+        return ("nothing else was asked for",) * len(live.blocks)
+    why = []
+    # A sparsifier sends all of a segment at its highest level, but a tensor that leads a block has a rule for that.
+    inexact = out & {b.lead for b in live.blocks} if spec.name in SPARSE else out
+    for index, block in enumerate(live.blocks):
+        text = live.usable(index, spec.text)
+        if not text and block.lead in out:
+            text = "excluded"
+        elif not text:
+            held = [live.profile.tensors[t].name for t, _ in block.parts if t in inexact]
+            text = f"holds {held[0]}, which is excluded" if held else ""
+        why.append(text)
+    # One rule holds for all blocks that a tensor leads.
+    by_lead = {b.lead: text for b, text in zip(live.blocks, why, strict=True) if text}
+    return tuple(text or by_lead.get(b.lead, "") for b, text in zip(live.blocks, why, strict=True))
+
+
+def _spec_of(live: Live, spec: Spec, block: int) -> str:
+    """The spec of a block: for sidco, where a small tensor leads, the exact top-k that it would come to anyway."""
+    exact = f"topk(ratio={dict(spec.values).get('ratio', '')})"
+    if spec.name.startswith("sidco") and live.profile.tensors[live.blocks[block].lead].elements < EXACT:
+        try:
+            cost_of(live.profile, exact)
+        except ProfileError:
+            return spec.text
+        return exact
+    return spec.text
+
+
+def _nbytes(live: Live, spec: Spec, levels: Levels, block: int) -> float:
+    b, cost = live.blocks[block], cost_of(live.profile, spec.text)
+    shapes = live.profile.tensors
+    return sum(segment_bytes(spec, cost, shapes[t].shape, n, levels.last(t), b.dtype.itemsize) for t, n in b.parts)

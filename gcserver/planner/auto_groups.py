@@ -1,0 +1,74 @@
+"""MergeComp on a running job: which tensors the worker brings together.
+
+What may live here: the affine costs of a profile under one codec, the cut, whether it is worth having. What may not:
+the search (`mergecomp.py`), what a group's blocks use (`auto_options.py`).
+
+Blocks stay where they are, whatever the groups: a group is what the worker copies and launches at once, a bucket of
+DDP's, and a block travels when the last group that reaches into it is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from gcserver.planner.fit import AffineCost, fit_affine
+from gcserver.planner.live import BlockOption, Live, cost_of
+from gcserver.planner.live_layout import Portions, dtype_of
+from gcserver.planner.mergecomp import MergeModel, merge
+from gcserver.planner.mergecomp_groups import ddp_bucket_caps
+
+#: What groups have to gain, as a share of the step, to replace what the worker does now.
+GAIN: Final = 1e-3
+#: Sizes at which a codec's curves are taken for the fit, elements.
+_SIZES: Final = tuple(1 << bits for bits in range(14, 27, 2))
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """``portions``: tensors by index, in the order of readiness. ``caps``: DDP's buckets for them, MiB. ``seconds``:
+    of a step with them. ``changed``: whether they are other portions than the worker's present ones."""
+
+    portions: Portions
+    caps: tuple[float, ...]
+    seconds: float
+    changed: bool
+    reason: str
+
+
+def costs(live: Live, spec: str) -> tuple[AffineCost, AffineCost]:
+    """(encoding and decoding, exchanging) of so many elements over the owner, affine (MergeComp, Assumption 5)."""
+    profile, cost = live.profile, cost_of(live.profile, spec)
+    members, share = profile.nodes, (profile.nodes - 1) / profile.nodes
+    lanes = [
+        profile.round_seconds
+        + profile.busy * (cost.encode(n) * (1 + 1 / members) + cost.decode_add(n) * share + cost.decode(n))
+        + 1e-9  # a fit takes no zeros
+        for n in _SIZES
+    ]
+    total = sum(live.settled(b, BlockOption(spec)).nbytes for b in range(len(live.blocks)))
+    a_byte = 2 * share / profile.link.bandwidth
+    return (
+        fit_affine([float(n) for n in _SIZES], lanes).cost,
+        AffineCost(2 * profile.link.latency, a_byte * total / max(profile.elements, 1)),
+    )
+
+
+def regroup(live: Live, spec: str, options: Sequence[BlockOption]) -> Groups:
+    """MergeComp's cut for a job that uses ``spec``, if a step with ``options`` is shorter for it; else what is now."""
+    profile, now = live.profile, live.seconds(options)
+    order = [i for i, t in enumerate(profile.tensors) if t.elements]
+    before = 0.0
+    ready = [before := max(before, profile.tensors[i].ready) for i in order]
+    encode, exchange = costs(live, spec)
+    sizes = tuple(profile.tensors[i].elements for i in order)
+    merged = merge(MergeModel(sizes, tuple(ready), encode, exchange, own_cores=True))
+    cut = tuple(tuple(order[i] for i in group) for group in merged.grouping)
+    seconds = Live(profile, cut).seconds(options)
+    if seconds < now * (1 - GAIN):
+        nbytes = [profile.tensors[i].elements * dtype_of(profile.tensors[i]).itemsize for i in order]
+        caps = tuple(ddp_bucket_caps(merged.grouping, nbytes))
+        return Groups(cut, caps, seconds, True, f"{merged.reason}; {1 - seconds / now:.1%} off the step")
+    reason = f"{len(cut)} groups would not shorten the step"
+    return Groups(live.brought, (), now, False, reason)

@@ -1,0 +1,93 @@
+"""L-GreCo on a running job: the level of every tensor at every notch, from measured errors.
+
+What may live here: which tensors and levels of a profile make a table, budgets, the fall-back to one level for all.
+What may not: the programme (`lgreco.py`), how errors are measured (`errors*`).
+
+Tensors below 64 Ki elements keep the spec's level (sparsifiers send exactly that share of them): together they are a
+thousandth of a model, and each would need a rule of its own. Errors are taken as the profile has them; whoever measures
+adds the owner's (`LevelTable.with_owner`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gcserver.planner.errors import LevelTable
+from gcserver.planner.errors_sparse import EXACT
+from gcserver.planner.families import SPARSE, Spec, error_families
+from gcserver.planner.lgreco import solve
+from gcserver.planner.profile import LevelErrors, Profile
+
+#: the level at which a sparsifier sends every element
+EVERYTHING = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Levels:
+    """levels: of tensors by index, one a notch, most bytes first. alphas: of the notches; empty: one level for all.
+
+    A tensor that is missing has the level of the spec at every notch.
+    """
+
+    levels: dict[int, tuple[int, ...]]
+    alphas: tuple[float, ...]
+    reason: str
+
+    def last(self, tensor: int) -> int:
+        """The level in force unless a controller says otherwise; 0: the spec's own."""
+        return self.levels[tensor][-1] if tensor in self.levels else 0
+
+
+def budgets(alpha_lo: float, notches: int) -> tuple[float, ...]:
+    """Budgets from ``alpha_lo`` to 1, evenly."""
+    return tuple(float(a) for a in np.linspace(alpha_lo, 1.0, notches)) if notches > 1 else (1.0,)
+
+
+def choose_levels(
+    profile: Profile, spec: Spec, tensors: Collection[int], alphas: Sequence[float], exact: Collection[int] = ()
+) -> Levels:
+    """The levels of ``tensors`` (indices) under budgets of alpha * E_max, E_max being the spec's own level for all.
+
+    exact: tensors that lose nothing at any notch, as far as the family can (sparsifiers).
+    """
+    found = _solved(profile, spec, tensors, alphas) if alphas else Levels({}, (), "not asked for")
+    if spec.name in SPARSE and exact:
+        notches = found.alphas or (1.0,)
+        kept = {i: (EVERYTHING,) * len(notches) for i in exact}
+        return Levels({**found.levels, **kept}, notches, found.reason)
+    return found
+
+
+def _solved(profile: Profile, spec: Spec, tensors: Collection[int], alphas: Sequence[float]) -> Levels:
+    if not spec.level:
+        return Levels({}, (), f"{spec.name} has no levels")
+    rows = next((profile.errors[name] for name in error_families(spec) if profile.errors.get(name)), ())
+    index = {profile.tensors[i].name: i for i in tensors}
+    rows = tuple(row for row in rows if row.name in index and profile.tensors[index[row.name]].elements >= EXACT)
+    common = sorted(set.intersection(*(set(row.levels) for row in rows))) if rows else []
+    if len(common) < 2:
+        return Levels({}, (), f"one level for all: no errors of {spec.name} are known")
+    # A default between two levels counts as the more precise one, so that the budget is no larger for it.
+    default = next((level for level in common if level >= spec.level), common[-1])
+    sets = solve(_table(rows, common, default), alphas=alphas).sets
+    own = (spec.level,) * len(sets)
+    levels = dict.fromkeys(index.values(), own)
+    for i, row in enumerate(rows):
+        levels[index[row.name]] = tuple(s.levels[i] for s in sets)
+    saved = 1 - sets[-1].bytes / max(_table(rows, common, default).default_bytes, 1.0)
+    reason = f"levels of {len(rows)} tensors send {saved:.0%} less than {spec.text} at no more error"
+    return Levels(levels, tuple(s.alpha for s in sets), reason)
+
+
+def _table(rows: Sequence[LevelErrors], common: Sequence[int], default: int) -> LevelTable:
+    picks = [[row.levels.index(level) for level in common] for row in rows]
+    return LevelTable(
+        tuple(row.name for row in rows),
+        np.array(common, np.int64),
+        np.array([[row.sizes[i] for i in pick] for row, pick in zip(rows, picks, strict=True)]),
+        np.array([[row.errors[i] for i in pick] for row, pick in zip(rows, picks, strict=True)]),
+        np.full(len(rows), common.index(default), np.int64),
+    )

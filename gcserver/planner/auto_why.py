@@ -1,0 +1,103 @@
+"""What a plan gives each group of tensors, and why, in one sentence.
+
+What may live here: rows and sentences about a decision that was taken. What may not: decisions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from gcserver.planner.errors import F64, I64
+from gcserver.planner.live import BlockOption, Live
+from gcserver.planner.live_layout import Portions
+
+#: Seconds below which two steps are the same.
+SAME = 1e-6
+
+
+class GroupWhy(msgspec.Struct, frozen=True):
+    """Tensors of one group that travel alike.
+
+    bytes: of their gradients. seconds: from the moment the first of their blocks is in the arena until the last is
+    back in the worker, as predicted. why: what another option would change.
+    """
+
+    tensors: tuple[str, ...]
+    bytes: int
+    codec: str
+    scheme: str
+    seconds: float
+    why: str
+
+
+def explain(
+    live: Live,
+    table: F64,
+    columns: I64,
+    options: Sequence[Sequence[BlockOption]],
+    groups: Portions,
+    notes: Sequence[str],
+) -> tuple[GroupWhy, ...]:
+    """Rows in the order of the groups; within one, tensors that travel with blocks of one option.
+
+    table: prices of ``options``, whose first column is dense. columns: int64[B], what was chosen. notes: for each
+    block what forced its option, or nothing.
+    """
+    best, spans = live.run(table, columns)
+    main: dict[int, tuple[int, int]] = {}
+    for index, block in enumerate(live.blocks):
+        for tensor, elements in block.parts:
+            if elements > main.get(tensor, (0, 0))[0]:
+                main[tensor] = (elements, index)
+    rows = []
+    for group in groups:
+        held: dict[BlockOption, list[int]] = {}
+        for tensor in group:
+            if tensor in main:
+                at = main[tensor][1]
+                settled = live.settled(at, options[columns[at]][at])
+                held.setdefault(BlockOption(settled.spec, settled.scheme), []).append(tensor)
+        for option, tensors in held.items():
+            blocks = sorted({main[t][1] for t in tensors})
+            nbytes = sum(live.profile.tensors[t].elements * live.blocks[main[t][1]].dtype.itemsize for t in tensors)
+            seconds = float(spans[blocks, 1].max() - spans[blocks, 0].min())
+            why = _why(live, table, columns, blocks, best, notes)
+            names = tuple(live.profile.tensors[t].name for t in tensors)
+            rows.append(GroupWhy(names, nbytes, option.spec, option.scheme, seconds, why))
+    return tuple(rows)
+
+
+def _why(live: Live, table: F64, columns: I64, blocks: list[int], best: float, notes: Sequence[str]) -> str:
+    if forced := next((notes[b] for b in blocks if notes[b]), ""):
+        return forced
+    if table.shape[1] == 1:
+        return "nothing else was asked for"
+    compressed = bool(columns[blocks].any())
+    if not compressed:
+        others = [(_changed(live, table, columns, blocks, k) - best, k) for k in range(1, table.shape[1])]
+        least = min(others)[0]
+        if least > SAME:
+            return f"compressing would make the step {_ms(least)} longer"
+        return "compressing would not shorten the step"
+    dense = _changed(live, table, columns, blocks, 0) - best
+    text = f"dense would make the step {_ms(dense)} longer" if dense > SAME else "compressed together with the others"
+    if table.shape[1] > 2:
+        other = 1 if (columns[blocks] == 2).all() else 2
+        name = ("", "the owner", "everyone")[other]
+        change = _changed(live, table, columns, blocks, other) - best
+        if change > SAME:
+            text += f", to {name} {_ms(change)}"
+    return text
+
+
+def _changed(live: Live, table: F64, columns: I64, blocks: list[int], column: int) -> float:
+    trial: I64 = np.array(columns)
+    trial[blocks] = column
+    return live.run(table, trial)[0]
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms"

@@ -1,0 +1,146 @@
+"""Which codecs `plan = "auto"` may use: families by quality, from the least lossy to the most.
+
+What may live here: specs taken apart as far as planning needs it, the rule of qualities, the order of loss. What may
+not: codecs themselves (the planner does not import them; tests compare), costs, errors.
+
+Errors of two families are never compared, so which of two is the less lossy is a rule: the order of `LADDER`, and
+within a family the more bytes the better. Codecs that vote or send signs alone are on no ladder.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+from gcserver.planner.errors import TableError
+
+DENSE: Final = "none"
+CASTS: Final = ("fp16", "bf16")
+#: codecs of two dependent exchanges, which take whole matrices and need an owner
+TWO_EXCHANGES: Final = frozenset({"powersgd"})
+#: codecs whose level is a ratio in millionths
+SPARSE: Final = frozenset({"topk", "dgc", "redsync", "gaussiank", "randomk", "sidco-e", "sidco-gp", "sidco-p"})
+#: sparsifiers that may be told another ratio at every step (docs/codecs.md)
+TUNABLE: Final = SPARSE - {"randomk"}
+QUALITIES: Final = ("safe", "balanced", "fast")
+
+#: What should be measured for a quality, the least lossy first. At one ratio sidco-e comes before topk: it is what
+#: realises k, and sends within a tenth of it.
+LADDER: Final[dict[str, tuple[str, ...]]] = {
+    "safe": (DENSE, *CASTS, "qsgd(bits=8)"),
+    "balanced": (
+        "qsgd(bits=4)", "powersgd(rank=8)", "powersgd(rank=4)",
+        "sidco-e(ratio=0.05)", "topk(ratio=0.05)", "sidco-e(ratio=0.01)", "topk(ratio=0.01)",
+    ),
+    "fast": ("sidco-e(ratio=0.005)", "topk(ratio=0.005)", "sidco-e(ratio=0.001)", "topk(ratio=0.001)"),
+}  # fmt: skip
+
+_ORDER: Final = (DENSE, *CASTS, "qsgd", "powersgd", "sidco-e", "topk")
+#: family -> (parameter, the least of it that each quality accepts)
+_LEAST: Final[dict[str, tuple[str, dict[str, float]]]] = {
+    "qsgd": ("bits", {"safe": 8, "balanced": 4, "fast": 4}),
+    "powersgd": ("rank", {"balanced": 4, "fast": 4}),
+    "sidco-e": ("ratio", {"balanced": 0.01, "fast": 0.001}),
+    "topk": ("ratio", {"balanced": 0.01, "fast": 0.001}),
+}
+#: what a spec means where it does not say so, and what is the same with and without "+ef"
+_DEFAULTS: Final = {("bucket", "1024"), ("kind", "maxmin"), ("packed", "0"), ("values", "32"), ("unbiased", "0")}
+_FEEDBACK: Final = SPARSE | TWO_EXCHANGES | {"onebit", "efsignsgd", "threshold"}
+_SPEC: Final = re.compile(r"([a-z][a-z0-9-]*)(?:\(([^()]*)\))?((?:\+.*)?)", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """A spec taken apart: ``values`` as they are written, ``decorators`` with their plus, or empty."""
+
+    text: str
+    name: str
+    values: tuple[tuple[str, str], ...]
+    decorators: str
+
+    @property
+    def level(self) -> int:
+        """What a segment's level is unless a plan says otherwise: bits, rank, millionths; 0 where there is none."""
+        values = dict(self.values)
+        for parameter, scale in (("bits", 1), ("rank", 1), ("ratio", 1_000_000)):
+            if parameter in values:
+                return round(float(values[parameter]) * scale)
+        return 0
+
+    @property
+    def own(self) -> tuple[tuple[str, str], ...]:
+        """The values that are not a codec's defaults."""
+        return tuple(sorted((k, f"{float(v):g}" if _number(v) else v) for k, v in set(self.values) - _DEFAULTS))
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Equal for specs that mean the same codec."""
+        same = self.decorators == "+ef" and self.name in _FEEDBACK
+        return self.name, self.own, "" if same else self.decorators
+
+
+@lru_cache(maxsize=1024)
+def parse(text: str) -> Spec:
+    """Raises TableError for a text that is no spec."""
+    match = _SPEC.fullmatch(text.strip())
+    if match is None:
+        raise TableError("spec", "a codec such as topk(ratio=0.01)", repr(text))
+    values = tuple(tuple(part.strip() for part in v.split("=", 1)) for v in (match[2] or "").split(",") if v.strip())
+    if any(len(v) != 2 or not _number(v[1]) for v in values if v[0] in ("bits", "rank", "ratio")):
+        raise TableError("spec", "numbers for bits, rank and ratio", repr(text))
+    return Spec(text, match[1], tuple((v[0], v[-1]) for v in values), match[3])
+
+
+def ladder(quality: str) -> tuple[str, ...]:
+    """The specs of a quality and of those below it, the least lossy first. Raises TableError for another quality."""
+    if quality not in QUALITIES:
+        raise TableError("quality", f"one of {', '.join(QUALITIES)}", repr(quality))
+    return tuple(s for q in QUALITIES[: QUALITIES.index(quality) + 1] for s in LADDER[q])
+
+
+def refused(spec: Spec, quality: str) -> str:
+    """Why ``quality`` does not take a spec; empty if it does."""
+    if spec.decorators not in ("", "+ef"):
+        return f"auto takes no {spec.decorators}"
+    if spec.name == DENSE or spec.name in CASTS:
+        return ""
+    if spec.name not in _LEAST:
+        return "not a family of auto"
+    parameter, least = _LEAST[spec.name]
+    values = dict(spec.own)
+    if quality not in least:
+        return f"{spec.name} is too lossy for quality {quality}"
+    if parameter not in values or set(values) - {parameter, "packed"}:
+        return f"auto takes no other parameter than {parameter} and packed"
+    if float(values[parameter]) < least[quality]:
+        return f"quality {quality} takes {parameter} from {least[quality]:g} on"
+    return ""
+
+
+def candidates(specs: Iterable[str], quality: str) -> list[Spec]:
+    """Of ``specs``, those that ``quality`` takes, the least lossy first."""
+    ladder(quality)  # checks the word
+    return sorted((s for s in map(parse, specs) if not refused(s, quality)), key=loss)
+
+
+def loss(spec: Spec) -> tuple[int, float, int, str]:
+    """Sorts specs from the least lossy to the most; those on no ladder come last."""
+    place = _ORDER.index(spec.name) if spec.name in _ORDER else len(_ORDER)
+    # sparsifiers by their ratio, whichever they are
+    family = _ORDER.index("sidco-e") if spec.name in SPARSE else place
+    return family, -float(spec.level), place, spec.text
+
+
+def error_families(spec: Spec) -> tuple[str, ...]:
+    """Under which names a profile may have this family's errors, the nearest first."""
+    return (spec.name, spec.name.split("-")[0], *(("topk",) if spec.name in SPARSE else ()))
+
+
+def _number(text: str) -> bool:
+    try:
+        return float(text) >= 0
+    except ValueError:
+        return False
