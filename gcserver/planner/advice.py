@@ -43,9 +43,9 @@ class AdviceRow(msgspec.Struct, frozen=True):
 
 
 class Advice(msgspec.Struct, frozen=True):
-    """compute: seconds of a step without any exchange. stops_paying: the bandwidth in bytes a second above which the
-    asked quality gains too little; 0: it never pays, infinite values are not used: ``MOST`` stands for all there are.
-    verdict: one sentence for the profile's own link."""
+    """compute: seconds of a step without any exchange. rows: the profile's own link first. stops_paying: bytes a second
+    above which nothing of the quality is worth a switch; 0: it never is; `MOST`: it is on every link there is. verdict:
+    one sentence on the profile's own link."""
 
     compute: float
     rows: tuple[AdviceRow, ...]
@@ -89,7 +89,8 @@ def profile_of(
     if not shapes or compute < 0 or nodes < 1:
         raise ProfileError(f"expected shapes, compute from 0 on and a node, got {len(shapes)}, {compute}, {nodes}")
     total = max(sum(math.prod(shape) for shape in shapes.values()), 1)
-    tensors, ready, address = [], 0.0, 0
+    tensors: list[ProfiledTensor] = []
+    ready, address = 0.0, 0
     for name, shape in reversed(list(shapes.items())):
         n = math.prod(shape)
         # the first gradient of a step is ready at 0: what it takes belongs to the time before

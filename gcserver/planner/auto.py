@@ -18,7 +18,6 @@ The rules, in order:
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Final
 
@@ -27,7 +26,7 @@ import msgspec
 from gcserver.planner.auto_family import FamilyPlan, family_plan, planned_rules
 from gcserver.planner.auto_groups import Groups, regroup
 from gcserver.planner.auto_levels import budgets
-from gcserver.planner.auto_rules import PlannedRule
+from gcserver.planner.auto_rules import PlannedRule, applied
 from gcserver.planner.auto_why import GroupWhy, explain
 from gcserver.planner.errors import TableError
 from gcserver.planner.families import (
@@ -139,7 +138,6 @@ def compose(profile: Profile, wish: Wish | None = None) -> Proposal:
     _check(wish)
     live = Live(profile, portions(profile, wish.buckets))
     plans, unknown = _tried(live, wish)
-    dense = plans[0].seconds
     noise = profile.steps[-1].noise if profile.steps else 0.0
     winner, losers, reason = _winner(plans, noise)
     if wish.family:
@@ -154,23 +152,30 @@ def compose(profile: Profile, wish: Wish | None = None) -> Proposal:
         if groups.changed and wish.regroup:
             live = Live(profile, groups.portions)
             winner = _planned(live, wish, winner.spec)
-            groups = dataclasses.replace(groups, seconds=winner.seconds)
+    found = planned_rules(live, winner)
+    # What the rules come to: a tensor that leads a dense block has no level of its own in others.
+    options = applied(live, found)
+    expected = live.seconds(options)
+    regrouped = Live(profile, groups.portions).seconds(options)
     considered = [
-        Considered(p.spec.text, p.seconds, "" if p.spec == winner.spec else losers[p.spec.text]) for p in plans
+        Considered(p.spec.text, expected, "")
+        if p.spec == winner.spec
+        else Considered(p.spec.text, p.seconds, losers[p.spec.text])
+        for p in plans
     ]
     names = tuple(t.name for t in profile.tensors)
     return Proposal(
         winner.spec.text,
-        planned_rules(live, winner),
+        found,
         winner.levels.alphas,
         _ratio_range(winner),
         tuple(tuple(names[t] for t in group) for group in groups.portions) if "mergecomp" in wish.parts else (),
         groups.caps,
-        winner.seconds,
-        groups.seconds,
-        dense,
+        expected,
+        regrouped,
+        expected if winner.spec.name == DENSE else plans[0].seconds,
         profile.compute,
-        sum(live.sent(b, option) for b, option in enumerate(winner.chosen())),
+        sum(live.sent(b, option) for b, option in enumerate(options)),
         explain(live, winner.table, winner.columns, winner.options, groups.portions, winner.notes),
         (*considered, *unknown),
         reason,
@@ -266,7 +271,7 @@ def _fastest(plans: Sequence[FamilyPlan]) -> FamilyPlan:
 
 def _ratio_range(plan: FamilyPlan) -> tuple[float, float]:
     """The ratios within which a controller may move one ratio for all: never fewer bytes than the plan's own."""
-    if plan.spec.name not in TUNABLE or plan.levels.alphas or not plan.columns.any():
+    if plan.spec.name not in TUNABLE or plan.levels.alphas or all(option.spec == DENSE for option in plan.chosen()):
         return 0.0, 0.0
     ratio = plan.spec.level / 1e6
     return ratio, max(ratio, min(ratio * WIDER, MOST))

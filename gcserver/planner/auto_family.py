@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 import numpy as np
 
 from gcserver.planner.auto_levels import Levels, choose_levels
-from gcserver.planner.auto_options import Units, select, units
+from gcserver.planner.auto_options import DENSE_COLUMNS, select, units
 from gcserver.planner.auto_rules import PlannedRule, TensorOption, rules
 from gcserver.planner.errors import F64, I64
 from gcserver.planner.errors_sparse import EXACT
@@ -31,7 +31,6 @@ class FamilyPlan:
     levels: Levels
     options: tuple[tuple[BlockOption, ...], ...]
     table: F64
-    decided: Units
     columns: I64
     seconds: float
     notes: tuple[str, ...]
@@ -54,26 +53,24 @@ def family_plan(
     lossy = {t for b, block in enumerate(blocks) if not forced[b] for t, _ in block.parts} - out
     inside = out & {t for b, block in enumerate(blocks) if not forced[b] for t, _ in block.parts}
     levels = choose_levels(live.profile, spec, sorted(lossy), alphas, sorted(inside))
-    dense = tuple(BlockOption() for _ in blocks)
-    if spec.name == DENSE:
-        columns: tuple[tuple[BlockOption, ...], ...] = (dense,)
-    else:
+    columns: list[tuple[BlockOption, ...]] = [
+        tuple(BlockOption(DENSE, scheme) for _ in blocks) for scheme in (OWNER, ALL)
+    ]
+    if spec.name != DENSE:
         owner = tuple(
             BlockOption() if forced[b] else BlockOption(_spec_of(live, spec, b), OWNER, _nbytes(live, spec, levels, b))
             for b in range(len(blocks))
         )
         everyone = tuple(o if o.spec == DENSE else BlockOption(o.spec, ALL, o.nbytes) for o in owner)
-        columns = (dense, owner) if spec.name in TWO_EXCHANGES else (dense, owner, everyone)
+        columns += [owner] if spec.name in TWO_EXCHANGES else [owner, everyone]
     table = live.table(columns)
-    decided = tuple(u for u in units(live) if not all(forced[b] for b in u)) if len(columns) > 1 else ()
     if espresso:
-        found = select(live, table, decided)
+        found = select(live, table, units(live))
         chosen, seconds = found.columns, found.seconds
     else:
-        chosen = np.zeros(len(blocks), np.int64)
-        chosen[[b for unit in decided for b in unit]] = 1
+        chosen = np.full(len(blocks), 0 if spec.name == DENSE else DENSE_COLUMNS, np.int64)
         seconds = live.run(table, chosen)[0]
-    return FamilyPlan(spec, levels, columns, table, decided, chosen, seconds, forced)
+    return FamilyPlan(spec, levels, tuple(columns), table, chosen, seconds, forced)
 
 
 def planned_rules(live: Live, plan: FamilyPlan) -> tuple[PlannedRule, ...]:
@@ -99,7 +96,7 @@ def planned_rules(live: Live, plan: FamilyPlan) -> tuple[PlannedRule, ...]:
 def _forced(live: Live, spec: Spec, out: set[int]) -> tuple[str, ...]:
     """For each block why it must stay dense under a family, or nothing."""
     if spec.name == DENSE:
-        return ("nothing else was asked for",) * len(live.blocks)
+        return ("",) * len(live.blocks)
     why = []
     # A sparsifier sends all of a segment at its highest level, but a tensor that leads a block has a rule for that.
     inexact = out & {b.lead for b in live.blocks} if spec.name in SPARSE else out

@@ -4,7 +4,8 @@ What may live here: Algorithm 1 over the live timeline. What may not: prices and
 levels, rules as text.
 
 The unit of a decision is what one rule can tell apart: the blocks that one tensor leads. Columns of a table are the
-options of the live search; column 0 is dense over the owner and always there.
+options of the live search: first the dense ones, over the owner and to all (which the paper's tree has as well, and
+which saves a trip where nodes are few), then the compressed ones.
 """
 
 from __future__ import annotations
@@ -25,8 +26,13 @@ UNITS: Final = 96
 EFFORT: Final = 4000
 #: What an option has to gain, as a share, to replace another: more than sums of the same numbers differ by.
 GAIN: Final = 1e-9
+#: A unit goes dense if all that do make the step no more than this share longer: what is gained by less is not sure.
+SLACK: Final = 1e-4
 #: One option for all stays if the best plan is no more than this share faster: it is one rule, and easier to believe.
 PLAIN: Final = 0.005
+
+#: columns that are dense: over the owner, to all
+DENSE_COLUMNS: Final = 2
 
 #: blocks, by index, that one decision is for
 Units = tuple[tuple[int, ...], ...]
@@ -56,9 +62,9 @@ def units(live: Live, most: int = UNITS) -> Units:
 def select(live: Live, table: F64, decided: Units) -> Selected:
     """The shortest step that was found: Algorithm 1 from no compression, uniform plans, and both improved.
 
-    table: float64[B, K, 9] of `Live.table`. decided: units of which each gets one column; other blocks stay dense.
-    Never longer than with one column for all units. Of columns that are equally good a unit takes dense. The same
-    arguments give the same answer.
+    table: float64[B, K, 9] of `Live.table`. decided: units of which each gets one column; other blocks have the first.
+    Longer than with one column for all units by `SLACK` at most. Where that is as good as compressing a unit stays
+    dense. The same arguments give the same answer.
     """
     search = _Search(live, table, decided)
     plans = [search.uniform(column) for column in range(table.shape[1])]
@@ -67,7 +73,8 @@ def select(live: Live, table: F64, decided: Units) -> Selected:
     best, plan = min((search.improved(*start) for start in starts), key=lambda found: found[0])
     if best >= uniform[0] * (1 - PLAIN):
         best, plan = uniform
-    return Selected(search.relaxed(best, plan), best, search.timelines)
+    plan = search.relaxed(best, plan)
+    return Selected(plan, search.seconds(plan), search.timelines)
 
 
 class _Search:
@@ -114,14 +121,16 @@ class _Search:
         return best, plan
 
     def relaxed(self, best: float, plan: I64) -> I64:
-        """Dense wherever the step gets no longer by it."""
+        """Dense wherever the step gets hardly longer by it."""
+        limit = best * (1 + SLACK)
         for unit in self.priority:
             blocks = list(self.decided[unit])
-            if plan[blocks].any():
-                trial = plan.copy()
-                trial[blocks] = 0
-                if self.seconds(trial) <= best:
-                    plan = trial
+            for column in range(DENSE_COLUMNS):
+                if plan[blocks[0]] >= DENSE_COLUMNS:
+                    trial = plan.copy()
+                    trial[blocks] = column
+                    if self.seconds(trial) <= limit:
+                        plan = trial
         return plan
 
     def _best(self, unit: int, best: float, plan: I64) -> tuple[float, I64]:
@@ -148,4 +157,4 @@ class _Search:
         over = np.maximum.accumulate(ordered[:, 1])
         bubbles = np.flatnonzero(ordered[1:, 0] >= over[:-1]) + 1
         last = int(bubbles[-1]) if len(bubbles) else 0
-        return [u for u in left if plan[self.decided[u][0]] or self.last[u] >= last]
+        return [u for u in left if plan[self.decided[u][0]] >= DENSE_COLUMNS or self.last[u] >= last]

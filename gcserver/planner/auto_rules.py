@@ -43,26 +43,36 @@ class TensorOption(msgspec.Struct, frozen=True):
 def rules(names: Sequence[str], wanted: Mapping[str, TensorOption]) -> tuple[PlannedRule, ...]:
     """Rules under which each tensor of ``wanted`` has what is wanted; what the other ``names`` get does not matter.
 
-    "*" has what most want, the others come after it: patterns with a star for every number where all that such a
-    pattern matches want the same, else names with their glob characters escaped. One option for all is one rule.
+    "*" has what most want. After it come patterns with a star for every number, where several names of such a pattern
+    want the same, and last single names, their glob characters escaped. One option for all is one rule.
     """
     if not wanted:
         return (PlannedRule("*", DENSE),)
     # of options that equally many want, the first to come
     common = Counter(wanted.values()).most_common(1)[0][0]
-    found = [PlannedRule("*", common.spec, common.scheme, common.levels)]
-    done: set[str] = set()
+    alike: dict[str, list[str]] = {}
     for name in names:
-        option = wanted.get(name, common)
-        if option == common or name in done:
-            continue
-        pattern = _starred(name)
-        covered = [other for other in names if fnmatchcase(other, pattern)]
-        if any(wanted.get(other, option) != option for other in covered):
-            pattern, covered = escape(name), [name]
-        done.update(covered)
-        found.append(PlannedRule(pattern, option.spec, option.scheme, option.levels))
+        if name in wanted:
+            alike.setdefault(_starred(name), []).append(name)
+    found = [_rule("*", common)]
+    for pattern, held in alike.items():
+        option, count = Counter(wanted[name] for name in held).most_common(1)[0]
+        if option != common and count > 1:
+            found.append(_rule(pattern, option))
+    # Whatever a pattern matches beside what it was made for is put right by name.
+    for name in names:
+        if name in wanted and _rule("", wanted[name]) != msgspec.structs.replace(_match(found, name), pattern=""):
+            found.append(_rule(escape(name), wanted[name]))
     return tuple(found)
+
+
+def _rule(pattern: str, option: TensorOption) -> PlannedRule:
+    return PlannedRule(pattern, option.spec, option.scheme, option.levels)
+
+
+def _match(plan: Sequence[PlannedRule], name: str) -> PlannedRule:
+    """The rule of a plan that begins with "*"."""
+    return next(r for r in reversed(plan) if fnmatchcase(name, r.pattern))
 
 
 def applied(live: Live, plan: Sequence[PlannedRule], notch: int = -1) -> tuple[BlockOption, ...]:

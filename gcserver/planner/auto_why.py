@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
+from gcserver.planner.auto_options import DENSE_COLUMNS
 from gcserver.planner.errors import F64, I64
 from gcserver.planner.live import BlockOption, Live
 from gcserver.planner.live_layout import Portions
@@ -43,7 +44,7 @@ def explain(
 ) -> tuple[GroupWhy, ...]:
     """Rows in the order of the groups; within one, tensors that travel with blocks of one option.
 
-    table: prices of ``options``, whose first column is dense. columns: int64[B], what was chosen. notes: for each
+    table: prices of ``options``, as `auto_options` orders them. columns: int64[B], what was chosen. notes: for each
     block what forced its option, or nothing.
     """
     best, spans = live.run(table, columns)
@@ -71,25 +72,26 @@ def explain(
 
 
 def _why(live: Live, table: F64, columns: I64, blocks: list[int], best: float, notes: Sequence[str]) -> str:
+    """What the other options would change, for these blocks together."""
     if forced := next((notes[b] for b in blocks if notes[b]), ""):
         return forced
-    if table.shape[1] == 1:
-        return "nothing else was asked for"
-    compressed = bool(columns[blocks].any())
-    if not compressed:
-        others = [(_changed(live, table, columns, blocks, k) - best, k) for k in range(1, table.shape[1])]
-        least = min(others)[0]
-        if least > SAME:
-            return f"compressing would make the step {_ms(least)} longer"
-        return "compressing would not shorten the step"
-    dense = _changed(live, table, columns, blocks, 0) - best
-    text = f"dense would make the step {_ms(dense)} longer" if dense > SAME else "compressed together with the others"
-    if table.shape[1] > 2:
-        other = 1 if (columns[blocks] == 2).all() else 2
-        name = ("", "the owner", "everyone")[other]
-        change = _changed(live, table, columns, blocks, other) - best
-        if change > SAME:
-            text += f", to {name} {_ms(change)}"
+    now = int(columns[blocks[0]])
+    change = [_changed(live, table, columns, blocks, k) - best for k in range(table.shape[1])]
+    dense, compressed = change[:DENSE_COLUMNS], change[DENSE_COLUMNS:]
+    if now >= DENSE_COLUMNS:
+        least = min(dense)
+        text = f"dense would make the step {_ms(least)} longer" if least > SAME else "compressed with the others"
+    elif compressed:
+        least = min(compressed)
+        text = f"compressing would make the step {_ms(least)} longer"
+        if least <= SAME:
+            text = "compressing would not shorten the step"
+    else:
+        text = "dense"
+    # columns come in pairs: over the owner, to all
+    other = now ^ 1
+    if other < len(change) and change[other] > SAME:
+        text += f", {('the owner', 'everyone')[other % 2]} {_ms(change[other])}"
     return text
 
 

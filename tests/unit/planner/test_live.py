@@ -152,7 +152,8 @@ def test_more_bandwidth_is_never_slower(nodes: int) -> None:
                 live = Live(msgspec.structs.replace(base, link=link))
                 steps.append(live.seconds([BlockOption(spec, scheme)] * len(live.blocks)))
             # a list schedule may lose a little when an arrival overtakes another
-            assert all(b <= a * 1.01 for a, b in pairwise(steps)), (spec, scheme)
+            slack = 1.01 if scheme == OWNER else 1.05
+            assert all(b <= a * slack for a, b in pairwise(steps)), (spec, scheme)
             assert min(steps) >= base.compute
 
 

@@ -1,0 +1,83 @@
+"""Advice: a verdict for each link, the bandwidth above which compression stops paying, profiles made from shapes."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from gcserver.planner.advice import MOST, Advice, advise, profile_of
+from gcserver.planner.auto import AutoError, Wish, compose, worth
+from gcserver.planner.live_layout import lay_out
+from gcserver.planner.profile import CodecCost, Curve, LinkCost, ProfileError
+from tests.unit.planner.live_profiles import GBIT1, GBIT10, MBIT100, costs, gpt, gpt_shapes
+
+
+def test_plans_over_links() -> None:
+    found = advise(gpt(2, MBIT100), (GBIT1, GBIT10, 1e11))
+    assert [row.bandwidth for row in found.rows] == [MBIT100, GBIT1, GBIT10, 1e11]
+    for row in found.rows:
+        seconds = {plan.name: plan.seconds for plan in row.plans}
+        assert set(seconds) == {"none", "fp16", "safe", "balanced", "fast"}
+        assert seconds["fast"] <= seconds["balanced"] * 1.02 and seconds["balanced"] <= seconds["safe"] * 1.02
+        assert all(s >= found.compute for s in seconds.values())
+    assert [row.pays for row in found.rows][::3] == [True, False]
+    assert found.rows[0].verdict.startswith("at 96 Mbit/s use sidco-e(ratio=0.01)")
+    assert found.rows[-1].verdict.startswith("at 800 Gbit/s don't: a gain of")
+    assert found.verdict.startswith(found.rows[0].verdict) and "stops paying above about" in found.verdict
+    assert msgspec.json.decode(msgspec.json.encode(found), type=Advice) == found
+
+
+def test_where_it_stops_paying() -> None:
+    profile = gpt(2, GBIT1)
+    stops = advise(profile).stops_paying
+    assert GBIT1 < stops < 1e11
+
+    def pays(bandwidth: float) -> bool:
+        link = msgspec.structs.replace(profile.link, bandwidth=bandwidth)
+        found = compose(msgspec.structs.replace(profile, link=link), Wish(parts=frozenset({"espresso"})))
+        return worth(found.dense, found)[0]
+
+    assert pays(stops * 0.97)
+    assert not pays(stops * 1.03)
+
+
+def test_a_job_that_computes_for_long_need_not_compress_anywhere() -> None:
+    found = advise(gpt(2, GBIT1, compute=10_000.0))
+    assert found.stops_paying == 0
+    assert "don't" in found.verdict and "would not pay on any link" in found.verdict
+
+
+def test_a_job_whose_cores_are_the_bottleneck_may_always_gain() -> None:
+    """Dense costs cores as well; where it costs more than compressing, no link helps."""
+    profile = gpt(4, GBIT1, compute=0.01)
+    cost = profile.codecs["none"]
+    slow = [Curve(tuple((n, 40 * s) for n, s in c.points)) for c in (cost.encode, cost.decode, cost.decode_add)]
+    worse = msgspec.structs.replace(profile, codecs={**profile.codecs, "none": CodecCost(*slow, ratio=1.0)})
+    assert advise(worse).stops_paying == MOST
+
+
+def test_a_profile_from_shapes() -> None:
+    profile = profile_of(gpt_shapes(), 0.3, LinkCost(1e-4, GBIT1), 4, costs())
+    assert profile.compute == pytest.approx(0.3)
+    assert profile.tensors[0].name == "h.7.down.bias" and profile.tensors[0].ready == 0.0
+    assert profile.tensors[-1].name == "wte.weight"
+    assert 0.1 < profile.backward <= 0.2
+    ready = [t.ready for t in profile.tensors]
+    assert ready == sorted(ready)
+    assert sum(n for _, n, _, _ in profile.blocks) == profile.elements
+    assert not lay_out(profile).whole
+    assert lay_out(profile_of(gpt_shapes(), 0.3, LinkCost(1e-4, GBIT1), 4, costs(), whole=True)).whole
+
+
+def test_what_cannot_be_advised_on() -> None:
+    with pytest.raises(ProfileError, match="shapes"):
+        profile_of({}, 0.3, LinkCost(1e-4, GBIT1), 4, costs())
+    with pytest.raises(ProfileError, match="bandwidths above 0"):
+        advise(gpt(), (0.0,))
+    with pytest.raises(AutoError, match="quality"):
+        advise(gpt(), quality="best")
+
+
+def test_only_what_was_measured_is_advised() -> None:
+    bare = msgspec.structs.replace(gpt(2, GBIT1), codecs={})
+    assert {plan.name for plan in advise(bare).rows[0].plans} == {"none", "safe", "balanced", "fast"}

@@ -1,0 +1,250 @@
+"""plan = "auto": families by quality, dense as an answer, levels, groups, exclusions, reasons, and when to switch."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+
+import msgspec
+import numpy as np
+import pytest
+
+from gcserver.planner.auto import AutoError, Proposal, Wish, compose, margin, worth
+from gcserver.planner.auto_rules import PlannedRule, applied
+from gcserver.planner.live import ALL, Live
+from gcserver.planner.live_layout import portions
+from gcserver.planner.profile import Profile, StepTime
+from tests.unit.planner.live_profiles import GBIT1, GBIT10, MBIT100, gpt, with_errors
+
+CLUSTERS = [(nodes, bandwidth) for nodes in (2, 4) for bandwidth in (MBIT100, GBIT1, GBIT10)]
+
+
+def names(profile: Profile) -> list[str]:
+    return [t.name for t in profile.tensors]
+
+
+@pytest.mark.parametrize(("nodes", "bandwidth"), CLUSTERS)
+@pytest.mark.parametrize("quality", ["safe", "balanced", "fast"])
+def test_a_proposal_is_what_its_rules_come_to(nodes: int, bandwidth: float, quality: str) -> None:
+    profile = with_errors(gpt(nodes, bandwidth), "topk", "qsgd")
+    found = compose(profile, Wish(quality=quality))
+    live = Live(profile)
+    options = applied(live, found.rules)
+    assert live.seconds(options) == found.expected
+    assert sum(live.sent(b, o) for b, o in enumerate(options)) == pytest.approx(found.bytes)
+    assert found.expected <= found.dense
+    assert found.regrouped <= found.expected
+    assert found.compute == profile.compute <= found.expected
+    assert sorted(t for row in found.why for t in row.tensors) == sorted(names(profile))
+    assert [t for group in found.groups for t in group] == names(profile)
+    assert all(row.why and row.seconds > 0 and row.bytes > 0 for row in found.why)
+    assert all(len(rule.levels) in (0, len(found.alphas)) for rule in found.rules)
+    assert compose(profile, Wish(quality=quality)) == found
+    assert msgspec.json.decode(msgspec.json.encode(found), type=Proposal) == found
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(found), type=Proposal) == found
+
+
+def test_a_quality_bounds_the_family_and_a_lower_one_is_no_faster() -> None:
+    profile = gpt(4, MBIT100)
+    found = {q: compose(profile, Wish(quality=q)) for q in ("safe", "balanced", "fast")}
+    assert found["safe"].family == "qsgd(bits=8)"
+    assert found["balanced"].family.startswith("sidco-e(ratio=0.01")
+    assert found["fast"].family == "sidco-e(ratio=0.001)"
+    assert found["safe"].expected > found["balanced"].expected > found["fast"].expected
+    assert all("sign" not in c.spec and "onebit" not in c.spec for f in found.values() for c in f.considered)
+
+
+def test_every_family_is_listed_with_why_it_lost() -> None:
+    found = compose(gpt(2, GBIT1), Wish(quality="safe"))
+    listed = {c.spec: c for c in found.considered}
+    assert [c.spec for c in found.considered if not c.why_not] == [found.family]
+    assert listed["none"].expected == found.dense
+    assert listed[found.family].expected == found.expected
+    assert "slower" in listed["fp16"].why_not
+    assert "too lossy for quality safe" in listed["topk(ratio=0.01)"].why_not
+    assert len(listed) == len(found.considered)
+    few = msgspec.structs.replace(gpt(2, GBIT1), codecs={})
+    found = compose(few)
+    assert found.family == "none"
+    assert {c.why_not for c in found.considered if c.spec != "none"} == {"its cost was not measured"}
+
+
+def test_of_two_as_fast_the_less_lossy_wins() -> None:
+    """On this link 5 and 1 % hide alike: they are within a tie, and more is sent."""
+    found = compose(gpt(2, GBIT1 * 2), Wish(quality="fast"))
+    fastest = min(c.expected for c in found.considered if c.expected)
+    assert found.expected <= fastest * 1.02
+    lossier = [c for c in found.considered if "lossier than" in c.why_not]
+    assert lossier
+    assert all(c.expected >= found.expected / 1.02 for c in lossier)
+
+
+def test_dense_is_an_answer() -> None:
+    found = compose(gpt(2, 1e11), Wish(quality="fast"))
+    assert found.family == "none"
+    assert {rule.spec for rule in found.rules} == {"none"}
+    assert "dense" in found.reason and "5.0%" in found.reason
+    assert found.expected == found.dense
+    assert not worth(found.dense, found)[0]
+
+
+def test_noise_asks_for_more() -> None:
+    profile = gpt(2, GBIT10)
+    gain = 1 - min(c.expected for c in compose(profile).considered if c.expected) / compose(profile).dense
+    assert 0.05 < gain < 0.2
+    noisy = msgspec.structs.replace(profile, steps=(StepTime(1, 0.3, gain, 50),))
+    assert compose(profile).family != "none"
+    assert compose(noisy).family == "none"
+
+
+def test_a_switch_has_to_be_worth_it() -> None:
+    found = compose(gpt(2, GBIT1))
+    assert (margin(0.0), margin(0.02), margin(0.1)) == (0.05, 0.05, 0.2)
+    assert worth(found.expected / 0.94, found)[0]
+    assert not worth(found.expected / 0.96, found)[0]
+    assert not worth(found.expected / 0.94, found, noise=0.05)[0]
+    assert not worth(StepTime(1, found.expected / 0.94, 0.05, 20), found)[0]
+    yes, why = worth(StepTime(1, found.expected / 0.5, 0.05, 20), found)
+    assert yes and "50.0% less" in why
+    assert worth(0.0, found) == (False, "no step was measured yet")
+
+
+def test_levels_come_from_errors_and_a_controllers_range_where_there_are_none() -> None:
+    known = compose(with_errors(gpt(4, MBIT100), "topk"))
+    assert known.alphas[-1] == 1.0 and len(known.alphas) > 1
+    assert len({r.levels for r in known.rules}) > 2
+    assert known.k_range == (0.0, 0.0)
+    blind = compose(gpt(4, MBIT100))
+    assert blind.alphas == () and blind.k_range == (0.01, 0.1)
+    assert known.bytes < blind.bytes
+    assert compose(gpt(4, MBIT100), Wish(quality="safe")).k_range == (0.0, 0.0)
+
+
+def test_one_option_for_everything_is_one_rule() -> None:
+    found = compose(gpt(4, MBIT100), Wish(quality="safe"))
+    assert found.rules == (PlannedRule("*", "qsgd(bits=8)", found.rules[0].scheme),)
+
+
+def test_parts_alone() -> None:
+    profile = with_errors(gpt(4, GBIT1), "topk")
+    only = {p: compose(profile, Wish(parts=frozenset({p}))) for p in ("lgreco", "mergecomp", "espresso")}
+    assert only["lgreco"].alphas and not only["lgreco"].groups
+    assert {r.scheme for r in only["lgreco"].rules} == {"owner"}
+    assert not only["mergecomp"].alphas and only["mergecomp"].groups
+    assert len(only["mergecomp"].rules) == 1
+    assert not only["espresso"].alphas and not only["espresso"].groups
+    static = compose(profile, Wish(parts=frozenset(), family="topk(ratio=0.01)"))
+    assert static.rules == (PlannedRule("*", "topk(ratio=0.01)"),)
+    assert only["espresso"].expected <= compose(profile, Wish(parts=frozenset())).expected * 1.0001
+
+
+def test_a_family_that_was_asked_for_stays() -> None:
+    found = compose(gpt(2, 1e11), Wish(family="topk(ratio=0.05)", parts=frozenset({"lgreco"})))
+    assert found.family == "topk(ratio=0.05)" and found.rules[0].spec == "topk(ratio=0.05)"
+    assert [(c.spec, c.why_not) for c in found.considered] == [
+        ("none", "topk(ratio=0.05) was asked for"), ("topk(ratio=0.05)", ""),
+    ]  # fmt: skip
+    dense = compose(gpt(2, MBIT100), Wish(family="none"))
+    assert {rule.spec for rule in dense.rules} == {"none"}
+    assert dense.expected == dense.dense
+
+
+def test_matrices_need_a_whole_domain() -> None:
+    cut, whole = compose(gpt(4, MBIT100)), compose(gpt(4, MBIT100, whole=True))
+    assert "whole=True" in next(c.why_not for c in cut.considered if c.spec == "powersgd(rank=4)")
+    assert next(c.expected for c in whole.considered if c.spec == "powersgd(rank=4)") > 0
+    kept = compose(gpt(4, MBIT100, whole=True), Wish(family="powersgd(rank=4)"))
+    # blocks of biases alone travel as they are in any case
+    assert kept.rules[0] == PlannedRule("*", "powersgd(rank=4)")
+    assert {r.spec for r in kept.rules[1:]} <= {"none"}
+    with pytest.raises(AutoError, match="whole=True"):
+        compose(gpt(4, MBIT100), Wish(family="powersgd(rank=4)"))
+
+
+def test_what_is_excluded_travels_exactly() -> None:
+    """A tensor that leads blocks has them dense; the rest of a sparsifier's blocks sends all of its elements."""
+    profile = with_errors(gpt(4, MBIT100), "topk")
+    wish = Wish(exclude=("*.bias", "wte.*"))
+    found = compose(profile, wish)
+    live = Live(profile)
+    options = applied(live, found.rules)
+    by_name = {t.name: i for i, t in enumerate(profile.tensors)}
+    for block, option in zip(live.blocks, options, strict=True):
+        if by_name["wte.weight"] in {t for t, _ in block.parts}:
+            assert option.spec == "none"
+    biases = {t for b, o in zip(live.blocks, options, strict=True) if o.spec != "none" for t, _ in b.parts}
+    biases = {t for t in biases if profile.tensors[t].name.endswith("bias")}
+    assert biases
+    for t in biases:
+        rule = next(r for r in reversed(found.rules) if fnmatchcase(profile.tensors[t].name, r.pattern))
+        assert (rule.spec, set(rule.levels)) == (found.family, {1_000_000})
+    assert any("excluded" in row.why for row in found.why)
+
+
+def test_what_is_excluded_keeps_a_quantisers_whole_block_dense() -> None:
+    found = compose(gpt(4, MBIT100), Wish(family="qsgd(bits=8)", exclude=("h.0.up.bias",)))
+    live = Live(gpt(4, MBIT100))
+    at = next(i for i, t in enumerate(live.profile.tensors) if t.name == "h.0.up.bias")
+    for block, option in zip(live.blocks, applied(live, found.rules), strict=True):
+        if at in {t for t, _ in block.parts}:
+            assert option.spec == "none"
+    assert any("h.0.up.bias, which is excluded" in row.why for row in found.why)
+    everything = compose(gpt(4, MBIT100), Wish(exclude=("*",)))
+    assert {rule.spec for rule in everything.rules} == {"none"}
+
+
+def test_small_tensors_that_lead_a_block_are_named_exact_topk() -> None:
+    profile = gpt(2, MBIT100)
+    many = tuple(
+        msgspec.structs.replace(profile.tensors[0], name=f"s.{i}", shape=(30_000,), elements=30_000, ready=i * 1e-3,
+                                address=-1)
+        for i in range(40)
+    )  # fmt: skip
+    profile = msgspec.structs.replace(profile, tensors=many, blocks=())
+    found = compose(profile)
+    assert found.family == "sidco-e(ratio=0.01)"
+    assert {r.spec for r in found.rules} == {"topk(ratio=0.01)"}
+    without = {k: v for k, v in profile.codecs.items() if not k.startswith("topk")}
+    found = compose(msgspec.structs.replace(profile, codecs=without))
+    assert {r.spec for r in found.rules} == {"sidco-e(ratio=0.01)"}
+
+
+def test_groups_that_come_into_force_are_planned_for() -> None:
+    profile = gpt(4, GBIT10)
+    late = Wish(quality="safe", buckets=(1 << 40,))
+    told, done = compose(profile, late), compose(profile, msgspec.structs.replace(late, regroup=True))
+    assert told.caps == done.caps != ()
+    assert told.regrouped < told.expected
+    assert done.expected == done.regrouped <= told.expected
+    assert len(done.groups) > 1
+    brought = tuple(tuple(names(profile).index(t) for t in group) for group in done.groups)
+    assert Live(profile, brought).seconds(applied(Live(profile, brought), done.rules)) == pytest.approx(done.expected)
+    assert brought == portions(profile, tuple(round(c * (1 << 20)) for c in done.caps))
+
+
+def test_one_by_one_in_gradcomms_own_wrapper() -> None:
+    found = compose(gpt(2, GBIT1), Wish(buckets=()))
+    assert found.expected <= compose(gpt(2, GBIT1)).expected * 1.001
+
+
+@pytest.mark.parametrize("wish", [
+    Wish(quality="best"), Wish(parts=frozenset({"magic"})), Wish(alpha_lo=0.0), Wish(notches=0), Wish(buckets=(0,)),
+    Wish(family="topk("), Wish(family="topk"), Wish(family="qsgd"),
+])  # fmt: skip
+def test_wishes_that_cannot_be_met(wish: Wish) -> None:
+    with pytest.raises(AutoError, match="expected"):
+        compose(gpt(), wish)
+
+
+def test_one_node_has_nothing_to_exchange() -> None:
+    found = compose(gpt(1, GBIT1))
+    assert found.family == "none"
+    assert found.bytes == 0
+
+
+def test_reasons_say_what_another_option_would_change() -> None:
+    found = compose(gpt(4, GBIT1))
+    text = " ".join(row.why for row in found.why)
+    assert "dense would make the step" in text
+    schemes = {row.scheme for row in found.why if row.codec != "none"}
+    assert schemes <= {"owner", ALL}
+    assert np.isfinite([row.seconds for row in found.why]).all()

@@ -1,0 +1,66 @@
+"""One family on a job: what is forced dense, columns by family, levels in prices, rules of what leads nothing."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+
+from gcserver.planner.auto_family import FamilyPlan, family_plan, planned_rules
+from gcserver.planner.auto_levels import budgets
+from gcserver.planner.families import parse
+from gcserver.planner.live import ALL, Live
+from tests.unit.planner.live_profiles import GBIT1, MBIT100, gpt, with_errors
+
+
+def planned(bandwidth: float = MBIT100, spec: str = "sidco-e(ratio=0.01)", **more: object) -> tuple[Live, FamilyPlan]:
+    live = Live(with_errors(gpt(4, bandwidth), "topk", "qsgd"))
+    return live, family_plan(live, parse(spec), **more)  # type: ignore[arg-type]
+
+
+def test_columns_of_a_family() -> None:
+    assert [c[0].scheme for c in planned(spec="none")[1].options] == ["owner", "all"]
+    assert len(planned()[1].options) == 4
+    live = Live(gpt(4, whole=True))
+    plan = family_plan(live, parse("powersgd(rank=4)"))
+    assert [c[0].spec for c in plan.options] == ["none", "none", "powersgd(rank=4)"]
+
+
+def test_without_espresso_everything_is_compressed_over_owners() -> None:
+    live, plan = planned(bandwidth=1e12, espresso=False)
+    assert {(o.spec, o.scheme) for o in plan.chosen()} == {("sidco-e(ratio=0.01)", "owner")}
+    assert plan.seconds == live.seconds(plan.chosen())
+    assert {o.spec for o in planned(spec="none", espresso=False)[1].chosen()} == {"none"}
+
+
+def test_levels_are_priced_at_the_full_budget() -> None:
+    live, uniform = planned(espresso=False)
+    _, plan = planned(espresso=False, alphas=budgets(0.6, 5))
+    assert plan.levels.alphas[-1] == 1.0
+    sent = [sum(live.sent(b, o) for b, o in enumerate(p.chosen())) for p in (plan, uniform)]
+    assert sent[0] < sent[1]
+    tight = planned(espresso=False, alphas=(0.6,))[1]
+    assert sum(o.nbytes for o in tight.chosen()) > sum(o.nbytes for o in plan.chosen())
+
+
+def test_excluded_leaders_force_all_their_blocks() -> None:
+    live, plan = planned(exclude=("wte.weight",))
+    wte = next(i for i, t in enumerate(live.profile.tensors) if t.name == "wte.weight")
+    forced = [b for b, block in enumerate(live.blocks) if block.lead == wte]
+    assert forced
+    assert all(plan.notes[b] == "excluded" and plan.chosen()[b].spec == "none" for b in forced)
+    leads = {live.blocks[b].lead for b in range(len(live.blocks)) if plan.notes[b]}
+    assert all(plan.notes[b] for b, block in enumerate(live.blocks) if block.lead in leads)
+
+
+def test_tensors_that_lead_nothing_take_the_scheme_of_most() -> None:
+    live, plan = planned(bandwidth=GBIT1, alphas=budgets(0.6, 3))
+    found = planned_rules(live, plan)
+    led = {block.lead for block in live.blocks}
+    for i, t in enumerate(live.profile.tensors):
+        rule = next(r for r in reversed(found) if fnmatchcase(t.name, r.pattern))
+        if i in led:
+            assert {(o.spec, o.scheme) for b, o in zip(live.blocks, plan.chosen(), strict=True) if b.lead == i} == {
+                (rule.spec, rule.scheme)
+            }
+        elif rule.levels:
+            assert rule.levels == plan.levels.levels[i]
+    assert {r.scheme for r in found} <= {"owner", ALL}

@@ -1,0 +1,96 @@
+"""L-GreCo on a profile: notches, budgets, what keeps the spec's level, what a sparsifier sends whole."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+
+from gcserver.planner.auto_levels import EVERYTHING, budgets, choose_levels
+from gcserver.planner.families import parse
+from gcserver.planner.profile import Profile
+from tests.unit.planner.live_profiles import gpt, with_errors
+
+ALPHAS = budgets(0.6, 5)
+
+
+def large(profile: Profile) -> list[int]:
+    return [i for i, t in enumerate(profile.tensors) if t.elements >= 65_536]
+
+
+def test_budgets() -> None:
+    assert budgets(0.6, 5) == pytest.approx((0.6, 0.7, 0.8, 0.9, 1.0))
+    assert budgets(0.6, 1) == (1.0,)
+
+
+@pytest.mark.parametrize("spec", ["topk(ratio=0.05)", "sidco-e(ratio=0.01)", "qsgd(bits=4)", "powersgd(rank=4)"])
+def test_every_notch_keeps_its_budget_and_sends_less_than_the_one_before(spec: str) -> None:
+    profile = with_errors(gpt(), "topk", "qsgd", "powersgd")
+    every = range(len(profile.tensors))
+    found = choose_levels(profile, parse(spec), every, ALPHAS)
+    family = {"topk": "topk", "sidco-e": "topk", "qsgd": "qsgd", "powersgd": "powersgd"}[parse(spec).name]
+    rows = {row.name: row for row in profile.errors[family]}
+    assert found.alphas == tuple(sorted(found.alphas))
+    assert found.alphas[-1] == 1.0
+
+    def total(notch: int, what: str) -> float:
+        sums = 0.0
+        for i in large(profile):
+            row = rows[profile.tensors[i].name]
+            sums += getattr(row, what)[row.levels.index(found.levels[i][notch])]
+        return sums
+
+    e_max = sum(
+        rows[profile.tensors[i].name].errors[rows[profile.tensors[i].name].levels.index(parse(spec).level)]
+        for i in large(profile)
+    )
+    sizes = [total(k, "sizes") for k in range(len(found.alphas))]
+    assert sizes == sorted(sizes, reverse=True)
+    for k, alpha in enumerate(found.alphas):
+        assert total(k, "errors") <= alpha * e_max * (1 + 1e-9)
+
+
+def test_small_tensors_keep_the_level_of_the_spec() -> None:
+    profile = with_errors(gpt(), "topk")
+    found = choose_levels(profile, parse("topk(ratio=0.01)"), range(len(profile.tensors)), ALPHAS)
+    small = set(range(len(profile.tensors))) - set(large(profile))
+    assert small
+    assert {found.levels[i] for i in small} == {(10_000,) * len(found.alphas)}
+    assert len({found.levels[i] for i in large(profile)}) > 1
+
+
+def test_without_errors_one_level_serves_all() -> None:
+    found = choose_levels(gpt(), parse("topk(ratio=0.01)"), range(5), ALPHAS)
+    assert (found.levels, found.alphas) == ({}, ())
+    assert "no errors" in found.reason
+    assert found.last(0) == 0
+    found = choose_levels(with_errors(gpt(), "qsgd"), parse("fp16"), range(5), ALPHAS)
+    assert (found.levels, "no levels" in found.reason) == ({}, True)
+    assert choose_levels(with_errors(gpt(), "qsgd"), parse("qsgd(bits=4)"), range(5), ()).alphas == ()
+
+
+def test_excluded_tensors_are_sent_whole_by_sparsifiers_at_every_notch() -> None:
+    profile = with_errors(gpt(), "topk", "qsgd")
+    rest = range(1, len(profile.tensors))
+    found = choose_levels(profile, parse("sidco-e(ratio=0.01)"), rest, ALPHAS, exact=[0])
+    assert found.levels[0] == (EVERYTHING,) * len(found.alphas)
+    alone = choose_levels(gpt(), parse("sidco-e(ratio=0.01)"), rest, ALPHAS, exact=[0])
+    assert (alone.levels, alone.alphas) == ({0: (EVERYTHING,)}, (1.0,))
+    assert 0 not in choose_levels(profile, parse("qsgd(bits=4)"), rest, ALPHAS, exact=[0]).levels
+
+
+def test_a_default_between_levels_counts_as_the_more_precise_one() -> None:
+    profile = with_errors(gpt(), "qsgd")
+    rows = profile.errors["qsgd"]
+    even = tuple(
+        msgspec.structs.replace(r, levels=(2, 5, 8), errors=tuple(np.array(r.errors)[[0, 3, 6]].tolist()),
+                                sizes=tuple(np.array(r.sizes)[[0, 3, 6]].tolist()))
+        for r in rows
+    )  # fmt: skip
+    found = choose_levels(
+        msgspec.structs.replace(profile, errors={"qsgd": even}), parse("qsgd(bits=4)"), large(profile), (1.0,)
+    )
+    lost = {r.name: dict(zip(r.levels, r.errors, strict=True)) for r in even}
+    names = [profile.tensors[i].name for i in large(profile)]
+    spent = sum(lost[n][found.levels[i][0]] for n, i in zip(names, large(profile), strict=True))
+    assert spent <= sum(lost[n][5] for n in names) * (1 + 1e-9)
