@@ -17,8 +17,8 @@ What each scheme asks of the lanes:
     all                 all encode, send to n-1 others, decode one and add n-1, and scale the sum into the output
     two exchanges       as the owner's, with half a contribution each time, and a second encoding in between
 
-The model leaves out: credit, frame headers, lost frames, a sender held up by a receiver's full link, priorities, nodes
-that differ, and what copies and computing take from each other beyond what was measured.
+The model leaves out: credit, frame headers, lost frames, priorities, nodes that differ, and what copies and computing
+take from each other beyond what was measured.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ from gcserver.planner.profile import CodecCost, Curve, Profile, ProfileError
 OWNER, ALL = "owner", "all"
 #: up to so many nodes are simulated one by one
 NODES: Final = 8
+#: bytes of a connection's turn on a link that several share
+QUANTUM: Final = 1 << 20
 #: Dense blocks go to everyone at once where so many members would send no more than so many bytes each, as the daemon
 #: has it (gcserver.core.plan).
 SMALL_MEMBERS: Final = 8
@@ -117,6 +119,8 @@ class Live:
         self.order = sorted(range(len(self.blocks)), key=lambda b: (last[b], -b))
         self.nodes = profile.nodes if profile.nodes <= NODES else 1
         self.width = kernels.FIRST_LANE + profile.lanes
+        # A node with one connection, or one that stands for all, has nothing to share its link among.
+        self.quantum = QUANTUM / profile.link.bandwidth if self.nodes > 2 else float("inf")
         tensors = profile.tensors
         sizes = [sum(tensors[t].elements * dtype_of(tensors[t]).itemsize for t in held) for held in self.brought]
         ready = np.maximum.accumulate([max((tensors[t].ready for t in held), default=0.0) for held in self.brought])
@@ -219,8 +223,8 @@ class Live:
         p = self.profile
         picked = choice[self.order] if len(self.order) else choice
         found: tuple[float, F64, I64, F64] = kernels.simulate(
-            p.nodes, self.nodes, self.width, p.link.latency, p.round_seconds / 2, self._portion, self._place,
-            self._back, table, picked,
+            p.nodes, self.nodes, self.width, p.link.latency, self.quantum, p.round_seconds / 2, self._portion,
+            self._place, self._back, table, picked,
         )  # fmt: skip
         return found
 

@@ -2,9 +2,12 @@
 
 What may live here: the graph of jobs of one step, and its timeline. What may not: prices (`live.py`), decisions.
 
-A job waits for the jobs before it and then takes its turn on its resource, in order of arrival; of two that arrive at
-the same moment the one made first goes first. A message takes its time on the sender's link and, begun one latency
-later, on the receiver's. Every node has a worker, a link out, a link in and its lanes, in this order.
+A job waits for the jobs before it and then takes its turn on its resource, in order of arrival. Every node has a
+worker, a link out, a link in and its lanes, in this order.
+
+From each node to each other one there is a connection, which sends one message after the other. Connections share a
+link in turns of a quantum, as TCP does: a quantum takes its time on the sender's link and, begun one latency later, on
+the receiver's, and the next one of its connection leaves when it would arrive no sooner than that one is taken in.
 
 With more members than are simulated (``nodes`` is 1 then), the one node stands for all: it owns an equal share of every
 block, so that its work and its traffic are those of the mean node.
@@ -30,8 +33,8 @@ WORKER, LINK_OUT, LINK_IN, FIRST_LANE = range(4)
 COPY_IN, ENCODING, SENDING, RECEIVING, ADDING, FINISHING, DECODING, COPY_OUT = range(8)
 #: columns of jobs, integers: resource, jobs to wait for, first edge, kind, block or portion
 RESOURCE, WAITS, HEAD, KIND, WHAT = range(5)
-#: and seconds: how long, ready, start, end, and after its start when a message begins to arrive (-1: no message)
-LONG, READY, START, END, ARRIVES = range(5)
+#: and seconds: how long, ready, start, end, and of a message what is still to be sent
+LONG, READY, START, END, LEFT = range(5)
 
 
 @kernel
@@ -40,7 +43,7 @@ def _job(ints, floats, count, resource, kind, what, seconds):  # type: ignore[no
     i = count[0]
     count[0] += 1
     ints[i, RESOURCE], ints[i, WAITS], ints[i, HEAD], ints[i, KIND], ints[i, WHAT] = resource, 0, -1, kind, what
-    floats[i, LONG], floats[i, READY], floats[i, ARRIVES] = seconds, 0.0, -1.0
+    floats[i, LONG], floats[i, READY], floats[i, LEFT] = seconds, 0.0, seconds
     return i
 
 
@@ -55,14 +58,11 @@ def _after(ints, edges, count, before, job):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _message(ints, floats, edges, count, width, latency, source, target, what, before, out, into):  # type: ignore[no-untyped-def]
-    """From ``source`` to ``target`` after ``before``, ``out`` and ``into`` seconds on either link; its arrival."""
-    sent = _job(ints, floats, count, source * width + LINK_OUT, SENDING, what, out)
+def _message(ints, floats, edges, count, width, source, target, what, before, seconds):  # type: ignore[no-untyped-def]
+    """From ``source`` to ``target`` after ``before``, so many seconds on either link; its arrival, the job after it."""
+    sent = _job(ints, floats, count, source * width + LINK_OUT, SENDING, what, seconds)
     _after(ints, edges, count, before, sent)
-    got = _job(ints, floats, count, target * width + LINK_IN, RECEIVING, what, into)
-    floats[sent, ARRIVES] = latency
-    _after(ints, edges, count, sent, got)
-    return got
+    return _job(ints, floats, count, target * width + LINK_IN, RECEIVING, what, seconds)
 
 
 @kernel
@@ -74,7 +74,7 @@ def _then(ints, floats, edges, count, resource, kind, what, seconds, before):  #
 
 
 @kernel
-def _owned(ints, floats, edges, count, width, latency, turn, nodes, b, home, lane, price, own):  # type: ignore[no-untyped-def]
+def _owned(ints, floats, edges, count, width, turn, nodes, b, home, lane, price, own):  # type: ignore[no-untyped-def]
     """A block through its owner: own[v] begins as v's encoding, ends as what v's copy out waits for."""
     stages = int(price[STAGES])
     for stage in range(stages):
@@ -83,8 +83,7 @@ def _owned(ints, floats, edges, count, width, latency, turn, nodes, b, home, lan
         for v in range(nodes):
             come = own[v]
             if v != home:
-                send = price[SEND]
-                come = _message(ints, floats, edges, count, width, latency, v, home, b, come, send, send)
+                come = _message(ints, floats, edges, count, width, v, home, b, come, price[SEND])
             seconds = price[FIRST] if v == 0 else price[ADD]
             add = _then(ints, floats, edges, count, home * width + FIRST_LANE + lane, ADDING, b, seconds, come)
             if added >= 0:
@@ -98,8 +97,7 @@ def _owned(ints, floats, edges, count, width, latency, turn, nodes, b, home, lan
             if last:
                 kind, seconds = DECODING, price[DECODE] + turn
             if v != home:
-                send = price[SEND]
-                come = _message(ints, floats, edges, count, width, latency, home, v, b, added, send, send)
+                come = _message(ints, floats, edges, count, width, home, v, b, added, price[SEND])
             elif last:
                 own[v] = added
                 continue
@@ -107,16 +105,16 @@ def _owned(ints, floats, edges, count, width, latency, turn, nodes, b, home, lan
 
 
 @kernel
-def _everyone(ints, floats, edges, count, width, latency, turn, nodes, b, lane, price, own):  # type: ignore[no-untyped-def]
+def _everyone(ints, floats, edges, count, width, turn, nodes, b, lane, price, own):  # type: ignore[no-untyped-def]
     """A block from everyone to everyone; ``own`` as above."""
     encoded = own.copy()
     come = np.empty((nodes, nodes), np.int64)
     for v in range(nodes):
         come[v, v] = encoded[v]
-        # Messages to several nodes share a link; one after the other, they must not all begin with the same receiver.
+        # not all begin with the same receiver
         for turned in range(1, nodes):
-            w, send = (v + turned) % nodes, price[SEND]
-            come[v, w] = _message(ints, floats, edges, count, width, latency, v, w, b, encoded[v], send, send)
+            w = (v + turned) % nodes
+            come[v, w] = _message(ints, floats, edges, count, width, v, w, b, encoded[v], price[SEND])
     for w in range(nodes):
         added = -1
         for v in range(nodes):
@@ -130,12 +128,12 @@ def _everyone(ints, floats, edges, count, width, latency, turn, nodes, b, lane, 
 
 
 @kernel
-def _mean(ints, floats, edges, count, width, latency, turn, members, b, lane, price, own):  # type: ignore[no-untyped-def]
+def _mean(ints, floats, edges, count, width, turn, members, b, lane, price, own):  # type: ignore[no-untyped-def]
     """A block at the node that stands for all ``members``."""
     cpu, come = FIRST_LANE + lane, own[0]
     if price[SCHEME] == ALL:
         send = price[SEND] * (members - 1)
-        come = _message(ints, floats, edges, count, width, latency, 0, 0, b, come, send, send)
+        come = _message(ints, floats, edges, count, width, 0, 0, b, come, send)
         adding = price[FIRST] + (members - 1) * price[ADD]
         come = _then(ints, floats, edges, count, cpu, ADDING, b, adding, come)
         own[0] = _then(ints, floats, edges, count, cpu, FINISHING, b, price[FINISH] + turn, come)
@@ -145,12 +143,12 @@ def _mean(ints, floats, edges, count, width, latency, turn, members, b, lane, pr
     stages = int(price[STAGES])
     for stage in range(stages):
         last = stage == stages - 1
-        come = _message(ints, floats, edges, count, width, latency, 0, 0, b, come, send, send)
+        come = _message(ints, floats, edges, count, width, 0, 0, b, come, send)
         adding = price[FIRST] / members + price[ADD] * others
         if last:
             adding += price[FINISH] / members
         come = _then(ints, floats, edges, count, cpu, ADDING, b, adding, come)
-        come = _message(ints, floats, edges, count, width, latency, 0, 0, b, come, send, send)
+        come = _message(ints, floats, edges, count, width, 0, 0, b, come, send)
         if last:
             come = _then(ints, floats, edges, count, cpu, DECODING, b, price[DECODE] * others + turn, come)
         else:
@@ -172,13 +170,14 @@ def _most_jobs(nodes, portions, prices, choice):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def simulate(members, nodes, width, latency, turn, portion, place, back, prices, choice):  # type: ignore[no-untyped-def]
+def simulate(members, nodes, width, latency, quantum, turn, portion, place, back, prices, choice):  # type: ignore[no-untyped-def]
     """(end, spans, ints, floats): the timeline of one step from its first gradient on, seconds.
 
-    width: resources of a node. turn: half of what a block costs a lane besides its bytes. portion: float64[P, 2], ready
-    and seconds to copy in. place: int64[B, 3]. back: float64[B], seconds to copy out. prices: float64[B, K, 9]. choice:
-    int64[B], columns of prices. spans: float64[B, 2], when a block is in the arena and when its last copy out ends.
-    ints, floats: the jobs, int64[J, 5] and float64[J, 5].
+    width: resources of a node. quantum: seconds a connection has the link in one turn. turn: half of what a block costs
+    a lane besides its bytes. portion: float64[P, 2], ready and seconds to copy in. place: int64[B, 3]. back:
+    float64[B], seconds to copy out. prices: float64[B, K, 9]. choice: int64[B], columns of prices. spans:
+    float64[B, 2], when a block is in the arena and when its last copy out ends. ints, floats: the jobs, int64[J, 5] and
+    float64[J, 5]; messages of several connections overlap.
     """
     most = _most_jobs(nodes, len(portion), prices, choice)
     ints, floats = np.empty((most, 5), np.int64), np.zeros((most, 5))
@@ -194,42 +193,80 @@ def simulate(members, nodes, width, latency, turn, portion, place, back, prices,
             copied, cpu = v * len(portion) + place[b, PORTION], v * width + FIRST_LANE + lane
             own[v] = _then(ints, floats, edges, count, cpu, ENCODING, b, price[ENCODE] + turn, copied)
         if members > nodes:
-            _mean(ints, floats, edges, count, width, latency, turn, members, b, lane, price, own)
+            _mean(ints, floats, edges, count, width, turn, members, b, lane, price, own)
         elif price[SCHEME] == ALL:
-            _everyone(ints, floats, edges, count, width, latency, turn, nodes, b, lane, price, own)
+            _everyone(ints, floats, edges, count, width, turn, nodes, b, lane, price, own)
         else:
-            _owned(ints, floats, edges, count, width, latency, turn, nodes, b, home, lane, price, own)
+            _owned(ints, floats, edges, count, width, turn, nodes, b, home, lane, price, own)
         for v in range(nodes):
             _then(ints, floats, edges, count, v * width + WORKER, COPY_OUT, b, back[b], own[v])
-    return _run(nodes * width, len(choice), ints[: count[0]], floats[: count[0]], edges)
+    return _run(nodes, width, latency, quantum, len(choice), ints[: count[0]], floats[: count[0]], edges)
 
 
 @kernel
-def _run(resources, blocks, ints, floats, edges):  # type: ignore[no-untyped-def]
-    free, end = np.zeros(resources), 0.0
+def _run(nodes, width, latency, quantum, blocks, ints, floats, edges):  # type: ignore[no-untyped-def]
+    free, end = np.zeros(nodes * width), 0.0
     spans = np.empty((blocks, 2))
     spans[:, 0], spans[:, 1] = np.inf, 0.0
-    waiting = [(0.0, np.int64(0)) for _ in range(0)]
+    # of each connection: the message under way, and the last that waits; of a message the one that waits behind it
+    under_way, last = np.full(nodes * nodes, -1), np.full(nodes * nodes, -1)
+    behind = np.full(len(ints), -1)
+    # (when, in which order of those at one moment, job)
+    waiting = [(0.0, np.int64(0), np.int64(0)) for _ in range(0)]
+    ticket = 0
     for first in range(len(ints)):
-        if ints[first, WAITS] == 0:
-            heapq.heappush(waiting, (floats[first, READY], np.int64(first)))
+        if ints[first, WAITS] == 0 and ints[first, KIND] != RECEIVING:
+            heapq.heappush(waiting, (floats[first, READY], np.int64(ticket), np.int64(first)))
+            ticket += 1
     while len(waiting) > 0:
-        ready, i = heapq.heappop(waiting)
-        start = max(ready, free[ints[i, RESOURCE]])
-        stop = start + floats[i, LONG]
-        free[ints[i, RESOURCE]] = stop
-        floats[i, START], floats[i, END] = start, stop
+        now, turn, i = heapq.heappop(waiting)
+        resource, done = ints[i, RESOURCE], i
+        if ints[i, KIND] == SENDING:
+            done = i + 1
+            connection = resource // width * nodes + ints[done, RESOURCE] // width
+            if under_way[connection] == -1:
+                under_way[connection], last[connection] = i, i
+                floats[i, START] = floats[done, START] = -1.0
+            elif under_way[connection] != i:
+                behind[last[connection]], last[connection] = i, i
+                continue
+            if free[resource] > now:
+                heapq.heappush(waiting, (free[resource], turn, i))
+                continue
+            long = min(quantum, floats[i, LEFT])
+            # what rounding leaves is no message
+            floats[i, LEFT] = floats[i, LEFT] - long if floats[i, LEFT] > long * (1 + 1e-9) else 0.0
+            arrives = max(now + latency, free[ints[done, RESOURCE]])
+            if floats[i, START] < 0:
+                floats[i, START], floats[done, START] = now, arrives
+            free[resource], free[ints[done, RESOURCE]] = now + long, arrives + long
+            floats[i, END], stop = now + long, arrives + long
+            ahead, ticket = max(now + long, stop - latency), ticket + 1
+            if floats[i, LEFT] > 0:
+                heapq.heappush(waiting, (ahead, np.int64(ticket), i))
+                continue
+            under_way[connection] = -1
+            if behind[i] >= 0:
+                under_way[connection] = behind[i]
+                floats[behind[i], START] = floats[behind[i] + 1, START] = -1.0
+                heapq.heappush(waiting, (ahead, np.int64(ticket), np.int64(behind[i])))
+            floats[done, READY] = floats[done, START]
+        else:
+            start = max(now, free[resource])
+            stop = start + floats[i, LONG]
+            free[resource], floats[i, START] = stop, start
+        floats[done, END] = stop
         end = max(end, stop)
         if ints[i, KIND] != COPY_IN:
             b = ints[i, WHAT]
-            spans[b, 0], spans[b, 1] = min(spans[b, 0], ready), max(spans[b, 1], stop)
-        passed = stop if floats[i, ARRIVES] < 0 else start + floats[i, ARRIVES]
-        e = ints[i, HEAD]
+            spans[b, 0], spans[b, 1] = min(spans[b, 0], floats[i, READY]), max(spans[b, 1], stop)
+        e = ints[done, HEAD]
         while e >= 0:
             j = edges[e, 0]
-            floats[j, READY] = max(floats[j, READY], passed)
+            floats[j, READY] = max(floats[j, READY], stop)
             ints[j, WAITS] -= 1
             if ints[j, WAITS] == 0:
-                heapq.heappush(waiting, (floats[j, READY], j))
+                ticket += 1
+                heapq.heappush(waiting, (floats[j, READY], np.int64(ticket), j))
             e = edges[e, 1]
     return end, spans, ints, floats

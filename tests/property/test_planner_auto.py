@@ -84,10 +84,9 @@ def test_a_timeline_keeps_the_bounds_of_its_resources(data: st.DataObject, profi
     assert step.seconds >= profile.compute
     work: dict[tuple[int, str], float] = {}
     for job in step.jobs:
-        if job.what not in ("forward", "compute"):
+        if job.what not in ("forward", "compute", "send", "receive"):
             work[job.node, job.resource] = work.get((job.node, job.resource), 0.0) + job.end - job.start
-    assert step.seconds >= profile.forward + max(work.values()) * (1 - 1e-9)
+    link = step.bytes / profile.link.bandwidth
+    assert step.seconds >= profile.forward + max(*work.values(), link) * (1 - 1e-9)
     trips = 8 * profile.link.latency * len(live.blocks)
-    assert step.seconds <= profile.compute + sum(work.values()) + trips + 1e-9
-    sent = sum(t for (_, resource), t in work.items() if resource == "link out") * profile.link.bandwidth
-    np.testing.assert_allclose(sent, step.bytes * live.nodes, rtol=1e-6, atol=1e-3)
+    assert step.seconds <= profile.compute + sum(work.values()) + 2 * profile.nodes * link + trips + 1e-9

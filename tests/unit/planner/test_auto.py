@@ -88,9 +88,9 @@ def test_dense_is_an_answer() -> None:
 
 
 def test_noise_asks_for_more() -> None:
-    profile = gpt(2, GBIT10)
+    profile = gpt(4, GBIT10)
     gain = 1 - min(c.expected for c in compose(profile).considered if c.expected) / compose(profile).dense
-    assert 0.05 < gain < 0.2
+    assert 0.05 < gain < 0.5
     noisy = msgspec.structs.replace(profile, steps=(StepTime(1, 0.3, gain, 50),))
     assert compose(profile).family != "none"
     assert compose(noisy).family == "none"
@@ -120,7 +120,7 @@ def test_levels_come_from_errors_and_a_controllers_range_where_there_are_none() 
 
 
 def test_one_option_for_everything_is_one_rule() -> None:
-    found = compose(gpt(4, MBIT100), Wish(quality="safe"))
+    found = compose(gpt(2, MBIT100), Wish(quality="safe"))
     assert found.rules == (PlannedRule("*", "qsgd(bits=8)", found.rules[0].scheme),)
 
 
