@@ -211,13 +211,12 @@ def _run(nodes, width, latency, quantum, blocks, ints, floats, edges):  # type: 
     # of each connection: the message under way, and the last that waits; of a message the one that waits behind it
     under_way, last = np.full(nodes * nodes, -1), np.full(nodes * nodes, -1)
     behind = np.full(len(ints), -1)
-    # (when, in which order of those at one moment, job)
+    # (when, in which order of those at one moment, job): as they were made, then messages that had a turn before
     waiting = [(0.0, np.int64(0), np.int64(0)) for _ in range(0)]
-    ticket = 0
+    ticket = len(ints)
     for first in range(len(ints)):
         if ints[first, WAITS] == 0 and ints[first, KIND] != RECEIVING:
-            heapq.heappush(waiting, (floats[first, READY], np.int64(ticket), np.int64(first)))
-            ticket += 1
+            heapq.heappush(waiting, (floats[first, READY], np.int64(first), np.int64(first)))
     while len(waiting) > 0:
         now, turn, i = heapq.heappop(waiting)
         resource, done = ints[i, RESOURCE], i
@@ -266,7 +265,6 @@ def _run(nodes, width, latency, quantum, blocks, ints, floats, edges):  # type: 
             floats[j, READY] = max(floats[j, READY], stop)
             ints[j, WAITS] -= 1
             if ints[j, WAITS] == 0:
-                ticket += 1
-                heapq.heappush(waiting, (floats[j, READY], np.int64(ticket), j))
+                heapq.heappush(waiting, (floats[j, READY], j, j))
             e = edges[e, 1]
     return end, spans, ints, floats
