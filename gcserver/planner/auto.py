@@ -152,8 +152,9 @@ def compose(profile: Profile, wish: Wish | None = None) -> Proposal:
         if groups.changed and wish.regroup:
             live = Live(profile, groups.portions)
             winner = _planned(live, wish, winner.spec)
+    if winner.levels.alphas:
+        reason += f"; {winner.levels.reason}"
     found = planned_rules(live, winner)
-    # What the rules come to: a tensor that leads a dense block has no level of its own in others.
     options = applied(live, found)
     expected = live.seconds(options)
     regrouped = Live(profile, groups.portions).seconds(options)

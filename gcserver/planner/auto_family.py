@@ -6,21 +6,19 @@ parts themselves (`auto_levels`, `auto_options`, `auto_rules`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 import numpy as np
 
 from gcserver.planner.auto_levels import Levels, choose_levels
-from gcserver.planner.auto_options import DENSE_COLUMNS, select, units
+from gcserver.planner.auto_options import DENSE_COLUMNS, SLACK, select, units
 from gcserver.planner.auto_rules import PlannedRule, TensorOption, rules
 from gcserver.planner.errors import F64, I64
-from gcserver.planner.errors_sparse import EXACT
-from gcserver.planner.families import DENSE, SPARSE, TWO_EXCHANGES, Spec
+from gcserver.planner.families import DENSE, SPARSE, TWO_EXCHANGES, Spec, exact_level, parse
 from gcserver.planner.live import ALL, OWNER, BlockOption, Live, cost_of
 from gcserver.planner.payload import segment_bytes
-from gcserver.planner.profile import ProfileError
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,9 +32,11 @@ class FamilyPlan:
     columns: I64
     seconds: float
     notes: tuple[str, ...]
+    carried_out: tuple[BlockOption, ...]
 
     def chosen(self) -> tuple[BlockOption, ...]:
-        return tuple(self.options[k][b] for b, k in enumerate(self.columns.tolist()))
+        """What each block uses, with the bytes it comes to."""
+        return self.carried_out
 
 
 def family_plan(
@@ -58,19 +58,57 @@ def family_plan(
     ]
     if spec.name != DENSE:
         owner = tuple(
-            BlockOption() if forced[b] else BlockOption(_spec_of(live, spec, b), OWNER, _nbytes(live, spec, levels, b))
+            BlockOption() if forced[b] else BlockOption(spec.text, OWNER, _nbytes(live, spec, levels, b))
             for b in range(len(blocks))
         )
         everyone = tuple(o if o.spec == DENSE else BlockOption(o.spec, ALL, o.nbytes) for o in owner)
         columns += [owner] if spec.name in TWO_EXCHANGES else [owner, everyone]
     table = live.table(columns)
+    plain = np.full(len(blocks), 0 if spec.name == DENSE else DENSE_COLUMNS, np.int64)
+    plans = [plain]
     if espresso:
-        found = select(live, table, units(live))
-        chosen, seconds = found.columns, found.seconds
-    else:
-        chosen = np.full(len(blocks), 0 if spec.name == DENSE else DENSE_COLUMNS, np.int64)
-        seconds = live.run(table, chosen)[0]
-    return FamilyPlan(spec, levels, tuple(columns), table, chosen, seconds, forced)
+        found = select(live, table, units(live)).columns
+        uniform = [np.full(len(blocks), k, np.int64) for k in range(len(columns))]
+        plans = [found, _without_spills(live, columns, found), *uniform]
+    done = [(_carried_out(live, levels, columns, plan), plan) for plan in plans]
+    steps = [live.seconds(options) for options, _ in done]
+    best = next(i for i, seconds in enumerate(steps) if seconds <= min(steps) * (1 + SLACK))
+    (options, chosen), seconds = done[best], steps[best]
+    return FamilyPlan(spec, levels, tuple(columns), table, chosen, seconds, forced, options)
+
+
+def _carried_out(
+    live: Live, levels: Levels, columns: Sequence[Sequence[BlockOption]], plan: I64
+) -> tuple[BlockOption, ...]:
+    """The options of a plan with the bytes they come to.
+
+    What a tensor that leads a dense block has in a compressed one is sent as it is: its rule says dense.
+    """
+    options = [columns[k][b] for b, k in enumerate(plan.tolist())]
+    exact = {block.lead for block, option in zip(live.blocks, options, strict=True) if option.spec == DENSE}
+    for b, option in enumerate(options):
+        if option.spec != DENSE and any(t in exact for t, _ in live.blocks[b].parts):
+            nbytes = _nbytes(live, parse(option.spec), levels, b, exact)
+            options[b] = BlockOption(option.spec, option.scheme, nbytes)
+    return tuple(options)
+
+
+def _without_spills(live: Live, columns: Sequence[Sequence[BlockOption]], plan: I64) -> I64:
+    """The plan with all blocks compressed whose leading tensor reaches into a compressed block."""
+    fixed: I64 = np.array(plan)
+    changed = True
+    while changed:
+        changed = False
+        inside = {
+            t: int(fixed[b])
+            for b, block in enumerate(live.blocks)
+            if columns[fixed[b]][b].spec != DENSE
+            for t, _ in block.parts
+        }
+        for b, block in enumerate(live.blocks):
+            if block.lead in inside and fixed[b] < DENSE_COLUMNS <= inside[block.lead]:
+                fixed[b], changed = inside[block.lead], True
+    return fixed
 
 
 def planned_rules(live: Live, plan: FamilyPlan) -> tuple[PlannedRule, ...]:
@@ -88,7 +126,8 @@ def planned_rules(live: Live, plan: FamilyPlan) -> tuple[PlannedRule, ...]:
         if t in led:
             option = led[t]
             wanted[tensor.name] = TensorOption(option.spec, option.scheme, given if option.spec != DENSE else ())
-        elif t in inside and given:
+        elif t in inside:
+            # without a rule for this codec it would be sent as it is
             wanted[tensor.name] = TensorOption(plan.spec.text, scheme, given)
     return rules([t.name for t in tensors], wanted)
 
@@ -113,19 +152,11 @@ def _forced(live: Live, spec: Spec, out: set[int]) -> tuple[str, ...]:
     return tuple(text or by_lead.get(b.lead, "") for b, text in zip(live.blocks, why, strict=True))
 
 
-def _spec_of(live: Live, spec: Spec, block: int) -> str:
-    """The spec of a block: for sidco, where a small tensor leads, the exact top-k that it would come to anyway."""
-    exact = f"topk(ratio={dict(spec.values).get('ratio', '')})"
-    if spec.name.startswith("sidco") and live.profile.tensors[live.blocks[block].lead].elements < EXACT:
-        try:
-            cost_of(live.profile, exact)
-        except ProfileError:
-            return spec.text
-        return exact
-    return spec.text
-
-
-def _nbytes(live: Live, spec: Spec, levels: Levels, block: int) -> float:
+def _nbytes(live: Live, spec: Spec, levels: Levels, block: int, exact: Collection[int] = ()) -> float:
+    """Bytes of a block's contribution; exact: tensors that are sent as they are."""
     b, cost = live.blocks[block], cost_of(live.profile, spec.text)
-    shapes = live.profile.tensors
-    return sum(segment_bytes(spec, cost, shapes[t].shape, n, levels.last(t), b.dtype.itemsize) for t, n in b.parts)
+    total = 0.0
+    for t, n in b.parts:
+        level = exact_level(spec) if t in exact else levels.last(t)
+        total += segment_bytes(spec, cost, live.profile.tensors[t].shape, n, level, b.dtype.itemsize)
+    return total

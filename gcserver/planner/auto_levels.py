@@ -17,12 +17,9 @@ import numpy as np
 
 from gcserver.planner.errors import LevelTable
 from gcserver.planner.errors_sparse import EXACT
-from gcserver.planner.families import SPARSE, Spec, error_families
+from gcserver.planner.families import SPARSE, Spec, error_families, exact_level
 from gcserver.planner.lgreco import solve
 from gcserver.planner.profile import LevelErrors, Profile
-
-#: the level at which a sparsifier sends every element
-EVERYTHING = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +53,7 @@ def choose_levels(
     found = _solved(profile, spec, tensors, alphas) if alphas else Levels({}, (), "not asked for")
     if spec.name in SPARSE and exact:
         notches = found.alphas or (1.0,)
-        kept = {i: (EVERYTHING,) * len(notches) for i in exact}
+        kept = {i: (exact_level(spec),) * len(notches) for i in exact}
         return Levels({**found.levels, **kept}, notches, found.reason)
     return found
 

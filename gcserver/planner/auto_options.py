@@ -21,9 +21,9 @@ from gcserver.planner.errors import F64, I64
 from gcserver.planner.live import Live
 
 #: More units than this are decided together with their neighbours in order of readiness.
-UNITS: Final = 96
-#: Timelines a search may take.
-EFFORT: Final = 4000
+UNITS: Final = 48
+#: How long one plan may be improved, in timelines times blocks times nodes, which is what a timeline takes.
+WORK: Final = 50_000
 #: What an option has to gain, as a share, to replace another: more than sums of the same numbers differ by.
 GAIN: Final = 1e-9
 #: A unit goes dense if all that do make the step no more than this share longer: what is gained by less is not sure.
@@ -111,12 +111,13 @@ class _Search:
 
     def improved(self, best: float, plan: I64) -> tuple[float, I64]:
         """Every unit taken up again, until none changes or the effort is spent."""
-        limit = self.timelines + EFFORT // 3
+        limit = self.timelines + WORK // max(len(self.live.blocks) * self.live.nodes, 1)
         changed = True
         while changed and self.timelines < limit:
             before = best
             for unit in self.priority:
-                best, plan = self._best(unit, best, plan)
+                if self.timelines < limit:
+                    best, plan = self._best(unit, best, plan)
             changed = best < before
         return best, plan
 

@@ -13,7 +13,7 @@ from glob import escape
 
 import msgspec
 
-from gcserver.planner.families import DENSE, SPARSE, parse
+from gcserver.planner.families import DENSE, exact_level, parse
 from gcserver.planner.live import OWNER, BlockOption, Live, cost_of
 from gcserver.planner.payload import segment_bytes
 
@@ -79,7 +79,7 @@ def applied(live: Live, plan: Sequence[PlannedRule], notch: int = -1) -> tuple[B
     """What each block of a job uses under the rules of a plan, in address order, as the daemon finds it.
 
     notch: where rules have levels. A segment's level is that of its own tensor's rule where that names the block's
-    codec, or a sparsifier for a sparsifier; else the level of the block's spec. Without a rule a block is dense.
+    codec; else it is sent as it is, as far as the codec can. Without a rule a block is dense.
     """
     tensors = live.profile.tensors
     of = [next((r for r in reversed(plan) if fnmatchcase(t.name, r.pattern)), None) for t in tensors]
@@ -91,10 +91,9 @@ def applied(live: Live, plan: Sequence[PlannedRule], notch: int = -1) -> tuple[B
             continue
         spec, cost, nbytes = parse(rule.spec), cost_of(live.profile, rule.spec), 0.0
         for t, n in block.parts:
-            own, level = of[t], 0
-            if own is not None and own.levels:
-                name = parse(own.spec).name
-                level = own.levels[notch] if name == spec.name or {name, spec.name} <= SPARSE else 0
+            own, level = of[t], exact_level(spec)
+            if own is not None and parse(own.spec).name == spec.name:
+                level = own.levels[notch] if own.levels else parse(own.spec).level
             nbytes += segment_bytes(spec, cost, tensors[t].shape, n, level, block.dtype.itemsize)
         options.append(BlockOption(rule.spec, rule.scheme or OWNER, nbytes))
     return tuple(options)

@@ -134,6 +134,17 @@ def loss(spec: Spec) -> tuple[int, float, int, str]:
     return family, -float(spec.level), place, spec.text
 
 
+def exact_level(spec: Spec) -> int:
+    """The level at which a codec sends a segment as nearly as it is as it can; 0 if it has none.
+
+    It is what the daemon gives a segment whose tensor's own rule names another codec than the block's.
+    """
+    if spec.name in SPARSE:
+        return 1_000_000
+    # a rank that saves nothing: the matrix is sent itself
+    return {"qsgd": 8, "powersgd": 1 << 20}.get(spec.name, 0)
+
+
 def error_families(spec: Spec) -> tuple[str, ...]:
     """Under which names a profile may have this family's errors, the nearest first."""
     return (spec.name, spec.name.split("-")[0], *(("topk",) if spec.name in SPARSE else ()))

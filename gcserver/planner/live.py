@@ -6,7 +6,7 @@ itself (`live_kernels.py`), layouts (`live_layout.py`), decisions (`auto*.py`).
 Resources of a node: the worker (copies into and out of the arena), the link in either direction, and one core a lane.
 Computing is no job: the times at which gradients are ready were measured in the running worker, with whatever its hooks
 did in between. All nodes are taken to be alike. Up to `NODES` of them are simulated one by one, with the blocks that
-each owns; of more, one that stands for the mean.
+each owns, as long as these are not too many; else one that stands for the mean.
 
 What each scheme asks of the lanes:
 
@@ -38,8 +38,9 @@ from gcserver.planner.payload import segment_bytes
 from gcserver.planner.profile import CodecCost, Curve, Profile, ProfileError
 
 OWNER, ALL = "owner", "all"
-#: up to so many nodes are simulated one by one
+#: up to so many nodes are simulated one by one, and so many blocks of all nodes together
 NODES: Final = 8
+NODE_BLOCKS: Final = 512
 #: bytes of a connection's turn on a link that several share
 QUANTUM: Final = 1 << 20
 #: Dense blocks go to everyone at once where so many members would send no more than so many bytes each, as the daemon
@@ -117,7 +118,8 @@ class Live:
         last = [max(portion_of[t] for t, _ in b.parts) for b in self.blocks]
         #: blocks as they become available; of those that come together the highest address first, as lanes send them
         self.order = sorted(range(len(self.blocks)), key=lambda b: (last[b], -b))
-        self.nodes = profile.nodes if profile.nodes <= NODES else 1
+        each = profile.nodes <= NODES and profile.nodes * len(self.blocks) <= NODE_BLOCKS
+        self.nodes = profile.nodes if each else 1
         self.width = kernels.FIRST_LANE + profile.lanes
         # A node with one connection, or one that stands for all, has nothing to share its link among.
         self.quantum = QUANTUM / profile.link.bandwidth if self.nodes > 2 else float("inf")
@@ -127,6 +129,8 @@ class Live:
         self._portion: F64 = np.array([[r, n / profile.copy] for r, n in zip(ready, sizes, strict=True)]).reshape(-1, 2)
         rows = [(last[b], self.blocks[b].owner, self.blocks[b].lane) for b in self.order]
         self._place: I64 = np.array(rows, np.int64).reshape(-1, 3)
+        self._backward = profile.backward
+        self._position = np.argsort(self.order)
         self._back: F64 = np.array([self.blocks[b].nbytes / profile.copy for b in self.order])
 
     def usable(self, block: int, spec: str) -> str:
@@ -194,7 +198,7 @@ class Live:
         Times of blocks are seconds since the first gradient, in block order.
         """
         end, spans, _, _ = self._simulate(table, choice)
-        return self.profile.forward + max(end, self.profile.backward), spans[np.argsort(self.order)]
+        return self.profile.forward + max(end, self._backward), spans[self._position]
 
     def seconds(self, options: Sequence[BlockOption]) -> float:
         """Seconds of a step with these options, one a block in address order."""
@@ -212,7 +216,7 @@ class Live:
             jobs.append(LiveJob(_KINDS[kind], name, node, index, forward + start, forward + stop))
         jobs.sort(key=lambda j: (j.start, j.end, j.node))
         sent = sum(self.sent(b, option) for b, option in enumerate(options))
-        return LiveStep(forward + max(end, self.profile.backward), sent, tuple(jobs))
+        return LiveStep(forward + max(end, self._backward), sent, tuple(jobs))
 
     def sent(self, block: int, option: BlockOption) -> float:
         """Bytes that the mean node sends of a block: contributions and aggregates."""

@@ -75,8 +75,7 @@ class LinkCost(msgspec.Struct, frozen=True):
 class ProfiledTensor(msgspec.Struct, frozen=True):
     """One gradient; ``ready``: seconds from the first gradient of the step to this one, in the worker.
 
-    ``address``: where it begins in the domain, as addresses of blocks; -1: unknown, tensors of one dtype are then taken
-    to lie in the order in which they get ready.
+    ``address``: of its first element, counted as those of the profile's blocks (-1: not known).
     """
 
     name: str

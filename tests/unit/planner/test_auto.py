@@ -192,22 +192,6 @@ def test_what_is_excluded_keeps_a_quantisers_whole_block_dense() -> None:
     assert {rule.spec for rule in everything.rules} == {"none"}
 
 
-def test_small_tensors_that_lead_a_block_are_named_exact_topk() -> None:
-    profile = gpt(2, MBIT100)
-    many = tuple(
-        msgspec.structs.replace(profile.tensors[0], name=f"s.{i}", shape=(30_000,), elements=30_000, ready=i * 1e-3,
-                                address=-1)
-        for i in range(40)
-    )  # fmt: skip
-    profile = msgspec.structs.replace(profile, tensors=many, blocks=())
-    found = compose(profile)
-    assert found.family == "sidco-e(ratio=0.01)"
-    assert {r.spec for r in found.rules} == {"topk(ratio=0.01)"}
-    without = {k: v for k, v in profile.codecs.items() if not k.startswith("topk")}
-    found = compose(msgspec.structs.replace(profile, codecs=without))
-    assert {r.spec for r in found.rules} == {"sidco-e(ratio=0.01)"}
-
-
 def test_groups_that_come_into_force_are_planned_for() -> None:
     profile = gpt(4, GBIT10)
     late = Wish(quality="safe", buckets=(1 << 40,))

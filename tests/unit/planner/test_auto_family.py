@@ -6,6 +6,7 @@ from fnmatch import fnmatchcase
 
 from gcserver.planner.auto_family import FamilyPlan, family_plan, planned_rules
 from gcserver.planner.auto_levels import budgets
+from gcserver.planner.auto_rules import PlannedRule, applied
 from gcserver.planner.families import parse
 from gcserver.planner.live import ALL, Live
 from tests.unit.planner.live_profiles import GBIT1, MBIT100, gpt, with_errors
@@ -64,3 +65,28 @@ def test_tensors_that_lead_nothing_take_the_scheme_of_most() -> None:
         elif rule.levels:
             assert rule.levels == plan.levels.levels[i]
     assert {r.scheme for r in found} <= {"owner", ALL}
+
+
+def test_a_dense_tensor_that_reaches_into_a_compressed_block_is_priced_as_it_is_sent() -> None:
+    live, plan = planned(espresso=False)
+    reaching = next(
+        (b, next(t for t, _ in block.parts if t != block.lead and t in {other.lead for other in live.blocks}))
+        for b, block in enumerate(live.blocks)
+        if any(t != block.lead and t in {other.lead for other in live.blocks} for t, _ in block.parts)
+    )
+    at, tensor = reaching
+    rules = [
+        *planned_rules(live, plan),
+        PlannedRule(live.profile.tensors[tensor].name, "none"),
+    ]
+    n = dict(live.blocks[at].parts)[tensor]
+    more = applied(live, rules)[at].nbytes - plan.chosen()[at].nbytes
+    assert more == 8 * (n - max(1, n // 100))
+
+
+def test_what_is_chosen_is_what_the_rules_come_to() -> None:
+    for bandwidth in (MBIT100, GBIT1, 1.2e9):
+        for spec in ("sidco-e(ratio=0.05)", "qsgd(bits=4)", "fp16"):
+            live, plan = planned(bandwidth=bandwidth, spec=spec, alphas=budgets(0.6, 3))
+            options = [live.settled(b, o) for b, o in enumerate(applied(live, planned_rules(live, plan)))]
+            assert options == [live.settled(b, o) for b, o in enumerate(plan.chosen())]

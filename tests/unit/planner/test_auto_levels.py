@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from gcserver.planner.auto_levels import EVERYTHING, budgets, choose_levels
+from gcserver.planner.auto_levels import budgets, choose_levels
 from gcserver.planner.families import parse
 from gcserver.planner.profile import Profile
 from tests.unit.planner.live_profiles import gpt, with_errors
@@ -73,9 +73,9 @@ def test_excluded_tensors_are_sent_whole_by_sparsifiers_at_every_notch() -> None
     profile = with_errors(gpt(), "topk", "qsgd")
     rest = range(1, len(profile.tensors))
     found = choose_levels(profile, parse("sidco-e(ratio=0.01)"), rest, ALPHAS, exact=[0])
-    assert found.levels[0] == (EVERYTHING,) * len(found.alphas)
+    assert found.levels[0] == (1_000_000,) * len(found.alphas)
     alone = choose_levels(gpt(), parse("sidco-e(ratio=0.01)"), rest, ALPHAS, exact=[0])
-    assert (alone.levels, alone.alphas) == ({0: (EVERYTHING,)}, (1.0,))
+    assert (alone.levels, alone.alphas) == ({0: (1_000_000,)}, (1.0,))
     assert 0 not in choose_levels(profile, parse("qsgd(bits=4)"), rest, ALPHAS, exact=[0]).levels
 
 

@@ -81,7 +81,7 @@ def test_never_worse_than_one_option_for_all_and_the_same_every_time() -> None:
         assert found.seconds <= min(uniform) * (1 + SLACK)
         again = select(live, table, units(live))
         assert again.columns.tolist() == found.columns.tolist()
-        assert again.timelines == found.timelines < 4000
+        assert again.timelines == found.timelines
 
 
 def test_units_are_what_one_rule_can_tell_apart() -> None:

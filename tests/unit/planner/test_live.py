@@ -182,6 +182,7 @@ def test_the_mean_node_of_many_is_like_the_nodes_of_few() -> None:
         a, b = (live.seconds([BlockOption(spec)] * len(live.blocks)) for live in (few, many))
         assert b == pytest.approx(a * (8 / 9) / (7 / 8), rel=0.25)
     assert (few.nodes, many.nodes) == (8, 1)
+    assert Live(plain([MILLION] * 65, [0.0] * 65, nodes=8)).nodes == 1
 
 
 def test_everything_that_happens_is_reported() -> None:
