@@ -95,13 +95,15 @@ class CodecConfig:
 class PlanConfig:
     """``plan.*``: who makes the plans of jobs formed here (see `modes.py`). ``exclude``: globs of tensors' names.
 
-    ``profiles``: directory of the profiles of jobs; None: none is kept.
+    ``controller``: what steers their levels, such as ``dc2-da2``; "none": nothing does. ``profiles``: directory of the
+    profiles of jobs; None: none is kept.
     """
 
     mode: str
     quality: str
     warmup_steps: int
     exclude: tuple[str, ...]
+    controller: str
     profiles: Path | None
 
 
@@ -235,7 +237,7 @@ def _build(read: dict[str, Any], sources: dict[str, str]) -> Config:
         JobConfig(read["job.deadline"], read["job.on_loss"]), CodecConfig(read["codec.default"]),
         PlanConfig(
             read["plan.mode"], read["plan.quality"], read["plan.warmup_steps"], read["plan.exclude"],
-            read["plan.profiles"] if "plan.profiles" in read else _profiles(),
+            read["plan.controller"], read["plan.profiles"] if "plan.profiles" in read else _profiles(),
         ),
         LogConfig(read["log.level"]), read["partition_bytes"], read["min_compress_bytes"], read["insecure"], sources,
     )  # fmt: skip

@@ -18,6 +18,7 @@ from typing import Any, Final
 from gcproto.manifest import PAGE
 from gcserver import values
 from gcserver.modes import MODES, QUALITIES, STATIC
+from gcserver.planner import controllers
 from gcserver.values import Address
 
 MIN_PARTITION: Final = 256 << 10
@@ -181,6 +182,10 @@ def _globs(raw: object) -> tuple[str, ...]:
     return tuple(item.strip() for item in items)
 
 
+def _controller(raw: object) -> str:
+    return controllers.read(_text(raw, f"one of {', '.join(controllers.NAMES)}")).text
+
+
 def _within(read: Callable[[object], float], low: float, high: float, show: Callable[[Any], str]) -> Any:
     def bounded(raw: object) -> float:
         value = read(raw)
@@ -256,6 +261,10 @@ KEYS: Final[tuple[Key, ...]] = (
     Key(
         "plan.exclude", _globs, '["GLOB", ...]',
         "Names of tensors that automatic plans leave uncompressed.", [],
+    ),
+    Key(
+        "plan.controller", _controller, 'a controller such as "none", "dc2-da2" or "dc2-da5(k_max=0.2)"',
+        "What steers each node's compression by the delays it sees, in jobs that begin here.", "none",
     ),
     Key(
         "plan.profiles", _profiles, 'an absolute path or ""',

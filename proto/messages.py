@@ -105,7 +105,8 @@ class EpochDecided(Message, frozen=True, tag="epoch"):
     """The arbiter's decision on a job's membership; members are in order of their lowest rank.
 
     What all members must do alike comes with it, from the first member's configuration. ``seed``: what stochastic
-    codecs draw from instead of the job's number, so that two runs with the same one give the same bytes.
+    codecs draw from instead of the job's number, so that two runs with the same one give the same bytes. ``controller``
+    steers the levels of each node until a plan says otherwise ("none": nothing does).
     """
 
     label: str
@@ -120,6 +121,7 @@ class EpochDecided(Message, frozen=True, tag="epoch"):
     deadline: float = 1800.0
     on_loss: str = "fail"
     seed: Seed | None = None
+    controller: str = "none"
 
 
 class DeclareDomain(Message, frozen=True, tag="domain"):
@@ -161,22 +163,25 @@ class SectionList(Message, frozen=True, tag="list"):
 class PlanRequest(Message, frozen=True, tag="plan?"):
     """To the job's first member: please make this the next plan.
 
-    ``replace``: these rules and no others; without it they come after those of the newest plan.
+    ``replace``: these rules and no others; without it they come after those of the newest plan. ``controller``: what
+    steers the levels of each node from then on; empty: what does so far.
     """
 
     job: bytes
     request: int
     rules: tuple[Rule, ...]
     replace: bool = False
+    controller: str = ""
 
 
 class PlanText(Message, frozen=True, tag="plan"):
-    """The first member's numbered plan; members compile it and answer PlanReady."""
+    """The first member's numbered plan; members compile it and answer PlanReady. ``controller``: see PlanRequest."""
 
     job: bytes
     version: int
     request: int
     rules: tuple[Rule, ...]
+    controller: str = ""
 
 
 class PlanReady(Message, frozen=True, tag="ready"):

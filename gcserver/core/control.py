@@ -37,7 +37,7 @@ from gcserver.core.control_events import (
 from gcserver.core.effects import ReportClosed, ReportFault, ReportLink, ReportStep, ReportWaiting
 from gcserver.core.events import CodecChoice, DomainClosed, FrameDamaged, FrameReceived, PeerAdded, PeerReset, Tick
 from gcserver.core.gathering import Formation, Gathering, fault_without_job, why_unusable
-from gcserver.core.job import Job
+from gcserver.core.job import Job, any_controller
 from gcserver.core.link import Link
 from gcserver.core.peers import Peers, PeerUp
 
@@ -56,10 +56,11 @@ def wish_number(incarnation: int, request: int) -> int:
 
 @dataclass(slots=True)
 class ControlMachine:
-    """``resolve`` turns a codec spec into a choice (ValueError if it cannot)."""
+    """``resolve`` turns a codec spec into a choice (ValueError if it cannot); ``no_controller`` as in ``Job``."""
 
     config: ControlConfig
     resolve: Callable[[str], CodecChoice]
+    no_controller: Callable[[str], str] = any_controller
     jobs: dict[bytes, Job] = field(default_factory=dict)
     connections: dict[Connection, tuple[bytes, int]] = field(default_factory=dict)
     early: job_messages.Early = field(default_factory=list)
@@ -183,7 +184,7 @@ class ControlMachine:
         g = self.formation.take(record)
         if g is None:
             return
-        job = Job(record, self.config.hello.node, self.config.hello.lanes, self.resolve)
+        job = self._job(record)
         self.jobs[record.job] = job
         for member in record.members:
             self.peers.meet(member.node, member.address)
@@ -195,6 +196,9 @@ class ControlMachine:
         self.out.append(Log("info", f"job {record.label} formed, {record.world_size} ranks ({ranks})"))
         self.out.extend(job.tell_workers(self._registered(job)))
         self._replay_early()
+
+    def _job(self, record: EpochDecided) -> Job:
+        return Job(record, self.config.hello.node, self.config.hello.lanes, self.resolve, self.no_controller)
 
     def _registered(self, job: Job) -> Registered:
         r = job.record
@@ -268,7 +272,7 @@ class ControlMachine:
 
     def _on_record(self, node: str, m: EpochDecided) -> None:
         me = self.config.hello.node
-        if m.job not in self.jobs and (bad := why_unusable(m, me, self.resolve)) is not None:
+        if m.job not in self.jobs and (bad := why_unusable(m, me, self.resolve, self.no_controller)) is not None:
             self.formation.refuse_record(node, m, *bad)
             return
         self._form(m)
@@ -334,7 +338,7 @@ class ControlMachine:
             self.out.append(AnswerRequest(e.request, error=f"{what}: {e.job!r}; jobs here: {have}"))
             return
         number = wish_number(self.config.incarnation, e.request)
-        self.out.extend(job_plans.set_plan(matching[0], e.request, number, e.rules, e.replace))
+        self.out.extend(job_plans.set_plan(matching[0], number, e))
 
     def _on_drain(self, e: DrainAsked, now: float) -> None:
         self.draining = e.reason or "draining"
@@ -346,7 +350,7 @@ class ControlMachine:
             self.out.append(Drained())
 
     def _on_restored(self, e: JobRestored, now: float) -> None:
-        job = Job(e.memory.record, self.config.hello.node, self.config.hello.lanes, self.resolve)
+        job = self._job(e.memory.record)
         job.restore(e.memory, e.ledgers)
         for rank in e.memory.ranks:
             job.workers[rank] = None

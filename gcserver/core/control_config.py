@@ -23,6 +23,7 @@ class ControlConfig:
     on_loss: str
     lease: float = 30.0
     quiet_after: float = 3.0
+    controller: str = "none"
 
     @property
     def node(self) -> int:

@@ -47,6 +47,10 @@ class ControlDomain:
         """Declared lossless (broadcasts, plain collectives): stays so whatever a plan says."""
         return self.declared_as.codec == LOSSLESS
 
+    def switch(self, step: int) -> tuple[int, int]:
+        """(first step, version) of the plan in force in ``step``, which is not before the last settled one."""
+        return next((first, version) for first, version in reversed(self.switches) if first <= step)
+
     def own(self, index: int) -> Section | None:
         """Section ``index`` as it was declared here, agreed or not."""
         if index < len(self.sections):

@@ -91,13 +91,15 @@ class EpochWon:
 class SetPlan:
     """An operator asks for rules, all in one plan. ``request`` is answered once, by AnswerRequest.
 
-    ``replace``: these rules and no others; without it they come after those of the newest plan.
+    ``replace``: these rules and no others; without it they come after those of the newest plan. ``controller``: what
+    steers the levels of each node from then on; empty: what does so far.
     """
 
     request: int
     job: str
     rules: tuple[Rule, ...]
     replace: bool = False
+    controller: str = ""
 
 
 @dataclass(frozen=True, slots=True)

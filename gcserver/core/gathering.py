@@ -56,7 +56,9 @@ class Gathering:
         return MemberInfo(hello.node, hello.address, ranks)
 
 
-def why_unusable(m: EpochDecided, node: str, resolve: Callable[[str], CodecChoice]) -> tuple[str, str] | None:
+def why_unusable(
+    m: EpochDecided, node: str, resolve: Callable[[str], CodecChoice], no_controller: Callable[[str], str]
+) -> tuple[str, str] | None:
     """(kind, why) a peer's record cannot be followed on ``node``, or None."""
     ranks = [r for member in m.members for r in member.ranks]
     whole = sorted(ranks) == list(range(m.world_size)) if m.world_size == len(ranks) else False
@@ -74,6 +76,8 @@ def why_unusable(m: EpochDecided, node: str, resolve: Callable[[str], CodecChoic
         return None
     if bad := unusable(m.rules, resolve):
         return "CodecError", f"{node} cannot run the rules of job {m.label!r}: {bad[1]}"
+    if why := no_controller(m.controller):
+        return "JoinRefused", f"{node} cannot steer job {m.label!r} as it should be: {why}"
     return None
 
 
@@ -205,6 +209,7 @@ class Formation:
             first.deadline or c.deadline,
             first.on_loss or c.on_loss,
             first.seed,
+            c.controller,
         )
         self.out.append(Arbitrate(0, record))
 

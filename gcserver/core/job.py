@@ -44,14 +44,23 @@ ADVICE = {
 OUTSIDE = {"PeerLost": "exchange", "WorkerLost": "push"}
 
 
+def any_controller(text: str) -> str:
+    """Where nothing is steered every controller will do."""
+    return ""
+
+
 @dataclass(slots=True)
 class Job:
-    """``record`` is the epoch in force; ``workers[rank]`` a connection, or None while a worker is away."""
+    """``record`` is the epoch in force; ``workers[rank]`` a connection, or None while a worker is away.
+
+    ``no_controller`` says why this node cannot run a controller; empty: it can.
+    """
 
     record: EpochDecided
     node: str
     lanes: int
     resolve: Callable[[str], CodecChoice]
+    no_controller: Callable[[str], str] = any_controller
     workers: dict[int, Connection | None] = field(default_factory=dict)
     away_since: dict[int, float] = field(default_factory=dict)
     domains: dict[int, ControlDomain] = field(default_factory=dict)
@@ -204,6 +213,11 @@ class Job:
         if not domain.lossless:
             rules.extend(compiled(r, self.resolve, "plan") for r in text)
         return Plan(version, tuple(rules), self.resolve(LOSSLESS))
+
+    def controller(self, version: int) -> str:
+        """What steers the levels of each node under plan ``version``; "none" if nothing does."""
+        text = self.plans.get(version)
+        return (text.controller if text is not None else "") or self.record.controller
 
     def open_domain(self, domain: ControlDomain, lane: int | None) -> list[ControlEffect]:
         """Tell a lane (None: all of them) of a domain."""

@@ -13,7 +13,7 @@ from gcproto.manifest import Section
 from gcproto.messages import PlanGo, PlanReady, PlanRequest, PlanText, Rule
 from gcserver.core import plan as planning
 from gcserver.core.control_domain import ControlDomain
-from gcserver.core.control_events import AnswerRequest, ControlEffect, Log, ToLane
+from gcserver.core.control_events import AnswerRequest, ControlEffect, Log, SetPlan, ToLane
 from gcserver.core.events import PlanKnown, ProposalKnown
 from gcserver.core.job import Job
 
@@ -21,12 +21,12 @@ from gcserver.core.job import Job
 DECLARE_WHOLE = "declare the model with gcclient.state(..., whole=True) on every rank"
 
 
-def set_plan(job: Job, request: int, number: int, rules: tuple[Rule, ...], replace: bool) -> list[ControlEffect]:
+def set_plan(job: Job, number: int, asked: SetPlan) -> list[ControlEffect]:
     """An operator's wish: goes to the first member, who numbers plans. ``number`` is unique cluster-wide."""
-    if bad := planning.unusable(rules, job.resolve):
-        return [AnswerRequest(request, error=bad[1])]
-    job.requests.ask(number, request)
-    wish = PlanRequest(job.id, number, rules, replace)
+    if why := _unusable(job, asked.rules, asked.controller):
+        return [AnswerRequest(asked.request, error=why)]
+    job.requests.ask(number, asked.request)
+    wish = PlanRequest(job.id, number, asked.rules, asked.replace, asked.controller)
     if job.node == job.first:
         return on_request(job, wish)
     job.requests.wishes[number] = wish
@@ -52,7 +52,7 @@ def _next_plan(job: Job) -> list[ControlEffect]:
     # A later rule for the same pattern replaces the earlier one.
     kept = tuple(r for i, r in enumerate(rules) if all(r.pattern != s.pattern for s in rules[i + 1 :]))
     job.numbered += 1
-    text = PlanText(job.id, job.numbered, wish.request, kept)
+    text = PlanText(job.id, job.numbered, wish.request, kept, wish.controller or job.controller(newest))
     job.preparing[text.version] = {m.node for m in job.record.members}
     job.tell_members(text)
     return [job.save(), *on_plan(job, text)]
@@ -84,14 +84,22 @@ def unresolved(job: Job) -> str:
     """Why a job that is taken up again cannot run here any more (a codec is gone after an upgrade); empty if it can."""
     declared = [Rule("*", d.declared_as.codec) for d in job.domains.values() if d.declared_as.codec]
     rules = (*job.record.rules, *declared, *(r for text in job.plans.values() for r in text.rules))
-    bad = planning.unusable(rules, job.resolve)
-    return f"{job.node} came back and cannot run this job any more: {bad[1]}" if bad else ""
+    controllers = (job.record.controller, *(text.controller for text in job.plans.values()))
+    why = next(filter(None, (_unusable(job, rules, c) for c in controllers)), "")
+    return f"{job.node} came back and cannot run this job any more: {why}" if why else ""
+
+
+def _unusable(job: Job, rules: tuple[Rule, ...], controller: str) -> str:
+    """Why no plan of this node can have these rules or be steered so; empty if one can."""
+    if bad := planning.unusable(rules, job.resolve):
+        return bad[1]
+    return job.no_controller(controller) if controller else ""
 
 
 def _unfit(job: Job, text: PlanText) -> str:
     """Why a plan cannot be run here; empty if it can."""
-    if bad := planning.unusable(text.rules, job.resolve):
-        return bad[1]
+    if why := _unusable(job, text.rules, text.controller):
+        return why
     for domain in job.domains.values():
         for section in (*domain.sections, *(s for by in domain.declared.values() for s in by.values())):
             if why := cut(job, domain, section, text.version, text):

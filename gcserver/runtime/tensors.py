@@ -22,7 +22,7 @@ Chosen = tuple[tuple[Block, ...], list[Choice]]
 
 def in_force(job: Job, domain: ControlDomain) -> tuple[int, Plan]:
     """(first step, plan) of the next step to settle. AdminError where a codec of the job is gone."""
-    first, version = next((f, v) for f, v in reversed(domain.switches) if f <= domain.settled + 1)
+    first, version = domain.switch(domain.settled + 1)
     try:
         return first, job.plan(domain, version)
     except ValueError as error:

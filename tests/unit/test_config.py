@@ -46,6 +46,7 @@ def test_defaults() -> None:
     assert (c.cluster.peers, c.cluster.lease) == ((), 30.0)
     assert (c.job.deadline, c.job.on_loss) == (1800.0, "fail")
     assert (c.codec.default, c.partition_bytes, c.min_compress_bytes) == ("none", 8 << 20, 64 << 10)
+    assert c.plan.controller == "none"
     assert c.insecure is False
     assert c.log.level == "info"
 
@@ -109,6 +110,13 @@ def test_a_codec_is_checked_and_normalised() -> None:
     assert config.load(flags={"codec.default": "topk(ratio=0.010)"}).codec.default == "topk(ratio=0.01)+ef"
     said = refusal(flags={"codec.default": "topk(ratio=3)"})
     assert said.startswith("codec.default (flag): ") and "ratio" in said and "got 'topk(ratio=3)'" in said
+
+
+def test_a_controller_is_checked_and_normalised() -> None:
+    flags = {"plan.controller": "dc2-da5( k_max = 2e-1 )"}
+    assert config.load(flags=flags).plan.controller == "dc2-da5(k_max=0.2)"
+    said = refusal(flags={"plan.controller": "da5"})
+    assert said.startswith("plan.controller (flag): a controller is one of none, dc2-da1") and "got 'da5'" in said
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,7 @@ def test_registrations_this_release_cannot_serve_are_refused(change: dict[str, A
     ("change", "kind", "part"),
     [
         ({"rules": (messages.Rule("*", "zip"),)}, "CodecError", "unknown codec 'zip'"),
+        ({"controller": "pid"}, "JoinRefused", "a cannot steer job 'train' as it should be: unknown controller 'pid'"),
         ({"world_size": 3}, "JoinRefused", "does not fit together"),
         ({"job": b"j"}, "JoinRefused", "number of 1 bytes"),
         ({"partition_bytes": 1000}, "JoinRefused", "multiple of 4096"),

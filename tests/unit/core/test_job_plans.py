@@ -169,3 +169,66 @@ def test_an_orderly_end_answers_what_is_open() -> None:
     m.on(set_codec(1, "train", "*", "topk"), 0.0)
     (answer,) = answers(said(m, 1, messages.Unregister()))
     assert answer.request == 1 and "ended" in answer.error
+
+
+def controller_of(m: ControlMachine, version: int) -> str:
+    (job,) = m.jobs.values()
+    return job.controller(version)
+
+
+def test_a_controller_comes_with_a_plan_and_stays_until_another_comes() -> None:
+    m = formed()
+    assert controller_of(m, 0) == "none"
+    m.on(set_codec(1, "train", "w", "topk"), 0.0)
+    m.on(ce.SetPlan(2, "train", (), controller="dc2-da2"), 0.0)
+    assert text_of(m, 2) == [("w", "topk", "")], "its rules are those of the plan before"
+    m.on(ce.SetPlan(3, "train", (messages.Rule("v", "topk"),), True), 0.0)
+    m.on(ce.SetPlan(4, "train", (), controller="none"), 0.0)
+    assert [controller_of(m, v) for v in range(5)] == ["none", "none", "dc2-da2", "dc2-da2", "none"]
+
+
+def test_what_the_job_began_with_steers_it_until_a_plan_says_otherwise() -> None:
+    m = machine(controller="dc2-da5")
+    (arbitrate,) = [e for e in said(m, 1, register()) if isinstance(e, ce.Arbitrate)]
+    assert arbitrate.record.controller == "dc2-da5"
+    m.on(ce.EpochWon(arbitrate.record), 0.0)
+    m.on(set_codec(1, "train", "w", "topk"), 0.0)
+    out = m.on(ce.SetPlan(2, "train", (), controller="dc2-da2"), 0.0)
+    assert [controller_of(m, v) for v in range(3)] == ["dc2-da5", "dc2-da5", "dc2-da2"]
+    memory = next(e.memory for e in reversed(out) if isinstance(e, ce.SaveJob))
+    again = machine()
+    again.on(ce.JobRestored(memory, ()), 0.0)
+    assert [controller_of(again, v) for v in range(3)] == ["dc2-da5", "dc2-da5", "dc2-da2"]
+
+
+def test_a_controller_set_at_one_node_reaches_all() -> None:
+    m, record = follower()
+    (wish,) = control_sent(m.on(ce.SetPlan(4, "train", (), controller="dc2-da2"), 0.0))
+    assert isinstance(wish, messages.PlanRequest) and (wish.rules, wish.controller) == ((), "dc2-da2")
+    out = m.on(control_from_b(messages.PlanText(record.job, 1, wish.request, (), wish.controller), 3), 0.0)
+    assert control_sent(out) == [messages.PlanReady(record.job, 1)] and controller_of(m, 1) == "dc2-da2"
+    first, record = formed_with_b()
+    out = first.on(control_from_b(messages.PlanRequest(record.job, 9, (), False, "dc2-da5"), 2), 0.0)
+    assert messages.PlanText(record.job, 1, 9, (), "dc2-da5") in control_sent(out)
+
+
+def test_a_controller_that_a_node_does_not_know_is_refused_wherever_it_comes_from() -> None:
+    m = formed()
+    (answer,) = answers(m.on(ce.SetPlan(1, "train", (), controller="pid"), 0.0))
+    assert answer.error == "unknown controller 'pid'" and not next(iter(m.jobs.values())).plans
+    m, record = follower()
+    out = m.on(control_from_b(messages.PlanText(record.job, 1, 9, (), "pid"), 3), 0.0)
+    assert control_sent(out) == [messages.PlanReady(record.job, 1, "unknown controller 'pid'")]
+
+
+def test_a_job_whose_controller_is_gone_after_a_restart_ends_and_says_why() -> None:
+    m = formed()
+    out = m.on(ce.SetPlan(1, "train", (), controller="dc2-da2"), 0.0)
+    memory = next(e.memory for e in reversed(out) if isinstance(e, ce.SaveJob))
+    (text,) = memory.plans
+    lost = dc_replace(memory, plans=(messages.PlanText(text.job, 1, text.request, (), "pid"),))
+    again = machine()
+    again.on(ce.JobRestored(lost, (ce.DomainLedger(0, (), ((0, 0),)),)), 0.0)
+    ended = again.jobs[text.job].ended
+    assert ended is not None
+    assert ended.message == "a came back and cannot run this job any more: unknown controller 'pid'"
