@@ -40,6 +40,7 @@ from gcserver.core.control_events import OpenSection
 from gcserver.core.lane import LaneConfig, LaneMachine
 from gcserver.runtime.blocks import DomainMemory
 from gcserver.runtime.counters import Counters
+from gcserver.runtime.delays import Delays
 from gcserver.runtime.executor import Executor
 from gcserver.runtime.kernelclock import KernelClock
 from gcserver.runtime.lanelink import (
@@ -83,7 +84,8 @@ class LaneProcess:
         self.poller = select.epoll()
         self.counters = Counters()
         self.arrivals = Arrivals()
-        self.reports = StepReports(machine, self.send_up)
+        self.delays = Delays(machine)
+        self.reports = StepReports(machine, self.delays, self.send_up)
         self.workers = LaneWorkers(self, listener)
         self.tracer = StepTracer(self)
         self._new = Once()
@@ -167,7 +169,9 @@ class LaneProcess:
         """One event through the machine, and whatever its effects answer."""
         self.queue.append(event)
         while self.queue:
-            for effect in self.machine.on(self.queue.popleft(), time.monotonic()):
+            event, now = self.queue.popleft(), time.monotonic()
+            self.delays.on(event, now)
+            for effect in self.machine.on(event, now):
                 self.perform[type(effect)](effect)
 
     # ---------------------------------------------------------------------------------------- frames

@@ -103,6 +103,14 @@ class KernelTimes:
 
 
 @dataclass(frozen=True, slots=True)
+class StepDelays:
+    """From a lane: (step, delay in seconds, how much of it was arrival skew, bytes sent), as `delays.py` measures."""
+
+    domain: events.DomainKey
+    steps: tuple[tuple[int, float, float, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class LaneTrouble:
     """From a lane: something of a job failed here (memory, mostly); the job must end. Or, without job, a log line."""
 
@@ -149,6 +157,7 @@ _TYPES: dict[str, Any] = {
         LaneStats,
         StepTimes,
         KernelTimes,
+        StepDelays,
         LaneTrouble,
         AskBlocks,
         BlockFacts,

@@ -30,6 +30,7 @@ from gcserver.runtime.lanelink import (
     LaneReady,
     LaneStats,
     LaneTrouble,
+    StepDelays,
     StepTimes,
 )
 from gcserver.runtime.setup import LaneSetup
@@ -127,6 +128,8 @@ class Lanes:
                 self._s.status.on_times(message)
             elif isinstance(message, KernelTimes):
                 self._s.profiler.on_kernels(message)
+            elif isinstance(message, StepDelays):
+                self._s.steering.measured(message)
             elif isinstance(message, BlockFacts | TracedStep):
                 self._s.questions.answered(lane.index, message)
             else:
@@ -137,6 +140,7 @@ class Lanes:
         for name, address in self._s.peers.addresses.items():
             self.send(lane, AddPeer(name, address))
         self._s.feed(cx.LaneUp(lane.index))
+        self._s.steering.lane_up()
         if all(other is not None and other.ready for other in self.table):
             self._s.ready.set()
 

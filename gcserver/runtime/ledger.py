@@ -1,9 +1,10 @@
 """What a supervisor must find again after it died: jobs, and each domain's step ledger.
 
-What may live here: their files. What may not: what is in them (`gcserver.core.job`).
+What may live here: their files. What may not: what is in them (`gcserver.core.job`, `steering.py`).
 
-    jobs/<job>/job.msgpack     a JobMemory, replaced atomically
-    jobs/<job>/<domain>.ledger settled watermark, voided steps, plan switches; mapped, written in place
+    jobs/<job>/job.msgpack       a JobMemory, replaced atomically
+    jobs/<job>/steering.msgpack  controllers as `steering.py` saves them, replaced atomically
+    jobs/<job>/<domain>.ledger   settled watermark, voided steps, plan switches; mapped, written in place
 
 The ledger's watermark is written last: a kill in between leaves the step unsettled, and settling it again
 writes the same.
@@ -121,6 +122,16 @@ class JobStore:
         path = self.directory(job) / "job.msgpack"
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         _write(path, msgspec.msgpack.encode(memory))
+
+    def save_steering(self, job: bytes, saved: bytes) -> None:
+        _write(self.directory(job) / "steering.msgpack", saved)
+
+    def steering(self, job: bytes) -> bytes:
+        """What was saved last; empty if nothing was."""
+        try:
+            return (self.directory(job) / "steering.msgpack").read_bytes()
+        except FileNotFoundError:
+            return b""
 
     def forget(self, job: bytes) -> None:
         for key in [k for k in self.ledgers if k[0] == job]:

@@ -30,6 +30,8 @@ from gcserver.core import events as ev
 from gcserver.core.arbiter import MemoryArbiter
 from gcserver.core.control import ControlMachine
 from gcserver.core.control_config import ControlConfig
+from gcserver.core.events import DomainKey
+from gcserver.planner import controllers
 from gcserver.runtime.lanelink import ForgetJob, LaneTrouble
 from gcserver.runtime.lanes import Lanes
 from gcserver.runtime.ledger import JobStore
@@ -41,6 +43,7 @@ from gcserver.runtime.registrations import Registrations
 from gcserver.runtime.resolve import resolve
 from gcserver.runtime.statefiles import MemoryShort, private_directory
 from gcserver.runtime.status import Status
+from gcserver.runtime.steering import Course, Steering
 from gcserver.runtime.transport import BindError
 
 TICK: Final = 0.5
@@ -77,6 +80,7 @@ class Supervisor:
         self.ready = asyncio.Event()
         self.failure = ""
         self.questions = Questions(self)
+        self.steering = Steering(self._tune, lambda job, text: self.set_plan(job, (), False, text), self._save_steering)
         self.status = Status(self)
         self.profiler = Profiler(self)
         self.hello = Hello(self.node, str(config.node.advertise), config.node.lanes, config.node.lanes, 0, __version__)
@@ -108,8 +112,10 @@ class Supervisor:
                 c.job.deadline,
                 c.job.on_loss,
                 c.cluster.lease,
+                controller=c.plan.controller,
             ),
             resolve,
+            controllers.unusable,
         )
         try:
             self.peers = Peers(self)
@@ -118,6 +124,7 @@ class Supervisor:
         self.registrations = Registrations(self)
         for memory, ledgers in self.store.load():
             self.feed(cx.JobRestored(memory, ledgers))
+            self.steering.restore(memory.record.job, self.store.steering(memory.record.job))
         self.peers.start()
         self.registrations.start()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -263,6 +270,7 @@ class Supervisor:
         self.lanes.tell(ForgetJob(e.job))
         self.status.forget_job(e.job)
         self.profiler.forget(e.job)
+        self.steering.forget(e.job)
         self.store.forget(e.job)
 
     def _do_log_settled(self, e: cx.LogSettled) -> None:
@@ -272,6 +280,25 @@ class Supervisor:
             self.trouble(LaneTrouble(e.domain[0], "OutOfMemory", str(error)))
         self.status.on_settled(e)
         self.profiler.on_settled(e)
+        self._steer(e)
+
+    def _steer(self, e: cx.LogSettled) -> None:
+        """A step of a domain is over: what its controller makes of it goes to the lanes before the settlement."""
+        job = self.machine.jobs.get(e.domain[0])
+        if job is None:
+            return
+        domain = job.domains[e.domain[1]]
+        text = controllers.NONE if domain.lossless else job.controller(domain.switch(e.step + 1)[1])
+        self.steering.settled(e.domain, e.step, e.void, Course(domain.config.label, text))
+
+    def _tune(self, domain: DomainKey, notch: int, level: int) -> None:
+        log.debug("domain %d tuned: notch %d, level %d", domain[1], notch, level)
+
+    def _save_steering(self, job: bytes, saved: bytes) -> None:
+        try:
+            self.store.save_steering(job, saved)
+        except OSError as error:
+            self.trouble(LaneTrouble(job, "OutOfMemory", f"the job's controllers cannot be saved: {error}"))
 
     def _do_arbitrate(self, e: cx.Arbitrate) -> None:
         self.queue.append(cx.EpochWon(self.arbiter.compare_and_swap(e.expected, e.record)))
@@ -290,13 +317,15 @@ class Supervisor:
     def _do_log(self, e: cx.Log) -> None:
         log.log(getattr(logging, e.level.upper()), "%s", e.text)
 
-    async def set_plan(self, job: str, rules: tuple[Rule, ...], replace: bool) -> cx.AnswerRequest:
+    async def set_plan(
+        self, job: str, rules: tuple[Rule, ...], replace: bool, controller: str = ""
+    ) -> cx.AnswerRequest:
         """An operator's request; returns when the step is known at which it takes effect."""
         self.last_request += 1
         future: asyncio.Future[cx.AnswerRequest] = self.loop.create_future()
         self.requests[self.last_request] = future
         request = self.last_request
-        self.feed(cx.SetPlan(request, job, rules, replace))
+        self.feed(cx.SetPlan(request, job, rules, replace, controller))
         try:
             return await future
         finally:

@@ -11,7 +11,8 @@ import pytest
 
 from gcserver.core.effects import ReportStep
 from gcserver.core.job import SCOPED_LAG
-from gcserver.runtime.lanelink import StepTimes
+from gcserver.runtime.delays import Delays
+from gcserver.runtime.lanelink import StepDelays, StepTimes
 from gcserver.runtime.stepreports import REPORTS, StepReports
 
 ID = (b"j" * 16, 0)
@@ -24,7 +25,7 @@ def sent() -> list[tuple[object, ...]]:
 
 def reports(lag: int, sent: list[tuple[object, ...]], gated: bool = False) -> StepReports:
     machine = SimpleNamespace(domains={ID: SimpleNamespace(config=SimpleNamespace(lag=lag), gated=gated)})
-    return StepReports(machine, lambda *messages: sent.append(messages))  # type: ignore[arg-type]
+    return StepReports(machine, Delays(machine), lambda *messages: sent.append(messages))  # type: ignore[arg-type]
 
 
 def step(number: int) -> ReportStep:
@@ -39,6 +40,16 @@ def test_with_few_in_flight_each_goes_at_once_with_its_time(sent: list[tuple[obj
     ((times, first), (second,)) = sent
     assert isinstance(times, StepTimes) and times.domain == ID and [s for s, _ in times.steps] == [1]
     assert (first, second) == (step(1), step(2)) and not up.waiting and not up.began
+
+
+def test_what_was_measured_goes_before_the_report(sent: list[tuple[object, ...]]) -> None:
+    measured = SimpleNamespace(take=lambda domain, number: (0.5, 0.1, 99) if number == 2 else None)
+    machine = SimpleNamespace(domains={ID: SimpleNamespace(config=SimpleNamespace(lag=SCOPED_LAG + 1))})
+    up = StepReports(machine, measured, lambda *messages: sent.append(messages))  # type: ignore[arg-type]
+    up.add(step(1))
+    up.add(step(2))
+    up.flush()
+    assert sent == [(StepDelays(ID, ((2, 0.5, 0.1, 99),)), step(1), step(2))]
 
 
 def test_with_many_in_flight_they_go_together(sent: list[tuple[object, ...]]) -> None:
