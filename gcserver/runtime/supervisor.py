@@ -35,6 +35,7 @@ from gcserver.planner import controllers
 from gcserver.runtime.lanelink import ForgetJob, LaneTrouble
 from gcserver.runtime.lanes import Lanes
 from gcserver.runtime.ledger import JobStore
+from gcserver.runtime.notches import Notches
 from gcserver.runtime.once import Once
 from gcserver.runtime.peers import Peers
 from gcserver.runtime.profiler import Profiler
@@ -81,6 +82,7 @@ class Supervisor:
         self.failure = ""
         self.questions = Questions(self)
         self.steering = Steering(self._tune, lambda job, text: self.set_plan(job, (), False, text), self._save_steering)
+        self.notches = Notches(config.node.lanes)
         self.status = Status(self)
         self.profiler = Profiler(self)
         self.hello = Hello(self.node, str(config.node.advertise), config.node.lanes, config.node.lanes, 0, __version__)
@@ -271,6 +273,7 @@ class Supervisor:
         self.status.forget_job(e.job)
         self.profiler.forget(e.job)
         self.steering.forget(e.job)
+        self.notches.forget(e.job)
         self.store.forget(e.job)
 
     def _do_log_settled(self, e: cx.LogSettled) -> None:
@@ -288,11 +291,14 @@ class Supervisor:
         if job is None:
             return
         domain = job.domains[e.domain[1]]
-        text = controllers.NONE if domain.lossless else job.controller(domain.switch(e.step + 1)[1])
-        self.steering.settled(e.domain, e.step, e.void, Course(domain.config.label, text))
+        version = domain.switch(e.step + 1)[1]
+        text = controllers.NONE if domain.lossless else job.controller(version)
+        ratios = () if text == controllers.NONE else self.notches.ratios(job, domain, version)
+        self.steering.settled(e.domain, e.step, e.void, Course(domain.config.label, text, ratios))
 
     def _tune(self, domain: DomainKey, notch: int, level: int) -> None:
         log.debug("domain %d tuned: notch %d, level %d", domain[1], notch, level)
+        self.lanes.tell(ev.Tuned(domain, notch, level))
 
     def _save_steering(self, job: bytes, saved: bytes) -> None:
         try:

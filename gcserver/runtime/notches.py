@@ -1,0 +1,64 @@
+"""What the notches of a plan take on the wire, so that a ratio can pick one.
+
+What may live here: bytes of a domain at each notch of a plan, remembered while neither changes. What may not: levels of
+segments (`gcserver.core.plan`), picking (`steering.py`).
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+import numpy as np
+
+from gcserver.codecs import parse
+from gcserver.core.control_domain import ControlDomain
+from gcserver.core.events import DomainKey, Plan
+from gcserver.core.job import Job
+from gcserver.core.plan import Choice
+from gcserver.runtime.tensors import chosen
+
+
+class Notches:
+    """Of all domains of a daemon with so many lanes."""
+
+    def __init__(self, lanes: int) -> None:
+        self._lanes = lanes
+        #: what was asked last: (plan version, sections), ratios
+        self._known: dict[DomainKey, tuple[tuple[int, int], tuple[float, ...]]] = {}
+
+    def ratios(self, job: Job, domain: ControlDomain, version: int) -> tuple[float, ...]:
+        """Bytes of a contribution by dense bytes at each notch of plan ``version``, descending, at most 1; () without
+        notches. What codecs cannot say before they encode counts as much as it may take."""
+        text = job.plans.get(version)
+        notches = max((len(rule.levels) for rule in text.rules), default=0) if text is not None else 0
+        if not notches or not domain.sections:
+            return ()
+        key, state = domain.config.id, (version, len(domain.sections))
+        known = self._known.get(key)
+        if known is None or known[0] != state:
+            known = self._known[key] = (state, _ratios(domain, job.plan(domain, version), self._lanes, notches))
+        return known[1]
+
+    def forget(self, job: bytes) -> None:
+        self._known = {key: known for key, known in self._known.items() if key[0] != job}
+
+
+def _ratios(domain: ControlDomain, plan: Plan, lanes: int, notches: int) -> tuple[float, ...]:
+    sizes, dense = [0] * notches, 0
+    for blocks, choices in chosen(domain, plan, lanes):
+        for block, choice in zip(blocks, choices, strict=True):
+            dense += block.nbytes
+            bounds = np.array(block.bounds, np.int64)
+            for notch in range(notches):
+                sizes[notch] += block.nbytes if choice.codec == plan.dense else _bytes(choice, bounds, notch)
+    shares = (size / dense if dense else 1.0 for size in sizes)
+    return tuple(accumulate((min(share, 1.0) for share in shares), min))
+
+
+def _bytes(choice: Choice, bounds: np.ndarray, notch: int) -> int:
+    codec = parse(choice.codec.spec)
+    if not choice.levels:
+        return codec.needed(bounds, None)
+    # Only codecs whose levels are ratios can be moved between notches; the others stay at the last.
+    row = choice.levels[min(notch, len(choice.levels) - 1) if choice.codec.tunable else -1]
+    return codec.needed(bounds, np.array(row, np.uint32))

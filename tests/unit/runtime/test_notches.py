@@ -1,0 +1,72 @@
+"""What the notches of a plan take, from its text.
+
+What may live here: tests of `gcserver/runtime/notches.py`. What may not: levels of segments (`test_plan.py`).
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from gcproto.manifest import Section, TensorSpec
+from gcproto.messages import DeclareSection, PlanText, Rule
+from gcserver.core.control_domain import ControlDomain
+from gcserver.core.job import Job
+from gcserver.runtime.notches import Notches
+from gcserver.runtime.resolve import resolve
+from tests.unit.core.control_machine import declared, said
+
+TOPK = "topk(ratio=0.01)"
+
+
+def job_with(*rules: Rule) -> tuple[Job, ControlDomain]:
+    """Plan 1 of a job with a bias of 300 and a matrix of 90000 elements, one block."""
+    m, _ = declared(whole=False)
+    (job,) = m.jobs.values()
+    job.resolve = resolve
+    job.plans[1] = PlanText(job.id, 1, 1, rules)
+    (domain,) = job.domains.values()
+    return job, domain
+
+
+def test_a_notch_takes_what_its_levels_select() -> None:
+    job, domain = job_with(Rule("*", TOPK, "", (100_000, 10_000, 1_000)))
+    assert Notches(1).ratios(job, domain, 1) == pytest.approx((0.2, 0.02, 0.002), rel=0.05)
+
+
+def test_what_a_rule_excludes_is_in_every_notch() -> None:
+    job, domain = job_with(Rule("*", TOPK, "", (100_000, 1_000)), Rule("w", "none"))
+    assert Notches(1).ratios(job, domain, 1) == (1.0, 1.0), "the block is dense, as its largest tensor"
+
+
+def test_codecs_that_cannot_be_moved_stay_at_the_last_notch() -> None:
+    job, domain = job_with(Rule("*", "qsgd", "", (8, 4)))
+    first, last = Notches(1).ratios(job, domain, 1)
+    assert first == last < 0.2
+
+
+def test_without_notches_there_are_no_ratios() -> None:
+    job, domain = job_with(Rule("*", TOPK))
+    notches = Notches(1)
+    assert notches.ratios(job, domain, 1) == () == notches.ratios(job, domain, 0)
+    job, domain = job_with(Rule("*", TOPK, "", (100_000, 10_000)))
+    domain.sections.clear()
+    assert notches.ratios(job, domain, 1) == (), "nothing was declared yet"
+
+
+def test_ratios_follow_plans_and_sections() -> None:
+    m, _ = declared(whole=False)
+    (job,) = m.jobs.values()
+    job.resolve = resolve
+    (domain,) = job.domains.values()
+    notches = Notches(1)
+    job.plans = {
+        v: PlanText(job.id, v, v, (Rule("w", TOPK, "", (level, 1_000)),)) for v, level in ((1, 50_000), (2, 9_000))
+    }
+    first, again, second = (notches.ratios(job, domain, v) for v in (1, 1, 2))
+    bias = 300 * 8 / 361_200  # no rule is for it: sent as it is, value and index
+    assert first is again
+    assert (first[0], second[0]) == pytest.approx((0.1 + bias, 0.018 + bias), rel=0.01)
+    said(m, 1, DeclareSection(0, Section(1, (TensorSpec("other", (90_000,), 0),))))
+    assert notches.ratios(job, domain, 2)[0] > 0.5, "half of the domain is dense now"
+    notches.forget(job.id)
+    assert not notches._known
