@@ -73,8 +73,8 @@ def test_rules_come_to_what_the_daemon_makes_of_them(plan: tuple[PlannedRule, ..
     compiled = tuple(core.compiled(Rule(*msgspec.structs.astuple(r)), resolve) for r in plan)
     theirs = Plan(1, compiled, resolve("none"))
     for option, block in zip(options, blocks, strict=True):
-        codec, scheme = core.choose(theirs, section, block, profile.min_compress_bytes, 4)
-        assert (resolve(option.spec), option.scheme) == (codec, scheme)
+        choice = core.explain(theirs, section, block, profile.min_compress_bytes, 4)
+        assert (resolve(option.spec), option.scheme) == (choice.codec, choice.scheme)
 
 
 def test_levels_are_those_of_each_tensors_own_rule() -> None:
