@@ -28,7 +28,8 @@ GOLDEN_HEX = (
 def run(codec, x, residual, bounds, scale=1.0, seed=0, levels=None, state=None, want_state=True):
     """(result, payload, new state): from a fresh state with this residual, or from ``state``."""
     n, m = x.size, len(bounds) - 1
-    out, check = vectors.guarded(codec.needed(np.asarray(bounds), levels))
+    counted = levels if levels is not None and len(levels) == m else None  # a wrong number is for encode to refuse
+    out, check = vectors.guarded(codec.needed(np.asarray(bounds), counted))
     floats = codec.state_floats(n, m) or n
     if state is None and residual is not None:
         state = np.zeros(floats, np.float32)
