@@ -314,14 +314,18 @@ class PlanRule(_message.Message):
     def __init__(self, pattern: _Optional[str] = ..., codec: _Optional[str] = ..., scheme: _Optional[str] = ..., origin: _Optional[str] = ...) -> None: ...
 
 class SetPlanRequest(_message.Message):
-    __slots__ = ("job", "rules", "replace")
+    __slots__ = ("job", "rules", "replace", "mode", "quality")
     JOB_FIELD_NUMBER: _ClassVar[int]
     RULES_FIELD_NUMBER: _ClassVar[int]
     REPLACE_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    QUALITY_FIELD_NUMBER: _ClassVar[int]
     job: str
     rules: _containers.RepeatedCompositeFieldContainer[PlanRule]
     replace: bool
-    def __init__(self, job: _Optional[str] = ..., rules: _Optional[_Iterable[_Union[PlanRule, _Mapping]]] = ..., replace: bool = ...) -> None: ...
+    mode: str
+    quality: str
+    def __init__(self, job: _Optional[str] = ..., rules: _Optional[_Iterable[_Union[PlanRule, _Mapping]]] = ..., replace: bool = ..., mode: _Optional[str] = ..., quality: _Optional[str] = ...) -> None: ...
 
 class SetPlanResponse(_message.Message):
     __slots__ = ("plan_version", "effective_step", "message")
@@ -334,27 +338,35 @@ class SetPlanResponse(_message.Message):
     def __init__(self, plan_version: _Optional[int] = ..., effective_step: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
 
 class GetPlanRequest(_message.Message):
-    __slots__ = ("job",)
+    __slots__ = ("job", "timeline")
     JOB_FIELD_NUMBER: _ClassVar[int]
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
     job: str
-    def __init__(self, job: _Optional[str] = ...) -> None: ...
+    timeline: bool
+    def __init__(self, job: _Optional[str] = ..., timeline: bool = ...) -> None: ...
 
 class GetPlanResponse(_message.Message):
-    __slots__ = ("job", "job_id", "proposed_version", "rules", "domains")
+    __slots__ = ("job", "job_id", "proposed_version", "rules", "domains", "mode", "quality", "planner")
     JOB_FIELD_NUMBER: _ClassVar[int]
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     PROPOSED_VERSION_FIELD_NUMBER: _ClassVar[int]
     RULES_FIELD_NUMBER: _ClassVar[int]
     DOMAINS_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    QUALITY_FIELD_NUMBER: _ClassVar[int]
+    PLANNER_FIELD_NUMBER: _ClassVar[int]
     job: str
     job_id: str
     proposed_version: int
     rules: _containers.RepeatedCompositeFieldContainer[PlanRule]
     domains: _containers.RepeatedCompositeFieldContainer[DomainPlan]
-    def __init__(self, job: _Optional[str] = ..., job_id: _Optional[str] = ..., proposed_version: _Optional[int] = ..., rules: _Optional[_Iterable[_Union[PlanRule, _Mapping]]] = ..., domains: _Optional[_Iterable[_Union[DomainPlan, _Mapping]]] = ...) -> None: ...
+    mode: str
+    quality: str
+    planner: str
+    def __init__(self, job: _Optional[str] = ..., job_id: _Optional[str] = ..., proposed_version: _Optional[int] = ..., rules: _Optional[_Iterable[_Union[PlanRule, _Mapping]]] = ..., domains: _Optional[_Iterable[_Union[DomainPlan, _Mapping]]] = ..., mode: _Optional[str] = ..., quality: _Optional[str] = ..., planner: _Optional[str] = ...) -> None: ...
 
 class DomainPlan(_message.Message):
-    __slots__ = ("id", "label", "plan_version", "since_step", "switches", "rules", "groups", "note")
+    __slots__ = ("id", "label", "plan_version", "since_step", "switches", "rules", "groups", "note", "forecast", "controllers", "predicted", "measured")
     ID_FIELD_NUMBER: _ClassVar[int]
     LABEL_FIELD_NUMBER: _ClassVar[int]
     PLAN_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -363,6 +375,10 @@ class DomainPlan(_message.Message):
     RULES_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     NOTE_FIELD_NUMBER: _ClassVar[int]
+    FORECAST_FIELD_NUMBER: _ClassVar[int]
+    CONTROLLERS_FIELD_NUMBER: _ClassVar[int]
+    PREDICTED_FIELD_NUMBER: _ClassVar[int]
+    MEASURED_FIELD_NUMBER: _ClassVar[int]
     id: int
     label: str
     plan_version: int
@@ -371,7 +387,256 @@ class DomainPlan(_message.Message):
     rules: _containers.RepeatedCompositeFieldContainer[PlanRule]
     groups: _containers.RepeatedCompositeFieldContainer[PlanGroup]
     note: str
-    def __init__(self, id: _Optional[int] = ..., label: _Optional[str] = ..., plan_version: _Optional[int] = ..., since_step: _Optional[int] = ..., switches: _Optional[_Iterable[_Union[PlanSwitch, _Mapping]]] = ..., rules: _Optional[_Iterable[_Union[PlanRule, _Mapping]]] = ..., groups: _Optional[_Iterable[_Union[PlanGroup, _Mapping]]] = ..., note: _Optional[str] = ...) -> None: ...
+    forecast: Forecast
+    controllers: _containers.RepeatedCompositeFieldContainer[ControllerState]
+    predicted: _containers.RepeatedCompositeFieldContainer[TimelineJob]
+    measured: _containers.RepeatedCompositeFieldContainer[TimelineJob]
+    def __init__(self, id: _Optional[int] = ..., label: _Optional[str] = ..., plan_version: _Optional[int] = ..., since_step: _Optional[int] = ..., switches: _Optional[_Iterable[_Union[PlanSwitch, _Mapping]]] = ..., rules: _Optional[_Iterable[_Union[PlanRule, _Mapping]]] = ..., groups: _Optional[_Iterable[_Union[PlanGroup, _Mapping]]] = ..., note: _Optional[str] = ..., forecast: _Optional[_Union[Forecast, _Mapping]] = ..., controllers: _Optional[_Iterable[_Union[ControllerState, _Mapping]]] = ..., predicted: _Optional[_Iterable[_Union[TimelineJob, _Mapping]]] = ..., measured: _Optional[_Iterable[_Union[TimelineJob, _Mapping]]] = ...) -> None: ...
+
+class Forecast(_message.Message):
+    __slots__ = ("plan_version", "expected_seconds", "measured_seconds", "dense_seconds", "compute_seconds", "reason", "groups", "considered", "alphas")
+    PLAN_VERSION_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    MEASURED_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    DENSE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    CONSIDERED_FIELD_NUMBER: _ClassVar[int]
+    ALPHAS_FIELD_NUMBER: _ClassVar[int]
+    plan_version: int
+    expected_seconds: float
+    measured_seconds: float
+    dense_seconds: float
+    compute_seconds: float
+    reason: str
+    groups: _containers.RepeatedCompositeFieldContainer[GroupForecast]
+    considered: _containers.RepeatedCompositeFieldContainer[Considered]
+    alphas: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, plan_version: _Optional[int] = ..., expected_seconds: _Optional[float] = ..., measured_seconds: _Optional[float] = ..., dense_seconds: _Optional[float] = ..., compute_seconds: _Optional[float] = ..., reason: _Optional[str] = ..., groups: _Optional[_Iterable[_Union[GroupForecast, _Mapping]]] = ..., considered: _Optional[_Iterable[_Union[Considered, _Mapping]]] = ..., alphas: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class GroupForecast(_message.Message):
+    __slots__ = ("tensors", "first_tensor", "bytes", "codec", "scheme", "expected_seconds", "reason")
+    TENSORS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_TENSOR_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    CODEC_FIELD_NUMBER: _ClassVar[int]
+    SCHEME_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    tensors: int
+    first_tensor: str
+    bytes: int
+    codec: str
+    scheme: str
+    expected_seconds: float
+    reason: str
+    def __init__(self, tensors: _Optional[int] = ..., first_tensor: _Optional[str] = ..., bytes: _Optional[int] = ..., codec: _Optional[str] = ..., scheme: _Optional[str] = ..., expected_seconds: _Optional[float] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Considered(_message.Message):
+    __slots__ = ("codec", "expected_seconds", "reason")
+    CODEC_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    codec: str
+    expected_seconds: float
+    reason: str
+    def __init__(self, codec: _Optional[str] = ..., expected_seconds: _Optional[float] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class TimelineJob(_message.Message):
+    __slots__ = ("what", "resource", "node", "start_seconds", "end_seconds")
+    WHAT_FIELD_NUMBER: _ClassVar[int]
+    RESOURCE_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    START_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    END_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    what: str
+    resource: str
+    node: str
+    start_seconds: float
+    end_seconds: float
+    def __init__(self, what: _Optional[str] = ..., resource: _Optional[str] = ..., node: _Optional[str] = ..., start_seconds: _Optional[float] = ..., end_seconds: _Optional[float] = ...) -> None: ...
+
+class ControllerState(_message.Message):
+    __slots__ = ("name", "ratio", "notch", "delay_seconds", "skew_seconds", "steps")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    RATIO_FIELD_NUMBER: _ClassVar[int]
+    NOTCH_FIELD_NUMBER: _ClassVar[int]
+    DELAY_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    SKEW_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    ratio: float
+    notch: int
+    delay_seconds: float
+    skew_seconds: float
+    steps: int
+    def __init__(self, name: _Optional[str] = ..., ratio: _Optional[float] = ..., notch: _Optional[int] = ..., delay_seconds: _Optional[float] = ..., skew_seconds: _Optional[float] = ..., steps: _Optional[int] = ...) -> None: ...
+
+class ReplanRequest(_message.Message):
+    __slots__ = ("job",)
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    def __init__(self, job: _Optional[str] = ...) -> None: ...
+
+class ReplanResponse(_message.Message):
+    __slots__ = ("plan_version", "effective_step", "message")
+    PLAN_VERSION_FIELD_NUMBER: _ClassVar[int]
+    EFFECTIVE_STEP_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    plan_version: int
+    effective_step: int
+    message: str
+    def __init__(self, plan_version: _Optional[int] = ..., effective_step: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
+
+class SetControllerRequest(_message.Message):
+    __slots__ = ("job", "controller", "parameters")
+    class ParametersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    CONTROLLER_FIELD_NUMBER: _ClassVar[int]
+    PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    controller: str
+    parameters: _containers.ScalarMap[str, float]
+    def __init__(self, job: _Optional[str] = ..., controller: _Optional[str] = ..., parameters: _Optional[_Mapping[str, float]] = ...) -> None: ...
+
+class SetControllerResponse(_message.Message):
+    __slots__ = ("plan_version", "effective_step", "message")
+    PLAN_VERSION_FIELD_NUMBER: _ClassVar[int]
+    EFFECTIVE_STEP_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    plan_version: int
+    effective_step: int
+    message: str
+    def __init__(self, plan_version: _Optional[int] = ..., effective_step: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
+
+class GetProfileRequest(_message.Message):
+    __slots__ = ("job",)
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    def __init__(self, job: _Optional[str] = ...) -> None: ...
+
+class GetProfileResponse(_message.Message):
+    __slots__ = ("domains",)
+    DOMAINS_FIELD_NUMBER: _ClassVar[int]
+    domains: _containers.RepeatedCompositeFieldContainer[DomainProfile]
+    def __init__(self, domains: _Optional[_Iterable[_Union[DomainProfile, _Mapping]]] = ...) -> None: ...
+
+class DomainProfile(_message.Message):
+    __slots__ = ("job", "domain", "nodes", "forward_seconds", "backward_seconds", "link_latency_seconds", "link_bandwidth", "link_noise", "link_samples", "busy", "tensors", "codecs", "steps", "json")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    DOMAIN_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    FORWARD_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    BACKWARD_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    LINK_LATENCY_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    LINK_BANDWIDTH_FIELD_NUMBER: _ClassVar[int]
+    LINK_NOISE_FIELD_NUMBER: _ClassVar[int]
+    LINK_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    BUSY_FIELD_NUMBER: _ClassVar[int]
+    TENSORS_FIELD_NUMBER: _ClassVar[int]
+    CODECS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    JSON_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    domain: str
+    nodes: int
+    forward_seconds: float
+    backward_seconds: float
+    link_latency_seconds: float
+    link_bandwidth: float
+    link_noise: float
+    link_samples: int
+    busy: float
+    tensors: _containers.RepeatedCompositeFieldContainer[TensorProfile]
+    codecs: _containers.RepeatedCompositeFieldContainer[CodecProfile]
+    steps: _containers.RepeatedCompositeFieldContainer[StepProfile]
+    json: str
+    def __init__(self, job: _Optional[str] = ..., domain: _Optional[str] = ..., nodes: _Optional[int] = ..., forward_seconds: _Optional[float] = ..., backward_seconds: _Optional[float] = ..., link_latency_seconds: _Optional[float] = ..., link_bandwidth: _Optional[float] = ..., link_noise: _Optional[float] = ..., link_samples: _Optional[int] = ..., busy: _Optional[float] = ..., tensors: _Optional[_Iterable[_Union[TensorProfile, _Mapping]]] = ..., codecs: _Optional[_Iterable[_Union[CodecProfile, _Mapping]]] = ..., steps: _Optional[_Iterable[_Union[StepProfile, _Mapping]]] = ..., json: _Optional[str] = ...) -> None: ...
+
+class TensorProfile(_message.Message):
+    __slots__ = ("name", "elements", "ready_seconds")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ELEMENTS_FIELD_NUMBER: _ClassVar[int]
+    READY_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    elements: int
+    ready_seconds: float
+    def __init__(self, name: _Optional[str] = ..., elements: _Optional[int] = ..., ready_seconds: _Optional[float] = ...) -> None: ...
+
+class CodecProfile(_message.Message):
+    __slots__ = ("codec", "encode_seconds", "decode_seconds", "decode_add_seconds", "ratio")
+    CODEC_FIELD_NUMBER: _ClassVar[int]
+    ENCODE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    DECODE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    DECODE_ADD_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    RATIO_FIELD_NUMBER: _ClassVar[int]
+    codec: str
+    encode_seconds: float
+    decode_seconds: float
+    decode_add_seconds: float
+    ratio: float
+    def __init__(self, codec: _Optional[str] = ..., encode_seconds: _Optional[float] = ..., decode_seconds: _Optional[float] = ..., decode_add_seconds: _Optional[float] = ..., ratio: _Optional[float] = ...) -> None: ...
+
+class StepProfile(_message.Message):
+    __slots__ = ("plan_version", "median_seconds", "noise", "steps")
+    PLAN_VERSION_FIELD_NUMBER: _ClassVar[int]
+    MEDIAN_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    NOISE_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    plan_version: int
+    median_seconds: float
+    noise: float
+    steps: int
+    def __init__(self, plan_version: _Optional[int] = ..., median_seconds: _Optional[float] = ..., noise: _Optional[float] = ..., steps: _Optional[int] = ...) -> None: ...
+
+class AdviseRequest(_message.Message):
+    __slots__ = ("job", "bandwidths")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    BANDWIDTHS_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    bandwidths: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, job: _Optional[str] = ..., bandwidths: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class AdviseResponse(_message.Message):
+    __slots__ = ("domains",)
+    DOMAINS_FIELD_NUMBER: _ClassVar[int]
+    domains: _containers.RepeatedCompositeFieldContainer[Advice]
+    def __init__(self, domains: _Optional[_Iterable[_Union[Advice, _Mapping]]] = ...) -> None: ...
+
+class Advice(_message.Message):
+    __slots__ = ("domain", "verdict", "compute_seconds", "pays_below", "rows")
+    DOMAIN_FIELD_NUMBER: _ClassVar[int]
+    VERDICT_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PAYS_BELOW_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    domain: str
+    verdict: str
+    compute_seconds: float
+    pays_below: float
+    rows: _containers.RepeatedCompositeFieldContainer[AdviceRow]
+    def __init__(self, domain: _Optional[str] = ..., verdict: _Optional[str] = ..., compute_seconds: _Optional[float] = ..., pays_below: _Optional[float] = ..., rows: _Optional[_Iterable[_Union[AdviceRow, _Mapping]]] = ...) -> None: ...
+
+class AdviceRow(_message.Message):
+    __slots__ = ("bandwidth", "measured", "plan", "codec", "expected_seconds")
+    BANDWIDTH_FIELD_NUMBER: _ClassVar[int]
+    MEASURED_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    CODEC_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    bandwidth: float
+    measured: bool
+    plan: str
+    codec: str
+    expected_seconds: float
+    def __init__(self, bandwidth: _Optional[float] = ..., measured: bool = ..., plan: _Optional[str] = ..., codec: _Optional[str] = ..., expected_seconds: _Optional[float] = ...) -> None: ...
 
 class PlanSwitch(_message.Message):
     __slots__ = ("first_step", "plan_version")

@@ -69,6 +69,26 @@ class AdminServiceStub(object):
                 request_serializer=gcproto_dot_admin__pb2.SetPlanRequest.SerializeToString,
                 response_deserializer=gcproto_dot_admin__pb2.SetPlanResponse.FromString,
                 _registered_method=True)
+        self.Replan = channel.unary_unary(
+                '/gradcomm.admin.v1.AdminService/Replan',
+                request_serializer=gcproto_dot_admin__pb2.ReplanRequest.SerializeToString,
+                response_deserializer=gcproto_dot_admin__pb2.ReplanResponse.FromString,
+                _registered_method=True)
+        self.SetController = channel.unary_unary(
+                '/gradcomm.admin.v1.AdminService/SetController',
+                request_serializer=gcproto_dot_admin__pb2.SetControllerRequest.SerializeToString,
+                response_deserializer=gcproto_dot_admin__pb2.SetControllerResponse.FromString,
+                _registered_method=True)
+        self.GetProfile = channel.unary_unary(
+                '/gradcomm.admin.v1.AdminService/GetProfile',
+                request_serializer=gcproto_dot_admin__pb2.GetProfileRequest.SerializeToString,
+                response_deserializer=gcproto_dot_admin__pb2.GetProfileResponse.FromString,
+                _registered_method=True)
+        self.Advise = channel.unary_unary(
+                '/gradcomm.admin.v1.AdminService/Advise',
+                request_serializer=gcproto_dot_admin__pb2.AdviseRequest.SerializeToString,
+                response_deserializer=gcproto_dot_admin__pb2.AdviseResponse.FromString,
+                _registered_method=True)
         self.Drain = channel.unary_unary(
                 '/gradcomm.admin.v1.AdminService/Drain',
                 request_serializer=gcproto_dot_admin__pb2.DrainRequest.SerializeToString,
@@ -126,9 +146,42 @@ class AdminServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def SetPlan(self, request, context):
-        """Gives a running job rules, all of them in one plan that every node uses from the same step on.
+        """Gives a running job rules, all of them in one plan that every node uses from the same step on, or says who makes
+        its plans from now on (a mode).
         INVALID_ARGUMENT for a rule that cannot be run, naming it by its place in the request (the details say what would
         be accepted), NOT_FOUND and FAILED_PRECONDITION as SetCodec.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Replan(self, request, context):
+        """Makes a plan of what has been measured, now. FAILED_PRECONDITION when too little has been, when the job's plans are
+        made by hand, or when another node plans for it (the message names it).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetController(self, request, context):
+        """Has a controller adapt the level of this job's codecs from step to step, on every node by its own delays.
+        INVALID_ARGUMENT for a controller or a parameter there is none of, naming those there are.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetProfile(self, request, context):
+        """What has been measured of a job: when its gradients get ready, what codecs and the link cost, what each level loses.
+        FAILED_PRECONDITION when nothing has been measured yet.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Advise(self, request, context):
+        """What compression would bring: expected step times by plan and bandwidth, and a verdict, which may be "don't".
+        FAILED_PRECONDITION when too little has been measured.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -179,6 +232,26 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.SetPlan,
                     request_deserializer=gcproto_dot_admin__pb2.SetPlanRequest.FromString,
                     response_serializer=gcproto_dot_admin__pb2.SetPlanResponse.SerializeToString,
+            ),
+            'Replan': grpc.unary_unary_rpc_method_handler(
+                    servicer.Replan,
+                    request_deserializer=gcproto_dot_admin__pb2.ReplanRequest.FromString,
+                    response_serializer=gcproto_dot_admin__pb2.ReplanResponse.SerializeToString,
+            ),
+            'SetController': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetController,
+                    request_deserializer=gcproto_dot_admin__pb2.SetControllerRequest.FromString,
+                    response_serializer=gcproto_dot_admin__pb2.SetControllerResponse.SerializeToString,
+            ),
+            'GetProfile': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetProfile,
+                    request_deserializer=gcproto_dot_admin__pb2.GetProfileRequest.FromString,
+                    response_serializer=gcproto_dot_admin__pb2.GetProfileResponse.SerializeToString,
+            ),
+            'Advise': grpc.unary_unary_rpc_method_handler(
+                    servicer.Advise,
+                    request_deserializer=gcproto_dot_admin__pb2.AdviseRequest.FromString,
+                    response_serializer=gcproto_dot_admin__pb2.AdviseResponse.SerializeToString,
             ),
             'Drain': grpc.unary_unary_rpc_method_handler(
                     servicer.Drain,
@@ -375,6 +448,114 @@ class AdminService(object):
             '/gradcomm.admin.v1.AdminService/SetPlan',
             gcproto_dot_admin__pb2.SetPlanRequest.SerializeToString,
             gcproto_dot_admin__pb2.SetPlanResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Replan(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gradcomm.admin.v1.AdminService/Replan',
+            gcproto_dot_admin__pb2.ReplanRequest.SerializeToString,
+            gcproto_dot_admin__pb2.ReplanResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetController(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gradcomm.admin.v1.AdminService/SetController',
+            gcproto_dot_admin__pb2.SetControllerRequest.SerializeToString,
+            gcproto_dot_admin__pb2.SetControllerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetProfile(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gradcomm.admin.v1.AdminService/GetProfile',
+            gcproto_dot_admin__pb2.GetProfileRequest.SerializeToString,
+            gcproto_dot_admin__pb2.GetProfileResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Advise(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gradcomm.admin.v1.AdminService/Advise',
+            gcproto_dot_admin__pb2.AdviseRequest.SerializeToString,
+            gcproto_dot_admin__pb2.AdviseResponse.FromString,
             options,
             channel_credentials,
             insecure,

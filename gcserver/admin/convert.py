@@ -5,14 +5,17 @@ What may live here: field by field translation. What may not: gRPC calls, tables
 
 from __future__ import annotations
 
+import dataclasses
 import enum
-from typing import Any
+from typing import Any, TypeVar
 
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from gcproto import admin_pb2 as pb
 from gcserver.admin import source
+
+M = TypeVar("M", bound=Message)
 
 
 def status(s: source.NodeStatus) -> pb.GetStatusResponse:
@@ -118,6 +121,9 @@ def plan(p: source.PlanStatus) -> pb.GetPlanResponse:
         proposed_version=p.proposed_version,
         rules=[plan_rule(r) for r in p.rules],
         domains=[_domain_plan(d) for d in p.domains],
+        mode=p.mode,
+        quality=p.quality,
+        planner=p.planner,
     )
 
 
@@ -144,7 +150,33 @@ def _domain_plan(d: source.DomainPlan) -> pb.DomainPlan:
             for g in d.groups
         ],
         note=d.note,
+        forecast=None if d.forecast is None else alike(pb.Forecast, d.forecast),
+        controllers=[alike(pb.ControllerState, c) for c in d.controllers],
+        predicted=[alike(pb.TimelineJob, j) for j in d.predicted],
+        measured=[alike(pb.TimelineJob, j) for j in d.measured],
     )
+
+
+def alike(kind: type[M], value: Any) -> M:
+    """A message of a dataclass whose fields have its fields' names; None is left out."""
+    fields: dict[str, Any] = {}
+    for field in dataclasses.fields(value):
+        part = getattr(value, field.name)
+        described = kind.DESCRIPTOR.fields_by_name[field.name]
+        if part is None:
+            continue
+        if described.message_type is None:
+            fields[field.name] = part
+        elif described.is_repeated:
+            fields[field.name] = [alike(described.message_type._concrete_class, p) for p in part]
+        else:
+            fields[field.name] = alike(described.message_type._concrete_class, part)
+    return kind(**fields)
+
+
+def change(c: source.PlanChange, kind: type[M]) -> M:
+    """A response that says which plan carries a change and from which step on."""
+    return kind(plan_version=c.plan_version, effective_step=c.effective_step, message=c.message)
 
 
 def _name(prefix: str, value: enum.StrEnum) -> str:

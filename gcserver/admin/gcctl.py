@@ -1,7 +1,8 @@
 """The command `gcctl`: ask a daemon what it is doing, and steer it.
 
 What may live here: arguments, one call, what is printed, exit statuses. What may not: how answers look as tables
-(`tables.py`), how rules are written (`plan_arguments.py`), anything the daemon should do itself.
+(`tables.py`, `plan_tables.py`) or drawn (`drawing.py`), how rules are written (`plan_arguments.py`), anything the
+daemon should do itself.
 
 Exit status: 0 done, 1 the daemon refused or cannot be reached, 2 the command line is wrong, 130 interrupted. Errors are
 one line on stderr; with `--json` stdout holds the answer alone.
@@ -25,13 +26,14 @@ from grpc_status import rpc_status
 from gcproto import admin_pb2 as pb
 from gcproto import admin_pb2_grpc as pb_grpc
 from gcserver import __version__, values
-from gcserver.admin import convert, tables
-from gcserver.admin.plan_arguments import RULE, rule, rules_in_file
+from gcserver.admin import convert, drawing, plan_tables, tables
+from gcserver.admin.plan_arguments import RULE, bandwidth, parameter, rule, rules_in_file
+from gcserver.modes import MODES, QUALITIES
 
 DEFAULT_ADDRESS = "127.0.0.1:7460"
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 #: commands that wait until the job has made a step
-CHANGES = ("set-codec", "set-plan")
+CHANGES = ("set-codec", "set-plan", "set-controller", "replan")
 
 Call = Callable[[pb_grpc.AdminServiceStub, argparse.Namespace], Message]
 
@@ -79,9 +81,16 @@ def parser() -> argparse.ArgumentParser:
     _add_job(codec)
     codec.add_argument("--pattern", default="*", metavar="GLOB", help="names of tensors (default: all)")
     codec.add_argument("spec", metavar="SPEC", help='such as none, fp16 or "topk(ratio=0.01)"')
-    _add_job(add("plan", "which codec and scheme everything in a job uses, by which rule, and why"))
+    shown = add("plan", "which codec and scheme everything in a job uses, by which rule, and why")
+    _add_job(shown)
+    shown.add_argument(
+        "--timeline", type=drawing.target, metavar="FILE",
+        help="draw a step as predicted beside the same as measured: FILE.html, FILE.png, or FILE.json (Chrome trace)",
+    )  # fmt: skip
     plan = add("set-plan", "give a running job rules, all at once on every node; the last one that matches wins")
     _add_job(plan)
+    plan.add_argument("--mode", choices=MODES, default="", help="who makes this job's plans from now on")
+    plan.add_argument("--quality", choices=QUALITIES, default="", help="what automatic plans may lose")
     plan.add_argument("--replace", action="store_true", help="these rules and no others (alone: back to the defaults)")
     plan.add_argument(
         "--file", type=rules_in_file, default=[], metavar="FILE",
@@ -89,6 +98,19 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     plan.add_argument(
         "rules", nargs="*", type=rule, metavar=RULE, help='such as "*=fp16" or "layer.*=topk(ratio=0.01)@all"'
+    )
+    _add_job(add("replan", "make a plan of what has been measured, now"))
+    controller = add("set-controller", "adapt a job's levels from step to step, on every node by its own delays")
+    _add_job(controller)
+    controller.add_argument("controller", metavar="NAME", help="dc2-da1 to dc2-da5, or none")
+    controller.add_argument(
+        "parameters", nargs="*", type=parameter, metavar="NAME=VALUE", help="such as k_min=0.001 k_max=0.1"
+    )
+    _add_job(add("profile", "what was measured of a job: gradients, codecs, link, steps"))
+    advise = add("advise", "expected step time by plan and bandwidth, and whether compression pays at all")
+    _add_job(advise)
+    advise.add_argument(
+        "bandwidths", nargs="*", type=bandwidth, metavar="RATE", help="such as 100mbit 1gbit (default: usual ones)"
     )
     drain = add("drain", "take no new jobs, let running ones end, then exit")
     drain.add_argument("--within", type=_duration, default=0.0, metavar="TIME", help="how long jobs may still take")
@@ -116,6 +138,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _complain("interrupted", INTERRUPTED)
     plain = convert.plain(answer)
+    if getattr(options, "timeline", None):
+        try:
+            drawing.draw(plain, options.timeline)
+        except drawing.DrawingError as error:
+            return _complain(str(error), FAILED)
     text = json.dumps(plain, indent=2, ensure_ascii=False) if getattr(options, "json", False) else show(plain)
     try:
         print(text, flush=True)
@@ -161,7 +188,7 @@ def _explain(error: Any, address: str, options: argparse.Namespace) -> str:
 
 
 def _timeout(options: argparse.Namespace) -> float:
-    usual = 60.0 if options.command in CHANGES else 10.0
+    usual = 60.0 if options.command in (*CHANGES, "advise") else 10.0
     return float(getattr(options, "timeout", usual))
 
 
@@ -188,12 +215,39 @@ def _set_codec(stub: Any, options: argparse.Namespace) -> Message:
 
 
 def _plan(stub: Any, options: argparse.Namespace) -> Message:
-    return _message(stub.GetPlan(pb.GetPlanRequest(job=options.job), timeout=_timeout(options)))
+    request = pb.GetPlanRequest(job=options.job, timeline=options.timeline is not None)
+    return _message(stub.GetPlan(request, timeout=_timeout(options)))
 
 
 def _set_plan(stub: Any, options: argparse.Namespace) -> Message:
-    request = pb.SetPlanRequest(job=options.job, rules=[*options.file, *options.rules], replace=options.replace)
+    request = pb.SetPlanRequest(
+        job=options.job,
+        rules=[*options.file, *options.rules],
+        replace=options.replace,
+        mode=options.mode,
+        quality=options.quality,
+    )
     return _message(stub.SetPlan(request, timeout=_timeout(options)))
+
+
+def _replan(stub: Any, options: argparse.Namespace) -> Message:
+    return _message(stub.Replan(pb.ReplanRequest(job=options.job), timeout=_timeout(options)))
+
+
+def _set_controller(stub: Any, options: argparse.Namespace) -> Message:
+    request = pb.SetControllerRequest(
+        job=options.job, controller=options.controller, parameters=dict(options.parameters)
+    )
+    return _message(stub.SetController(request, timeout=_timeout(options)))
+
+
+def _profile(stub: Any, options: argparse.Namespace) -> Message:
+    return _message(stub.GetProfile(pb.GetProfileRequest(job=options.job), timeout=_timeout(options)))
+
+
+def _advise(stub: Any, options: argparse.Namespace) -> Message:
+    request = pb.AdviseRequest(job=options.job, bandwidths=options.bandwidths)
+    return _message(stub.Advise(request, timeout=_timeout(options)))
 
 
 def _drain(stub: Any, options: argparse.Namespace) -> Message:
@@ -207,6 +261,8 @@ def _message(answer: Any) -> Message:
 
 
 def _changed(answer: dict[str, Any]) -> str:
+    if not answer["plan_version"]:
+        return str(answer["message"])
     return f"plan {answer['plan_version']} takes effect at step {answer['effective_step']}: {answer['message']}"
 
 
@@ -220,8 +276,12 @@ _COMMANDS: dict[str, tuple[Call, Callable[[dict[str, Any]], str]]] = {
     "jobs": (_jobs, tables.jobs),
     "tensors": (_tensors, tables.tensors),
     "set-codec": (_set_codec, _changed),
-    "plan": (_plan, tables.plan),
+    "plan": (_plan, plan_tables.plan),
     "set-plan": (_set_plan, _changed),
+    "replan": (_replan, _changed),
+    "set-controller": (_set_controller, _changed),
+    "profile": (_profile, plan_tables.profile),
+    "advise": (_advise, plan_tables.advice),
     "drain": (_drain, _draining),
 }
 

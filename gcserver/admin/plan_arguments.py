@@ -1,12 +1,15 @@
-"""Rules of a plan as an operator writes them: ``PATTERN=SPEC[@SCHEME]``, or a JSON list in a file.
+"""What an operator writes about plans: rules ``PATTERN=SPEC[@SCHEME]`` or a JSON list of them, parameters, rates.
 
-What may live here: from text to messages. What may not: what a rule means and whether it can be run (the daemon says).
+What may live here: from text to messages and numbers. What may not: what a rule means and whether it can be
+run (the daemon says).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -54,3 +57,28 @@ def _from_json(where: str, item: Any) -> pb.PlanRule:
         wanted = "strings pattern and codec, and perhaps scheme"
         raise argparse.ArgumentTypeError(f"{where}: expected an object of {wanted}; got {json.dumps(item)}")
     return pb.PlanRule(**item)
+
+
+def parameter(text: str) -> tuple[str, float]:
+    """``NAME=VALUE`` of a controller. Raises argparse.ArgumentTypeError."""
+    name, equals, value = (part.strip() for part in text.partition("="))
+    try:
+        if name and equals and math.isfinite(number := float(value)):
+            return name, number
+    except ValueError:
+        pass
+    raise argparse.ArgumentTypeError(f"expected NAME=VALUE such as k_min=0.001, got {text!r}")
+
+
+_RATES = {"": 1.0, "bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+
+
+def bandwidth(text: str) -> float:
+    """``100mbit`` as bytes a second. Raises argparse.ArgumentTypeError."""
+    match = re.fullmatch(r"([0-9.]+)([a-z]*)", text.strip().lower())
+    try:
+        if match and match[2] in _RATES and (bits := float(match[1]) * _RATES[match[2]]) > 0:
+            return bits / 8
+    except ValueError:
+        pass
+    raise argparse.ArgumentTypeError(f"expected a rate such as 100mbit or 2.5gbit, got {text!r}")

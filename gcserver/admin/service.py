@@ -29,6 +29,7 @@ from gcproto import admin_pb2_grpc as pb_grpc
 from gcserver import values
 from gcserver.admin import convert
 from gcserver.admin.source import AdminError, ErrorKind, NodeState, PlanRule, Source
+from gcserver.modes import STATIC
 
 SERVICE: Final[str] = pb.DESCRIPTOR.services_by_name["AdminService"].full_name
 _CODES: Final = {
@@ -78,25 +79,64 @@ class Admin(pb_grpc.AdminServiceServicer):
                 text = 'codec: expected a spec such as "none" or "topk(ratio=0.01)", got an empty one'
                 raise AdminError(ErrorKind.INVALID, text, "codec")
             result = await self._source.set_codec(request.job, request.pattern or "*", request.codec.strip())
-            return pb.SetCodecResponse(
-                plan_version=result.plan_version, effective_step=result.effective_step, message=result.message
-            )
+            return convert.change(result, pb.SetCodecResponse)
 
         return await _answer_later(context, work())
 
     async def GetPlan(self, request: pb.GetPlanRequest, context: Any) -> pb.GetPlanResponse:
-        return await _answer(context, lambda: convert.plan(self._source.plan(request.job)))
+        async def work() -> pb.GetPlanResponse:
+            return convert.plan(await self._source.plan(request.job, request.timeline))
+
+        return await _answer_later(context, work())
 
     async def SetPlan(self, request: pb.SetPlanRequest, context: Any) -> pb.SetPlanResponse:
         async def work() -> pb.SetPlanResponse:
-            if not request.rules and not request.replace:
-                text = "rules: expected at least one, or replace to go back to the defaults; got none"
-                raise AdminError(ErrorKind.INVALID, text, "rules")
             rules = tuple(PlanRule(r.pattern, r.codec.strip(), r.scheme) for r in request.rules)
-            result = await self._source.set_plan(request.job, rules, request.replace)
-            return pb.SetPlanResponse(
-                plan_version=result.plan_version, effective_step=result.effective_step, message=result.message
-            )
+            by_hand = bool(rules or request.replace)
+            chosen = bool(request.mode or request.quality)
+            if not by_hand and not chosen:
+                text = "rules: expected at least one, replace to go back to the defaults, or a mode; got none"
+                raise AdminError(ErrorKind.INVALID, text, "rules")
+            if by_hand and request.mode not in ("", STATIC):
+                text = f"mode: expected {STATIC!r} together with rules, got {request.mode!r}, which makes its own"
+                raise AdminError(ErrorKind.INVALID, text, "mode")
+            if chosen:
+                result = await self._source.set_mode(request.job, request.mode, request.quality)
+            if by_hand:
+                result = await self._source.set_plan(request.job, rules, request.replace)
+            return convert.change(result, pb.SetPlanResponse)
+
+        return await _answer_later(context, work())
+
+    async def Replan(self, request: pb.ReplanRequest, context: Any) -> pb.ReplanResponse:
+        async def work() -> pb.ReplanResponse:
+            return convert.change(await self._source.replan(request.job), pb.ReplanResponse)
+
+        return await _answer_later(context, work())
+
+    async def SetController(self, request: pb.SetControllerRequest, context: Any) -> pb.SetControllerResponse:
+        async def work() -> pb.SetControllerResponse:
+            parameters = dict(request.parameters)
+            result = await self._source.set_controller(request.job, request.controller.strip(), parameters)
+            return convert.change(result, pb.SetControllerResponse)
+
+        return await _answer_later(context, work())
+
+    async def GetProfile(self, request: pb.GetProfileRequest, context: Any) -> pb.GetProfileResponse:
+        async def work() -> pb.GetProfileResponse:
+            found = await self._source.profile(request.job)
+            return pb.GetProfileResponse(domains=[convert.alike(pb.DomainProfile, d) for d in found])
+
+        return await _answer_later(context, work())
+
+    async def Advise(self, request: pb.AdviseRequest, context: Any) -> pb.AdviseResponse:
+        async def work() -> pb.AdviseResponse:
+            bad = [b for b in request.bandwidths if not (math.isfinite(b) and b > 0)]
+            if bad:
+                text = f"bandwidths: expected bytes a second above 0, got {bad[0]}"
+                raise AdminError(ErrorKind.INVALID, text, "bandwidths")
+            found = await self._source.advise(request.job, tuple(request.bandwidths))
+            return pb.AdviseResponse(domains=[convert.alike(pb.Advice, d) for d in found])
 
         return await _answer_later(context, work())
 

@@ -13,6 +13,8 @@ import enum
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from gcserver.admin.planning import Advice, ControllerState, DomainProfile, Forecast, TimelineJob
+
 
 class NodeState(enum.StrEnum):
     """What the daemon as a whole is doing. See ``NodeState`` in admin.proto."""
@@ -207,17 +209,27 @@ class DomainPlan:
     rules: tuple[PlanRule, ...] = ()
     groups: tuple[PlanGroup, ...] = ()
     note: str = ""
+    forecast: Forecast | None = None
+    controllers: tuple[ControllerState, ...] = ()
+    predicted: tuple[TimelineJob, ...] = ()
+    measured: tuple[TimelineJob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class PlanStatus:
-    """A job's newest plan that all nodes can run, its rules, and what is in force in each domain."""
+    """A job's newest plan that all nodes can run, its rules, and what is in force in each domain.
+
+    ``mode``: who makes its plans; ``planner``: what the planner does or waits for.
+    """
 
     job: str
     job_id: str
     proposed_version: int = 0
     rules: tuple[PlanRule, ...] = ()
     domains: tuple[DomainPlan, ...] = ()
+    mode: str = "static"
+    quality: str = "balanced"
+    planner: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,8 +296,29 @@ class Source(Protocol):
         """Adds rules to the job's plan, or replaces them, on every node at one step. AdminError of any kind."""
         ...
 
-    def plan(self, job: str) -> PlanStatus:
-        """What is in force in ``job``, by which rules and why. AdminError NOT_FOUND or PRECONDITION."""
+    async def set_mode(self, job: str, mode: str, quality: str) -> PlanChange:
+        """Says who makes the job's plans and what they may lose ("": as it is). AdminError of any kind."""
+        ...
+
+    async def plan(self, job: str, timeline: bool) -> PlanStatus:
+        """What is in force in ``job``, by which rules and why; ``timeline``: with one step drawn. AdminError NOT_FOUND
+        or PRECONDITION."""
+        ...
+
+    async def replan(self, job: str) -> PlanChange:
+        """Makes a plan of what was measured, now. AdminError of any kind."""
+        ...
+
+    async def set_controller(self, job: str, controller: str, parameters: dict[str, float]) -> PlanChange:
+        """Has a controller adapt levels, on every node. AdminError of any kind."""
+        ...
+
+    async def profile(self, job: str) -> tuple[DomainProfile, ...]:
+        """What was measured. AdminError NOT_FOUND or PRECONDITION."""
+        ...
+
+    async def advise(self, job: str, bandwidths: tuple[float, ...]) -> tuple[Advice, ...]:
+        """What compression would bring at these bandwidths, bytes a second (none: usual ones). AdminError."""
         ...
 
     async def drain(self, timeout: float, reason: str) -> DrainResult:

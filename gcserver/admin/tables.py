@@ -17,7 +17,7 @@ Row = Sequence[object]
 
 def table(header: Sequence[str], rows: Sequence[Row]) -> str:
     """Columns two spaces apart; a column of numbers only is flush right. Control characters are shown, not obeyed."""
-    cells = [[_clean(str(cell)) for cell in row] for row in rows]
+    cells = [[clean(str(cell)) for cell in row] for row in rows]
     right = [bool(rows) and all(isinstance(row[i], int | float) for row in rows) for i in range(len(header))]
     widths = [max(len(line[i]) for line in [list(header), *cells]) for i in range(len(header))]
 
@@ -28,14 +28,14 @@ def table(header: Sequence[str], rows: Sequence[Row]) -> str:
     return "\n".join([line(header), *map(line, cells)])
 
 
-def _clean(text: str) -> str:
+def clean(text: str) -> str:
     """Names come from training programs; an escape sequence in one must not reach the terminal."""
     return "".join(repr(c)[1:-1] if unicodedata.category(c)[0] == "C" else c for c in text) or "-"
 
 
 def facts(pairs: Sequence[tuple[str, object]]) -> str:
     width = max(len(name) for name, _ in pairs)
-    return "\n".join(f"{name:<{width}}  {_clean(str(value))}" for name, value in pairs)
+    return "\n".join(f"{name:<{width}}  {clean(str(value))}" for name, value in pairs)
 
 
 def status(s: dict[str, Any]) -> str:
@@ -103,8 +103,8 @@ def _job(j: dict[str, Any]) -> str:
     if rows:
         parts.append(table(("DOMAIN", "LABEL", "SETTLED", "VOID", "TENSORS", "ELEMENTS", "CODEC"), rows))
     parts += [
-        f"domain {d['id']} waits {human_duration(w['since_seconds'])} for {_clean(w['node'])} in step {w['step']}: "
-        f"{_clean(w['reason'])}"
+        f"domain {d['id']} waits {human_duration(w['since_seconds'])} for {clean(w['node'])} in step {w['step']}: "
+        f"{clean(w['reason'])}"
         for d in j["domains"]
         for w in d["waiting_for"]
     ]
@@ -124,39 +124,3 @@ def tensors(answer: dict[str, Any]) -> str:
     if not rows:
         return "no tensors match"
     return table(("TENSOR", "DOMAIN", "DTYPE", "SHAPE", "CODEC", "RAW", "WIRE", "RATIO", "RESIDUAL"), rows)
-
-
-def plan(answer: dict[str, Any]) -> str:
-    version = answer["proposed_version"]
-    pairs = [
-        ("job", f"{answer['job']} ({answer['job_id']})"),
-        ("plan", f"{version}, its rules: {len(answer['rules'])}" if version else "none, the defaults hold"),
-    ]
-    return "\n\n".join([facts(pairs), *(_domain_plan(d, version) for d in answer["domains"])])
-
-
-def _domain_plan(d: dict[str, Any], proposed: int) -> str:
-    force = f"plan {d['plan_version']} since step {d['since_step']}" if d["plan_version"] else "the defaults"
-    coming = [f"plan {s['plan_version']} from step {s['first_step']}" for s in d["switches"]]
-    if proposed > max([d["plan_version"], *(s["plan_version"] for s in d["switches"])]):
-        coming.append(f"plan {proposed} from a step not settled yet")
-    lines = [f"domain {d['id']} ({_clean(d['label'])}): {', then '.join([force, *coming])}"]
-    if d["note"]:
-        lines.append(_clean(d["note"]))
-    if d["rules"]:
-        rules = [(r["pattern"], r["codec"], r["scheme"], r["origin"]) for r in d["rules"]]
-        lines.append(table(("RULE", "CODEC", "SCHEME", "FROM"), rules))
-    if d["groups"]:
-        lines.append(table(_GROUP, [_group(g) for g in d["groups"]]))
-    return "\n".join(lines)
-
-
-_GROUP = ("SECTION", "TENSORS", "FIRST", "BLOCKS", "SIZE", "CODEC", "SCHEME", "RULE", "REASON")
-
-
-def _group(g: dict[str, Any]) -> Row:
-    rule = g["rule"]["pattern"] if g["rule"] else ""
-    size = human_size(g["bytes"])
-    return (
-        g["section"], g["tensors"], g["first_tensor"], g["blocks"], size, g["codec"], g["scheme"], rule, g["reason"]
-    )  # fmt: skip

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from gcproto import wire
 from gcproto.channel import ChannelClosed
 from gcproto.packed import MessageError
 from gcserver.core import control_events as cx
@@ -33,6 +34,7 @@ from gcserver.runtime.lanelink import (
     StepDelays,
     StepTimes,
 )
+from gcserver.runtime.linkfit import LinkFit
 from gcserver.runtime.setup import LaneSetup
 from gcserver.runtime.steptrace import TracedStep
 
@@ -76,10 +78,19 @@ class Lanes:
         self.table: list[Lane | None] = [None] * supervisor.config.node.lanes
         #: seconds before the next restart of a lane; they grow while it keeps dying young
         self._pauses: dict[int, float] = {}
+        #: what all lanes together saw of this node's way to the others
+        self.link = LinkFit()
 
     def start(self) -> None:
         for index in range(len(self.table)):
             self._start(index)
+
+    def time_trips(self) -> None:
+        """The heartbeats' round trips, as they are now."""
+        for peer in self._s.peers.addresses:
+            link = self._s.machine.links.get(wire.node_id(peer))
+            if link is not None and link.rtt is not None:
+                self.link.on_trip(peer, link.rtt)
 
     def sockets(self) -> list[str]:
         """Where workers reach each lane."""
@@ -122,6 +133,7 @@ class Lanes:
                 self._ready(lane, message)
             elif isinstance(message, LaneStats):
                 lane.stats = message
+                self.link.on_arrivals(lane.index, message.arrivals, time.monotonic())
             elif isinstance(message, LaneTrouble):
                 self._s.trouble(message)
             elif isinstance(message, StepTimes):

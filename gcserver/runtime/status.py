@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from gcproto import wire
 from gcproto.messages import Rule
 from gcserver import __version__
+from gcserver.admin.planning import Advice, DomainProfile
 from gcserver.admin.source import (
     AdminError,
     DomainStatus,
@@ -37,8 +38,9 @@ from gcserver.core import control_events as cx
 from gcserver.core.control_domain import ControlDomain
 from gcserver.core.job import Job
 from gcserver.core.plan import unusable
+from gcserver.modes import MODES, QUALITIES
 from gcserver.runtime.lanelink import AskBlocks, BlockFacts, StepTimes
-from gcserver.runtime.planstatus import plan_status
+from gcserver.runtime.planadmin import PlanAdmin
 from gcserver.runtime.tensors import in_force, space, tensors, with_facts
 
 if TYPE_CHECKING:
@@ -55,6 +57,7 @@ class Status:
         self._s = supervisor
         #: when a drain with a time limit ends
         self._stop_at: asyncio.TimerHandle | None = None
+        self._plans = PlanAdmin(supervisor)
         self._service: Any = None
         self._metrics: Any = None
 
@@ -308,9 +311,33 @@ class Status:
         return {key: (nbytes, square) for facts in answers for key, nbytes, square in facts.blocks}
 
     # --------------------------------------------------------------------------------------- requests
-    def plan(self, job: str) -> PlanStatus:
+    async def plan(self, job: str, timeline: bool) -> PlanStatus:
         """See Source."""
-        return plan_status(self._job(job), self._lanes)
+        return await self._plans.plan(self._job(job), timeline)
+
+    async def set_mode(self, job: str, mode: str, quality: str) -> PlanChange:
+        """See Source."""
+        for field, word, words in (("mode", mode, MODES), ("quality", quality, QUALITIES)):
+            if word and word not in words:
+                text = f"{field}: expected one of {', '.join(words)}, got {word!r}"
+                raise AdminError(ErrorKind.INVALID, text, field)
+        return self._plans.set_mode(self._job(job), mode, quality)
+
+    async def replan(self, job: str) -> PlanChange:
+        """See Source."""
+        return await self._plans.replan(self._job(job))
+
+    async def set_controller(self, job: str, controller: str, parameters: dict[str, float]) -> PlanChange:
+        """See Source."""
+        return await self._plans.set_controller(self._job(job), controller, parameters)
+
+    async def profile(self, job: str) -> tuple[DomainProfile, ...]:
+        """See Source."""
+        return await self._plans.profile(self._job(job))
+
+    async def advise(self, job: str, bandwidths: tuple[float, ...]) -> tuple[Advice, ...]:
+        """See Source."""
+        return await self._plans.advise(self._job(job), bandwidths)
 
     async def set_codec(self, job: str, pattern: str, spec: str) -> PlanChange:
         """See Source. Waits until the step is known, however long the job takes to get there."""
@@ -325,7 +352,7 @@ class Status:
         return await self._change(job, wanted, replace, "rules")
 
     async def _change(self, job: str, rules: tuple[Rule, ...], replace: bool, field: str) -> PlanChange:
-        self._job(job)
+        self._s.planning.by_hand(self._job(job))
         answer = await self._s.set_plan(job, rules, replace)
         if answer.error:
             raise AdminError(ErrorKind.INVALID, answer.error, field)

@@ -212,8 +212,8 @@ class Steering:
         self._measured = {key: steps for key, steps in self._measured.items() if key[0] != job}
 
     # -------------------------------------------------------------------------------------- operators
-    async def set_controller(self, job: str, name: str, overrides: Mapping[str, float] | None = None) -> str:
-        """Let ``name`` ("none": nothing) steer the job (label or number) on every node; what was done, in words.
+    async def set_controller(self, job: str, name: str, overrides: Mapping[str, float] | None = None) -> AnswerRequest:
+        """Let ``name`` ("none": nothing) steer the job (label or number) on every node; the plan that says so.
 
         Waits until the step is known from which it holds. ``overrides`` are k_min, k_max and start, ratios in (0, 1].
         Raises Dc2Error naming what is accepted, and :class:`SteeringError` where the job or a node refuses.
@@ -222,7 +222,7 @@ class Steering:
         answer = await self.ask(job, wanted.text)
         if answer.error:
             raise SteeringError(answer.error)
-        return f"{wanted.text}: plan {answer.plan} {answer.message}"
+        return answer
 
     def describe(self, job: bytes) -> tuple[Steered, ...]:
         """The job's steered domains, in the order of their numbers."""

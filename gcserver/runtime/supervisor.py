@@ -103,6 +103,10 @@ class Supervisor:
         self.hello = Hello(self.node, self.hello.address, self.hello.lanes, self.hello.lane, generation, __version__)
         c = self.config
         self.lanes.start()
+        # Imported late: the planner's kernels come with it, which takes as long as the rest of a daemon's start.
+        from gcserver.runtime.planning import Planning
+
+        self.planning = Planning(self)
         rules = () if c.codec.default == "none" else (Rule("*", c.codec.default),)
         self.machine = ControlMachine(
             ControlConfig(
@@ -199,6 +203,7 @@ class Supervisor:
         self.stopped.set()
 
     def _shut(self) -> None:
+        self.planning.close()
         self.lanes.close()
         self.registrations.close()
         self.peers.close()
@@ -231,6 +236,8 @@ class Supervisor:
         self.peers.tick()
         self.feed(ev.Tick())
         self.peers.frames()
+        self.lanes.time_trips()
+        self.planning.tick()
         self.profiler.tick()
         self.loop.call_later(TICK, self._tick)
 
@@ -271,6 +278,7 @@ class Supervisor:
     def _do_forget(self, e: cx.ForgetJob) -> None:
         self.lanes.tell(ForgetJob(e.job))
         self.status.forget_job(e.job)
+        self.planning.forget_job(e.job)
         self.profiler.forget(e.job)
         self.steering.forget(e.job)
         self.notches.forget(e.job)

@@ -6,6 +6,19 @@ from __future__ import annotations
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
+from gcserver.admin.planning import (
+    Advice,
+    AdviceRow,
+    CodecProfile,
+    Considered,
+    ControllerState,
+    DomainProfile,
+    Forecast,
+    GroupForecast,
+    StepProfile,
+    TensorProfile,
+    TimelineJob,
+)
 from gcserver.admin.source import (
     AdminError,
     DomainPlan,
@@ -64,9 +77,33 @@ PLAN = PlanStatus(
                 PlanGroup(0, 12, 7, "wte.weight", 3 << 20, "topk(ratio=0.01)", "all", OWN_RULE),
                 PlanGroup(1, 1, 1, "ln.bias", 160, "none", "all", None, "no rule matches; small: to everyone at once"),
             ),
+            "",
+            Forecast(
+                1, 0.25, 1.5, 0.2, "6 times as fast as dense", 0.26,
+                (
+                    GroupForecast(
+                        7, "wte.weight", 3 << 20, "topk(ratio=0.01)", "all", 0.03, "the link is the bottleneck"
+                    ),
+                ),
+                (Considered("powersgd(rank=4)", 0.3, "slower by 20 %"),), (0.5, 1.0),
+            ),
+            (ControllerState("dc2-da2", 0.015, 1, 0.03, 0.001, 55),),
         ),
         DomainPlan(1, "calls", note="declared lossless: a plan's rules do not apply"),
     ),
+    "auto", "fast", "measures the link",
+)  # fmt: skip
+DRAWN = (
+    TimelineJob("compute", "compute", "a", 0.0, 0.2), TimelineJob("wte.weight", "out", "a", 0.1, 0.15),
+    TimelineJob("wte.weight", "in", "b", 0.15, 0.25),
+)  # fmt: skip
+PROFILE = DomainProfile(
+    "gpt", "world", 2, 0.1, 0.1, 1e-4, 12.5e6, 0.02, 40, 1.25, (TensorProfile("wte.weight", 1024, 0.1),),
+    (CodecProfile("fp16", 1e-3, 2e-3, 3e-3, 0.5),), (StepProfile(1, 0.26, 0.03, 31),), '{"form": 1}',
+)  # fmt: skip
+ADVICE = Advice(
+    "world", "compress: 6 times as fast", 0.2, 1.25e9,
+    (AdviceRow(12.5e6, True, "none", "none", 1.5), AdviceRow(12.5e6, True, "fast", "topk(ratio=0.01)", 0.25)),
 )  # fmt: skip
 
 
@@ -126,9 +163,35 @@ class FixedSource:
                 ) from None
         return PlanChange(4, 46, "takes effect at step 46 on every node")
 
-    def plan(self, job: str) -> PlanStatus:
+    async def set_mode(self, job: str, mode: str, quality: str) -> PlanChange:
+        self.asked.append(("set_mode", job, mode, quality))
         self._job(job)
-        return PLAN
+        return PlanChange(0, 0, f"plans are made by {mode or 'auto'} from now on")
+
+    async def plan(self, job: str, timeline: bool) -> PlanStatus:
+        self._job(job)
+        if not timeline:
+            return PLAN
+        first, *others = PLAN.domains
+        return replace(PLAN, domains=(replace(first, predicted=DRAWN, measured=DRAWN[:2]), *others))
+
+    async def replan(self, job: str) -> PlanChange:
+        self._job(job)
+        return PlanChange(0, 0, "the plan in force stays: 2 % faster is within the noise")
+
+    async def set_controller(self, job: str, controller: str, parameters: dict[str, float]) -> PlanChange:
+        self.asked.append(("set_controller", job, controller, parameters))
+        self._job(job)
+        return PlanChange(5, 48, f"{controller} takes over")
+
+    async def profile(self, job: str) -> tuple[DomainProfile, ...]:
+        self._job(job)
+        return (PROFILE,)
+
+    async def advise(self, job: str, bandwidths: tuple[float, ...]) -> tuple[Advice, ...]:
+        self.asked.append(("advise", job, bandwidths))
+        self._job(job)
+        return (ADVICE,)
 
     async def drain(self, timeout: float, reason: str) -> DrainResult:
         self.asked.append(("drain", timeout, reason))

@@ -156,8 +156,9 @@ def test_plan(capsys: pytest.CaptureFixture[str]) -> None:
     assert (
         out(capsys, "plan", "--job", "gpt")
         == """\
-job   gpt (0123456789abcdef0123456789abcdef)
-plan  2, its rules: 1
+job      gpt (0123456789abcdef0123456789abcdef)
+plan     2, its rules: 1
+made by  the planner (auto, fast): measures the link
 
 domain 0 (world): plan 1 since step 12, then plan 2 from step 44
 RULE  CODEC             SCHEME  FROM
@@ -166,6 +167,17 @@ wte*  topk(ratio=0.01)  all     plan
 SECTION  TENSORS  FIRST       BLOCKS  SIZE   CODEC             SCHEME  RULE  REASON
       0        7  wte.weight      12  3 MiB  topk(ratio=0.01)  all     wte*  -
       1        1  ln.bias          1  160 B  none              all     -     no rule matches; small: to everyone at once
+planned  plan 1
+because  6 times as fast as dense
+step     expected 250 ms, measured 260 ms
+without  compression 1.5 s, exchange 200 ms
+notches  error budgets 0.5, 1
+TENSORS  FIRST       SIZE   CODEC             SCHEME  EXPECTED  WHY
+      7  wte.weight  3 MiB  topk(ratio=0.01)  all     30 ms     the link is the bottleneck
+CONSIDERED        STEP    WHY NOT
+powersgd(rank=4)  300 ms  slower by 20 %
+CONTROLLER  RATIO  NOTCH  DELAY  OF IT SKEW  STEPS
+dc2-da2     0.015      1  30 ms  1 ms           55
 
 domain 1 (calls): the defaults, then plan 2 from a step not settled yet
 declared lossless: a plan's rules do not apply
@@ -193,6 +205,55 @@ def test_set_plan(daemon: Daemon, capsys: pytest.CaptureFixture[str], tmp_path: 
     assert daemon.source.asked.pop() == ("set_plan", "", (fp16, topk), False)
     out(capsys, "set-plan", "--replace")
     assert daemon.source.asked.pop() == ("set_plan", "", (), True)
+
+
+def test_a_mode_and_rules_of_ones_own_exclude_each_other(daemon: Daemon, capsys: pytest.CaptureFixture[str]) -> None:
+    assert out(capsys, "set-plan", "--mode", "auto", "--quality", "fast") == "plans are made by auto from now on\n"
+    assert daemon.source.asked == [("set_mode", "", "auto", "fast")]
+    assert "'auto', which makes its own" in err(capsys, 1, "set-plan", "--mode", "auto", "*=fp16")
+    assert "or a mode; got none" in err(capsys, 1, "set-plan")
+    out(capsys, "set-plan", "--mode", "static", "*=fp16")
+    assert [a[0] for a in daemon.source.asked] == ["set_mode", "set_mode", "set_plan"]
+
+
+def test_a_forecast_is_shown_beside_what_was_measured(daemon: Daemon, capsys: pytest.CaptureFixture[str]) -> None:
+    text = out(capsys, "plan")
+    for wanted in (
+        "the planner (auto, fast): measures the link", "expected 250 ms, measured 260 ms", "6 times as fast as dense",
+        "the link is the bottleneck", "slower by 20 %", "error budgets 0.5, 1", "dc2-da2",
+    ):  # fmt: skip
+        assert wanted in text
+    forecast = json.loads(out(capsys, "plan", "--json"))["domains"][0]["forecast"]
+    assert (forecast["expected_seconds"], forecast["alphas"]) == (0.25, [0.5, 1.0])
+
+
+def test_replan_says_what_was_decided(daemon: Daemon, capsys: pytest.CaptureFixture[str]) -> None:
+    assert out(capsys, "replan") == "the plan in force stays: 2 % faster is within the noise\n"
+
+
+def test_a_controller_is_set_with_its_parameters(daemon: Daemon, capsys: pytest.CaptureFixture[str]) -> None:
+    assert out(capsys, "set-controller", "dc2-da2", "k_min=0.001").startswith("plan 5 takes effect at step 48")
+    assert daemon.source.asked == [("set_controller", "", "dc2-da2", {"k_min": 0.001})]
+    with pytest.raises(SystemExit):
+        gcctl.main(["set-controller", "dc2-da2", "k_min"])
+    assert "NAME=VALUE" in capsys.readouterr().err
+
+
+def test_profile(daemon: Daemon, capsys: pytest.CaptureFixture[str]) -> None:
+    text = out(capsys, "profile")
+    for wanted in ("100 Mbit/s", "40 samples", "1.25 times as long", "fp16", "wte.weight", "3.0%"):
+        assert wanted in text
+    assert json.loads(out(capsys, "profile", "--json"))["domains"][0]["json"] == '{"form": 1}'
+
+
+def test_advise(daemon: Daemon, capsys: pytest.CaptureFixture[str]) -> None:
+    text = out(capsys, "advise", "100mbit", "1gbit")
+    for wanted in ("compress: 6 times as fast", "below 10 Gbit/s", "100 Mbit/s (measured)", "7.50"):
+        assert wanted in text
+    assert daemon.source.asked == [("advise", "", (12.5e6, 125e6))]
+    with pytest.raises(SystemExit):
+        gcctl.main(["advise", "fast"])
+    assert "such as 100mbit" in capsys.readouterr().err
 
 
 def test_drain(daemon: Daemon, capsys: pytest.CaptureFixture[str]) -> None:
@@ -228,7 +289,7 @@ def test_json_is_whole_and_exact(capsys: pytest.CaptureFixture[str]) -> None:
         (("set-codec", "--job", "bert", "none"), "no job 'bert' here; jobs: gpt"),
         (("set-codec", "later"), "gcctl: peer b does not answer\n"),
         (("set-plan", "*=fp16", "w*=topk(ratio=7)"), "rules[1]: rule 'w*': "),
-        (("set-plan",), "rules: expected at least one, or replace"),
+        (("set-plan",), "rules: expected at least one, replace to go back"),
         (("set-plan", "--job", "bert", "*=fp16"), "no job 'bert' here; jobs: gpt"),
         (("plan", "--job", "bert"), "no job 'bert' here; jobs: gpt"),
         (("tensors", "--job", "bert"), "no job 'bert' here; jobs: gpt"),

@@ -178,11 +178,11 @@ def test_a_job_that_is_over_is_forgotten() -> None:
     assert len(world.tuned) == 1 and not world.steering.describe(JOB)
 
 
-def test_a_request_is_made_of_the_job_and_answered_in_words() -> None:
+def test_a_request_is_made_of_the_job_and_answered_with_its_plan() -> None:
     world = World()
     done = asyncio.run(world.steering.set_controller("train", "dc2-da5", {"k_max": 0.2}))
     assert world.asked == [("train", "dc2-da5(k_max=0.2)")]
-    assert done == "dc2-da5(k_max=0.2): plan 2 takes effect at step 9 on every node"
+    assert (done.plan, done.step) == (2, 9)
 
 
 def test_a_request_that_cannot_be_says_what_is_accepted() -> None:

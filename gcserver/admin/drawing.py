@@ -1,0 +1,126 @@
+"""A step as predicted beside the same as measured, drawn: a page, a picture, or a trace for Chrome and Perfetto.
+
+What may live here: from the jobs of a plan's timeline to a file. What may not: predicting, measuring.
+"""
+
+from __future__ import annotations
+
+import argparse
+import html
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+FORMS: Final = (".html", ".png", ".json")
+_SIDES: Final = ("predicted", "measured")
+#: hue of a resource; others take what is left
+_COLOURS: Final = {"compute": "#8d99ae", "copy": "#c9ada7", "lane": "#e07a5f", "out": "#3d85c6", "in": "#81b29a"}
+_OTHER: Final = "#b0a8d0"
+_WIDTH, _ROW, _LEFT = 1000, 18, 130
+
+Job = dict[str, Any]
+
+
+class DrawingError(Exception):
+    """No drawing could be made; says why and what to do."""
+
+
+def target(text: str) -> Path:
+    """A file to draw to. Raises argparse.ArgumentTypeError."""
+    path = Path(text)
+    if path.suffix not in FORMS:
+        raise argparse.ArgumentTypeError(f"expected a file that ends in {', '.join(FORMS)}, got {text!r}")
+    return path
+
+
+def draw(answer: dict[str, Any], path: Path) -> None:
+    """Write the timelines in GetPlan's answer to ``path``. Raises DrawingError."""
+    sides = [(d["label"], side, d[side]) for d in answer["domains"] for side in _SIDES if d[side]]
+    if not sides:
+        raise DrawingError(
+            "no step has been predicted or measured yet: give the job a mode (`gcctl set-plan --mode auto`) and let it "
+            "run some steps"
+        )
+    try:
+        if path.suffix == ".json":
+            path.write_text(json.dumps({"traceEvents": list(_events(sides)), "displayTimeUnit": "ms"}))
+        elif path.suffix == ".html":
+            path.write_text(_page(str(answer["job"]), sides))
+        else:
+            _picture(str(answer["job"]), sides, path)
+    except OSError as error:
+        raise DrawingError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def _rows(jobs: Sequence[Job]) -> dict[tuple[str, str], list[Job]]:
+    """Jobs by (node, resource), in order of first start."""
+    found: dict[tuple[str, str], list[Job]] = {}
+    for job in sorted(jobs, key=lambda j: (j["node"], j["start_seconds"])):
+        found.setdefault((job["node"], job["resource"]), []).append(job)
+    return found
+
+
+def _events(sides: Sequence[tuple[str, str, list[Job]]]) -> Iterator[dict[str, Any]]:
+    """Chrome's trace events: a process for each side, a thread for each resource of a node; microseconds."""
+    for pid, (label, side, jobs) in enumerate(sides, 1):
+        yield {"ph": "M", "pid": pid, "name": "process_name", "args": {"name": f"{label} {side}"}}
+        for tid, ((node, resource), row) in enumerate(_rows(jobs).items(), 1):
+            yield {"ph": "M", "pid": pid, "tid": tid, "name": "thread_name", "args": {"name": f"{node} {resource}"}}
+            for job in row:
+                start, length = job["start_seconds"] * 1e6, (job["end_seconds"] - job["start_seconds"]) * 1e6
+                yield {"ph": "X", "pid": pid, "tid": tid, "ts": start, "dur": length, "name": job["what"], "cat": side}
+
+
+def _page(job: str, sides: Sequence[tuple[str, str, list[Job]]]) -> str:
+    end = max(j["end_seconds"] for _, _, jobs in sides for j in jobs) or 1.0
+    scale = (_WIDTH - _LEFT) / end
+    parts = []
+    for label, side, jobs in sides:
+        rows = _rows(jobs)
+        last = max(j["end_seconds"] for j in jobs)
+        parts.append(f"<h2>{html.escape(label)}, {side}: {last * 1e3:.1f} ms</h2>")
+        parts.append(f'<svg viewBox="0 0 {_WIDTH} {len(rows) * _ROW + 4}" role="img" aria-label="{side}">')
+        for y, ((node, resource), row) in enumerate(rows.items()):
+            parts.append(f'<text x="0" y="{y * _ROW + 13}">{html.escape(f"{node} {resource}")}</text>')
+            for j in row:
+                x, width = _LEFT + j["start_seconds"] * scale, max((j["end_seconds"] - j["start_seconds"]) * scale, 0.5)
+                title = f"{j['what']}: {j['start_seconds'] * 1e3:.2f} to {j['end_seconds'] * 1e3:.2f} ms"
+                parts.append(
+                    f'<rect x="{x:.2f}" y="{y * _ROW + 2}" width="{width:.2f}" height="{_ROW - 4}" '
+                    f'fill="{_COLOURS.get(resource, _OTHER)}"><title>{html.escape(title)}</title></rect>'
+                )
+        parts.append("</svg>")
+    style = (
+        "body{font:14px system-ui,sans-serif;max-width:1100px;margin:2rem auto;padding:0 1rem}"
+        "svg{width:100%}text{font-size:11px}rect{stroke:#fff;stroke-width:.3}"
+        "@media(prefers-color-scheme:dark){body{background:#16181d;color:#ddd}text{fill:#ddd}rect{stroke:#16181d}}"
+    )
+    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{html.escape(job)}</title>'
+    return f"<!doctype html><html lang=en><head>{head}<style>{style}</style></head><body>{''.join(parts)}</body></html>"
+
+
+def _picture(job: str, sides: Sequence[tuple[str, str, list[Job]]], path: Path) -> None:
+    try:
+        import matplotlib
+    except ModuleNotFoundError:
+        raise DrawingError("a .png needs matplotlib (`pip install matplotlib`); .html and .json need nothing") from None
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    heights = [max(len(_rows(jobs)), 1) for _, _, jobs in sides]
+    figure, axes = plt.subplots(
+        len(sides), 1, sharex=True, squeeze=False, figsize=(12, 1 + 0.35 * sum(heights)),
+        gridspec_kw={"height_ratios": heights}, layout="constrained",
+    )  # fmt: skip
+    for axis, (label, side, jobs) in zip(axes[:, 0], sides, strict=True):
+        rows = _rows(jobs)
+        for y, ((_, resource), row) in enumerate(rows.items()):
+            bars = [(j["start_seconds"] * 1e3, (j["end_seconds"] - j["start_seconds"]) * 1e3) for j in row]
+            axis.broken_barh(bars, (y - 0.4, 0.8), color=_COLOURS.get(resource, _OTHER))
+        axis.set_yticks(range(len(rows)), [f"{node} {resource}" for node, resource in rows])
+        axis.invert_yaxis()
+        axis.set_title(f"{job}, {label}, {side}", fontsize=10)
+    axes[-1, 0].set_xlabel("ms")
+    figure.savefig(path, dpi=120)
+    plt.close(figure)

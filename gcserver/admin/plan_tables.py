@@ -1,0 +1,162 @@
+"""Plans, profiles and advice as tables for a person.
+
+What may live here: which columns a person wants of what the planner says. What may not: how tables are made
+(`tables.py`), drawings (`drawing.py`), asking the daemon (`gcctl.py`). Input is what `convert.plain` makes of a
+message.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gcserver.admin.tables import Row, clean, facts, table
+from gcserver.values import human_duration, human_size
+
+#: so many alternatives and tensors are shown; `--json` has all
+_MOST = 40
+
+
+def plan(answer: dict[str, Any]) -> str:
+    version = answer["proposed_version"]
+    pairs = [
+        ("job", f"{answer['job']} ({answer['job_id']})"),
+        ("plan", f"{version}, its rules: {len(answer['rules'])}" if version else "none, the defaults hold"),
+        ("made by", _made_by(answer)),
+    ]
+    return "\n\n".join([facts(pairs), *(_domain_plan(d, version) for d in answer["domains"])])
+
+
+def _made_by(answer: dict[str, Any]) -> str:
+    mode, says = answer["mode"], answer["planner"]
+    who = "operators" if mode in ("", "static") else f"the planner ({mode}, {answer['quality']})"
+    return who + (f": {says}" if says else "")
+
+
+def _domain_plan(d: dict[str, Any], proposed: int) -> str:
+    force = f"plan {d['plan_version']} since step {d['since_step']}" if d["plan_version"] else "the defaults"
+    coming = [f"plan {s['plan_version']} from step {s['first_step']}" for s in d["switches"]]
+    if proposed > max([d["plan_version"], *(s["plan_version"] for s in d["switches"])]):
+        coming.append(f"plan {proposed} from a step not settled yet")
+    lines = [f"domain {d['id']} ({clean(d['label'])}): {', then '.join([force, *coming])}"]
+    if d["note"]:
+        lines.append(clean(d["note"]))
+    if d["rules"]:
+        rules = [(r["pattern"], r["codec"], r["scheme"], r["origin"]) for r in d["rules"]]
+        lines.append(table(("RULE", "CODEC", "SCHEME", "FROM"), rules))
+    if d["groups"]:
+        lines.append(table(_GROUP, [_group(g) for g in d["groups"]]))
+    if d["forecast"]:
+        lines.append(_forecast(d["forecast"]))
+    if d["controllers"]:
+        lines.append(table(_CONTROLLER, [_controller(c) for c in d["controllers"]]))
+    return "\n".join(lines)
+
+
+_CONTROLLER = ("CONTROLLER", "RATIO", "NOTCH", "DELAY", "OF IT SKEW", "STEPS")
+
+
+def _controller(c: dict[str, Any]) -> Row:
+    notch = "-" if c["notch"] is None else c["notch"]
+    delay, skew = human_duration(c["delay_seconds"]), human_duration(c["skew_seconds"])
+    return c["name"], f"{c['ratio']:.4g}", notch, delay, skew, c["steps"]
+
+
+def _forecast(f: dict[str, Any]) -> str:
+    measured = human_duration(f["measured_seconds"]) if f["measured_seconds"] else "not yet"
+    pairs = [
+        ("planned", f"plan {f['plan_version']}" if f["plan_version"] else "no change"),
+        ("because", f["reason"]),
+        ("step", f"expected {human_duration(f['expected_seconds'])}, measured {measured}"),
+        ("without", f"compression {human_duration(f['dense_seconds'])}, "
+                    f"exchange {human_duration(f['compute_seconds'])}"),
+    ]  # fmt: skip
+    if f["alphas"]:
+        pairs.append(("notches", "error budgets " + ", ".join(f"{a:.3g}" for a in f["alphas"])))
+    parts = [facts(pairs)]
+    if f["groups"]:
+        rows = [
+            (g["tensors"], g["first_tensor"], human_size(g["bytes"]), g["codec"], g["scheme"],
+             human_duration(g["expected_seconds"]), g["reason"])
+            for g in f["groups"]
+        ]  # fmt: skip
+        parts.append(table(("TENSORS", "FIRST", "SIZE", "CODEC", "SCHEME", "EXPECTED", "WHY"), rows))
+    if f["considered"]:
+        others = [(c["codec"], human_duration(c["expected_seconds"]), c["reason"]) for c in f["considered"][:_MOST]]
+        parts.append(table(("CONSIDERED", "STEP", "WHY NOT"), others))
+    return "\n".join(parts)
+
+
+def profile(answer: dict[str, Any]) -> str:
+    return "\n\n".join(_profile(d) for d in answer["domains"])
+
+
+def _profile(d: dict[str, Any]) -> str:
+    link = f"{human_rate(d['link_bandwidth'])}, {human_duration(d['link_latency_seconds'])} one way"
+    pairs = [
+        ("job", f"{d['job']}, {d['domain']}, {d['nodes']} nodes"),
+        ("computes", f"{human_duration(d['forward_seconds'])} before the first gradient, "
+                     f"{human_duration(d['backward_seconds'])} to the last"),
+        ("link", f"{link} (noise {d['link_noise']:.0%}, {d['link_samples']} samples)"),
+        ("kernels", f"{d['busy']:.2f} times as long as alone"),
+    ]  # fmt: skip
+    parts = [facts(pairs)]
+    steps = [
+        (s["plan_version"], human_duration(s["median_seconds"]), f"{s['noise']:.1%}", s["steps"]) for s in d["steps"]
+    ]
+    if steps:
+        parts.append(table(("PLAN", "STEP", "NOISE", "STEPS"), steps))
+    codecs = [
+        (
+            c["codec"],
+            f"{c['ratio']:.4g}",
+            *(human_duration(c[f"{op}_seconds"]) for op in ("encode", "decode", "decode_add")),
+        )
+        for c in d["codecs"]
+    ]
+    if codecs:
+        parts.append(table(("CODEC", "RATIO", "ENCODE 1 Mi", "DECODE", "DECODE AND ADD"), codecs))
+    tensors = [(t["name"], t["elements"], human_duration(t["ready_seconds"])) for t in d["tensors"]]
+    shown = tensors if len(tensors) <= _MOST else tensors[: _MOST - 1] + tensors[-1:]
+    if shown:
+        parts.append(table(("TENSOR", "ELEMENTS", "READY"), shown))
+    if len(shown) < len(tensors):
+        parts.append(f"({len(tensors) - len(shown)} tensors in between; --json has all)")
+    return "\n".join(parts)
+
+
+def human_rate(bandwidth: float) -> str:
+    """Bytes a second as links are named: bits, decimal."""
+    bits = bandwidth * 8
+    unit, name = (1e9, "Gbit/s") if bits >= 1e9 else (1e6, "Mbit/s")
+    return f"{bits / unit:.3g} {name}"
+
+
+def advice(answer: dict[str, Any]) -> str:
+    return "\n\n".join(_advice(d) for d in answer["domains"])
+
+
+def _advice(d: dict[str, Any]) -> str:
+    below = "at any of these" if d["pays_below"] is None else f"below {human_rate(d['pays_below'])}"
+    pairs = [
+        ("domain", d["domain"]),
+        ("verdict", d["verdict"]),
+        ("computing", f"{human_duration(d['compute_seconds'])} a step"),
+        ("pays", below),
+    ]
+    rows = [
+        (human_rate(r["bandwidth"]) + (" (measured)" if r["measured"] else ""), r["plan"], r["codec"],
+         human_duration(r["expected_seconds"]), f"{r['expected_seconds'] / max(d['compute_seconds'], 1e-9):.2f}")
+        for r in d["rows"]
+    ]  # fmt: skip
+    return "\n".join([facts(pairs), table(("LINK", "PLAN", "CODEC", "STEP", "OF COMPUTING"), rows)])
+
+
+_GROUP = ("SECTION", "TENSORS", "FIRST", "BLOCKS", "SIZE", "CODEC", "SCHEME", "RULE", "REASON")
+
+
+def _group(g: dict[str, Any]) -> Row:
+    rule = g["rule"]["pattern"] if g["rule"] else ""
+    size = human_size(g["bytes"])
+    return (
+        g["section"], g["tensors"], g["first_tensor"], g["blocks"], size, g["codec"], g["scheme"], rule, g["reason"]
+    )  # fmt: skip

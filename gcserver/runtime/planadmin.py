@@ -1,0 +1,190 @@
+"""What operators ask about plans: who makes them, what is expected, what was measured, what would pay.
+
+What may live here: requests of the admin service about planning, in its words. What may not: which job is meant
+(`status.py`), what is in force where (`planstatus.py`), planning (`planning.py`), controllers (`steering.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from gcserver.admin import planning as said
+from gcserver.admin.source import AdminError, DomainPlan, ErrorKind, PlanChange, PlanStatus
+from gcserver.core.control_domain import ControlDomain
+from gcserver.core.job import Job
+from gcserver.planner.advice import MOST, Advice
+from gcserver.planner.auto import Proposal
+from gcserver.planner.live import LiveStep
+from gcserver.planner.profile import Profile, dump
+from gcserver.runtime.plannerlink import PlannerError
+from gcserver.runtime.planning import TOO_SOON, Course, NotPlannable
+from gcserver.runtime.planstatus import plan_status
+from gcserver.runtime.steptrace import AskTrace, TracedStep
+from gcserver.runtime.tensors import space
+
+if TYPE_CHECKING:
+    from gcserver.runtime.supervisor import Supervisor
+
+T = TypeVar("T")
+#: A traced step has to end first.
+TRACE_TIMEOUT: Final = 8.0
+#: Elements of the block for which the costs of codecs are shown.
+SHOWN: Final = 1 << 20
+
+
+class PlanAdmin:
+    """Answers about planning, for one supervisor."""
+
+    def __init__(self, supervisor: Supervisor) -> None:
+        self._s = supervisor
+
+    async def plan(self, job: Job, timeline: bool) -> PlanStatus:
+        """See ``Source.plan``."""
+        status = plan_status(job, len(self._s.lanes.table))
+        course = self._s.planning.course(job)
+        domains = [
+            await self._domain(job, domain, shown, course, timeline)
+            for shown, domain in zip(status.domains, list(job.domains.values()), strict=True)
+        ]
+        mode, quality = course.settings.mode, course.settings.quality
+        return replace(status, domains=tuple(domains), mode=mode, quality=quality, planner=course.says)
+
+    async def _domain(
+        self, job: Job, domain: ControlDomain, shown: DomainPlan, course: Course, timeline: bool
+    ) -> DomainPlan:
+        controllers = tuple(
+            said.ControllerState(c.controller, c.ratio, None if c.notch < 0 else c.notch, c.delay, c.skew, c.steps)
+            for c in self._s.steering.describe(job.id)
+            if c.domain == domain.config.label
+        )
+        planned = course.proposal is not None and course.domain == domain.config.domain
+        forecast = None
+        if planned and course.proposal is not None:
+            forecast = _forecast(course.proposal, course.plan, self._measured_step(job, domain, course))
+        predicted: tuple[said.TimelineJob, ...] = ()
+        measured: tuple[said.TimelineJob, ...] = ()
+        if timeline and domain.declared_as.scoped:
+            measured = await self._traced(domain)
+            if planned and course.proposal is not None and course.profile is not None:
+                step = await _or_refused(self._s.planning.predict(domain, course.profile, course.proposal.rules))
+                predicted = _predicted(step, course.profile)
+        return replace(shown, forecast=forecast, controllers=controllers, predicted=predicted, measured=measured)
+
+    def _measured_step(self, job: Job, domain: ControlDomain, course: Course) -> float:
+        seen = self._s.profiler.profile(job.id, domain.config.domain)
+        steps = seen.steps if seen is not None else ()
+        return next((s.seconds for s in steps if s.plan == course.plan), 0.0)
+
+    async def _traced(self, domain: ControlDomain) -> tuple[said.TimelineJob, ...]:
+        """One step as this node's lanes worked it off."""
+        found: list[TracedStep] = await self._s.questions.ask(
+            lambda number: AskTrace(number, domain.config.id), TRACE_TIMEOUT
+        )
+        names = {
+            block.key: section.tensors[block.tensor].name
+            for section, blocks in zip(domain.sections, space(domain, len(self._s.lanes.table)).blocks, strict=True)
+            for block in blocks
+        }
+        return tuple(
+            said.TimelineJob(f"{j.what} {names.get(j.key, j.key)}", j.resource, self._s.node, j.start, j.end)
+            for step in found
+            for j in step.jobs
+        )
+
+    # ---------------------------------------------------------------------------------------- requests
+    def set_mode(self, job: Job, mode: str, quality: str) -> PlanChange:
+        """See ``Source.set_mode``."""
+        try:
+            return PlanChange(0, 0, self._s.planning.set_mode(job, mode, quality))
+        except NotPlannable as error:
+            raise AdminError(ErrorKind.PRECONDITION, str(error), "mode") from None
+
+    async def replan(self, job: Job) -> PlanChange:
+        """See ``Source.replan``."""
+        answer = await _or_refused(self._s.planning.replan(job))
+        says = self._s.planning.course(job).says
+        return PlanChange(0, 0, says) if answer is None else PlanChange(answer.plan, answer.step, says)
+
+    async def set_controller(self, job: Job, controller: str, parameters: dict[str, float]) -> PlanChange:
+        """See ``Source.set_controller``."""
+        try:
+            answer = await self._s.steering.set_controller(job.id.hex(), controller, parameters)
+        except ValueError as error:
+            raise AdminError(ErrorKind.INVALID, str(error), "controller") from None
+        return PlanChange(answer.plan, answer.step, answer.message)
+
+    async def profile(self, job: Job) -> tuple[said.DomainProfile, ...]:
+        """See ``Source.profile``."""
+        found = [self._s.profiler.profile(job.id, key) for key in job.domains]
+        shown = tuple(_profile(p) for p in found if p is not None)
+        if not shown:
+            raise AdminError(ErrorKind.PRECONDITION, f"job {job.record.label!r}: {TOO_SOON}", "job")
+        return shown
+
+    async def advise(self, job: Job, bandwidths: tuple[float, ...]) -> tuple[said.Advice, ...]:
+        """See ``Source.advise``."""
+        domain = self._s.planning.model(job)
+        if domain is None:
+            raise AdminError(ErrorKind.PRECONDITION, f"job {job.record.label!r}: {TOO_SOON}", "job")
+        advice, link = await _or_refused(self._s.planning.advise(job, domain, bandwidths))
+        return (_advice(domain.config.label, advice, link),)
+
+
+async def _or_refused(work: Awaitable[T]) -> T:
+    try:
+        return await work
+    except NotPlannable as error:
+        raise AdminError(ErrorKind.PRECONDITION, str(error), "job") from None
+    except PlannerError as error:
+        raise AdminError(ErrorKind.UNAVAILABLE, str(error)) from None
+
+
+def _forecast(p: Proposal, plan: int, measured: float) -> said.Forecast:
+    groups = tuple(
+        said.GroupForecast(
+            len(w.tensors), w.tensors[0] if w.tensors else "", w.bytes, w.codec, w.scheme, w.seconds, w.why
+        )
+        for w in p.why
+    )
+    considered = tuple(said.Considered(c.spec, c.expected, c.why_not) for c in p.considered if c.why_not)
+    return said.Forecast(plan, p.expected, p.dense, p.compute, p.reason, measured, groups, considered, p.alphas)
+
+
+def _predicted(step: LiveStep, profile: Profile) -> tuple[said.TimelineJob, ...]:
+    def what(job: str, index: int) -> str:
+        named = job == "compute" and 0 <= index < len(profile.tensors)
+        return f"{job} {profile.tensors[index].name}" if named else f"{job} {index}" if index >= 0 else job
+
+    return tuple(
+        said.TimelineJob(
+            what(j.what, j.index), _RESOURCES.get(j.resource, j.resource), f"node {j.node}", j.start, j.end
+        )
+        for j in step.jobs
+    )
+
+
+#: the timeline's resources in the words of a drawing
+_RESOURCES: Final = {"worker": "worker", "link out": "out", "link in": "in", "lane 0": "lane"}
+
+
+def _profile(p: Profile) -> said.DomainProfile:
+    codecs = tuple(
+        said.CodecProfile(spec, c.encode(SHOWN), c.decode(SHOWN), c.decode_add(SHOWN), c.ratio)
+        for spec, c in sorted(p.codecs.items())
+    )
+    return said.DomainProfile(
+        p.job, p.domain, p.nodes, p.forward, p.backward, p.link.latency, p.link.bandwidth, p.link.noise,
+        p.link.samples, p.busy, tuple(said.TensorProfile(t.name, t.elements, t.ready) for t in p.tensors), codecs,
+        tuple(said.StepProfile(s.plan, s.seconds, s.noise, s.steps) for s in p.steps), dump(p).decode(),
+    )  # fmt: skip
+
+
+def _advice(label: str, a: Advice, link: float) -> said.Advice:
+    rows = tuple(
+        said.AdviceRow(row.bandwidth, row.bandwidth == link, plan.name, plan.spec, plan.seconds)
+        for row in a.rows
+        for plan in row.plans
+    )
+    return said.Advice(label, a.verdict, a.compute, a.stops_paying if a.stops_paying < MOST else None, rows)

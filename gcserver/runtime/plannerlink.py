@@ -1,0 +1,165 @@
+"""The planning process of a daemon: what it is asked and answers, and the supervisor's end of the pipes.
+
+What may live here: requests and answers, starting the process when it is first needed, ending it when it is idle or
+stuck. What may not: what it does (`plannerprocess.py`), when to ask (`planning.py`).
+
+Planning takes seconds of a core when codecs have to be measured, and tens of milliseconds later; a process of its own
+at a low priority keeps all of it away from steps, and its end, however it comes, from the daemon.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import struct
+import sys
+from typing import Final
+
+import msgspec
+
+from gcserver.planner.advice import Advice
+from gcserver.planner.auto import Proposal, Wish
+from gcserver.planner.auto_rules import PlannedRule
+from gcserver.planner.live import LiveStep
+from gcserver.planner.profile import CodecCost, LevelErrors, Profile
+from gcserver.runtime.peek import Watched
+
+#: An answer takes at most so long; measuring codecs for the first time takes longest.
+PATIENCE: Final = 120.0
+#: An idle process is ended after so many seconds: it holds some hundred megabytes.
+IDLE: Final = 60.0
+MAX_MESSAGE: Final = 1 << 28
+LENGTH: Final = struct.Struct("<I")
+log = logging.getLogger("gcserver")
+
+
+class PlannerError(Exception):
+    """No answer from the planning process, or a refusal; says what was asked and why."""
+
+
+class Measure(msgspec.Struct, frozen=True, tag="measure"):
+    """What do the codecs that a wish takes cost here, and what do they lose of a job's gradients (``errors`` False:
+    not that)? ``watched``: where the gradients are; ``caches``: where measured costs are kept."""
+
+    profile: Profile
+    wish: Wish
+    watched: Watched
+    caches: str
+    errors: bool = True
+
+
+class Plan(msgspec.Struct, frozen=True, tag="plan"):
+    """Make a plan of a profile that is filled in."""
+
+    profile: Profile
+    wish: Wish
+
+
+class Advise(msgspec.Struct, frozen=True, tag="advise"):
+    """What compression would bring at these bandwidths, bytes a second."""
+
+    profile: Profile
+    bandwidths: tuple[float, ...]
+    quality: str
+
+
+class Predict(msgspec.Struct, frozen=True, tag="predict"):
+    """One step under these rules, job by job."""
+
+    profile: Profile
+    rules: tuple[PlannedRule, ...]
+    buckets: tuple[int, ...]
+
+
+class Measured(msgspec.Struct, frozen=True, tag="measured"):
+    codecs: dict[str, CodecCost]
+    errors: dict[str, tuple[LevelErrors, ...]] | None
+
+
+class Planned(msgspec.Struct, frozen=True, tag="planned"):
+    proposal: Proposal
+
+
+class Advised(msgspec.Struct, frozen=True, tag="advised"):
+    advice: Advice
+
+
+class Predicted(msgspec.Struct, frozen=True, tag="predicted"):
+    step: LiveStep
+
+
+class Refused(msgspec.Struct, frozen=True, tag="refused"):
+    why: str
+
+
+Request = Measure | Plan | Advise | Predict
+Answer = Measured | Planned | Advised | Predicted | Refused
+
+
+class PlannerLink:
+    """One planning process at most, one question at a time. ``close`` ends it."""
+
+    def __init__(self, patience: float = PATIENCE, idle: float = IDLE) -> None:
+        self._patience, self._idle = patience, idle
+        self._process: asyncio.subprocess.Process | None = None
+        self._turn = asyncio.Lock()
+        self._timer: asyncio.TimerHandle | None = None
+        self._decoder = msgspec.msgpack.Decoder(Answer)
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process, while there is one."""
+        return None if self._process is None else self._process.pid
+
+    async def ask(self, request: Request) -> Answer:
+        """The answer. Raises PlannerError; the process is then ended, and started again for the next question."""
+        async with self._turn:
+            if self._timer is not None:
+                self._timer.cancel()
+            try:
+                answer = await asyncio.wait_for(self._exchange(request), self._patience)
+            except TimeoutError:
+                self.close()
+                raise PlannerError(f"no answer to {type(request).__name__} within {self._patience:g} s") from None
+            except (OSError, asyncio.IncompleteReadError, msgspec.MsgspecError) as error:
+                self.close()
+                raise PlannerError(f"the planning process failed at {type(request).__name__}: {error}") from None
+            except asyncio.CancelledError:
+                self.close()
+                raise
+            self._timer = asyncio.get_running_loop().call_later(self._idle, self.close)
+            if isinstance(answer, Refused):
+                raise PlannerError(answer.why)
+            return answer
+
+    async def _exchange(self, request: Request) -> Answer:
+        process = self._process
+        if process is None or process.returncode is not None:
+            process = self._process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "gcserver.runtime.plannerprocess",
+                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+                limit=1 << 20,
+            )  # fmt: skip
+        assert process.stdin is not None
+        assert process.stdout is not None
+        content = msgspec.msgpack.encode(request)
+        process.stdin.write(LENGTH.pack(len(content)))
+        process.stdin.write(content)
+        await process.stdin.drain()
+        (length,) = LENGTH.unpack(await process.stdout.readexactly(LENGTH.size))
+        if length > MAX_MESSAGE:
+            raise OSError(f"an answer of {length} bytes")
+        return self._decoder.decode(await process.stdout.readexactly(length))
+
+    def close(self) -> None:
+        """End the process, if there is one."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        process, self._process = self._process, None
+        if process is not None and process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()

@@ -1,0 +1,105 @@
+"""The planning process: answers questions about plans on its standard input until that ends.
+
+What may live here: reading a question, calling the planner and the measurements it needs, writing the answer. What may
+not: decisions (`gcserver.planner`), measurements themselves (`calibration.py`, `errortables.py`), anything of a running
+step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import BinaryIO, Final
+
+import msgspec
+
+from gcserver.planner import auto, auto_rules, families
+from gcserver.planner.advice import advise
+from gcserver.planner.live import Live
+from gcserver.planner.live_layout import portions
+from gcserver.planner.profile import LevelErrors
+from gcserver.runtime import calibration
+from gcserver.runtime.errortables import ErrorTables
+from gcserver.runtime.peek import Peek, PeekError
+from gcserver.runtime.plannerlink import (
+    LENGTH,
+    MAX_MESSAGE,
+    Advised,
+    Answer,
+    Measure,
+    Measured,
+    Plan,
+    Planned,
+    Predict,
+    Predicted,
+    Refused,
+    Request,
+)
+
+NICE: Final = 10
+#: Gradients are looked at for so many seconds.
+SAMPLE_FOR: Final = 2.0
+_PR_SET_PDEATHSIG: Final = 1
+
+
+def answer(request: Request) -> Answer:
+    """The answer to one question; what cannot be done is an answer as well."""
+    try:
+        if isinstance(request, Measure):
+            return measure(request)
+        if isinstance(request, Plan):
+            return Planned(auto.compose(request.profile, request.wish))
+        if isinstance(request, Predict):
+            live = Live(request.profile, portions(request.profile, request.buckets))
+            return Predicted(live.step(auto_rules.applied(live, request.rules)))
+        return Advised(advise(request.profile, request.bandwidths, request.quality))
+    except (PeekError, ValueError, LookupError, OSError) as error:
+        return Refused(f"{type(error).__name__}: {error}")
+
+
+def measure(request: Measure) -> Measured:
+    """What the codecs of a quality cost this machine, and lose of this job."""
+    quality = request.wish.quality
+    specs = dict.fromkeys((families.DENSE, *families.ladder(quality), *filter(None, [request.wish.family])))
+    codecs = calibration.costs(tuple(specs), Path(request.caches))
+    errors: dict[str, tuple[LevelErrors, ...]] | None = None
+    if request.errors:
+        with Peek(request.watched) as peek:
+            tables = ErrorTables(peek)
+            tables.sample(SAMPLE_FOR)
+            errors = tables.tables()
+    return Measured(codecs, errors)
+
+
+def serve(source: BinaryIO, target: BinaryIO) -> None:
+    """Until ``source`` ends."""
+    decoder = msgspec.msgpack.Decoder(Request)
+    while len(head := source.read(LENGTH.size)) == LENGTH.size:
+        (length,) = LENGTH.unpack(head)
+        if length > MAX_MESSAGE:
+            return
+        content = msgspec.msgpack.encode(answer(decoder.decode(source.read(length))))
+        target.write(LENGTH.pack(len(content)))
+        target.write(content)
+        target.flush()
+
+
+def main() -> int:
+    """Entry point of the process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    with contextlib.suppress(OSError):
+        os.nice(NICE)
+    # Answers alone go to the pipe: whatever a library prints goes where the log goes.
+    target = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    serve(sys.stdin.buffer, target)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

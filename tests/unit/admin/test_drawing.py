@@ -1,0 +1,63 @@
+"""Timelines as a page, a picture and a trace; what is said where nothing can be drawn."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gcserver.admin import convert, drawing
+from tests.unit.admin.source import FixedSource
+
+
+def answer(timeline: bool = True) -> dict[str, Any]:
+    return convert.plain(convert.plan(asyncio.run(FixedSource().plan("", timeline))))
+
+
+def test_a_trace_has_a_process_a_side_and_a_thread_a_resource(tmp_path: Path) -> None:
+    drawing.draw(answer(), tmp_path / "t.json")
+    events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert names == {1: "world predicted", 2: "world measured"}
+    boxes = [(e["pid"], e["name"], round(e["ts"]), round(e["dur"])) for e in events if e["ph"] == "X"]
+    assert boxes == [
+        (1, "compute", 0, 200_000), (1, "wte.weight", 100_000, 50_000), (1, "wte.weight", 150_000, 100_000),
+        (2, "compute", 0, 200_000), (2, "wte.weight", 100_000, 50_000),
+    ]  # fmt: skip
+
+
+def test_a_page_shows_both_sides_on_one_scale(tmp_path: Path) -> None:
+    drawing.draw(answer(), tmp_path / "t.html")
+    page = (tmp_path / "t.html").read_text()
+    pictures = [
+        ElementTree.fromstring("<svg" + part.partition("</svg>")[0] + "</svg>") for part in page.split("<svg")[1:]
+    ]
+    widths = [[float(r.attrib["width"]) for r in p.iter("rect")] for p in pictures]
+    assert "world, predicted: 250.0 ms" in page and "world, measured: 200.0 ms" in page
+    assert [len(w) for w in widths] == [3, 2] and widths[0][0] == widths[1][0] == pytest.approx(4 * widths[0][1])
+
+
+def test_names_of_tensors_are_escaped(tmp_path: Path) -> None:
+    hostile = answer()
+    hostile["domains"][0]["predicted"][0]["what"] = "<script>"
+    drawing.draw(hostile, tmp_path / "t.html")
+    assert "<script>" not in (tmp_path / "t.html").read_text()
+
+
+def test_a_picture_is_one(tmp_path: Path) -> None:
+    drawing.draw(answer(), tmp_path / "t.png")
+    assert (tmp_path / "t.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_a_timeline_it_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(drawing.DrawingError, match="set-plan --mode auto"):
+        drawing.draw(answer(timeline=False), tmp_path / "t.json")
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(drawing.DrawingError, match=r"none/t\.json cannot be written"):
+        drawing.draw(answer(), tmp_path / "none" / "t.json")
