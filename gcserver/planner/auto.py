@@ -18,6 +18,7 @@ The rules, in order:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Final
 
@@ -117,10 +118,16 @@ def margin(noise: float) -> float:
     return max(GAIN, 2.0 * noise)
 
 
+def uncertainty(step: StepTime) -> float:
+    """Standard deviation of a measured median over the median: of normal noise, 1.25 that of a step over the root of
+    the steps."""
+    return 1.25 * step.noise / math.sqrt(max(step.steps, 1))
+
+
 def worth(now: StepTime | float, proposal: Proposal, noise: float = 0.0) -> tuple[bool, str]:
     """(whether to switch, why) from a step that takes ``now``, measured or predicted, to what ``proposal`` expects."""
     seconds = now.seconds if isinstance(now, StepTime) else now
-    noise = max(noise, now.noise if isinstance(now, StepTime) else 0.0)
+    noise = max(noise, uncertainty(now) if isinstance(now, StepTime) else 0.0)
     if seconds <= 0:
         return False, "no step was measured yet"
     gain, wanted = 1.0 - proposal.expected / seconds, margin(noise)
@@ -138,7 +145,7 @@ def compose(profile: Profile, wish: Wish | None = None) -> Proposal:
     _check(wish)
     live = Live(profile, portions(profile, wish.buckets))
     plans, unknown = _tried(live, wish)
-    noise = profile.steps[-1].noise if profile.steps else 0.0
+    noise = uncertainty(profile.steps[-1]) if profile.steps else 0.0
     winner, losers, reason = _winner(plans, noise)
     if wish.family:
         winner, reason = plans[-1], f"{wish.family} was asked for"

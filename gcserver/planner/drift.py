@@ -15,10 +15,13 @@ def drift(old: Profile, new: Profile) -> float:
     """The larger of the relative changes of a step's computation and of the link between two profiles; 0: none.
 
     The change from a to b is max(a, b) / min(a, b) - 1, the same in both directions. The link's is that of the time in
-    which it moves one partition, so that a latency that does not matter does not count; while one of the two is a guess
-    (``samples`` 0) it has not changed. Infinite between profiles of different tensors or numbers of nodes.
+    which it moves one partition, so that a latency that does not matter does not count; a guess (``samples`` 0) is no
+    measurement, so nothing has changed where the newer one is a guess, and everything where only the older one was.
+    Infinite, too, between profiles of different tensors or numbers of nodes.
     """
     if old.nodes != new.nodes or _shapes(old) != _shapes(new):
+        return inf
+    if new.link.samples and not old.link.samples:
         return inf
     changes = [_change(old.compute, new.compute)]
     if old.link.samples and new.link.samples:

@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 
 #: Measured again and planned again when compute or link have changed by so much.
 DRIFT: Final = 0.2
+#: A plan waits so many steps for a measurement of the link. Payloads that never queue up say nothing of it.
+LINK_PATIENCE: Final = 30
 #: So many steps under a plan say how long its steps take.
 JUDGED_AFTER: Final = 8
 #: Seconds between two looks at whether a job's profile has drifted, and after a question that failed.
@@ -165,6 +167,10 @@ class Planning:
         seen = self._seen(job, domain)
         if seen is None:
             course.says = "waits until the gradients have been timed"
+            course.looked = 0.0
+            return
+        if not seen.link.samples and domain.settled < warmup + LINK_PATIENCE:
+            course.says = "waits until the link has been measured"
             course.looked = 0.0
             return
         if course.plan and self._judge(job, domain, course, seen):

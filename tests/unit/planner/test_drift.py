@@ -56,3 +56,9 @@ def test_another_job_is_infinitely_far(other: Profile) -> None:
 def test_from_no_computation_to_some_is_infinitely_far() -> None:
     idle = but(forward=0.0, tensors=tuple(msgspec.structs.replace(t, ready=0.0) for t in TENSORS))
     assert drift(idle, BASE) == inf and drift(idle, idle) == 0.0
+
+
+def test_a_link_that_was_a_guess_and_is_measured_changes_everything() -> None:
+    guessed = but(link=LinkCost(1e-3, 1e8))
+    assert drift(guessed, BASE) == inf
+    assert drift(guessed, guessed) == 0.0
