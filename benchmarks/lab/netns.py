@@ -146,6 +146,9 @@ class Lab:
         how = [] if rate is None else tbf(bits_per_second(rate))
         if rate is None and self.rate is None:
             return
+        if rate is not None and self.rate is not None:
+            # A segment that waits in the queue may be longer than the new, smaller bucket, and would never leave it.
+            self.set_rate(None)
         for host in self.hosts:
             self._run([*host.enter, _tool("tc"), *verb, "dev", "eth0", "root", *how])
             self._run([*self._enter_switch, _tool("tc"), *verb, "dev", f"port{host.index}", "root", *how])
