@@ -66,7 +66,8 @@ class Wish(msgspec.Struct, frozen=True):
     quality: safe, balanced or fast. parts: of lgreco, mergecomp and espresso; without espresso everything that can be
     compressed is, through owners. family: a spec to keep to, empty for any. exclude: globs of tensors that travel
     exactly. buckets: bytes of the worker's buckets (DDP's), empty if it brings tensors one by one. regroup: whether the
-    proposal's groups come into force together with it. alpha_lo, notches: the budgets of L-GreCo.
+    proposal's groups come into force together with it. alpha_lo, notches: the budgets of L-GreCo. rules, step: those in
+    force and the seconds that a step takes under them, as measured (0: not yet).
     """
 
     quality: str = "balanced"
@@ -77,6 +78,8 @@ class Wish(msgspec.Struct, frozen=True):
     regroup: bool = False
     alpha_lo: float = 0.6
     notches: int = 5
+    rules: tuple[PlannedRule, ...] = ()
+    step: float = 0.0
 
 
 class Considered(msgspec.Struct, frozen=True):
@@ -124,6 +127,17 @@ def uncertainty(step: StepTime) -> float:
     return 1.25 * step.noise / math.sqrt(max(step.steps, 1))
 
 
+def interference(live: Live, rules: Sequence[PlannedRule], measured: float) -> float:
+    """Seconds by which a step grows for each second of CPU time outside the workers, in [0, 1].
+
+    What a step under ``rules`` takes beyond its prediction (``live`` without interference) is laid at the door of what
+    lanes and network compute meanwhile: workers that share their cores with them wait. More than all of that cannot be.
+    """
+    options = applied(live, rules)
+    unexplained, cpu = measured - live.seconds(options), live.cpu(options)
+    return min(max(unexplained / cpu, 0.0), 1.0) if cpu > 0 else 0.0
+
+
 def worth(now: StepTime | float, proposal: Proposal, noise: float = 0.0) -> tuple[bool, str]:
     """(whether to switch, why) from a step that takes ``now``, measured or predicted, to what ``proposal`` expects."""
     seconds = now.seconds if isinstance(now, StepTime) else now
@@ -144,6 +158,9 @@ def compose(profile: Profile, wish: Wish | None = None) -> Proposal:
     wish = wish or Wish()
     _check(wish)
     live = Live(profile, portions(profile, wish.buckets))
+    if wish.step > 0:
+        profile = msgspec.structs.replace(profile, interference=interference(live, wish.rules, wish.step))
+        live = Live(profile, live.brought)
     plans, unknown = _tried(live, wish)
     noise = uncertainty(profile.steps[-1]) if profile.steps else 0.0
     winner, losers, reason = _winner(plans, noise)

@@ -18,7 +18,9 @@ What each scheme asks of the lanes:
     two exchanges       as the owner's, with half a contribution each time, and a second encoding in between
 
 The model leaves out: credit, frame headers, lost frames, priorities, nodes that differ, and what copies and computing
-take from each other beyond what was measured.
+take from each other beyond what was measured. Where workers, lanes and the network stack share cores, a step grows by
+``profile.interference`` seconds for each second of CPU time that lanes and network take; `auto.interference` finds it
+in the difference between a measured step and its prediction.
 """
 
 from __future__ import annotations
@@ -38,6 +40,8 @@ from gcserver.planner.payload import segment_bytes
 from gcserver.planner.profile import CodecCost, Curve, Profile, ProfileError
 
 OWNER, ALL = "owner", "all"
+#: Seconds of CPU time that sending or receiving a byte over TCP takes outside the lanes' loops (docs/benchmarks.md).
+NETWORK: Final = 0.3e-9
 #: up to so many nodes are simulated one by one, and so many blocks of all nodes together
 NODES: Final = 8
 NODE_BLOCKS: Final = 512
@@ -131,6 +135,7 @@ class Live:
         self._place: I64 = np.array(rows, np.int64).reshape(-1, 3)
         self._backward = profile.backward
         self._position = np.argsort(self.order)
+        self._rows = np.arange(len(self.order))
         self._back: F64 = np.array([self.blocks[b].nbytes / profile.copy for b in self.order])
 
     def usable(self, block: int, spec: str) -> str:
@@ -184,13 +189,26 @@ class Live:
             row = [local + half, half, add / 2, add / 2, decode, decode]
         else:
             row = [local + cost.encode(n), 0.0, decode, add, cost.encode(n) + decode, decode]
-        return [float(scheme), float(stages), *(busy * seconds for seconds in row), send]
+        others = profile.nodes - 1
+        if option.scheme == ALL:
+            lane = row[0] + row[2] + others * row[3] + row[4]
+        else:
+            lane = row[0] + row[1] + (row[2] + others * row[3] + row[4] + others * row[5]) / profile.nodes
+        cpu = busy * lane + profile.round_seconds + 2 * NETWORK * self.sent(block, option)
+        return [float(scheme), float(stages), *(busy * seconds for seconds in row), send, cpu]
 
     def table(self, columns: Sequence[Sequence[BlockOption]]) -> F64:
-        """Prices of several options for every block, float64[B, K, 9]; columns[k][b]: option k of block b."""
+        """Prices of several options for every block, float64[B, K, 10]; columns[k][b]: option k of block b.
+
+        The last column, which the timeline does not look at, is the mean node's CPU time outside its workers, s.
+        """
         return np.array([[self.price(b, column[b]) for column in columns] for b in self.order]).reshape(
-            len(self.order), len(columns), 9
+            len(self.order), len(columns), 10
         )
+
+    def cpu(self, options: Sequence[BlockOption]) -> float:
+        """Seconds of CPU time that the mean node's lanes and network stack take for a step with these options."""
+        return float(self.table([options])[:, 0, -1].sum())
 
     def run(self, table: F64, choice: I64) -> tuple[float, F64]:
         """(seconds of a step, float64[B, 2] when each block was available and back) with column choice[b] for block b.
@@ -198,7 +216,10 @@ class Live:
         Times of blocks are seconds since the first gradient, in block order.
         """
         end, spans, _, _ = self._simulate(table, choice)
-        return self.profile.forward + max(end, self._backward), spans[self._position]
+        taken = self.profile.interference
+        if taken:
+            taken *= float(table[self._rows, choice[self.order], -1].sum())
+        return self.profile.forward + max(end, self._backward) + taken, spans[self._position]
 
     def seconds(self, options: Sequence[BlockOption]) -> float:
         """Seconds of a step with these options, one a block in address order."""
@@ -206,7 +227,7 @@ class Live:
 
     def step(self, options: Sequence[BlockOption]) -> LiveStep:
         """The same with all that happens."""
-        end, _, ints, floats = self._simulate(self.table([options]), np.zeros(len(self.blocks), np.int64))
+        _, _, ints, floats = self._simulate(self.table([options]), np.zeros(len(self.blocks), np.int64))
         forward = self.profile.forward
         jobs = [*self._computing()]
         for (resource, _, _, kind, what), (_, _, start, stop, _) in zip(ints.tolist(), floats.tolist(), strict=True):
@@ -216,7 +237,7 @@ class Live:
             jobs.append(LiveJob(_KINDS[kind], name, node, index, forward + start, forward + stop))
         jobs.sort(key=lambda j: (j.start, j.end, j.node))
         sent = sum(self.sent(b, option) for b, option in enumerate(options))
-        return LiveStep(forward + max(end, self._backward), sent, tuple(jobs))
+        return LiveStep(self.seconds(options), sent, tuple(jobs))
 
     def sent(self, block: int, option: BlockOption) -> float:
         """Bytes that the mean node sends of a block: contributions and aggregates."""

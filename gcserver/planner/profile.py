@@ -112,7 +112,9 @@ class Profile(msgspec.Struct, frozen=True):
     (address, elements, owner, lane) of the blocks in force; addresses are elements from the domain's first. copy: bytes
     a second between worker and arena. round_seconds: what a block costs a lane besides its bytes. codecs: by spec.
     errors: by family ("topk", "qsgd", ...). steps: one entry per plan that ran long enough. busy: how much longer
-    kernels take in the job than they do alone (neighbours on the same cores), 1 at least.
+    kernels take in the job than they do alone (neighbours on the same cores), 1 at least. interference: seconds by
+    which a step grows for each second of CPU time that lanes and the network take, from 0 (cores of their own) to 1
+    (the workers' cores).
     """
 
     job: str
@@ -129,6 +131,7 @@ class Profile(msgspec.Struct, frozen=True):
     copy: float = 4e9
     round_seconds: float = 5e-4
     busy: float = 1.0
+    interference: float = 0.0
     codecs: dict[str, CodecCost] = {}
     errors: dict[str, tuple[LevelErrors, ...]] = {}
     steps: tuple[StepTime, ...] = ()

@@ -17,6 +17,8 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
 from gcproto.messages import Rule
 from gcserver.core.control_domain import ControlDomain
 from gcserver.core.control_events import AnswerRequest
@@ -43,6 +45,7 @@ from gcserver.runtime.plannerlink import (
     Predicted,
 )
 from gcserver.runtime.profiler import GUESS
+from gcserver.runtime.tensors import in_force
 
 if TYPE_CHECKING:
     from gcserver.runtime.supervisor import Supervisor
@@ -211,12 +214,15 @@ class Planning:
         course.says = "measures codecs and gradients"
         profile = await self._measured(job, domain, course, errors=True)
         course.says = "plans"
-        answer = await self._link.ask(Plan(profile, self._wish(course, domain)))
+        now = self._step_now(job, domain, profile)
+        wish = self._wish(course, domain)
+        if now is not None:
+            wish = msgspec.structs.replace(wish, rules=_in_force(job, domain), step=now.seconds)
+        answer = await self._link.ask(Plan(profile, wish))
         assert isinstance(answer, Planned)
         proposal = answer.proposal
         course.profile, course.proposal, course.domain = profile, proposal, domain.config.domain
         rules = tuple(Rule(r.pattern, r.spec, r.scheme, r.levels) for r in proposal.rules)
-        now = self._step_now(job, domain, profile)
         if rules in course.taken_back:
             course.says = f"{proposal.reason}; but it was slower than the plan in force when it was tried"
             return None
@@ -333,6 +339,12 @@ class Planning:
 #: Links for which advice is given unless told otherwise, bytes a second: 0.1, 1, 10 and 100 Gbit/s.
 USUAL: Final = (12.5e6, 125e6, 1.25e9, 12.5e9)
 TOO_SOON: Final = "too little has been measured yet: let a model declared by gcclient.state make some ten steps"
+
+
+def _in_force(job: Job, domain: ControlDomain) -> tuple[PlannedRule, ...]:
+    """The rules that the next step to settle has followed, as the planner takes them."""
+    _, plan = in_force(job, domain)
+    return tuple(PlannedRule(r.pattern, r.codec.spec, r.scheme, r.levels) for r in plan.rules)
 
 
 def _buckets(domain: ControlDomain) -> tuple[int, ...]:

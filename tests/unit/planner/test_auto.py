@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from gcserver.planner.auto import AutoError, Proposal, Wish, compose, margin, worth
+from gcserver.planner.auto import AutoError, Proposal, Wish, compose, interference, margin, worth
 from gcserver.planner.auto_rules import PlannedRule, applied
 from gcserver.planner.live import ALL, Live
 from gcserver.planner.live_layout import portions
@@ -233,3 +233,19 @@ def test_reasons_say_what_another_option_would_change() -> None:
     schemes = {row.scheme for row in found.why if row.codec != "none"}
     assert schemes <= {"owner", ALL}
     assert np.isfinite([row.seconds for row in found.why]).all()
+
+
+def test_what_a_step_takes_beyond_its_prediction_is_laid_at_the_cpu_that_lanes_take() -> None:
+    profile = gpt(2, GBIT10)
+    live = Live(profile)
+    rules = (PlannedRule("*", "none"),)
+    dense = live.seconds(applied(live, rules))
+    cpu = live.cpu(applied(live, rules))
+    assert interference(live, rules, dense) == 0.0
+    assert interference(live, rules, dense - 1) == 0.0
+    assert interference(live, rules, dense + cpu / 2) == pytest.approx(0.5)
+    assert interference(live, rules, dense + 5) == 1.0
+    # It is what makes compression pay where the link does not: it computes less than moving all of it does.
+    plain, crowded = (compose(profile, Wish(rules=rules, step=s)) for s in (dense, dense + cpu))
+    assert crowded.dense > plain.dense
+    assert crowded.expected / crowded.dense < plain.expected / plain.dense
