@@ -19,7 +19,7 @@ from typing import Final
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from gcproto.messages import TensorTimes
+from gcproto.timings import TensorTimes
 
 #: The first steps compile, allocate and let DDP rebuild its buckets: measuring begins with this one,
 FIRST: Final = 4

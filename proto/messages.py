@@ -10,12 +10,12 @@ from typing import Annotated, Final
 
 import msgspec
 
-from gcproto.manifest import MAX_TENSORS, Section
+from gcproto.manifest import Section
 from gcproto.packed import Message
+from gcproto.timings import TensorTimes
 
 LAST_SEED: Final = (1 << 63) - 1
 Seed = Annotated[int, msgspec.Meta(ge=0, le=LAST_SEED)]
-Micros = Annotated[int, msgspec.Meta(ge=-1, le=1 << 53)]
 
 
 class MemberInfo(msgspec.Struct, frozen=True, array_like=True):
@@ -317,25 +317,6 @@ class SectionAgreed(Message, frozen=True, tag="agreed"):
 
 class Unregister(Message, frozen=True, tag="unregister"):
     """The worker leaves in good order."""
-
-
-class TensorTimes(Message, frozen=True, tag="times"):
-    """When gradients were ready in one step that a worker measured; all in microseconds, -1: not known.
-
-    ``ready``: from the step's first gradient to each tensor's, tensors in the order of the domain's sections (-1: it
-    brought none), less what copying took. ``forward``: from the end of the results before to the first gradient.
-    ``between``: from the end of the backward pass before to this one's; ``typical``: the median of these over the last
-    steps. ``copied`` bytes went into the arena in ``copying``.
-    """
-
-    domain: int
-    step: int
-    ready: Annotated[tuple[Micros, ...], msgspec.Meta(max_length=MAX_TENSORS)]
-    forward: Micros = -1
-    between: Micros = -1
-    typical: Micros = -1
-    copied: Annotated[int, msgspec.Meta(ge=0, le=1 << 62)] = 0
-    copying: Micros = 0
 
 
 class Waiting(Message, frozen=True, tag="waiting"):

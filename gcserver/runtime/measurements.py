@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from statistics import median
 from typing import Final
 
-from gcproto.messages import TensorTimes
+from gcproto.timings import TensorTimes
 from gcserver.planner.profile import CodecCost, StepTime
 from gcserver.runtime.lanelink import KernelTime
 

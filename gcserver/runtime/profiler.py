@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gcproto.dtypes import DType
 from gcproto.manifest import USED, Section
-from gcproto.messages import TensorTimes
+from gcproto.timings import TensorTimes
 from gcserver.core.control_domain import ControlDomain
 from gcserver.core.control_events import LogSettled
 from gcserver.core.events import DomainKey

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 from gcproto import messages, packed
 from gcproto.channel import Channel, ChannelClosed
-from gcproto.messages import Fault, Registered, TensorTimes
+from gcproto.messages import Fault, Registered
 from gcproto.packed import MessageError
+from gcproto.timings import TensorTimes
 from gcserver.core import control_events as cx
 from gcserver.runtime import refusals
 from gcserver.runtime.knocking import admit

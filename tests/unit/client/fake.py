@@ -22,6 +22,7 @@ from gcproto.channel import Channel, ChannelClosed
 from gcproto.manifest import AddressSpace, ArenaPlan, Block
 from gcproto.messages import Attach, DeclareDomain, DeclareSection, Done, MapSection, MemberInfo, Push
 from gcproto.packed import Message
+from gcproto.timings import TensorTimes
 
 PARTITION = 256 << 10
 _from_worker = packed.Decoder[messages.FromWorker](messages.FromWorker)
@@ -230,4 +231,4 @@ class FakeDaemon:
             if not self.silent:
                 channel.send(Done(message.domain, message.step, message.keys))
         else:
-            assert isinstance(message, Attach | messages.Unregister | messages.TensorTimes | Push)
+            assert isinstance(message, Attach | messages.Unregister | TensorTimes | Push)

@@ -14,6 +14,7 @@ from gcclient.timing import FIRST, FIRST_STEPS
 from gcproto import messages
 from gcproto.manifest import USED
 from gcproto.messages import DeclareDomain, DeclareSection, Push
+from gcproto.timings import TensorTimes
 from gcproto.wire import Flag
 from tests.unit.client.fake import FakeDaemon
 
@@ -367,9 +368,9 @@ def test_it_tells_the_daemon_of_its_gradients(joined: FakeDaemon) -> None:
         _backward(model)
         optimizer.step()
         optimizer.zero_grad()
-    joined.wait(lambda: sum(isinstance(m, messages.TensorTimes) for m in joined.heard[-1]) == FIRST_STEPS)
+    joined.wait(lambda: sum(isinstance(m, TensorTimes) for m in joined.heard[-1]) == FIRST_STEPS)
     layers = [int(t.name.partition(".")[0]) for t in _sections(joined)[0].section.tensors]
-    for message in (m for m in joined.heard[-1] if isinstance(m, messages.TensorTimes)):
+    for message in (m for m in joined.heard[-1] if isinstance(m, TensorTimes)):
         assert message.copied == sum(p.nbytes for p in model.parameters()) and message.copying > 0
         order = [layer for _, layer in sorted(zip(message.ready, layers, strict=True), key=lambda pair: pair[0])]
         assert order == [4, 4, 2, 2, 0, 0], "the last layer's gradients come first"

@@ -19,6 +19,7 @@ from gcproto.dtypes import DType
 from gcproto.manifest import TensorSpec
 from gcproto.messages import DeclareSection, Fault, Register, Waiting
 from gcproto.paths import default_socket
+from gcproto.timings import TensorTimes
 from tests.unit.client.fake import FakeDaemon
 
 
@@ -34,7 +35,7 @@ def test_register_says_who_we_are(joined: FakeDaemon) -> None:
 
 def test_what_the_daemon_can_do_without_is_not_kept_for_later(joined: FakeDaemon) -> None:
     session = current()
-    late, now = (messages.TensorTimes(0, step, (0,)) for step in (4, 5))
+    late, now = (TensorTimes(0, step, (0,)) for step in (4, 5))
     session._attached = False
     session.inform(late)
     session._attached = True

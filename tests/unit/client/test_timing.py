@@ -17,7 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 import gcclient
 from gcclient import timing
 from gcclient.timing import EVERY, FIRST, FIRST_STEPS, Timing, measured
-from gcproto.messages import DeclareSection, TensorTimes
+from gcproto.messages import DeclareSection
+from gcproto.timings import TensorTimes
 from tests.unit.client.fake import FakeDaemon
 
 

@@ -16,6 +16,7 @@ from gcproto import messages, packed
 from gcproto.manifest import Section, TensorSpec
 from gcproto.messages import MemberInfo, Rule
 from gcproto.packed import Decoder, MessageError
+from gcproto.timings import TensorTimes
 
 UNIONS: dict[str, typing.Any] = {
     name: getattr(messages, name)
@@ -50,7 +51,7 @@ SAMPLES: list[packed.Message] = [
     messages.DeclareSection(0, SECTION),
     messages.SectionAgreed(0, 0, 123),
     messages.Unregister(),
-    messages.TensorTimes(0, 5, (0, 1500, -1), 20_000, 90_000, 88_000, 4096, 12),
+    TensorTimes(0, 5, (0, 1500, -1), 20_000, 90_000, 88_000, 4096, 12),
     messages.Waiting("ranks [1]"),
     messages.Attach(b"j" * 16, 0),
     messages.MapSection(0, 0, 1),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gcproto.messages import TensorTimes
+from gcproto.timings import TensorTimes
 from gcserver.planner.profile import CodecCost, Curve, StepTime
 from gcserver.runtime.lanelink import KernelTime
 from gcserver.runtime.measurements import CALLS, INTERVALS, PLANS, SETTLING, STEPS, Kernels, Paces, Readiness

@@ -17,7 +17,8 @@ import pytest
 
 from gcproto.dtypes import DType
 from gcproto.manifest import USED, Section, TensorSpec
-from gcproto.messages import DeclareDomain, DeclareSection, TensorTimes
+from gcproto.messages import DeclareDomain, DeclareSection
+from gcproto.timings import TensorTimes
 from gcserver.core.control import ControlMachine
 from gcserver.core.control_events import LogSettled
 from gcserver.planner.profile import CodecCost, Curve, LinkCost, Profile, dump, load

@@ -14,6 +14,7 @@ import pytest
 from gcproto import messages, packed
 from gcproto.channel import Channel, connect
 from gcproto.messages import Fault, Register, WhoAreYou
+from gcproto.timings import TensorTimes
 from gcserver.core import control_events as cx
 from gcserver.runtime.registrations import Registrations
 
@@ -87,7 +88,7 @@ def test_what_cannot_be_read_is_answered_before_the_connection_is_closed(
 def test_what_a_worker_measured_goes_to_the_profiler(supervisor: Supervisor) -> None:
     worker, _ = _connected(supervisor)
     ours = max(supervisor.readers)
-    times = messages.TensorTimes(0, 4, (0, 20))
+    times = TensorTimes(0, 4, (0, 20))
     worker.send(times)
     supervisor.turn()
     supervisor.machine.connections[ours] = (b"j" * 16, 1)
