@@ -33,6 +33,7 @@ from gcclient.api import (
     stats,
     synchronize,
 )
+from gcclient.audit import Audit
 from gcclient.ddp import ddp_hook, state
 from gcclient.errors import (
     CodecError,
@@ -75,6 +76,7 @@ __all__ = [
     "ddp_hook",
     "DistributedOptimizer",
     "bucket_caps",
+    "Audit",
     "stats",
     "GradcommError",
     "NotInitialized",

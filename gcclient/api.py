@@ -244,7 +244,10 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int =
 
 
 def stats() -> dict[str, Any]:
-    """Counters of this worker since ``init()``: calls, steps, bytes (uncompressed), seconds waited, reconnects."""
+    """Counters of this worker since ``init()``: calls, steps, bytes (uncompressed), seconds waited, reconnects.
+
+    ``audit``: the newest audit's report (see :class:`gcclient.Audit`), None before the first.
+    """
     session = current()
     c = session.counters
     return {
@@ -259,4 +262,5 @@ def stats() -> dict[str, Any]:
         "nonfinite_steps": c.nonfinite_steps,
         "wait_seconds": c.wait_seconds,
         "reconnects": session.daemon.reconnects,
+        "audit": None if c.audit is None else dict(c.audit),
     }

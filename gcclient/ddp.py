@@ -10,6 +10,7 @@ brings them (the blocks of a group together); a bucket's future completes when a
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 import warnings
@@ -23,6 +24,8 @@ import torch.distributed as dist
 from gcclient import device
 from gcclient.api import current
 from gcclient.arena import BlockPlace
+from gcclient.audit import Audit, read_audit
+from gcclient.auditor import Auditor
 from gcclient.device import Memory
 from gcclient.domain import Domain
 from gcclient.errors import GradcommError
@@ -141,12 +144,14 @@ class State:
         group: dist.ProcessGroup | None,
         scaler: Any,
         ranks: int,
+        auditor: Auditor | None,
     ) -> None:
         self.session = session
         self.domain = domain
         self.group = group
         self.scaler = scaler
         self.ranks = ranks
+        self.auditor = auditor
         self.timing = Timing(domain.id, session.inform)
         self.timing.watch(p.tensor for p in parameters)
         self.parameters = {id(p.tensor): p for p in parameters}
@@ -170,6 +175,7 @@ class State:
             work = Bucket(self, self._plan(bucket, buffer), buffer)
             self.session.pending.add(work)
             if self._scope is None:
+                self._look_back()
                 self._scope = Backward(self, float(self.scaler.get_scale()) if self.scaler is not None else 1.0)
             began = time.perf_counter()
             self._scope.add(work)
@@ -185,6 +191,12 @@ class State:
             scope.close()
             self.session.counters.steps += 1
         return future
+
+    def _look_back(self) -> None:
+        if self.auditor is not None:
+            began = time.perf_counter()
+            self.auditor.look_back()
+            self.timing.stood(began)
 
     def _broken(self) -> None:
         """A backward pass began although the one before did not reach its last bucket."""
@@ -269,6 +281,7 @@ def state(
     scaler: Any = None,
     whole: bool | None = None,
     groups: Groups = None,
+    audit: Audit | None = None,
 ) -> State:
     """Declare a model's gradients; returns the state for :func:`ddp_hook`. Call it on every rank of the group.
 
@@ -281,10 +294,11 @@ def state(
     parameter names in the order in which gradients become ready, each name once. No block crosses the end of a group,
     and all blocks of one go together; give torch the same buckets with :func:`gcclient.bucket_caps`. Default: no
     groups, each block goes as soon as its bytes have come.
-    Raises TypeError for a ``compression`` that is no text or ``groups`` that are none, ValueError for a model without
-    gradients, with an unknown dtype or a name that no message can carry, and for groups that leave out or repeat one,
-    :class:`~gcclient.TensorMismatch` on every rank when models or groups differ, :class:`~gcclient.CodecError` for a
-    codec that cannot be used.
+    ``audit``: compare what steps deliver with the exact average now and then (default: as GC_AUDIT says, else never).
+    Raises TypeError for a ``compression`` that is no text, ``groups`` that are none or an ``audit`` that is no Audit,
+    ValueError for a model without gradients, with an unknown dtype or a name that no message can carry, for groups that
+    leave out or repeat one, and for a GC_AUDIT that cannot be read, :class:`~gcclient.TensorMismatch` on every rank
+    when models, groups or audits differ, :class:`~gcclient.CodecError` for a codec that cannot be used.
     """
     session = current()
     if group is None:
@@ -295,5 +309,7 @@ def state(
     named = [(n.removeprefix("module."), p) for n, p in model.named_parameters() if p.requires_grad]
     if not named:
         raise ValueError("the model has no parameter that requires a gradient")
-    domain, parameters = declare(session, "ddp", named, ranks, compression, whole, groups)
-    return State(session, domain, parameters, group, scaler, len(ranks))
+    options = read_audit(audit, os.environ)
+    domain, parameters = declare(session, "ddp", named, ranks, compression, whole, groups, options)
+    auditor = None if options is None else Auditor(session, domain, options)
+    return State(session, domain, parameters, group, scaler, len(ranks), auditor)

@@ -8,7 +8,9 @@ What may live here: when an exchange begins and ends, what users may do in betwe
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -20,6 +22,8 @@ from torch.utils.hooks import RemovableHandle
 
 from gcclient import arguments
 from gcclient.api import current
+from gcclient.audit import Audit, read_audit
+from gcclient.auditor import Auditor
 from gcclient.exchange import Exchange, Layout
 from gcclient.grouping import Groups
 from gcclient.parameters import Parameter, declare
@@ -28,8 +32,9 @@ from gcclient.parameters import Parameter, declare
 class Averaging:
     """The exchanges of one wrapped optimizer. ``open``: gradients came that are not averaged yet."""
 
-    def __init__(self, layout: Layout, passes: int, scaler: Any) -> None:
+    def __init__(self, layout: Layout, passes: int, scaler: Any, auditor: Auditor | None) -> None:
         self.layout = layout
+        self.auditor = auditor
         self.passes = passes
         self.scaler = scaler
         self.open = False
@@ -81,6 +86,11 @@ class Averaging:
         self._exchange = None
         self._left = dict.fromkeys(self.layout.parameters, self.passes)
         self.open, self.averaged = False, True
+        if self.auditor is not None:
+            # Here and not before the next step: ranks come here alike, but may differ in what they do until they push.
+            start = time.perf_counter()
+            self.auditor.look_back()
+            self.layout.timing.stood(start)
 
     def check_closed(self, what: str) -> None:
         """Raises RuntimeError between backward() and step()."""
@@ -180,6 +190,7 @@ def DistributedOptimizer(
     backward_passes_per_step: int = 1,
     scaler: Any = None,
     whole: bool | None = None,
+    audit: Audit | None = None,
 ) -> Any:
     """``optimizer`` with gradients averaged over all ranks of the job before each step. Call it on every rank.
 
@@ -188,10 +199,10 @@ def DistributedOptimizer(
     be called equally often on every rank; without a backward pass before it a rank brings the gradients it has.
 
     ``named_parameters``: ``model.named_parameters()``, the same names on every rank (default: names by position);
-    parameters that need no gradient are left out. ``compression``, ``whole`` and ``groups``: as :func:`gcclient.state`
-    takes them; a group's gradients are pushed when the last of them is there. ``backward_passes_per_step``: gradients
-    of so many passes are added up before they are exchanged, in the last of them. ``scaler``: the GradScaler in use, if
-    any: it then unscales averages, and residuals are kept unscaled.
+    parameters that need no gradient are left out. ``compression``, ``whole``, ``groups`` and ``audit``: as
+    :func:`gcclient.state` takes them; a group's gradients are pushed when the last of them is there.
+    ``backward_passes_per_step``: gradients of so many passes are added up before they are exchanged, in the last of
+    them. ``scaler``: the GradScaler in use, if any: it then unscales averages, and residuals are kept unscaled.
 
     Raises TypeError and ValueError that name the argument, and what :func:`gcclient.state` raises.
     """
@@ -205,8 +216,11 @@ def DistributedOptimizer(
         raise ValueError(f"backward_passes_per_step={passes}: expected 1 or more")
     named = _named(optimizer, named_parameters)
     ranks = tuple(range(session.me.size))
-    domain, parameters = declare(session, "optimizer", named, ranks, compression, whole, groups)
-    averaging = Averaging(Layout(session, domain, parameters), passes, scaler)
+    options = read_audit(audit, os.environ)
+    domain, parameters = declare(session, "optimizer", named, ranks, compression, whole, groups, options)
+    layout = Layout(session, domain, parameters)
+    auditor = None if options is None else Auditor(session, domain, options)
+    averaging = Averaging(layout, passes, scaler, auditor)
     base = type(optimizer)
     made: Any = object.__new__(type(base.__name__, (Distributed, base), {"__module__": base.__module__}))
     # A learning rate scheduler's patch of step() belongs to the optimizer it was made for.

@@ -16,6 +16,7 @@ import xxhash
 
 from gcclient import arguments, device
 from gcclient.arena import BlockPlace
+from gcclient.audit import Audit
 from gcclient.device import Bytes
 from gcclient.domain import Domain
 from gcclient.grouping import read_groups
@@ -88,11 +89,13 @@ def declare(
     compression: str | None,
     whole: bool | None,
     groups: object,
+    audit: Audit | None,
 ) -> tuple[Domain, list[Parameter]]:
     """Declare parameters as a domain of their own; returns it and them, in address order. All ``ranks`` together.
 
     ``kind``: what the domain is called after. ``named``: in the order of the model. ``compression``, ``whole``,
-    ``groups``: as :func:`gcclient.state` takes them, and it says what is raised.
+    ``groups``: as :func:`gcclient.state` takes them, and it says what is raised. ``audit``: what is asked for, if
+    anything: all ranks must ask for the same.
     """
     codec = "" if compression is None else arguments.read_text(compression, "compression")
     if whole is None:
@@ -107,7 +110,8 @@ def declare(
             spec = TensorSpec(name, tuple(tensors[name].shape), int(dtype))
             sections.setdefault(dtype, []).append(_Entry(spec, tensors[name], group))
     number, label = _number(session, kind, ranks)
-    domain = session.domain(label, number, ranks, scoped=True, codec=codec, whole=bool(whole))
+    every = 0 if audit is None else audit.every
+    domain = session.domain(label, number, ranks, scoped=True, codec=codec, whole=bool(whole), audit=every)
     units = None if lists is None else [Unit() for _ in lists]
     parameters: list[Parameter] = []
     for entries in sections.values():

@@ -13,17 +13,18 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Final
 
 from gcclient import reach
 from gcclient.arena import ArenaError, BlockPlace
+from gcclient.counters import Counters
 from gcclient.daemon import CONTROL, Daemon, Link
 from gcclient.domain import Domain
 from gcclient.errors import GradcommError, NotInitialized, StepTimeout, from_fault
 from gcclient.ranks import World
 from gcclient.waiters import Pending, Watched
 from gcproto import messages, packed
+from gcproto.audits import AuditAnswer
 from gcproto.manifest import ManifestError, Section, TensorSpec
 from gcproto.messages import DeclareDomain, DeclareSection, Register, Registered
 from gcproto.packed import Message
@@ -37,18 +38,6 @@ GRACE: Final = 30.0
 #: The daemon is given this long to read the goodbye, seconds.
 GOODBYE_FOR: Final = 1.0
 VERSION: Final = "0.1.0"
-
-
-@dataclass(slots=True)
-class Counters:
-    """What :func:`gcclient.stats` shows; bytes are of gradients, uncompressed."""
-
-    calls: int = 0
-    steps: int = 0
-    bytes_pushed: int = 0
-    bytes_pulled: int = 0
-    nonfinite_steps: int = 0
-    wait_seconds: float = 0.0
 
 
 class Session:
@@ -68,6 +57,8 @@ class Session:
         self.watched: dict[int, Watched] = {}
         #: DDP states and optimizers made so far, by kind and the ranks they span
         self.models: dict[tuple[str, tuple[int, ...]], int] = {}
+        #: who hears what an audit of a domain led to
+        self.audited: dict[int, Callable[[AuditAnswer], None]] = {}
         self.daemon = Daemon(self)
         self.pid = os.getpid()
         self._declaring = threading.RLock()
@@ -299,7 +290,15 @@ class Session:
 
     # ---------------------------------------------------------------------------------------- domains
     def domain(
-        self, label: str, number: int, ranks: tuple[int, ...], *, scoped: bool, codec: str, whole: bool = False
+        self,
+        label: str,
+        number: int,
+        ranks: tuple[int, ...],
+        *,
+        scoped: bool,
+        codec: str,
+        whole: bool = False,
+        audit: int = 0,
     ) -> Domain:
         """Domain ``number``, declared with its first use. All ``ranks`` must declare it alike.
 
@@ -313,7 +312,7 @@ class Session:
             mine = next(m for m in job.members if me in m.ranks)
             local = sorted(r for r in mine.ranks if r in ranks)
             domain = Domain(
-                DeclareDomain(label, number, ranks, scoped, codec, whole),
+                DeclareDomain(label, number, ranks, scoped, codec, whole, audit),
                 len(hosts),
                 len(local),
                 local.index(me),
@@ -396,4 +395,5 @@ _HANDLERS: dict[type, Callable[[Session, int, Any], None]] = {
     messages.IAm: Session._on_identity,
     messages.Waiting: Session._on_waiting,
     messages.Fault: Session._on_fault,
+    AuditAnswer: lambda self, lane, message: self.audited[message.domain](message),
 }

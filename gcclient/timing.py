@@ -1,7 +1,7 @@
 """When each gradient of a model is ready, how long a step takes, what copying costs: measured in a few steps.
 
-What may live here: clocks around what `ddp.py` and `exchange.py` do and the message they end in. What may not: what is
-made of it (the daemon's profiler), pushing.
+What may live here: clocks around what `ddp.py`, `optimizer.py` and `exchange.py` do and the message they end in. What
+may not: what is made of it (the daemon's profiler), pushing.
 
 Every parameter gets one hook when it is declared. It runs right after the gradient was accumulated and before DDP sees
 it; in a step that is not measured it is one attribute test. All times are the host's: on CUDA a gradient then counts as
@@ -51,6 +51,8 @@ class Timing:
         self._ready: list[float] = []
         self._copying = 0.0
         self._copied = 0
+        #: all the time that is no part of any step
+        self._stood = 0.0
         self._step = 0
         self._closed_at = 0.0
         #: the newest step whose results are all there, and since when
@@ -68,7 +70,7 @@ class Timing:
     def _hook(self, index: int) -> Callable[[torch.Tensor], None]:
         def ready(_: torch.Tensor) -> None:
             if self.on:
-                now = perf_counter()
+                now = self._now()
                 if self._ready[index]:
                     # Gradients accumulate over several passes; what counts is the one that is pushed.
                     self._clear()
@@ -86,9 +88,17 @@ class Timing:
             self._copying += perf_counter() - began
             self._copied += nbytes
 
+    def stood(self, began: float) -> None:
+        """Since ``began`` (``perf_counter``) training stood still for what is no part of a step: an audit."""
+        self._stood += perf_counter() - began
+
+    def _now(self) -> float:
+        """The time, on a clock that stood still whenever training did."""
+        return perf_counter() - self._stood
+
     def closed(self, step: int) -> None:
         """The backward pass of ``step`` is over and pushed."""
-        now = perf_counter()
+        now = self._now()
         between = now - self._closed_at if self._step == step - 1 > 0 else -1.0
         self._step, self._closed_at = step, now
         if between >= 0:
@@ -102,7 +112,7 @@ class Timing:
     def back(self, step: int) -> None:
         """All results of ``step`` are there; called by whichever thread finds out, twice at most."""
         if step > self._back[0]:
-            self._back = (step, perf_counter())
+            self._back = (step, self._now())
 
     def _message(self, step: int, between: float) -> TensorTimes:
         first = min((t for t in self._ready if t), default=0.0)

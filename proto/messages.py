@@ -10,6 +10,7 @@ from typing import Annotated, Final
 
 import msgspec
 
+from gcproto.audits import AuditAnswer, AuditReport
 from gcproto.manifest import Section
 from gcproto.packed import Message
 from gcproto.timings import TensorTimes
@@ -129,7 +130,7 @@ class DeclareDomain(Message, frozen=True, tag="domain"):
 
     ``scoped``: a step is a whole backward or optimizer step, not one call. ``codec``: what its tensors use
     until a plan says otherwise (empty: the daemon's ``codec.default``). ``whole``: blocks are cut between tensors only,
-    for codecs that take whole matrices.
+    for codecs that take whole matrices. ``audit``: every so many steps all ranks audit one together (0: never).
     """
 
     label: str
@@ -138,6 +139,7 @@ class DeclareDomain(Message, frozen=True, tag="domain"):
     scoped: bool = False
     codec: str = ""
     whole: bool = False
+    audit: int = 0
 
 
 class SectionOffer(Message, frozen=True, tag="offer"):
@@ -374,7 +376,7 @@ class Done(Message, frozen=True, tag="done"):
 
 
 WorkerAct = Register | Reattach | WhoAreYou | DeclareDomain | DeclareSection | Unregister
-FromWorker = WorkerAct | TensorTimes
-ToWorker = Registered | IAm | SectionAgreed | Fault | Waiting
+FromWorker = WorkerAct | TensorTimes | AuditReport
+ToWorker = Registered | IAm | SectionAgreed | Fault | Waiting | AuditAnswer
 FromLaneWorker = Attach | MapSection | Push
 ToLaneWorker = Mapped | Done | Fault

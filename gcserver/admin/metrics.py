@@ -66,6 +66,12 @@ class Metrics:
         self._waiting_seconds = gauge("waiting_seconds", "For how long a peer has been waited for.", "job", "peer")
         self._peer_up = gauge("peer_up", "1 while heartbeats of the peer arrive.", "peer")
         self._arena = gauge("arena_bytes", "Shared memory held for gradients and averages.", "job")
+        self._audit_error = gauge(
+            "audit_error",
+            "Relative L2 error of what the last audited step delivered, against the exact average.",
+            "job",
+        )
+        self._audits = counter("audit", "Steps audited, as this node's workers reported them.", "job")
         self._info = gauge("build_info", "1; what runs is in the labels.", "version", "node", "protocol")
         self._info.labels(version, node, str(protocol)).set(1)
         #: the counters :meth:`total` knows by name
@@ -123,6 +129,11 @@ class Metrics:
     def residual_norm(self, job: str, norm: float) -> None:
         self._residual.labels(self._job(job)).set(norm)
 
+    def audited(self, job: str, error: float) -> None:
+        """One more audit: the relative L2 error that it found."""
+        self._audits.labels(self._job(job)).inc()
+        self._audit_error.labels(self._job(job)).set(error)
+
     def arena_bytes(self, job: str, value: int) -> None:
         self._arena.labels(self._job(job)).set(value)
 
@@ -143,7 +154,16 @@ class Metrics:
         self.waiting(job, {})
         self._jobs.discard(job)
         self._waiting.pop(job, None)
-        for metric in (self._rounds, self._steps, self._step_seconds, self._residual, self._arena):
+        of_jobs = (
+            self._rounds,
+            self._steps,
+            self._step_seconds,
+            self._residual,
+            self._arena,
+            self._audit_error,
+            self._audits,
+        )
+        for metric in of_jobs:
             metric.remove_by_labels({"job": job})
         for key in [k for k in self._reported if ("job", job) in k[2]]:
             del self._reported[key]

@@ -52,7 +52,7 @@ FromLane = ReportStep | ReportClosed | ReportWaiting | ReportFault | ReportLink
 # ------------------------------------------------------------------------------------------- events
 @dataclass(frozen=True, slots=True)
 class WorkerSaid:
-    """A worker's message. ``connection`` names its socket. What it measured goes to the profiler instead."""
+    """A worker's message. ``connection`` names its socket. What it measured or audited does not come here."""
 
     connection: Connection
     message: WorkerAct

@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from gcproto import wire
+from gcproto.audits import AuditReport
 from gcserver import __version__
 from gcserver.admin.exposition import MetricsServer
 from gcserver.admin.metrics import Metrics
@@ -19,6 +20,7 @@ from gcserver.core.events import DomainKey
 from gcserver.runtime.lanelink import StepTimes
 
 if TYPE_CHECKING:
+    from gcserver.core.job import Job
     from gcserver.runtime.status import Status
     from gcserver.runtime.supervisor import Supervisor
 
@@ -66,6 +68,10 @@ class Observer:
             self._metrics.observe_step(
                 label, "void" if e.void else "settled", self._times.pop((e.domain, e.step), None)
             )
+
+    def on_audit(self, job: Job, report: AuditReport) -> None:
+        label = self._labels[job.id] = job.record.label
+        self._metrics.audited(label, report.error)
 
     def forget_job(self, job: bytes) -> None:
         label = self._labels.pop(job, None)

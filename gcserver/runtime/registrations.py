@@ -11,6 +11,7 @@ import os
 from typing import TYPE_CHECKING
 
 from gcproto import messages, packed
+from gcproto.audits import AuditReport
 from gcproto.channel import Channel, ChannelClosed
 from gcproto.messages import Fault, Registered
 from gcproto.packed import MessageError
@@ -86,6 +87,8 @@ class Registrations:
                 os.close(extra)
             if isinstance(message, TensorTimes):
                 self._s.profiler.on_tensor_times(self._s.machine.connections.get(descriptor), message)
+            elif isinstance(message, AuditReport):
+                self._s.audits.on_report(descriptor, message)
             else:
                 self._s.feed(cx.WorkerSaid(descriptor, message))
 

@@ -12,6 +12,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from gcproto import wire
+from gcproto.audits import AuditReport
 from gcproto.messages import Rule
 from gcserver import __version__
 from gcserver.admin.planning import Advice, DomainProfile
@@ -90,6 +91,11 @@ class Status:
         """How long steps took on a lane; comes before the reports that settle them."""
         if self._metrics is not None:
             self._metrics.on_times(message)
+
+    def on_audit(self, job: Job, report: AuditReport) -> None:
+        """What a step of a job delivered beside the exact average, for the metrics."""
+        if self._metrics is not None:
+            self._metrics.on_audit(job, report)
 
     def forget_job(self, job: bytes) -> None:
         if self._metrics is not None:

@@ -32,6 +32,7 @@ from gcserver.core.control import ControlMachine
 from gcserver.core.control_config import ControlConfig
 from gcserver.core.events import DomainKey
 from gcserver.planner import controllers
+from gcserver.runtime.audits import Audits
 from gcserver.runtime.lanelink import ForgetJob, LaneTrouble
 from gcserver.runtime.lanes import Lanes
 from gcserver.runtime.ledger import JobStore
@@ -85,6 +86,7 @@ class Supervisor:
         self.notches = Notches(config.node.lanes)
         self.status = Status(self)
         self.profiler = Profiler(self)
+        self.audits = Audits(self)
         self.hello = Hello(self.node, str(config.node.advertise), config.node.lanes, config.node.lanes, 0, __version__)
 
     # ------------------------------------------------------------------------------------- start, stop
@@ -282,6 +284,7 @@ class Supervisor:
         self.profiler.forget(e.job)
         self.steering.forget(e.job)
         self.notches.forget(e.job)
+        self.audits.forget(e.job)
         self.store.forget(e.job)
 
     def _do_log_settled(self, e: cx.LogSettled) -> None:
@@ -291,6 +294,7 @@ class Supervisor:
             self.trouble(LaneTrouble(e.domain[0], "OutOfMemory", str(error)))
         self.status.on_settled(e)
         self.profiler.on_settled(e)
+        self.audits.on_settled(e)
         self._steer(e)
 
     def _steer(self, e: cx.LogSettled) -> None:

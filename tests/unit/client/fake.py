@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from gcproto import messages, packed, slots
+from gcproto.audits import AuditReport
 from gcproto.channel import Channel, ChannelClosed
 from gcproto.manifest import AddressSpace, ArenaPlan, Block
 from gcproto.messages import Attach, DeclareDomain, DeclareSection, Done, MapSection, MemberInfo, Push
@@ -231,4 +232,4 @@ class FakeDaemon:
             if not self.silent:
                 channel.send(Done(message.domain, message.step, message.keys))
         else:
-            assert isinstance(message, Attach | messages.Unregister | TensorTimes | Push)
+            assert isinstance(message, Attach | messages.Unregister | TensorTimes | AuditReport | Push)

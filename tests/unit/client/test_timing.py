@@ -76,6 +76,24 @@ def test_few_steps_are_measured() -> None:
     assert chosen[FIRST_STEPS:] == [500, 501, 502, 1000, 1001, 1002]
 
 
+def test_what_is_no_part_of_a_step_counts_nowhere(worker: Worker) -> None:
+    def stand(seconds: float) -> None:
+        began = worker.clock.now
+        worker.clock.now += seconds
+        worker.timing.stood(began)
+
+    worker.until(FIRST)
+    stand(7.0)  # between two steps, as for the optimizer wrapper
+    worker.ready(2, 0.2)
+    stand(3.0)  # during the backward pass, as for DDP
+    worker.ready(1, 0.02)
+    worker.ready(0, 0.1)
+    worker.end()
+    (message,) = worker.sent
+    assert message.ready == (120_000, 20_000, 0)
+    assert (message.forward, message.between) == (200_000, 330_000)
+
+
 def test_a_measured_step_says_when_each_gradient_came(worker: Worker) -> None:
     worker.until(FIRST)
     assert not worker.sent

@@ -5,6 +5,7 @@ What may live here: tests of `proto/messages.py`. What may not: what messages do
 
 from __future__ import annotations
 
+import math
 import typing
 
 import msgspec
@@ -13,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gcproto import messages, packed
+from gcproto.audits import AuditAnswer, AuditReport, TensorError
 from gcproto.manifest import Section, TensorSpec
 from gcproto.messages import MemberInfo, Rule
 from gcproto.packed import Decoder, MessageError
@@ -53,6 +55,8 @@ SAMPLES: list[packed.Message] = [
     messages.Unregister(),
     TensorTimes(0, 5, (0, 1500, -1), 20_000, 90_000, 88_000, 4096, 12),
     messages.Waiting("ranks [1]"),
+    AuditReport(16, 100, 0.9, 0.4, 0.4, (TensorError("w", math.inf, -1.0, 0.0),), 1, 0, 0.5, True),
+    AuditAnswer(16, 2, 104),
     messages.Attach(b"j" * 16, 0),
     messages.MapSection(0, 0, 1),
     messages.Mapped(0, 0, 0, (1 << 20,)),
