@@ -116,6 +116,9 @@ class Backward(Scope):
         return self.domain.declared.label, self.step.number, time.monotonic() - self._closed_at
 
     def deliver(self, places: list[BlockPlace]) -> None:
+        if self._closed_at and self.back + len(places) >= self.sent:
+            # Before the last future completes: after it the next step may begin in another thread.
+            self.timing.back(self.step.number)
         super().deliver(places)
         self._let_go()
 
