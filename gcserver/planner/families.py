@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
+from gcproto.modes import QUALITIES
 from gcserver.planner.errors import TableError
 
 DENSE: Final = "none"
@@ -25,7 +26,6 @@ TWO_EXCHANGES: Final = frozenset({"powersgd"})
 SPARSE: Final = frozenset({"topk", "dgc", "redsync", "gaussiank", "randomk", "sidco-e", "sidco-gp", "sidco-p"})
 #: sparsifiers that may be told another ratio at every step (docs/codecs.md)
 TUNABLE: Final = SPARSE - {"randomk"}
-QUALITIES: Final = ("safe", "balanced", "fast")
 
 #: What should be measured for a quality, the least lossy first. At one ratio sidco-e comes before topk: it is what
 #: realises k, and sends within a tenth of it.

@@ -112,7 +112,8 @@ class Profile(msgspec.Struct, frozen=True):
     (address, elements, owner, lane) of the blocks in force; addresses are elements from the domain's first. copy: bytes
     a second between worker and arena. round_seconds: what a block costs a lane besides its bytes. codecs: by spec.
     errors: by family ("topk", "qsgd", ...). steps: one entry per plan that ran long enough. busy: how much longer
-    kernels take in the job than they do alone (neighbours on the same cores), 1 at least.
+    kernels take in the job than they do alone (neighbours on the same cores), 1 at least. whole: no block cuts a
+    tensor, as codecs of whole matrices need it.
     """
 
     job: str
@@ -133,6 +134,7 @@ class Profile(msgspec.Struct, frozen=True):
     errors: dict[str, tuple[LevelErrors, ...]] = {}
     steps: tuple[StepTime, ...] = ()
     form: int = FORM
+    whole: bool = False
 
     @property
     def elements(self) -> int:

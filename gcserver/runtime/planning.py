@@ -103,11 +103,11 @@ class Planning:
 
     # ------------------------------------------------------------------------------------------ modes
     def course(self, job: Job) -> Course:
-        """How planning for ``job`` stands; begun with the configuration's mode."""
+        """How planning for ``job`` stands; begun with the mode of its record, which is what rank 0's worker wanted,
+        else what the first node's configuration says."""
         found = self._courses.get(job.id)
         if found is None:
-            plan = self._s.config.plan
-            found = self._courses[job.id] = Course(Settings(plan.mode, plan.quality))
+            found = self._courses[job.id] = Course(Settings(job.record.mode, job.record.quality))
         return found
 
     def set_mode(self, job: Job, mode: str, quality: str) -> str:

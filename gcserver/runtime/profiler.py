@@ -184,7 +184,8 @@ class Profiler:
         return Profile(
             watched.job.record.label, c.label, len(c.members), c.local_ranks, lanes, forward, tensors,
             partition_bytes=c.partition_bytes, min_compress_bytes=c.min_compress_bytes,
-            blocks=_blocks(watched.domain, lanes), steps=watched.paces.steps(), **known,
+            blocks=_blocks(watched.domain, lanes), steps=watched.paces.steps(),
+            whole=c.whole, **known,
         )  # fmt: skip
 
     # ------------------------------------------------------------------------------------------- keeping

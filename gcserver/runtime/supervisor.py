@@ -104,9 +104,10 @@ class Supervisor:
         c = self.config
         self.lanes.start()
         # Imported late: the planner's kernels come with it, which takes as long as the rest of a daemon's start.
+        from gcserver.runtime.advising import Advising
         from gcserver.runtime.planning import Planning
 
-        self.planning = Planning(self)
+        self.planning, self.advising = Planning(self), Advising(self)
         rules = () if c.codec.default == "none" else (Rule("*", c.codec.default),)
         self.machine = ControlMachine(
             ControlConfig(
@@ -119,6 +120,8 @@ class Supervisor:
                 c.job.on_loss,
                 c.cluster.lease,
                 controller=c.plan.controller,
+                mode=c.plan.mode,
+                quality=c.plan.quality,
             ),
             resolve,
             controllers.unusable,
@@ -203,6 +206,7 @@ class Supervisor:
         self.stopped.set()
 
     def _shut(self) -> None:
+        self.advising.close()
         self.planning.close()
         self.lanes.close()
         self.registrations.close()

@@ -17,15 +17,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from gcproto import messages, packed, slots
+from gcproto import lane_messages, messages, packed, slots
 from gcproto.channel import Channel, ChannelClosed
+from gcproto.lane_messages import Attach, Done, MapSection, Push
 from gcproto.manifest import AddressSpace, ArenaPlan, Block
-from gcproto.messages import Attach, DeclareDomain, DeclareSection, Done, MapSection, MemberInfo, Push
+from gcproto.messages import DeclareDomain, DeclareSection, MemberInfo
 from gcproto.packed import Message
 
 PARTITION = 256 << 10
 _from_worker = packed.Decoder[messages.FromWorker](messages.FromWorker)
-_from_lane_worker = packed.Decoder[messages.FromLaneWorker](messages.FromLaneWorker)
+_from_lane_worker = packed.Decoder[lane_messages.FromLaneWorker](lane_messages.FromLaneWorker)
 
 
 class FakeDomain:
@@ -223,7 +224,7 @@ class FakeDaemon:
             domain = self.domains[message.domain]
             sizes = tuple(domain.plans[lane].chunks[message.have :])
             files = domain.files[lane][message.have :]
-            channel.send(messages.Mapped(message.domain, message.index, message.have, sizes), files)
+            channel.send(lane_messages.Mapped(message.domain, message.index, message.have, sizes), files)
         elif isinstance(message, Push) and message.keys:
             for key in message.keys:
                 self.domains[message.domain].copy(key, message.step)

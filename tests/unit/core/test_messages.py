@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gcproto import messages, packed
+from gcproto import lane_messages, messages, packed
 from gcproto.manifest import Section, TensorSpec
 from gcproto.messages import MemberInfo, Rule
 from gcproto.packed import Decoder, MessageError
@@ -52,11 +52,11 @@ SAMPLES: list[packed.Message] = [
     messages.Unregister(),
     messages.TensorTimes(0, 5, (0, 1500, -1), 20_000, 90_000, 88_000, 4096, 12),
     messages.Waiting("ranks [1]"),
-    messages.Attach(b"j" * 16, 0),
-    messages.MapSection(0, 0, 1),
-    messages.Mapped(0, 0, 0, (1 << 20,)),
-    messages.Push(0, 5, (0, 4096), True, 2, 1024.0),
-    messages.Done(0, 5, (0, 4096), True),
+    lane_messages.Attach(b"j" * 16, 0),
+    lane_messages.MapSection(0, 0, 1),
+    lane_messages.Mapped(0, 0, 0, (1 << 20,)),
+    lane_messages.Push(0, 5, (0, 4096), True, 2, 1024.0),
+    lane_messages.Done(0, 5, (0, 4096), True),
 ]
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from gcproto.modes import QUALITIES
 from gcserver import codecs
 from gcserver.codecs import registry
 from gcserver.planner.errors import TableError
 from gcserver.planner.families import (
     LADDER,
-    QUALITIES,
     SPARSE,
     TUNABLE,
     TWO_EXCHANGES,
