@@ -86,6 +86,7 @@ class FakeDaemon:
         self.curt = False
         self.accepted = [0] * (lanes + 1)
         self.deadline = 5.0
+        self.mode = "static"
         self.answer: Callable[[Any], Message | None] = lambda message: None
         self._listeners: list[socket.socket | None] = [None] * (lanes + 1)
         self._channels: dict[int, tuple[int, Channel[Any]]] = {}
@@ -212,7 +213,7 @@ class FakeDaemon:
             members = (MemberInfo("fake", "tcp://127.0.0.1:1", (0,)),)
             channel.send(
                 messages.Registered(
-                    b"j" * 16, 1, "fake", members, tuple(self.paths[:-1]), PARTITION, self.deadline
+                    b"j" * 16, 1, "fake", members, tuple(self.paths[:-1]), PARTITION, self.deadline, self.mode
                 )
             )  # fmt: skip
         elif isinstance(message, DeclareDomain):
@@ -231,4 +232,4 @@ class FakeDaemon:
             if not self.silent:
                 channel.send(Done(message.domain, message.step, message.keys))
         else:
-            assert isinstance(message, Attach | messages.Unregister | messages.TensorTimes | Push)
+            assert isinstance(message, Attach | messages.Unregister | messages.TensorTimes | messages.AskAdvice | Push)
