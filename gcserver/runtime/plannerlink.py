@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import struct
 import sys
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -30,9 +30,9 @@ from gcserver.runtime.peek import Watched
 PATIENCE: Final = 120.0
 #: An idle process is ended after so many seconds: it holds some hundred megabytes.
 IDLE: Final = 60.0
+COMMAND: Final = (sys.executable, "-m", "gcserver.runtime.plannerprocess")
 MAX_MESSAGE: Final = 1 << 28
 LENGTH: Final = struct.Struct("<I")
-log = logging.getLogger("gcserver")
 
 
 class PlannerError(Exception):
@@ -41,7 +41,7 @@ class PlannerError(Exception):
 
 class Measure(msgspec.Struct, frozen=True, tag="measure"):
     """What do the codecs that a wish takes cost here, and what do they lose of a job's gradients (``errors`` False:
-    not that)? ``watched``: where the gradients are; ``caches``: where measured costs are kept."""
+    not that)? ``watched``: where the gradients are; ``caches``: where measured costs are kept, empty: nowhere."""
 
     profile: Profile
     wish: Wish
@@ -101,8 +101,8 @@ Answer = Measured | Planned | Advised | Predicted | Refused
 class PlannerLink:
     """One planning process at most, one question at a time. ``close`` ends it."""
 
-    def __init__(self, patience: float = PATIENCE, idle: float = IDLE) -> None:
-        self._patience, self._idle = patience, idle
+    def __init__(self, patience: float = PATIENCE, idle: float = IDLE, command: Sequence[str] = COMMAND) -> None:
+        self._patience, self._idle, self._command = patience, idle, command
         self._process: asyncio.subprocess.Process | None = None
         self._turn = asyncio.Lock()
         self._timer: asyncio.TimerHandle | None = None
@@ -138,8 +138,7 @@ class PlannerLink:
         process = self._process
         if process is None or process.returncode is not None:
             process = self._process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "gcserver.runtime.plannerprocess",
-                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+                *self._command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
                 env={**os.environ, "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
                 limit=1 << 20,
             )  # fmt: skip
