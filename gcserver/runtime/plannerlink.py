@@ -104,6 +104,8 @@ class PlannerLink:
     def __init__(self, patience: float = PATIENCE, idle: float = IDLE, command: Sequence[str] = COMMAND) -> None:
         self._patience, self._idle, self._command = patience, idle, command
         self._process: asyncio.subprocess.Process | None = None
+        #: the newest one that was told to end
+        self._ending: asyncio.subprocess.Process | None = None
         self._turn = asyncio.Lock()
         self._timer: asyncio.TimerHandle | None = None
         self._decoder = msgspec.msgpack.Decoder(Answer)
@@ -160,5 +162,14 @@ class PlannerLink:
             self._timer = None
         process, self._process = self._process, None
         if process is not None and process.returncode is None:
+            self._ending = process
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
+
+    async def ended(self) -> None:
+        """Close, and wait until nothing of the process is left: its pipes belong to an event loop that may end."""
+        self.close()
+        if self._ending is not None:
+            with contextlib.suppress(OSError):
+                await self._ending.communicate()
+            self._ending = None

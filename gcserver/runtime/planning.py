@@ -87,11 +87,12 @@ class Planning:
         self._link = link or PlannerLink()
         self._courses: dict[bytes, Course] = {}
 
-    def close(self) -> None:
+    async def close(self) -> None:
+        """Stop planning, and end the planning process."""
         for course in self._courses.values():
             if course.task is not None:
                 course.task.cancel()
-        self._link.close()
+        await self._link.ended()
 
     # ------------------------------------------------------------------------------------------ modes
     def course(self, job: Job) -> Course:
@@ -135,7 +136,7 @@ class Planning:
             raise NotPlannable(planner_of(job))
 
     # ----------------------------------------------------------------------------------------- memory
-    def _now(self, job: Job, **changes: Any) -> Standing:
+    def _now(self, job: Job, **changes: Any) -> None:
         """Change how planning stands, and save it."""
         course = self.course(job)
         course.standing = msgspec.structs.replace(course.standing, **changes)
@@ -143,7 +144,6 @@ class Planning:
             self._s.store.save_planning(job.id, msgspec.msgpack.encode(course.standing))
         except OSError as error:
             self._s.warn_once(f"how planning stands cannot be saved, a restart forgets it: {error}")
-        return course.standing
 
     def _saved(self, job: Job) -> Standing:
         plan = self._s.config.plan
@@ -263,15 +263,17 @@ class Planning:
         assert isinstance(answer, Planned)
         self._still(job, course, wanted)
         proposal, rules = answer.proposal, self._rules(job)
-        standing = self._now(job, profile=profile, proposal=proposal, domain=domain.config.domain)
-        pays, reason = decide.switch(standing, proposal, now, rules)
+        # Kept only once something has come of it: else it would not be planned again.
+        found = {"profile": profile, "proposal": proposal, "domain": domain.config.domain}
+        pays, reason = decide.switch(course.standing, proposal, now, rules)
         if not pays:
+            self._now(job, **found)
             course.says = reason
             log.info("job %r: %s", job.record.label, reason)
             return None
         answered = await self._put(job, course, decide.rules_of(proposal))
         if course.standing.mode != STATIC:
-            self._now(job, before=decide.replaced(rules, now))
+            self._now(job, **found, before=decide.replaced(rules, now))
             course.says = f"plan {answered.plan} since step {answered.step}: {reason}"
             log.info("job %r: %s (expected %.3g s a step)", job.record.label, course.says, proposal.expected)
         return answered

@@ -142,6 +142,7 @@ class Supervisor:
             await self._serve()
         finally:
             self._shut()
+            await self.planning.close()
         if self.failure:
             log.error("%s", self.failure)
             return 1
@@ -203,7 +204,6 @@ class Supervisor:
         self.stopped.set()
 
     def _shut(self) -> None:
-        self.planning.close()
         self.lanes.close()
         self.registrations.close()
         self.peers.close()
