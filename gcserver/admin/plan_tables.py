@@ -29,8 +29,8 @@ def plan(answer: dict[str, Any]) -> str:
 
 def _made_by(answer: dict[str, Any]) -> str:
     mode, says = answer["mode"], answer["planner"]
-    who = "operators" if mode in ("", "static") else f"the planner ({mode}, {answer['quality']})"
-    return who + (f": {says}" if says else "")
+    who = "operators" if mode == "static" else f"the planner ({mode}, {answer['quality']})" if mode else ""
+    return ": ".join(filter(None, (who, says))) or "operators"
 
 
 def _domain_plan(d: dict[str, Any], proposed: int) -> str:

@@ -96,7 +96,7 @@ class Profiler:
         if watched is not None:
             switches = watched.domain.switches
             plan = next((version for first, version in reversed(switches) if first <= e.step), switches[0][1])
-            watched.paces.settled(e.step, plan, self._clock())
+            watched.paces.settled(e.step, plan, self._clock(), e.void)
 
     def on_declared(self, job: bytes) -> None:
         """Something about the job's memory changed: perhaps it has more tensors."""

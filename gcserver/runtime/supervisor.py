@@ -145,6 +145,7 @@ class Supervisor:
             await self._serve()
         finally:
             self._shut()
+            await self.planning.close()
         if self.failure:
             log.error("%s", self.failure)
             return 1
@@ -207,7 +208,6 @@ class Supervisor:
 
     def _shut(self) -> None:
         self.advising.close()
-        self.planning.close()
         self.lanes.close()
         self.registrations.close()
         self.peers.close()
