@@ -14,7 +14,9 @@ try:
 except ImportError as error:  # torch is the user's own, and no requirement of the package
     raise ImportError("gcclient needs torch (2.8 or newer), which is not installed in this environment") from error
 
+from gcclient.advice import Advice, AdviceRow
 from gcclient.api import (
+    advise,
     broadcast_optimizer_state,
     broadcast_parameters,
     empty,
@@ -41,6 +43,7 @@ from gcclient.errors import (
     Draining,
     GradcommError,
     JoinRefused,
+    NoAdvice,
     NoDaemon,
     NotAuthorised,
     NotInitialized,
@@ -78,9 +81,13 @@ __all__ = [
     "bucket_caps",
     "Audit",
     "stats",
+    "advise",
+    "Advice",
+    "AdviceRow",
     "GradcommError",
     "NotInitialized",
     "NoDaemon",
+    "NoAdvice",
     "PeerLost",
     "WorkerLost",
     "StepTimeout",

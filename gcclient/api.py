@@ -14,11 +14,12 @@ from typing import Any
 
 import torch
 
-from gcclient import arguments, broadcast, rendezvous
+from gcclient import advice, arguments, broadcast, rendezvous
 from gcclient.calls import Call, Calls
 from gcclient.errors import NotInitialized
 from gcclient.ranks import World, find_label, find_world
 from gcclient.session import Session
+from gcproto import modes
 from gcproto.paths import default_socket
 
 _session: Session | None = None
@@ -39,6 +40,8 @@ def init(
     deadline: float | str | None = None,
     on_loss: str | None = None,
     seed: int | None = None,
+    plan: str | None = None,
+    quality: str | None = None,
 ) -> None:
     """Join the job through this node's daemon; returns once all ranks have. Must be called on every rank.
 
@@ -48,9 +51,12 @@ def init(
     the longest any rank waits for another, seconds or text such as "30s", "5m" (rank 0's counts; default: the
     daemon's job.deadline), ``on_loss`` (GC_JOB_ON_LOSS) the job's policy, ``seed`` (GC_SEED; rank 0's counts) what
     codecs that draw random numbers draw from: with the same one a run can be repeated bit by bit (default: drawn
-    afresh for every job).
+    afresh for every job). ``plan`` (GC_PLAN; rank 0's counts) says who makes the job's plans: "static" (operators),
+    "auto" (the planner), or one of its parts ("espresso", "mergecomp", "lgreco"); ``quality`` (GC_QUALITY; rank 0's
+    counts) what automatic plans may lose: "safe", "balanced" or "fast" (default of both: plan.mode and plan.quality of
+    rank 0's daemon).
 
-    Raises TypeError and ValueError that name the argument (ranks that do not fit, no duration, no seed),
+    Raises TypeError and ValueError that name the argument (ranks that do not fit, no duration, no seed, no such word),
     :class:`~gcclient.NoDaemon`, :class:`~gcclient.NotAuthorised`, :class:`~gcclient.JoinRefused`,
     :class:`~gcclient.Draining`.
     A second call before ``shutdown()`` does nothing while the job is healthy; after a failure it leaves the failed job
@@ -67,9 +73,14 @@ def init(
     local_size = arguments.read_optional(local_size, "local_size")
     world = find_world(rank, world_size, local_rank, local_size, environ, _distributed())
     label = arguments.read_setting(job, "job", environ, "GC_JOB") or find_label(environ)
-    limit = arguments.read_limit(deadline, environ)
-    policy = arguments.read_setting(on_loss, "on_loss", environ, "GC_JOB_ON_LOSS")
-    drawn_from = arguments.read_seed(seed, environ)
+    terms = arguments.Terms(
+        arguments.read_limit(deadline, environ),
+        arguments.read_setting(on_loss, "on_loss", environ, "GC_JOB_ON_LOSS"),
+        arguments.read_seed(seed, environ),
+        arguments.read_word(plan, "plan", environ, "GC_PLAN", modes.MODES),
+        arguments.read_word(quality, "quality", environ, "GC_QUALITY", modes.QUALITIES),
+    )
+    patience = terms.deadline or JOIN_FOR
     session = Session(label, socket or environ.get("GC_NODE_SOCKET") or default_socket())
     try:
         session.connect()
@@ -78,11 +89,11 @@ def init(
         if store is not None:
             identity = session.who()
             mine = rendezvous.Place(identity.node, identity.address)
-            places = rendezvous.meet(store, rendezvous.prefix(label), world.rank, world.size, mine, limit or JOIN_FOR)
+            places = rendezvous.meet(store, rendezvous.prefix(label), world.rank, world.size, mine, patience)
             peers = rendezvous.peers(places, world.rank)
             if local_rank is None and local_size is None:
                 world = World(world.rank, world.size, *rendezvous.local_part(places, world.rank), world.source)
-        session.register(world, peers, limit, policy, limit or JOIN_FOR, drawn_from)
+        session.register(world, peers, terms, patience)
     except BaseException:
         session.close(orderly=False)
         raise
@@ -241,6 +252,21 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int =
     strings, booleans, None and lists of them; anything else raises TypeError on the root.
     """
     broadcast.optimizer_state(_current_calls(), optimizer, root_rank)
+
+
+def advise(model_or_state: Any = None, bandwidths: Iterable[float | str] = ()) -> advice.Advice:
+    """Whether compression pays for a model, from what this node's daemon has measured of it so far.
+
+    ``model_or_state``: a model, a :func:`state` or a :func:`DistributedOptimizer`; default: the job's largest model.
+    ``bandwidths``: links to look at besides the measured one, bytes a second a direction or texts such as "1gbit"
+    (default: 0.1, 1, 10 and 100 Gbit/s). Changes nothing, and ranks need not call it together. The first call on a
+    machine takes some seconds, in which codecs are measured.
+
+    Raises :class:`~gcclient.NoAdvice` (too little has been measured yet: after some ten steps there is advice),
+    TypeError, ValueError (a model that was not declared, no bandwidth), and the job's failure.
+    """
+    session = current()
+    return session.asking.ask(advice.domain_of(session, model_or_state), advice.read_bandwidths(bandwidths))
 
 
 def stats() -> dict[str, Any]:

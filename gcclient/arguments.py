@@ -11,12 +11,28 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from gcproto.durations import DURATION_FORM, read_duration
 from gcproto.manifest import MAX_NAME, MAX_SECTION_ELEMENTS
 from gcproto.messages import LAST_SEED
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a worker wants of its job; rank 0's counts. Where it is 0, empty or None the daemon decides.
+
+    ``deadline`` in seconds; ``plan`` and ``quality`` are words of `gcproto.modes`.
+    """
+
+    deadline: float = 0.0
+    on_loss: str = ""
+    seed: int | None = None
+    plan: str = ""
+    quality: str = ""
+
 
 _SHAPE_FORM: Final = "whole numbers from 0 on, or one tuple of them"
 
@@ -52,6 +68,15 @@ def read_setting(value: object, source: str, environ: Mapping[str, str], variabl
     name where the value came from."""
     given = "" if value is None else read_text(value, source)
     return given or read_text(environ.get(variable, ""), variable)
+
+
+def read_word(value: object, source: str, environ: Mapping[str, str], variable: str, known: Sequence[str]) -> str:
+    """:func:`read_setting` of one of the ``known`` words; ValueError that lists them for another."""
+    text = read_setting(value, source, environ, variable)
+    if text and text not in known:
+        where = variable if value is None or value == "" else source
+        raise ValueError(f"{where}={text}: expected one of {', '.join(known)}")
+    return text
 
 
 def read_name(name: object) -> str:

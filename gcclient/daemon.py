@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
-from gcproto import channel, messages, packed
+from gcproto import channel, lane_messages, messages, packed
 from gcproto.channel import Channel, ChannelClosed
 from gcproto.packed import Message, MessageError
 
@@ -39,7 +39,7 @@ MAX_UNANSWERED: Final = 5
 _HELD: Final = 5.0
 
 _to_worker = packed.Decoder[messages.ToWorker](messages.ToWorker)
-_to_lane_worker = packed.Decoder[messages.ToLaneWorker](messages.ToLaneWorker)
+_to_lane_worker = packed.Decoder[lane_messages.ToLaneWorker](lane_messages.ToLaneWorker)
 
 
 class Listener(Protocol):

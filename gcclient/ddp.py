@@ -292,7 +292,7 @@ def state(
     ``compression``: a codec spec such as ``"topk(ratio=0.01)"`` (default: the daemon's ``codec.default``).
     ``scaler``: the GradScaler in use, if any: residuals are then kept unscaled while its scale changes.
     ``whole``: never cut a parameter's gradient, for codecs that take whole matrices (default: whether ``compression``
-    is one of gradcomm's that does).
+    is one of gradcomm's that does, or the job's plans are automatic and no parameter has more than 64 MiB).
     ``groups``: tensors to merge (MergeComp): "layer-wise", a number of groups of equally many tensors, or lists of
     parameter names in the order in which gradients become ready, each name once. No block crosses the end of a group,
     and all blocks of one go together; give torch the same buckets with :func:`gcclient.bucket_caps`. Default: no

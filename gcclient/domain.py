@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from gcclient.arena import BlockPlace, LaneArena
+from gcproto.lane_messages import Done, MapSection, Push
 from gcproto.manifest import AddressSpace, Section
-from gcproto.messages import DeclareDomain, DeclareSection, Done, MapSection, Push
+from gcproto.messages import DeclareDomain, DeclareSection
 from gcproto.packed import Message
 from gcproto.wire import Flag
 

@@ -4,7 +4,7 @@ What may live here: one class per kind of failure, each saying what to do, and t
 to its class. What may not: deciding that something failed.
 
 A failure ends the job: every handle still pending fails with it, and so does every later call until the
-next ``init()``.
+next ``init()``. (:class:`NoAdvice` ends nothing: a question had no answer.)
 """
 
 from __future__ import annotations
@@ -131,6 +131,10 @@ class NotRegistered(GradcommError):
 
 class CodecError(GradcommError):
     """A codec's specification cannot be used. The message says what would be accepted."""
+
+
+class NoAdvice(GradcommError):
+    """No advice can be given now; the job goes on. Most likely too little was measured: ask after some ten steps."""
 
 
 class OutOfMemory(GradcommError):

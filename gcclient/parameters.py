@@ -23,11 +23,15 @@ from gcclient.grouping import read_groups
 from gcclient.session import Session
 from gcproto.dtypes import DType
 from gcproto.manifest import TensorSpec
+from gcproto.modes import STATIC
 
 #: Domain numbers below this are not models'.
 _FIRST_MODEL: Final = 16
 #: Codecs that take whole matrices, by name (a test compares with gcserver.codecs).
 MATRIX_CODECS: Final = frozenset({"powersgd"})
+#: Bytes of the largest tensor with which a model is declared whole where plans are automatic: a larger one would be a
+#: block of its own that keeps one owner busy while the others wait.
+LARGEST_WHOLE: Final = 64 << 20
 
 
 @dataclass(slots=True, eq=False)
@@ -98,10 +102,14 @@ def declare(
     anything: all ranks must ask for the same.
     """
     codec = "" if compression is None else arguments.read_text(compression, "compression")
-    if whole is None:
-        whole = re.split(r"[(+]", codec)[0].strip() in MATRIX_CODECS
     # Backward order: what is ready first comes first in the address space.
     tensors = {arguments.read_name(name): tensor for name, tensor in reversed(list(named))}
+    if whole is None:
+        # An automatic plan can only choose codecs of whole matrices where blocks were not cut from the start.
+        largest = max(t.numel() * t.element_size() for t in tensors.values())
+        whole = re.split(r"[(+]", codec)[0].strip() in MATRIX_CODECS or (
+            session.job.mode != STATIC and largest <= LARGEST_WHOLE
+        )
     lists = read_groups(groups, list(tensors))
     sections: dict[DType, list[_Entry]] = {}
     for group, names in enumerate([list(tensors)] if lists is None else lists):

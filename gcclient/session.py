@@ -16,14 +16,16 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from gcclient import reach
+from gcclient.advice import Asking
 from gcclient.arena import ArenaError, BlockPlace
+from gcclient.arguments import Terms
 from gcclient.counters import Counters
 from gcclient.daemon import CONTROL, Daemon, Link
 from gcclient.domain import Domain
 from gcclient.errors import GradcommError, NotInitialized, StepTimeout, from_fault
 from gcclient.ranks import World
 from gcclient.waiters import Pending, Watched
-from gcproto import messages, packed
+from gcproto import lane_messages, messages, packed
 from gcproto.audits import AuditAnswer
 from gcproto.manifest import ManifestError, Section, TensorSpec
 from gcproto.messages import DeclareDomain, DeclareSection, Register, Registered
@@ -60,6 +62,7 @@ class Session:
         #: who hears what an audit of a domain led to
         self.audited: dict[int, Callable[[AuditAnswer], None]] = {}
         self.daemon = Daemon(self)
+        self.asking = Asking(self)
         self.pid = os.getpid()
         self._declaring = threading.RLock()
         self._descriptors: list[deque[int]] = []
@@ -81,22 +84,14 @@ class Session:
         assert self.identity is not None
         return self.identity
 
-    def register(
-        self,
-        world: World,
-        peers: tuple[tuple[str, str], ...],
-        deadline: float,
-        on_loss: str,
-        patience: float,
-        seed: int | None,
-    ) -> None:
+    def register(self, world: World, peers: tuple[tuple[str, str], ...], terms: Terms, patience: float) -> None:
         """Join the job; returns when all ranks are there. Raises what the daemon answers otherwise."""
         self.world = world
         number = secrets.token_bytes(16) if world.rank == 0 else b""
         self._ask(
             Register(
                 self.label, world.rank, world.size, world.local_rank, world.local_size, self.pid, number,
-                deadline, on_loss, peers, VERSION, seed,
+                terms.deadline, terms.on_loss, peers, VERSION, terms.seed, terms.plan, terms.quality,
             )
         )  # fmt: skip
         self.wait_for(lambda: self.registered is not None, "the job to form", "join", patience)
@@ -130,12 +125,12 @@ class Session:
         except (ArenaError, ManifestError) as error:
             self.fail(GradcommError(str(error), job=self.label, advice="install the same version on both sides"))
 
-    def _on_done(self, lane: int, message: messages.Done) -> None:
+    def _on_done(self, lane: int, message: lane_messages.Done) -> None:
         domain = self.domains.get(message.domain)
         if domain is not None:
             domain.on_done(message)
 
-    def _on_mapped(self, lane: int, message: messages.Mapped) -> None:
+    def _on_mapped(self, lane: int, message: lane_messages.Mapped) -> None:
         waiting = self._descriptors[lane]
         descriptors = [waiting.popleft() for _ in range(min(len(message.sizes), len(waiting)))]
         domain = self.domains.get(message.domain)
@@ -162,8 +157,12 @@ class Session:
                 control.post(domain.declared)
                 for section in domain.sections:
                     control.post(section)
+            self.asking.again()
         if self.daemon.lanes:
             self.daemon.connect_lanes(message.lane_sockets)
+
+    def _on_advised(self, lane: int, message: messages.Advised) -> None:
+        self.asking.on_answer(message)
 
     def _on_identity(self, lane: int, message: messages.IAm) -> None:
         self.identity = message
@@ -192,7 +191,7 @@ class Session:
         for stale in self._descriptors[link.lane]:
             os.close(stale)
         self._descriptors[link.lane].clear()
-        link.post(messages.Attach(self.registered.job, me))
+        link.post(lane_messages.Attach(self.registered.job, me))
         for domain in list(self.domains.values()):
             for message in domain.to_repeat(link.lane):
                 link.post(message)
@@ -388,12 +387,13 @@ class Session:
 
 
 _HANDLERS: dict[type, Callable[[Session, int, Any], None]] = {
-    messages.Done: Session._on_done,
-    messages.Mapped: Session._on_mapped,
+    lane_messages.Done: Session._on_done,
+    lane_messages.Mapped: Session._on_mapped,
     messages.SectionAgreed: Session._on_agreed,
     Registered: Session._on_registered,
     messages.IAm: Session._on_identity,
     messages.Waiting: Session._on_waiting,
+    messages.Advised: Session._on_advised,
     messages.Fault: Session._on_fault,
     AuditAnswer: lambda self, lane, message: self.audited[message.domain](message),
 }

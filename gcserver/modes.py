@@ -1,15 +1,10 @@
-"""Who makes a job's plans, and what those may lose: the words for it.
+"""The words for who makes a job's plans and what those may lose, as the daemon and its commands know them.
 
-What may live here: these words, which configuration, gRPC and `gcctl` share. What may not: what they lead to
-(`gcserver.planner`).
+What may live here: the names of `gcproto.modes`. What may not: words of the daemon's own, which workers would not know.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from gcproto.modes import AUTO, BALANCED, MODES, QUALITIES, STATIC
 
-STATIC: Final = "static"
-AUTO: Final = "auto"
-#: operators; the planner with all of its parts; the planner with one of them
-MODES: Final = (STATIC, AUTO, "espresso", "mergecomp", "lgreco")
-QUALITIES: Final = ("safe", "balanced", "fast")
+__all__ = ["AUTO", "BALANCED", "MODES", "QUALITIES", "STATIC"]

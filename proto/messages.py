@@ -1,7 +1,7 @@
-"""Small messages: between daemons' supervisors (CONTROL frames), and between a worker and its daemon.
+"""Small messages: between daemons' supervisors (CONTROL frames), and between a worker and its supervisor.
 
-What may live here: typed messages and their bounds. What may not: how they become bytes (`packed.py`), gradients
-(they stay in arenas and DATA frames), sockets, decisions.
+What may live here: typed messages and their bounds. What may not: what a worker says to lanes (`lane_messages.py`), how
+messages become bytes (`packed.py`), gradients (they stay in arenas and DATA frames), sockets, decisions.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ import msgspec
 
 from gcproto.audits import AuditAnswer, AuditReport
 from gcproto.manifest import Section
+from gcproto.modes import BALANCED, STATIC
 from gcproto.packed import Message
 from gcproto.timings import TensorTimes
 
 LAST_SEED: Final = (1 << 63) - 1
 Seed = Annotated[int, msgspec.Meta(ge=0, le=LAST_SEED)]
+MAX_BANDWIDTHS: Final = 64
 
 
 class MemberInfo(msgspec.Struct, frozen=True, array_like=True):
@@ -107,7 +109,8 @@ class EpochDecided(Message, frozen=True, tag="epoch"):
 
     What all members must do alike comes with it, from the first member's configuration. ``seed``: what stochastic
     codecs draw from instead of the job's number, so that two runs with the same one give the same bytes. ``controller``
-    steers the levels of each node until a plan says otherwise ("none": nothing does).
+    steers the levels of each node until a plan says otherwise ("none": nothing does). ``mode``: who makes the job's
+    plans at first, ``quality``: what automatic ones may lose (words of `modes.py`; rank 0's worker may have said them).
     """
 
     label: str
@@ -123,6 +126,8 @@ class EpochDecided(Message, frozen=True, tag="epoch"):
     on_loss: str = "fail"
     seed: Seed | None = None
     controller: str = "none"
+    mode: str = STATIC
+    quality: str = BALANCED
 
 
 class DeclareDomain(Message, frozen=True, tag="domain"):
@@ -251,8 +256,9 @@ Link = Hello | Refuse | Beat | Nack
 class Register(Message, frozen=True, tag="register"):
     """A worker's first message. ``number`` is drawn by global rank 0 (empty elsewhere).
 
-    ``seed`` is what stochastic codecs draw from instead of the number; rank 0's counts. ``peers`` are (name, address)
-    pairs learned through torch's store, for clusters without a static list.
+    ``seed`` is what stochastic codecs draw from instead of the number; ``plan`` and ``quality`` are words of `modes.py`
+    (empty: the daemon's); of all three rank 0's count. ``peers`` are (name, address) pairs learned through torch's
+    store, for clusters without a static list.
     """
 
     label: str
@@ -267,6 +273,8 @@ class Register(Message, frozen=True, tag="register"):
     peers: tuple[tuple[str, str], ...] = ()
     version: str = ""
     seed: Seed | None = None
+    plan: str = ""
+    quality: str = ""
 
 
 class Reattach(Message, frozen=True, tag="reattach"):
@@ -278,7 +286,7 @@ class Reattach(Message, frozen=True, tag="reattach"):
 
 
 class Registered(Message, frozen=True, tag="registered"):
-    """The job is formed: its number, epoch and members, and where the lanes listen."""
+    """The job is formed: its number, epoch and members, where the lanes listen, and who makes its plans at first."""
 
     job: bytes
     epoch: int
@@ -287,6 +295,7 @@ class Registered(Message, frozen=True, tag="registered"):
     lane_sockets: tuple[str, ...]
     partition_bytes: int
     deadline: float
+    mode: str = STATIC
 
 
 class WhoAreYou(Message, frozen=True, tag="who"):
@@ -321,62 +330,44 @@ class Unregister(Message, frozen=True, tag="unregister"):
     """The worker leaves in good order."""
 
 
+class AskAdvice(Message, frozen=True, tag="advise?"):
+    """Would compression pay? Of ``domain`` (-1: the job's largest model), on its own link and on others: ``bandwidths``
+    in bytes a second a direction (none: usual ones). ``request`` comes back with the answer."""
+
+    request: int
+    domain: int = -1
+    bandwidths: Annotated[tuple[float, ...], msgspec.Meta(max_length=MAX_BANDWIDTHS)] = ()
+
+
+class AdviceRow(msgspec.Struct, frozen=True, array_like=True):
+    """One plan on one link: bytes a second, whether that is the measured link, what is expected, seconds a step."""
+
+    bandwidth: float
+    measured: bool
+    plan: str
+    codec: str
+    seconds: float
+
+
+class Advised(Message, frozen=True, tag="advised"):
+    """The answer to AskAdvice: a sentence, seconds of a step without exchange, bytes a second above which nothing pays
+    (0: it never does; None: it does on every link). ``error``: why there is none, and ``advice`` what to do."""
+
+    request: int
+    verdict: str = ""
+    compute: float = 0.0
+    stops_paying: float | None = None
+    rows: tuple[AdviceRow, ...] = ()
+    error: str = ""
+    advice: str = ""
+
+
 class Waiting(Message, frozen=True, tag="waiting"):
     """What the daemon is waiting for, for a worker to show while it waits (never a silent hang)."""
 
     what: str
 
 
-# --------------------------------------------------------------------------------- worker <-> lane
-class Attach(Message, frozen=True, tag="attach"):
-    """First message on a lane's socket."""
-
-    job: bytes
-    rank: int
-
-
-class MapSection(Message, frozen=True, tag="map"):
-    """Ask for the arena chunks of an agreed section; ``have`` chunks are mapped already."""
-
-    domain: int
-    index: int
-    have: int
-
-
-class Mapped(Message, frozen=True, tag="mapped"):
-    """Sizes of the new chunks; their descriptors come with this message."""
-
-    domain: int
-    index: int
-    first: int
-    sizes: tuple[int, ...]
-
-
-class Push(Message, frozen=True, tag="push"):
-    """Doorbell: blocks ``keys`` of ``step`` are in the arena; ``close``: nothing more comes in this step.
-
-    ``flags`` are wire flags (AVERAGE); ``grad_scale`` is the loss scale the gradients carry.
-    """
-
-    domain: int
-    step: int
-    keys: tuple[int, ...]
-    close: bool
-    flags: int = 0
-    grad_scale: float = 1.0
-
-
-class Done(Message, frozen=True, tag="done"):
-    """Doorbell: these blocks of ``step`` are in the output slots; ``nonfinite``: so is a NaN."""
-
-    domain: int
-    step: int
-    keys: tuple[int, ...]
-    nonfinite: bool = False
-
-
 WorkerAct = Register | Reattach | WhoAreYou | DeclareDomain | DeclareSection | Unregister
-FromWorker = WorkerAct | TensorTimes | AuditReport
-ToWorker = Registered | IAm | SectionAgreed | Fault | Waiting | AuditAnswer
-FromLaneWorker = Attach | MapSection | Push
-ToLaneWorker = Mapped | Done | Fault
+FromWorker = WorkerAct | TensorTimes | AuditReport | AskAdvice
+ToWorker = Registered | IAm | SectionAgreed | Fault | Waiting | AuditAnswer | Advised

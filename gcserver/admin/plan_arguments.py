@@ -9,11 +9,11 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import re
 from pathlib import Path
 from typing import Any
 
 from gcproto import admin_pb2 as pb
+from gcproto.rates import read_rate
 
 RULE = "PATTERN=SPEC[@SCHEME]"
 _KEYS = ("pattern", "codec", "scheme")
@@ -70,15 +70,9 @@ def parameter(text: str) -> tuple[str, float]:
     raise argparse.ArgumentTypeError(f"expected NAME=VALUE such as k_min=0.001, got {text!r}")
 
 
-_RATES = {"": 1.0, "bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
-
-
 def bandwidth(text: str) -> float:
     """``100mbit`` as bytes a second. Raises argparse.ArgumentTypeError."""
-    match = re.fullmatch(r"([0-9.]+)([a-z]*)", text.strip().lower())
     try:
-        if match and match[2] in _RATES and (bits := float(match[1]) * _RATES[match[2]]) > 0:
-            return bits / 8
-    except ValueError:
-        pass
-    raise argparse.ArgumentTypeError(f"expected a rate such as 100mbit or 2.5gbit, got {text!r}")
+        return read_rate(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None

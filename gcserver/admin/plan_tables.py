@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from gcproto.rates import say_rate
 from gcserver.admin.tables import Row, clean, facts, table
 from gcserver.values import human_duration, human_size
 
@@ -28,8 +29,8 @@ def plan(answer: dict[str, Any]) -> str:
 
 def _made_by(answer: dict[str, Any]) -> str:
     mode, says = answer["mode"], answer["planner"]
-    who = "operators" if mode in ("", "static") else f"the planner ({mode}, {answer['quality']})"
-    return who + (f": {says}" if says else "")
+    who = "operators" if mode == "static" else f"the planner ({mode}, {answer['quality']})" if mode else ""
+    return ": ".join(filter(None, (who, says))) or "operators"
 
 
 def _domain_plan(d: dict[str, Any], proposed: int) -> str:
@@ -91,7 +92,7 @@ def profile(answer: dict[str, Any]) -> str:
 
 
 def _profile(d: dict[str, Any]) -> str:
-    link = f"{human_rate(d['link_bandwidth'])}, {human_duration(d['link_latency_seconds'])} one way"
+    link = f"{say_rate(d['link_bandwidth'])}, {human_duration(d['link_latency_seconds'])} one way"
     pairs = [
         ("job", f"{d['job']}, {d['domain']}, {d['nodes']} nodes"),
         ("computes", f"{human_duration(d['forward_seconds'])} before the first gradient, "
@@ -124,19 +125,12 @@ def _profile(d: dict[str, Any]) -> str:
     return "\n".join(parts)
 
 
-def human_rate(bandwidth: float) -> str:
-    """Bytes a second as links are named: bits, decimal."""
-    bits = bandwidth * 8
-    unit, name = (1e9, "Gbit/s") if bits >= 1e9 else (1e6, "Mbit/s")
-    return f"{bits / unit:.3g} {name}"
-
-
 def advice(answer: dict[str, Any]) -> str:
     return "\n\n".join(_advice(d) for d in answer["domains"])
 
 
 def _advice(d: dict[str, Any]) -> str:
-    below = "at any of these" if d["pays_below"] is None else f"below {human_rate(d['pays_below'])}"
+    below = "at any of these" if d["pays_below"] is None else f"below {say_rate(d['pays_below'])}"
     pairs = [
         ("domain", d["domain"]),
         ("verdict", d["verdict"]),
@@ -144,7 +138,7 @@ def _advice(d: dict[str, Any]) -> str:
         ("pays", below),
     ]
     rows = [
-        (human_rate(r["bandwidth"]) + (" (measured)" if r["measured"] else ""), r["plan"], r["codec"],
+        (say_rate(r["bandwidth"]) + (" (measured)" if r["measured"] else ""), r["plan"], r["codec"],
          human_duration(r["expected_seconds"]), f"{r['expected_seconds'] / max(d['compute_seconds'], 1e-9):.2f}")
         for r in d["rows"]
     ]  # fmt: skip

@@ -202,7 +202,7 @@ class ControlMachine:
 
     def _registered(self, job: Job) -> Registered:
         r = job.record
-        return Registered(job.id, r.epoch, job.node, r.members, (), r.partition_bytes, r.deadline)
+        return Registered(job.id, r.epoch, job.node, r.members, (), r.partition_bytes, r.deadline, r.mode)
 
     def _reattach(self, connection: Connection, m: messages.Reattach) -> None:
         job = self.jobs.get(m.job)

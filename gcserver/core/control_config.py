@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gcproto import messages, wire
+from gcproto import messages, modes, wire
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,8 @@ class ControlConfig:
     lease: float = 30.0
     quiet_after: float = 3.0
     controller: str = "none"
+    mode: str = modes.STATIC
+    quality: str = modes.BALANCED
 
     @property
     def node(self) -> int:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from gcproto import messages, wire
+from gcproto import messages, modes, wire
 from gcproto.manifest import PAGE
 from gcproto.messages import EpochDecided, Fault, JobJoin, JobLeft, JoinRefusal, MemberInfo, Register, Waiting
 from gcserver.core.control_config import ControlConfig
@@ -76,7 +76,7 @@ def why_unusable(
         return None
     if bad := unusable(m.rules, resolve):
         return "CodecError", f"{node} cannot run the rules of job {m.label!r}: {bad[1]}"
-    if why := no_controller(m.controller):
+    if why := no_controller(m.controller) or modes.unknown(m.mode, m.quality):
         return "JoinRefused", f"{node} cannot steer job {m.label!r} as it should be: {why}"
     return None
 
@@ -117,6 +117,9 @@ class Formation:
                 f"on_loss={m.on_loss!r} comes in a later release; this one knows 'fail' only",
                 "leave on_loss out",
             )
+            return
+        if why := modes.unknown(m.plan, m.quality):
+            self._refuse(connection, "JoinRefused", why, "correct plan or quality (GC_PLAN, GC_QUALITY)")
             return
         for name, address in m.peers:
             self.peers.meet(name, address)
@@ -210,6 +213,8 @@ class Formation:
             first.on_loss or c.on_loss,
             first.seed,
             c.controller,
+            first.plan or c.mode,
+            first.quality or c.quality,
         )
         self.out.append(Arbitrate(0, record))
 

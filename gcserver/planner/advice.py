@@ -13,8 +13,10 @@ from typing import Final
 import msgspec
 
 from gcproto.dtypes import DType
+from gcproto.modes import QUALITIES
+from gcproto.rates import say_rate
 from gcserver.planner.auto import Proposal, Wish, compose, worth
-from gcserver.planner.families import CASTS, DENSE, QUALITIES
+from gcserver.planner.families import CASTS, DENSE
 from gcserver.planner.live_layout import placed
 from gcserver.planner.profile import CodecCost, LinkCost, Profile, ProfiledTensor, ProfileError
 
@@ -66,7 +68,7 @@ def advise(profile: Profile, bandwidths: Sequence[float] = (), quality: str = "b
     if stops <= 0:
         verdict += "; it would not pay on any link"
     elif stops < MOST:
-        verdict += f"; compression stops paying above about {_rate(stops)}"
+        verdict += f"; compression stops paying above about {say_rate(stops)}"
     return Advice(profile.compute, rows, stops, verdict)
 
 
@@ -99,10 +101,10 @@ def profile_of(
         address += n
     profile = Profile(
         "model", "model", nodes, 1, 1, compute - ready, tuple(tensors), link, partition_bytes, min_compress_bytes,
-        codecs=dict(codecs),
+        codecs=dict(codecs), whole=whole,
     )  # fmt: skip
     blocks, address = [], 0
-    for n, owner, lane in placed(profile, [[i for i, t in enumerate(tensors) if t.elements]], whole):
+    for n, owner, lane in placed(profile, [[i for i, t in enumerate(tensors) if t.elements]]):
         blocks.append((address, n, owner, lane))
         address += n
     return msgspec.structs.replace(profile, blocks=tuple(blocks))
@@ -128,7 +130,7 @@ def _row(profile: Profile, quality: str) -> AdviceRow:
     best = chosen or compose(profile, Wish(quality=quality))
     pays, why = worth(best.dense, best)
     use = f"use {best.family}: {why}" if pays else f"don't: {why}"
-    return AdviceRow(profile.link.bandwidth, tuple(plans), pays, f"at {_rate(profile.link.bandwidth)} {use}")
+    return AdviceRow(profile.link.bandwidth, tuple(plans), pays, f"at {say_rate(profile.link.bandwidth)} {use}")
 
 
 def _stops_paying(profile: Profile, quality: str) -> float:
@@ -148,9 +150,3 @@ def _stops_paying(profile: Profile, quality: str) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if pays(math.exp(middle)) else (low, middle)
     return math.exp(low)
-
-
-def _rate(bandwidth: float) -> str:
-    """Bytes a second as networks are named."""
-    bits = bandwidth * 8
-    return f"{bits / 1e9:.3g} Gbit/s" if bits >= 1e9 else f"{bits / 1e6:.3g} Mbit/s"

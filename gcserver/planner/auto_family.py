@@ -137,8 +137,9 @@ def _forced(live: Live, spec: Spec, out: set[int]) -> tuple[str, ...]:
     if spec.name == DENSE:
         return ("",) * len(live.blocks)
     why = []
-    # A sparsifier sends all of a segment at its highest level, but a tensor that leads a block has a rule for that.
-    inexact = out & {b.lead for b in live.blocks} if spec.name in SPARSE else out
+    # A sparsifier sends all of a segment at its highest level, and exactly unless it rounds values; but a tensor that
+    # leads a block has a rule for that.
+    inexact = out & {b.lead for b in live.blocks} if spec.name in SPARSE and spec.width == 32 else out
     for index, block in enumerate(live.blocks):
         text = live.usable(index, spec.text)
         if not text and block.lead in out:

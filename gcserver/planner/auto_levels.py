@@ -19,6 +19,7 @@ from gcserver.planner.errors import LevelTable
 from gcserver.planner.errors_sparse import EXACT
 from gcserver.planner.families import SPARSE, Spec, error_families, exact_level
 from gcserver.planner.lgreco import solve
+from gcserver.planner.payload import sparse_payload
 from gcserver.planner.profile import LevelErrors, Profile
 
 
@@ -69,22 +70,31 @@ def _solved(profile: Profile, spec: Spec, tensors: Collection[int], alphas: Sequ
         return Levels({}, (), f"one level for all: no errors of {spec.name} are known")
     # A default between two levels counts as the more precise one, so that the budget is no larger for it.
     default = next((level for level in common if level >= spec.level), common[-1])
-    sets = solve(_table(rows, common, default), alphas=alphas).sets
+    table = _table(profile, spec, rows, common, default)
+    sets = solve(table, alphas=alphas).sets
     own = (spec.level,) * len(sets)
     levels = dict.fromkeys(index.values(), own)
     for i, row in enumerate(rows):
         levels[index[row.name]] = tuple(s.levels[i] for s in sets)
-    saved = 1 - sets[-1].bytes / max(_table(rows, common, default).default_bytes, 1.0)
+    saved = 1 - sets[-1].bytes / max(table.default_bytes, 1.0)
     reason = f"levels of {len(rows)} tensors send {saved:.0%} less than {spec.text} at no more error"
     return Levels(levels, tuple(s.alpha for s in sets), reason)
 
 
-def _table(rows: Sequence[LevelErrors], common: Sequence[int], default: int) -> LevelTable:
+def _table(
+    profile: Profile, spec: Spec, rows: Sequence[LevelErrors], common: Sequence[int], default: int
+) -> LevelTable:
+    """Errors are the family's, bytes the spec's own: a sparsifier's depend on how it packs."""
     picks = [[row.levels.index(level) for level in common] for row in rows]
+    elements = {t.name: t.elements for t in profile.tensors}
+    if spec.name in SPARSE:
+        sizes = [sparse_payload(spec, elements[row.name], np.array(common, np.int64)) for row in rows]
+    else:
+        sizes = [np.array([row.sizes[i] for i in pick]) for row, pick in zip(rows, picks, strict=True)]
     return LevelTable(
         tuple(row.name for row in rows),
         np.array(common, np.int64),
-        np.array([[row.sizes[i] for i in pick] for row, pick in zip(rows, picks, strict=True)]),
+        np.array(sizes),
         np.array([[row.errors[i] for i in pick] for row, pick in zip(rows, picks, strict=True)]),
         np.full(len(rows), common.index(default), np.int64),
     )

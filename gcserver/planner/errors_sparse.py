@@ -27,7 +27,7 @@ def sparse_counts(n: int, levels: I64) -> I64:
     return np.maximum(levels * n // 1_000_000, 1) if n else np.zeros(levels.size, np.int64)
 
 
-def sparse_bytes(n: int, levels: I64, element: float = 8.0) -> F64:
+def sparse_bytes(n: int, levels: I64, element: float | F64 = 8.0) -> F64:
     """Bytes of a segment, float64[C]: 4 for its count and ``element`` each sent (8: float32 and a 4-byte index)."""
     return np.asarray(4.0 + element * sparse_counts(n, levels), np.float64)
 

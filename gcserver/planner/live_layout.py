@@ -49,7 +49,7 @@ class LiveBlock:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The blocks of a domain in address order; ``whole``: no tensor is ever cut, as codecs of matrices need it."""
+    """The blocks of a domain in address order; ``whole``: as the profile has it."""
 
     blocks: tuple[LiveBlock, ...]
     whole: bool
@@ -60,21 +60,19 @@ def lay_out(profile: Profile) -> Layout:
     sections = _sections(profile)
     blocks = [(n, owner, lane) for _, n, owner, lane in sorted(profile.blocks)]
     if sum(n for n, _, _ in blocks) != profile.elements:
-        blocks = placed(profile, sections, False)
+        blocks = placed(profile, sections)
     for _, owner, lane in blocks:
         if not (0 <= owner < profile.nodes and 0 <= lane < profile.lanes):
             raise ProfileError(
                 f"a block belongs to one of {profile.nodes} nodes and {profile.lanes} lanes, "
                 f"got owner {owner}, lane {lane}: the profile has to be measured anew"
             )
-    sizes = [n for n, _, _ in blocks]
-    cut, whole = ([n for n, _, _ in placed(profile, sections, kind)] for kind in (False, True))
-    return Layout(tuple(_filled(profile, sections, blocks)), sizes == whole != cut)
+    return Layout(tuple(_filled(profile, sections, blocks)), profile.whole)
 
 
-def placed(profile: Profile, sections: Sequence[Sequence[int]], whole: bool) -> list[tuple[int, int, int]]:
+def placed(profile: Profile, sections: Sequence[Sequence[int]]) -> list[tuple[int, int, int]]:
     """(elements, owner, lane) of the blocks that the daemon would make of sections of tensors, by their indices."""
-    space = AddressSpace(profile.nodes, profile.lanes, profile.partition_bytes, whole)
+    space = AddressSpace(profile.nodes, profile.lanes, profile.partition_bytes, profile.whole)
     made = []
     for index, section in enumerate(sections):
         tensors = [profile.tensors[i] for i in section]

@@ -114,7 +114,7 @@ class Profile(msgspec.Struct, frozen=True):
     errors: by family ("topk", "qsgd", ...). steps: one entry per plan that ran long enough. busy: how much longer
     kernels take in the job than they do alone (neighbours on the same cores), 1 at least. interference: seconds by
     which a step grows for each second of CPU time that lanes and the network take, from 0 (cores of their own) to 1
-    (the workers' cores).
+    (the workers' cores). whole: no block cuts a tensor, as codecs of whole matrices need it.
     """
 
     job: str
@@ -136,6 +136,7 @@ class Profile(msgspec.Struct, frozen=True):
     errors: dict[str, tuple[LevelErrors, ...]] = {}
     steps: tuple[StepTime, ...] = ()
     form: int = FORM
+    whole: bool = False
 
     @property
     def elements(self) -> int:

@@ -68,26 +68,27 @@ def _quiet(spec: str, done: int, total: int) -> None:
 
 def costs(
     specs: Sequence[str],
-    directory: Path,
+    directory: Path | None,
     progress: Progress = _quiet,
     seconds: float = SECONDS,
     sizes: Sequence[int] = SIZES,
 ) -> Known:
-    """The cost of each spec, by the spec as given; those of this machine in ``directory`` are not measured again.
+    """The cost of each spec, by the spec as given; those of this machine in ``directory`` (None: nothing is kept) are
+    not measured again.
 
     progress(spec, done, total): called before each that is measured. seconds: for all of `SPECS`; others take their
     share. sizes: elements, ascending. Files of another machine, of other kernels or that cannot be read are left aside,
     and a folder that cannot be written costs the next call its time. Raises CodecError for a spec that is none.
     """
     wanted = {spec: parse(spec) for spec in specs}
-    path = Path(directory) / f"codec-costs-{_machine_key(sizes)}.json"
-    known = _read(path)
+    path = directory / f"codec-costs-{_machine_key(sizes)}.json" if directory is not None else None
+    known = _read(path) if path is not None else {}
     missing = {_name(codec): codec for codec in wanted.values() if _name(codec) not in known}
     if missing:
         each = seconds / len(SPECS)
         for done, (name, cost) in enumerate(_measure(missing, sizes, each, progress), 1):
             known[name] = cost
-            if done == len(missing):
+            if path is not None and done == len(missing):
                 _write(path, known)
     return {spec: known[_name(codec)] for spec, codec in wanted.items()}
 

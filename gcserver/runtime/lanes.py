@@ -161,6 +161,7 @@ class Lanes:
         if self.table[lane.index] is not lane or self._s.stopped.is_set():
             return
         self.table[lane.index] = None
+        self._s.questions.lane_gone(lane.index)
         if not lane.ready and not lane.restarts:
             self._s.fail(f"lane {lane.index} could not start (exit status {status}); its message is above")
             return

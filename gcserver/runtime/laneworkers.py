@@ -13,9 +13,10 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gcproto import messages, packed
+from gcproto import lane_messages, packed
 from gcproto.channel import Channel, ChannelClosed
-from gcproto.messages import Attach, Done, Fault, Mapped, MapSection, Push
+from gcproto.lane_messages import Attach, Done, Mapped, MapSection, Push
+from gcproto.messages import Fault
 from gcproto.packed import MessageError
 from gcserver.core import events as ev
 from gcserver.core.effects import Notify
@@ -26,14 +27,14 @@ from gcserver.runtime.lanelink import LaneTrouble
 if TYPE_CHECKING:
     from gcserver.runtime.lane import LaneProcess
 
-_decode_worker = packed.Decoder[messages.FromLaneWorker](messages.FromLaneWorker)
+_decode_worker = packed.Decoder[lane_messages.FromLaneWorker](lane_messages.FromLaneWorker)
 
 
 @dataclass(slots=True)
 class Worker:
     """A worker's connection. ``rank`` is its global rank once it attached."""
 
-    channel: Channel[messages.FromLaneWorker]
+    channel: Channel[lane_messages.FromLaneWorker]
     job: bytes = b""
     rank: int = -1
 
@@ -59,7 +60,7 @@ class LaneWorkers:
             self._poller.modify(self.listener.fileno(), 0)
             self.deaf = True
 
-    def _welcome(self, channel: Channel[messages.FromLaneWorker]) -> None:
+    def _welcome(self, channel: Channel[lane_messages.FromLaneWorker]) -> None:
         self.connections[channel.fileno()] = Worker(channel)
         self._poller.register(channel.fileno(), select.EPOLLIN)
 
@@ -92,7 +93,7 @@ class LaneWorkers:
             del self.ranks[worker.job, worker.rank]
         worker.channel.close()
 
-    def _from_worker(self, worker: Worker, message: messages.FromLaneWorker) -> None:
+    def _from_worker(self, worker: Worker, message: lane_messages.FromLaneWorker) -> None:
         if isinstance(message, Attach):
             worker.job, worker.rank = message.job, message.rank
             self.ranks[message.job, message.rank] = worker
@@ -137,7 +138,7 @@ class LaneWorkers:
             for descriptor in descriptors:
                 os.close(descriptor)
 
-    def _tell(self, worker: Worker, message: messages.ToLaneWorker, descriptors: list[int] | None = None) -> None:
+    def _tell(self, worker: Worker, message: lane_messages.ToLaneWorker, descriptors: list[int] | None = None) -> None:
         try:
             worker.channel.send(message, descriptors or ())
         except ChannelClosed:

@@ -1,9 +1,10 @@
 """What a supervisor must find again after it died: jobs, and each domain's step ledger.
 
-What may live here: their files. What may not: what is in them (`gcserver.core.job`, `steering.py`).
+What may live here: their files. What may not: what is in them (`gcserver.core.job`, `steering.py`, `planning.py`).
 
     jobs/<job>/job.msgpack       a JobMemory, replaced atomically
     jobs/<job>/steering.msgpack  controllers as `steering.py` saves them, replaced atomically
+    jobs/<job>/planning.msgpack  how `planning.py` stands with the job's plans, replaced atomically
     jobs/<job>/<domain>.ledger   settled watermark, voided steps, plan switches; mapped, written in place
 
 The ledger's watermark is written last: a kill in between leaves the step unsettled, and settling it again
@@ -88,6 +89,14 @@ def _write(path: Path, content: bytes) -> None:
     temporary.replace(path)
 
 
+def _read(path: Path) -> bytes:
+    """A file's content; empty if there is none."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return b""
+
+
 @dataclass(slots=True)
 class JobStore:
     """All jobs of one daemon, under its state directory."""
@@ -128,10 +137,14 @@ class JobStore:
 
     def steering(self, job: bytes) -> bytes:
         """What was saved last; empty if nothing was."""
-        try:
-            return (self.directory(job) / "steering.msgpack").read_bytes()
-        except FileNotFoundError:
-            return b""
+        return _read(self.directory(job) / "steering.msgpack")
+
+    def save_planning(self, job: bytes, saved: bytes) -> None:
+        _write(self.directory(job) / "planning.msgpack", saved)
+
+    def planning(self, job: bytes) -> bytes:
+        """What was saved last; empty if nothing was."""
+        return _read(self.directory(job) / "planning.msgpack")
 
     def forget(self, job: bytes) -> None:
         for key in [k for k in self.ledgers if k[0] == job]:

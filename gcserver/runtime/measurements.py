@@ -93,12 +93,13 @@ class Paces:
         #: the newest step, when it settled, its plan, steps before it under that plan
         self._last = (0, 0.0, -1, 0)
 
-    def settled(self, step: int, plan: int, now: float) -> None:
-        """``step``, which ran under ``plan``, settled at ``now``."""
+    def settled(self, step: int, plan: int, now: float, void: bool = False) -> None:
+        """``step``, which ran under ``plan``, settled at ``now``; a ``void`` one says nothing of the plan: its
+        gradients were not finite, and hardly anything was sent."""
         before, at, under, run = self._last
         run = run + 1 if (step, plan) == (before + 1, under) else 0
         self._last = (step, now, plan, run)
-        if run > SETTLING:
+        if run > SETTLING and not void:
             if plan not in self._intervals:
                 while len(self._intervals) >= PLANS:
                     del self._intervals[next(iter(self._intervals))]

@@ -16,10 +16,11 @@ from gcserver.core.control_domain import ControlDomain
 from gcserver.core.job import Job
 from gcserver.planner.advice import MOST, Advice
 from gcserver.planner.auto import Proposal
+from gcserver.planner.course import Standing, step_under
 from gcserver.planner.live import LiveStep
 from gcserver.planner.profile import Profile, dump
 from gcserver.runtime.plannerlink import PlannerError
-from gcserver.runtime.planning import TOO_SOON, Course, NotPlannable
+from gcserver.runtime.planning import TOO_SOON, Course, NotPlannable, planner_of
 from gcserver.runtime.planstatus import plan_status
 from gcserver.runtime.steptrace import AskTrace, TracedStep
 from gcserver.runtime.tensors import space
@@ -48,8 +49,11 @@ class PlanAdmin:
             await self._domain(job, domain, shown, course, timeline)
             for shown, domain in zip(status.domains, list(job.domains.values()), strict=True)
         ]
-        mode, quality = course.settings.mode, course.settings.quality
-        return replace(status, domains=tuple(domains), mode=mode, quality=quality, planner=course.says)
+        mode, quality, says = course.standing.mode, course.standing.quality, course.says
+        if job.node != job.first:
+            # What the job began with; what an operator made of it since then the planning node knows.
+            mode, quality, says = job.record.mode, job.record.quality, planner_of(job)
+        return replace(status, domains=tuple(domains), mode=mode, quality=quality, planner=says)
 
     async def _domain(
         self, job: Job, domain: ControlDomain, shown: DomainPlan, course: Course, timeline: bool
@@ -59,23 +63,25 @@ class PlanAdmin:
             for c in self._s.steering.describe(job.id)
             if c.domain == domain.config.label
         )
-        planned = course.proposal is not None and course.domain == domain.config.domain
+        standing = course.standing
+        proposal = standing.proposal if standing.domain == domain.config.domain else None
         forecast = None
-        if planned and course.proposal is not None:
-            forecast = _forecast(course.proposal, course.plan, self._measured_step(job, domain, course))
+        if proposal is not None:
+            forecast = _forecast(proposal, standing.forecast_plan, self._measured_step(job, domain, standing))
         predicted: tuple[said.TimelineJob, ...] = ()
         measured: tuple[said.TimelineJob, ...] = ()
         if timeline and domain.declared_as.scoped:
             measured = await self._traced(domain)
-            if planned and course.proposal is not None and course.profile is not None:
-                step = await _or_refused(self._s.planning.predict(domain, course.profile, course.proposal.rules))
-                predicted = _predicted(step, course.profile)
+            if proposal is not None and standing.profile is not None:
+                step = await _or_refused(self._s.planning.predict(domain, standing.profile, proposal.rules))
+                predicted = _predicted(step, standing.profile)
         return replace(shown, forecast=forecast, controllers=controllers, predicted=predicted, measured=measured)
 
-    def _measured_step(self, job: Job, domain: ControlDomain, course: Course) -> float:
-        seen = self._s.profiler.profile(job.id, domain.config.domain)
-        steps = seen.steps if seen is not None else ()
-        return next((s.seconds for s in steps if s.plan == course.plan), 0.0)
+    def _measured_step(self, job: Job, domain: ControlDomain, standing: Standing) -> float:
+        """Seconds of a step under the proposal's plan; 0 before it is one, and before any has been measured."""
+        seen = self._s.profiler.profile(job.id, domain.config.domain) if standing.forecast_plan else None
+        step = step_under(seen, standing.forecast_plan) if seen is not None else None
+        return step.seconds if step is not None else 0.0
 
     async def _traced(self, domain: ControlDomain) -> tuple[said.TimelineJob, ...]:
         """One step as this node's lanes worked it off."""

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import struct
 import sys
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -30,9 +30,9 @@ from gcserver.runtime.peek import Watched
 PATIENCE: Final = 120.0
 #: An idle process is ended after so many seconds: it holds some hundred megabytes.
 IDLE: Final = 60.0
+COMMAND: Final = (sys.executable, "-m", "gcserver.runtime.plannerprocess")
 MAX_MESSAGE: Final = 1 << 28
 LENGTH: Final = struct.Struct("<I")
-log = logging.getLogger("gcserver")
 
 
 class PlannerError(Exception):
@@ -41,7 +41,7 @@ class PlannerError(Exception):
 
 class Measure(msgspec.Struct, frozen=True, tag="measure"):
     """What do the codecs that a wish takes cost here, and what do they lose of a job's gradients (``errors`` False:
-    not that)? ``watched``: where the gradients are; ``caches``: where measured costs are kept."""
+    not that)? ``watched``: where the gradients are; ``caches``: where measured costs are kept, empty: nowhere."""
 
     profile: Profile
     wish: Wish
@@ -101,9 +101,11 @@ Answer = Measured | Planned | Advised | Predicted | Refused
 class PlannerLink:
     """One planning process at most, one question at a time. ``close`` ends it."""
 
-    def __init__(self, patience: float = PATIENCE, idle: float = IDLE) -> None:
-        self._patience, self._idle = patience, idle
+    def __init__(self, patience: float = PATIENCE, idle: float = IDLE, command: Sequence[str] = COMMAND) -> None:
+        self._patience, self._idle, self._command = patience, idle, command
         self._process: asyncio.subprocess.Process | None = None
+        #: the newest one that was told to end
+        self._ending: asyncio.subprocess.Process | None = None
         self._turn = asyncio.Lock()
         self._timer: asyncio.TimerHandle | None = None
         self._decoder = msgspec.msgpack.Decoder(Answer)
@@ -138,8 +140,7 @@ class PlannerLink:
         process = self._process
         if process is None or process.returncode is not None:
             process = self._process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "gcserver.runtime.plannerprocess",
-                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+                *self._command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
                 env={**os.environ, "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
                 limit=1 << 20,
             )  # fmt: skip
@@ -161,5 +162,14 @@ class PlannerLink:
             self._timer = None
         process, self._process = self._process, None
         if process is not None and process.returncode is None:
+            self._ending = process
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
+
+    async def ended(self) -> None:
+        """Close, and wait until nothing of the process is left: its pipes belong to an event loop that may end."""
+        self.close()
+        if self._ending is not None:
+            with contextlib.suppress(OSError):
+                await self._ending.communicate()
+            self._ending = None

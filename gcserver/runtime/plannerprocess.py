@@ -65,7 +65,10 @@ def measure(request: Measure) -> Measured:
     """What the codecs of a quality cost this machine, and lose of this job."""
     quality = request.wish.quality
     specs = dict.fromkeys((families.DENSE, *families.ladder(quality), *filter(None, [request.wish.family])))
-    codecs = calibration.costs(tuple(specs), Path(request.caches))
+    # Without files the profile, which lives as long as the daemon, is what remembers.
+    known = {} if request.caches else {s: request.profile.codecs[s] for s in specs if s in request.profile.codecs}
+    missing = tuple(s for s in specs if s not in known)
+    codecs = known | calibration.costs(missing, Path(request.caches) if request.caches else None)
     errors: dict[str, tuple[LevelErrors, ...]] | None = None
     if request.errors:
         with Peek(request.watched) as peek:

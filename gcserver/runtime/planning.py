@@ -1,12 +1,13 @@
 """Plans made by the planner for the jobs of this node: when to measure, when to plan, what became of it.
 
-What may live here: who makes a job's plans, the course from profile to plan, taking a plan back that was slower than
-what it replaced. What may not: measuring (`profiler.py`, `plannerprocess.py`), how good a plan is (`gcserver.planner`),
+What may live here: the course from profile to plan, and what is said of it. What may not: its decisions
+(`gcserver.planner.course`), measuring (`profiler.py`, `plannerprocess.py`), how good a plan is (`gcserver.planner`),
 how members come to one (`gcserver.core.job_plans`).
 
 The node of a job's first rank plans for all: it alone needs a mode. A job is planned once ``warmup_steps`` have settled
-and its gradients have been timed; again when what was measured has drifted by DRIFT; and taken back when the measured
-step is slower than before by more than the noise. A plan of an operator ends that: the mode becomes static.
+and its gradients have been timed; again when what was measured has drifted; and taken back when the measured step is
+slower than before by more than the noise. Rules of anybody else, at whatever node, end that: the mode becomes static.
+How a job's planning stands is saved beside its other memory, so that a daemon that restarts goes on from there.
 """
 
 from __future__ import annotations
@@ -14,20 +15,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from gcproto.messages import Rule
 from gcserver.core.control_domain import ControlDomain
 from gcserver.core.control_events import AnswerRequest
 from gcserver.core.job import Job
 from gcserver.modes import AUTO, STATIC
+from gcserver.planner import course as decide
 from gcserver.planner.advice import Advice
-from gcserver.planner.auto import PARTS, Proposal, Wish, worth
+from gcserver.planner.auto import PARTS, Wish
 from gcserver.planner.auto_rules import PlannedRule
-from gcserver.planner.drift import drift
+from gcserver.planner.course import Act, Rules, Standing
 from gcserver.planner.live import LiveStep
 from gcserver.planner.live_layout import DDP_BUCKETS
 from gcserver.planner.profile import Profile, StepTime
@@ -50,15 +52,15 @@ from gcserver.runtime.tensors import in_force
 if TYPE_CHECKING:
     from gcserver.runtime.supervisor import Supervisor
 
-#: Measured again and planned again when compute or link have changed by so much.
-DRIFT: Final = 0.2
 #: A plan waits so many steps for a measurement of the link. Payloads that never queue up say nothing of it.
 LINK_PATIENCE: Final = 30
-#: So many steps under a plan say how long its steps take.
-JUDGED_AFTER: Final = 8
 #: Seconds between two looks at whether a job's profile has drifted, and after a question that failed.
 LOOK_EVERY: Final = 5.0
 RETRY_AFTER: Final = 30.0
+#: Links for which advice is given unless told otherwise, bytes a second: 0.1, 1, 10 and 100 Gbit/s.
+USUAL: Final = (12.5e6, 125e6, 1.25e9, 12.5e9)
+TOO_SOON: Final = "too little has been measured yet: let a model declared by gcclient.state make some ten steps"
+FAILED: Final = "planning failed; the daemon's log has the traceback"
 log = logging.getLogger("gcserver")
 
 
@@ -66,53 +68,42 @@ class NotPlannable(Exception):
     """Why there is no plan, profile or advice now, and what would help."""
 
 
-@dataclass(slots=True)
-class Settings:
-    """Who makes a job's plans, and what they may lose."""
-
-    mode: str
-    quality: str
+class Overtaken(NotPlannable):
+    """Something else happened to the job's plans while one was made: that counts, this one is dropped."""
 
 
 @dataclass(slots=True)
 class Course:
-    """How planning for a job stands. ``profile`` and ``proposal`` are the newest; ``before`` what the plan in force
-    replaced: its rules and its measured step."""
+    """How planning for a job stands: what is saved, what operators are told, when to look again, work under way."""
 
-    settings: Settings
-    domain: int = -1
-    profile: Profile | None = None
-    proposal: Proposal | None = None
-    plan: int = 0
-    before: tuple[tuple[Rule, ...], StepTime] | None = None
+    standing: Standing
     says: str = ""
     looked: float = 0.0
-    task: asyncio.Task[None] | None = None
-    #: rules that were slower than promised; not taken again until the profile drifts
-    taken_back: set[tuple[Rule, ...]] = field(default_factory=set)
+    task: asyncio.Task[AnswerRequest | None] | None = None
 
 
 class Planning:
     """All jobs this node plans for."""
 
-    def __init__(self, supervisor: Supervisor) -> None:
+    def __init__(self, supervisor: Supervisor, link: PlannerLink | None = None) -> None:
         self._s = supervisor
-        self._link = PlannerLink()
+        self._link = link or PlannerLink()
         self._courses: dict[bytes, Course] = {}
 
-    def close(self) -> None:
+    async def close(self) -> None:
+        """Stop planning, and end the planning process."""
         for course in self._courses.values():
             if course.task is not None:
                 course.task.cancel()
-        self._link.close()
+        await self._link.ended()
 
     # ------------------------------------------------------------------------------------------ modes
     def course(self, job: Job) -> Course:
-        """How planning for ``job`` stands; begun with the configuration's mode."""
+        """How planning for ``job`` stands: as it was saved, else begun with the mode of its record,
+        which is what rank 0's worker wanted, else what the first node's configuration says."""
         found = self._courses.get(job.id)
         if found is None:
-            plan = self._s.config.plan
-            found = self._courses[job.id] = Course(Settings(plan.mode, plan.quality))
+            found = self._courses[job.id] = Course(self._saved(job))
         return found
 
     def set_mode(self, job: Job, mode: str, quality: str) -> str:
@@ -120,20 +111,24 @@ class Planning:
         the node that plans."""
         self._must_be_first(job)
         course = self.course(job)
-        course.settings = Settings(mode or course.settings.mode, quality or course.settings.quality)
+        old = course.standing
+        mode, quality = mode or old.mode, quality or old.quality
         course.looked, course.says = 0.0, ""
-        course.taken_back.clear()
-        course.plan, course.before = 0, None
-        if course.settings.mode == STATIC:
+        if mode == STATIC:
+            self._now(job, mode=mode, quality=quality, before=None)
             return "plans are made by operators from now on; the one in force stays"
-        return f"plans are made by the planner ({course.settings.mode}, {course.settings.quality}) from now on"
+        # Rules that are there now may be planned away; a plan that is on its way is still known as the planner's.
+        course.standing = Standing(mode, quality, self._rules(job), old.asked)
+        self._now(job)
+        return f"plans are made by the planner ({mode}, {quality}) from now on"
 
     def by_hand(self, job: Job) -> None:
-        """An operator gave the job rules: they are not to be planned away."""
+        """An operator gave the job rules: they are not to be planned away. Other nodes' operators are noticed by what
+        they gave."""
         course = self.course(job)
-        if course.settings.mode != STATIC:
-            course.settings = Settings(STATIC, course.settings.quality)
-            course.says = ""
+        if job.node == job.first and course.standing.mode != STATIC:
+            course.standing, course.says = decide.by_hand(course.standing), ""
+            self._now(job)
 
     def forget_job(self, job: bytes) -> None:
         course = self._courses.pop(job, None)
@@ -142,7 +137,25 @@ class Planning:
 
     def _must_be_first(self, job: Job) -> None:
         if job.node != job.first:
-            raise NotPlannable(f"{job.first} plans for job {job.record.label!r}: ask its daemon")
+            raise NotPlannable(planner_of(job))
+
+    # ----------------------------------------------------------------------------------------- memory
+    def _now(self, job: Job, **changes: Any) -> None:
+        """Change how planning stands, and save it."""
+        course = self.course(job)
+        course.standing = msgspec.structs.replace(course.standing, **changes)
+        try:
+            self._s.store.save_planning(job.id, msgspec.msgpack.encode(course.standing))
+        except OSError as error:
+            self._s.warn_once(f"how planning stands cannot be saved, a restart forgets it: {error}")
+
+    def _saved(self, job: Job) -> Standing:
+        begun, saved = Standing(job.record.mode, job.record.quality), self._s.store.planning(job.id)
+        try:
+            return msgspec.msgpack.decode(saved, type=Standing) if saved else begun
+        except msgspec.MsgspecError:
+            # Another release's. Plans that are there count as operators'.
+            return begun
 
     # ------------------------------------------------------------------------------------------- course
     def tick(self) -> None:
@@ -152,10 +165,29 @@ class Planning:
             if job.node != job.first or job.ended is not None:
                 continue
             course = self.course(job)
-            if course.settings.mode == STATIC or course.task is not None or now < course.looked:
+            if course.standing.mode == STATIC or course.task is not None:
+                continue
+            self._notice(job, course)
+            if course.standing.mode == STATIC or now < course.looked:
                 continue
             course.looked = now + LOOK_EVERY
-            self._look(job, course)
+            try:
+                self._look(job, course)
+            except Exception:
+                # A defect here must not stop the daemon's clock, nor the job.
+                course.says, course.looked = FAILED, now + RETRY_AFTER
+                log.exception("job %r: planning failed", job.record.label)
+
+    def _notice(self, job: Job, course: Course) -> None:
+        """Whose the job's newest plan is."""
+        found = decide.noticed(course.standing, job.proposal, self._rules(job))
+        if found == course.standing:
+            return
+        if found.mode == STATIC:
+            course.says = ""
+            log.info("job %r: plan %d is not the planner's: operators make the plans", job.record.label, job.proposal)
+        course.standing = found
+        self._now(job)
 
     def _look(self, job: Job, course: Course) -> None:
         domain = self.model(job)
@@ -164,24 +196,25 @@ class Planning:
             return
         warmup = self._s.config.plan.warmup_steps
         if domain.settled < warmup:
-            course.says = f"waits for step {warmup}"
-            course.looked = 0.0
+            course.says, course.looked = f"waits for step {warmup}", 0.0
             return
         seen = self._seen(job, domain)
         if seen is None:
-            course.says = "waits until the gradients have been timed"
-            course.looked = 0.0
+            course.says, course.looked = "waits until the gradients have been timed", 0.0
             return
         if not seen.link.samples and domain.settled < warmup + LINK_PATIENCE:
-            course.says = "waits until the link has been measured"
-            course.looked = 0.0
+            course.says, course.looked = "waits until the link has been measured", 0.0
             return
-        if course.plan and self._judge(job, domain, course, seen):
-            return
-        if course.profile is None or drift(course.profile, seen) > DRIFT:
-            why = "the first plan" if course.profile is None else "what was measured has drifted"
-            course.taken_back.clear()
-            course.task = self._s.loop.create_task(self._run(job, domain, course, why))
+        act, why = decide.next_act(course.standing, domain.config.domain, seen)
+        if act is Act.KEEP:
+            self._now(job, before=None)
+        elif act is Act.PLAN:
+            log.info("job %r is planned: %s", job.record.label, why)
+            self._now(job, taken_back=())
+            self._begin(job, course, lambda: self._plan(job, domain, course, seen))
+        elif act is Act.TAKE_BACK:
+            log.warning("job %r: %s", job.record.label, why)
+            self._begin(job, course, lambda: self._take_back(job, course, why))
 
     def model(self, job: Job) -> ControlDomain | None:
         """The scoped domain with the most elements: the model."""
@@ -194,77 +227,96 @@ class Planning:
         # A guess is worth less than what an earlier run measured.
         return self._s.profiler.profile(job.id, domain.config.domain, link=link if link.samples else None)
 
-    async def _run(self, job: Job, domain: ControlDomain, course: Course, why: str) -> None:
-        try:
-            await self._plan(job, domain, course)
-        except (NotPlannable, PlannerError) as error:
-            course.says = f"no plan for now: {error}"
-            course.looked = time.monotonic() + RETRY_AFTER
-            log.warning("job %r: %s", job.record.label, course.says)
-        except Exception:
-            # A defect here must not end the job, whose plan in force is as good as before.
-            course.says = "planning failed; the daemon's log has the traceback"
-            course.looked = time.monotonic() + RETRY_AFTER
-            log.exception("job %r: planning failed (%s)", job.record.label, why)
-        finally:
-            course.task = None
+    def _begin(
+        self, job: Job, course: Course, work: Callable[[], Awaitable[AnswerRequest | None]]
+    ) -> asyncio.Task[AnswerRequest | None]:
+        """Work on a job's plan beside everything else; what goes wrong is said, and raised as NotPlannable or
+        PlannerError."""
 
-    async def _plan(self, job: Job, domain: ControlDomain, course: Course) -> AnswerRequest | None:
+        async def guarded() -> AnswerRequest | None:
+            try:
+                return await work()
+            except (NotPlannable, PlannerError) as error:
+                self._failed(job, course, f"no plan for now: {error}", isinstance(error, Overtaken))
+                raise
+            except Exception:
+                # A defect here must not end the job, whose plan in force is as good as before.
+                log.exception("job %r", job.record.label)
+                self._failed(job, course, FAILED)
+                raise NotPlannable(FAILED) from None
+            finally:
+                course.task = None
+
+        course.task = self._s.loop.create_task(guarded())
+        course.task.add_done_callback(_heard)
+        return course.task
+
+    def _failed(self, job: Job, course: Course, says: str, overtaken: bool = False) -> None:
+        log.warning("job %r: %s", job.record.label, says)
+        course.looked = time.monotonic() + (LOOK_EVERY if overtaken else RETRY_AFTER)
+        if course.standing.mode != STATIC:
+            course.says = says
+
+    async def _plan(self, job: Job, domain: ControlDomain, course: Course, seen: Profile) -> AnswerRequest | None:
         """Measure what is missing, plan, and put the plan in force if it is worth that."""
+        wanted = course.standing.mode, course.standing.quality
+        # Before this work slows the steps down.
+        now = self._step_now(domain, seen)
         course.says = "measures codecs and gradients"
-        profile = await self._measured(job, domain, course, errors=True)
+        profile = await self._measured(job, domain, course, seen, errors=True)
         course.says = "plans"
-        now = self._step_now(job, domain, profile)
         wish = self._wish(course, domain)
         if now is not None:
             wish = msgspec.structs.replace(wish, rules=_in_force(job, domain), step=now.seconds)
         answer = await self._link.ask(Plan(profile, wish))
         assert isinstance(answer, Planned)
-        proposal = answer.proposal
-        course.profile, course.proposal, course.domain = profile, proposal, domain.config.domain
-        rules = tuple(Rule(r.pattern, r.spec, r.scheme, r.levels) for r in proposal.rules)
-        if rules in course.taken_back:
-            course.says = f"{proposal.reason}; but it was slower than the plan in force when it was tried"
+        self._still(job, course, wanted)
+        proposal, rules = answer.proposal, self._rules(job)
+        # Kept only once something has come of it: else it would not be planned again.
+        found = {"profile": profile, "proposal": proposal, "domain": domain.config.domain}
+        pays, reason = decide.switch(course.standing, proposal, now, rules)
+        if not pays:
+            self._now(job, **found)
+            course.says = reason
+            log.info("job %r: %s", job.record.label, reason)
             return None
-        if now is not None:
-            good, reason = worth(now, proposal)
-            if not good:
-                course.says = f"the plan in force stays: {reason}"
-                return None
-        before = self._rules(job)
-        answered = await self._s.set_plan(job.id.hex(), rules, True)
-        if answered.error:
-            raise NotPlannable(answered.error)
-        course.plan = answered.plan
-        course.before = (before, now) if now is not None else None
-        course.says = f"plan {answered.plan} since step {answered.step}: {proposal.reason}"
-        log.info("job %r: %s (expected %.3g s a step)", job.record.label, course.says, proposal.expected)
+        answered = await self._put(job, course, decide.rules_of(proposal))
+        if course.standing.mode != STATIC:
+            self._now(job, **found, before=decide.replaced(rules, now))
+            course.says = f"plan {answered.plan} since step {answered.step}: {reason}"
+            log.info("job %r: %s (expected %.3g s a step)", job.record.label, course.says, proposal.expected)
         return answered
 
-    def _judge(self, job: Job, domain: ControlDomain, course: Course, seen: Profile) -> bool:
-        """Take the newest plan back if its steps are slower than those before it; whether that was done."""
-        after = next((s for s in seen.steps if s.plan == course.plan), None)
-        if course.before is None or after is None or after.steps < JUDGED_AFTER:
-            return False
-        rules, before = course.before
-        course.before = None
-        if after.seconds <= before.seconds * (1 + max(0.05, 2 * after.noise, 2 * before.noise)):
-            return False
-        said = (
-            f"plan {course.plan} took {after.seconds:.3g} s a step, the one before it {before.seconds:.3g} s: that one "
-            "is back"
-        )
-        log.warning("job %r: %s", job.record.label, said)
-        course.taken_back.add(self._rules(job))
-        course.says, course.plan = said, 0
-        course.task = self._s.loop.create_task(self._take_back(job, course, rules))
-        return True
+    async def _take_back(self, job: Job, course: Course, why: str) -> AnswerRequest:
+        """Put in force again what was before."""
+        before, tried = course.standing.before, course.standing.rules
+        assert before is not None
+        answered = await self._put(job, course, before.rules)
+        if course.standing.mode != STATIC:
+            self._now(job, plan=0, before=None, taken_back=(*course.standing.taken_back, tried))
+            course.says = why
+        return answered
 
-    async def _take_back(self, job: Job, course: Course, rules: tuple[Rule, ...]) -> None:
-        try:
-            await self._s.set_plan(job.id.hex(), rules, True)
-        finally:
-            course.task = None
+    def _still(self, job: Job, course: Course, wanted: tuple[str, str]) -> None:
+        """Raises Overtaken where what was begun is not wanted any more."""
+        if job.ended is not None:
+            raise Overtaken("the job ended meanwhile")
+        self._notice(job, course)
+        if (course.standing.mode, course.standing.quality) != wanted:
+            raise Overtaken("who makes the plans, or what they may lose, was changed meanwhile")
+
+    async def _put(self, job: Job, course: Course, rules: Rules) -> AnswerRequest:
+        """Give the job these rules; returns when they are in force. Raises NotPlannable."""
+        if job.preparing or job.queue:
+            raise Overtaken("the members prepare another plan")
+        self._now(job, asked=rules)
+        answered = await self._s.set_plan(job.id.hex(), rules, True)
+        if not answered.error:
+            self._notice(job, course)
+        self._now(job, asked=None)
+        if answered.error:
+            raise NotPlannable(answered.error)
+        return answered
 
     # ---------------------------------------------------------------------------------------- requests
     async def replan(self, job: Job) -> AnswerRequest | None:
@@ -274,7 +326,7 @@ class Planning:
         """
         self._must_be_first(job)
         course = self.course(job)
-        if course.settings.mode == STATIC:
+        if course.standing.mode == STATIC:
             raise NotPlannable(
                 f"the plans of job {job.record.label!r} are made by operators; `gcctl set-plan --mode {AUTO}` changes "
                 "that"
@@ -282,15 +334,18 @@ class Planning:
         if course.task is not None:
             raise NotPlannable("a plan is being made right now; `gcctl plan` shows how that stands")
         domain = self.model(job)
-        if domain is None or self._seen(job, domain) is None:
+        seen = self._seen(job, domain) if domain is not None else None
+        if domain is None or seen is None:
             raise NotPlannable(TOO_SOON)
-        course.taken_back.clear()
-        work = asyncio.ensure_future(self._plan(job, domain, course))
-        course.task = self._s.loop.create_task(_wait(work))
+        self._now(job, taken_back=())
+        task = self._begin(job, course, lambda: self._plan(job, domain, course, seen))
         try:
-            return await work
-        finally:
-            course.task = None
+            # Whoever asked may give up waiting; the plan is made all the same.
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled():
+                raise NotPlannable("the job ended meanwhile") from None
+            raise
 
     async def predict(self, domain: ControlDomain, profile: Profile, rules: tuple[PlannedRule, ...]) -> LiveStep:
         """One step under these rules, job by job. Raises PlannerError."""
@@ -300,20 +355,20 @@ class Planning:
 
     async def advise(self, job: Job, domain: ControlDomain, bandwidths: tuple[float, ...]) -> tuple[Advice, float]:
         """(advice, bandwidth of the measured link). Raises NotPlannable, PlannerError."""
-        course = self.course(job)
-        profile = await self._measured(job, domain, course, errors=False)
-        answer = await self._link.ask(Advise(profile, bandwidths or USUAL, course.settings.quality))
+        course, seen = self.course(job), self._seen(job, domain)
+        if seen is None:
+            raise NotPlannable(TOO_SOON)
+        profile = await self._measured(job, domain, course, seen, errors=False)
+        answer = await self._link.ask(Advise(profile, bandwidths or USUAL, course.standing.quality))
         assert isinstance(answer, Advised)
         return answer.advice, profile.link.bandwidth
 
-    async def _measured(self, job: Job, domain: ControlDomain, course: Course, errors: bool) -> Profile:
-        seen = self._seen(job, domain)
-        if seen is None:
-            raise NotPlannable(TOO_SOON)
+    async def _measured(self, job: Job, domain: ControlDomain, course: Course, seen: Profile, errors: bool) -> Profile:
+        """What is known of the job once codecs, and gradients if asked, have been looked at."""
         s = self._s
         watched = Watched(str(s.state), len(s.lanes.table), domain.config, tuple(domain.sections))
-        request = Measure(seen, self._wish(course, domain), watched, str(s.config.plan.profiles), errors)
-        answer = await self._link.ask(request)
+        caches = str(s.config.plan.profiles or "")
+        answer = await self._link.ask(Measure(seen, self._wish(course, domain), watched, caches, errors))
         assert isinstance(answer, Measured)
         known = s.profiler.profile(job.id, domain.config.domain, costs=answer.codecs, errors=answer.errors)
         if known is None:
@@ -321,24 +376,29 @@ class Planning:
         return known
 
     def _wish(self, course: Course, domain: ControlDomain) -> Wish:
-        mode = course.settings.mode
+        mode = course.standing.mode
         parts = PARTS if mode in (AUTO, STATIC) else frozenset({mode})
-        quality, exclude = course.settings.quality, self._s.config.plan.exclude
-        return Wish(quality, parts, exclude=exclude, buckets=_buckets(domain))
+        return Wish(course.standing.quality, parts, exclude=self._s.config.plan.exclude, buckets=_buckets(domain))
 
-    def _rules(self, job: Job) -> tuple[Rule, ...]:
+    def _rules(self, job: Job) -> Rules:
+        """Of the job's newest plan that all members can run."""
         newest = job.plans.get(job.proposal)
         return newest.rules if newest is not None else ()
 
-    def _step_now(self, job: Job, domain: ControlDomain, profile: Profile) -> StepTime | None:
+    def _step_now(self, domain: ControlDomain, profile: Profile) -> StepTime | None:
         """The measured step of the plan in force."""
-        version = next(v for f, v in reversed(domain.switches) if f <= domain.settled + 1)
-        return next((s for s in profile.steps if s.plan == version), None)
+        return decide.step_under(profile, domain.switch(domain.settled + 1)[1])
 
 
-#: Links for which advice is given unless told otherwise, bytes a second: 0.1, 1, 10 and 100 Gbit/s.
-USUAL: Final = (12.5e6, 125e6, 1.25e9, 12.5e9)
-TOO_SOON: Final = "too little has been measured yet: let a model declared by gcclient.state make some ten steps"
+def _heard(done: asyncio.Task[Any]) -> None:
+    """What a task raised has been said already; asyncio is not to say it again."""
+    if not done.cancelled():
+        done.exception()
+
+
+def planner_of(job: Job) -> str:
+    """Who is to be asked about the plans of a job that another node plans for."""
+    return f"{job.first} plans for job {job.record.label!r}: ask its daemon"
 
 
 def _in_force(job: Job, domain: ControlDomain) -> tuple[PlannedRule, ...]:
@@ -350,7 +410,3 @@ def _in_force(job: Job, domain: ControlDomain) -> tuple[PlannedRule, ...]:
 def _buckets(domain: ControlDomain) -> tuple[int, ...]:
     """Bytes of the buckets in which a worker brings gradients; empty if it brings them one by one."""
     return DDP_BUCKETS if domain.config.label.startswith("ddp.") else ()
-
-
-async def _wait(work: asyncio.Future[AnswerRequest | None]) -> None:
-    await asyncio.wait({work})

@@ -96,7 +96,7 @@ class Profiler:
         if watched is not None:
             switches = watched.domain.switches
             plan = next((version for first, version in reversed(switches) if first <= e.step), switches[0][1])
-            watched.paces.settled(e.step, plan, self._clock())
+            watched.paces.settled(e.step, plan, self._clock(), e.void)
 
     def on_declared(self, job: bytes) -> None:
         """Something about the job's memory changed: perhaps it has more tensors."""
@@ -184,7 +184,8 @@ class Profiler:
         return Profile(
             watched.job.record.label, c.label, len(c.members), c.local_ranks, lanes, forward, tensors,
             partition_bytes=c.partition_bytes, min_compress_bytes=c.min_compress_bytes,
-            blocks=_blocks(watched.domain, lanes), steps=watched.paces.steps(), **known,
+            blocks=_blocks(watched.domain, lanes), steps=watched.paces.steps(),
+            whole=c.whole, **known,
         )  # fmt: skip
 
     # ------------------------------------------------------------------------------------------- keeping

@@ -26,7 +26,7 @@ class Questions:
     async def ask(self, question: Callable[[int], Any], patience: float) -> list[Any]:
         """``question(number)`` to every lane that is ready; what has been answered after ``patience`` seconds at most.
 
-        A lane that does not answer is restarting: its part is missing.
+        The part of a lane that dies meanwhile, or does not answer, is missing.
         """
         self._last += 1
         number = self._last
@@ -50,8 +50,16 @@ class Questions:
         waiting = self._open.get(message.request)
         if waiting is None:
             return
-        lanes, answers, done = waiting
+        waiting[1].append(message)
+        self._done_with(lane, waiting)
+
+    def lane_gone(self, lane: int) -> None:
+        """A lane died: it answers nothing it was asked."""
+        for waiting in self._open.values():
+            self._done_with(lane, waiting)
+
+    def _done_with(self, lane: int, waiting: tuple[set[int], list[Any], asyncio.Future[None]]) -> None:
+        lanes, _, done = waiting
         lanes.discard(lane)
-        answers.append(message)
         if not lanes and not done.done():
             done.set_result(None)

@@ -10,10 +10,12 @@ import contextlib
 import os
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from gcproto import messages, packed
 from gcproto.audits import AuditReport
 from gcproto.channel import Channel, ChannelClosed
-from gcproto.messages import Fault, Registered
+from gcproto.messages import Advised, AskAdvice, Fault, Registered, ToWorker
 from gcproto.packed import MessageError
 from gcproto.timings import TensorTimes
 from gcserver.core import control_events as cx
@@ -89,8 +91,20 @@ class Registrations:
                 self._s.profiler.on_tensor_times(self._s.machine.connections.get(descriptor), message)
             elif isinstance(message, AuditReport):
                 self._s.audits.on_report(descriptor, message)
+            elif isinstance(message, AskAdvice):
+                self._advise(descriptor, message)
             else:
                 self._s.feed(cx.WorkerSaid(descriptor, message))
+
+    def _advise(self, descriptor: int, message: AskAdvice) -> None:
+        channel = self.channels[descriptor]
+
+        def tell(answer: Advised) -> None:
+            # Meanwhile the number may have become another connection's.
+            if self.channels.get(descriptor) is channel:
+                self._send(descriptor, answer)
+
+        self._s.advising.asked(self._s.machine.connections.get(descriptor), message, tell)
 
     def _drop(self, descriptor: int, why: Fault | None = None) -> None:
         channel = self.channels.pop(descriptor, None)
@@ -104,21 +118,20 @@ class Registrations:
 
     def tell(self, e: cx.Tell) -> None:
         """One message to one worker, if it is still there."""
-        channel = self.channels.get(e.connection)
-        if channel is None:
-            return
         message = e.message
         if isinstance(message, Registered):
-            message = Registered(
-                message.job, message.epoch, message.node, message.members, tuple(self._s.lanes.sockets()),
-                message.partition_bytes, message.deadline,
-            )  # fmt: skip
+            message = replace(message, lane_sockets=tuple(self._s.lanes.sockets()))
+        if e.connection in self.channels:
+            self._send(e.connection, message)
+
+    def _send(self, descriptor: int, message: ToWorker) -> None:
+        channel = self.channels[descriptor]
         try:
             channel.send(message)
         except ChannelClosed:
             return  # its end of file is on the way
         if channel.backlog:
-            self._s.loop.add_writer(e.connection, self._flush, e.connection)
+            self._s.loop.add_writer(descriptor, self._flush, descriptor)
 
     def _flush(self, descriptor: int) -> None:
         channel = self.channels[descriptor]

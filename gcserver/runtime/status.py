@@ -358,10 +358,11 @@ class Status:
         return await self._change(job, wanted, replace, "rules")
 
     async def _change(self, job: str, rules: tuple[Rule, ...], replace: bool, field: str) -> PlanChange:
-        self._s.planning.by_hand(self._job(job))
-        answer = await self._s.set_plan(job, rules, replace)
+        found = self._job(job)
+        answer = await self._s.set_plan(found.id.hex(), rules, replace)
         if answer.error:
             raise AdminError(ErrorKind.INVALID, answer.error, field)
+        self._s.planning.by_hand(found)
         return PlanChange(answer.plan, answer.step, answer.message)
 
     async def drain(self, timeout: float, reason: str) -> DrainResult:

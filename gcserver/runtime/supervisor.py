@@ -106,9 +106,10 @@ class Supervisor:
         c = self.config
         self.lanes.start()
         # Imported late: the planner's kernels come with it, which takes as long as the rest of a daemon's start.
+        from gcserver.runtime.advising import Advising
         from gcserver.runtime.planning import Planning
 
-        self.planning = Planning(self)
+        self.planning, self.advising = Planning(self), Advising(self)
         rules = () if c.codec.default == "none" else (Rule("*", c.codec.default),)
         self.machine = ControlMachine(
             ControlConfig(
@@ -121,6 +122,8 @@ class Supervisor:
                 c.job.on_loss,
                 c.cluster.lease,
                 controller=c.plan.controller,
+                mode=c.plan.mode,
+                quality=c.plan.quality,
             ),
             resolve,
             controllers.unusable,
@@ -144,6 +147,7 @@ class Supervisor:
             await self._serve()
         finally:
             self._shut()
+            await self.planning.close()
         if self.failure:
             log.error("%s", self.failure)
             return 1
@@ -205,7 +209,7 @@ class Supervisor:
         self.stopped.set()
 
     def _shut(self) -> None:
-        self.planning.close()
+        self.advising.close()
         self.lanes.close()
         self.registrations.close()
         self.peers.close()

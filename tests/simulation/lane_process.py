@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from gcproto import messages, wire
+from gcproto import lane_messages, messages, wire
 from gcproto.manifest import AddressSpace, Block
 from gcproto.records import replace
 from gcserver.core import control_events as ce
@@ -41,7 +41,7 @@ class LaneProcess(Process):
         self.spaces: dict[ev.DomainKey, AddressSpace] = {}
         self.opened: dict[ev.DomainKey, int] = {}
         self.attached: dict[tuple[bytes, int], Any] = {}
-        self.mapping: list[tuple[Any, messages.MapSection, ev.DomainKey]] = []
+        self.mapping: list[tuple[Any, lane_messages.MapSection, ev.DomainKey]] = []
         #: handles that foreign frames were given, which the machine never owned
         self.ghosts: set[int] = set()
 
@@ -152,7 +152,7 @@ class LaneProcess(Process):
     def attach(self, worker: Any, job: bytes, local_rank: int) -> None:
         self.attached[job, local_rank] = worker
 
-    def map_section(self, worker: Any, request: messages.MapSection, domain: ev.DomainKey) -> None:
+    def map_section(self, worker: Any, request: lane_messages.MapSection, domain: ev.DomainKey) -> None:
         space = self.spaces.get(domain)
         if space is not None and request.index < len(space.sections):
             self.world.worker_soon(worker.mapped, request, self.lane, self)

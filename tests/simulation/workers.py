@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gcproto import messages
+from gcproto import lane_messages, messages
 from gcproto.manifest import AddressSpace, Block
 from gcproto.wire import Flag
 from gcserver.core import control_events as ce
@@ -61,7 +61,7 @@ class DomainThread:
             self.space.append(self.spec.sections[m.index])
             self.unmapped[m.index] = set(range(self.world.shape.lanes))
             for lane in range(self.world.shape.lanes):
-                self.worker.map(lane, messages.MapSection(self.spec.id, m.index, 0), self.id)
+                self.worker.map(lane, lane_messages.MapSection(self.spec.id, m.index, 0), self.id)
 
     def mapped(self, index: int, lane: int, stores: dict[tuple[ev.DomainKey, int], BlockStore]) -> None:
         waiting = self.unmapped.get(index)
@@ -244,7 +244,7 @@ class Worker:
         for thread in self.threads.values():
             for index, lanes in thread.unmapped.items():
                 if lane in lanes:
-                    self.map(lane, messages.MapSection(thread.spec.id, index, 0), thread.id)
+                    self.map(lane, lane_messages.MapSection(thread.spec.id, index, 0), thread.id)
             for step in sorted(thread.doorbells):
                 for at, push in thread.doorbells[step]:
                     if at == lane:
@@ -254,7 +254,7 @@ class Worker:
         self.rang_at[lane] = max(self.rang_at[lane], self.world.now + 0.0001)
         self.world.at(self.rang_at[lane], call, *args)
 
-    def map(self, lane: int, request: messages.MapSection, domain: ev.DomainKey) -> None:
+    def map(self, lane: int, request: lane_messages.MapSection, domain: ev.DomainKey) -> None:
         process = self.lanes.get(lane)
         if process is not None:
             self._to_lane(lane, process.map_section, self, request, domain)
@@ -269,7 +269,7 @@ class Worker:
             del self.lanes[process.lane]
             self.attach(process.lane)
 
-    def mapped(self, request: messages.MapSection, lane: int, process: LaneProcess) -> None:
+    def mapped(self, request: lane_messages.MapSection, lane: int, process: LaneProcess) -> None:
         if self.lanes.get(lane) is process and not self.over:
             self.threads[request.domain].mapped(request.index, lane, process.stores)
 

@@ -32,6 +32,10 @@ def test_service_is_complete() -> None:
         "SetCodec",
         "GetPlan",
         "SetPlan",
+        "Replan",
+        "SetController",
+        "GetProfile",
+        "Advise",
         "Drain",
     ]
     for method in service.methods:

@@ -17,17 +17,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from gcproto import messages, packed, slots
+from gcproto import lane_messages, messages, packed, slots
 from gcproto.audits import AuditReport
 from gcproto.channel import Channel, ChannelClosed
+from gcproto.lane_messages import Attach, Done, MapSection, Push
 from gcproto.manifest import AddressSpace, ArenaPlan, Block
-from gcproto.messages import Attach, DeclareDomain, DeclareSection, Done, MapSection, MemberInfo, Push
+from gcproto.messages import DeclareDomain, DeclareSection, MemberInfo
 from gcproto.packed import Message
 from gcproto.timings import TensorTimes
 
 PARTITION = 256 << 10
 _from_worker = packed.Decoder[messages.FromWorker](messages.FromWorker)
-_from_lane_worker = packed.Decoder[messages.FromLaneWorker](messages.FromLaneWorker)
+_from_lane_worker = packed.Decoder[lane_messages.FromLaneWorker](lane_messages.FromLaneWorker)
 
 
 class FakeDomain:
@@ -87,6 +88,7 @@ class FakeDaemon:
         self.curt = False
         self.accepted = [0] * (lanes + 1)
         self.deadline = 5.0
+        self.mode = "static"
         self.answer: Callable[[Any], Message | None] = lambda message: None
         self._listeners: list[socket.socket | None] = [None] * (lanes + 1)
         self._channels: dict[int, tuple[int, Channel[Any]]] = {}
@@ -213,7 +215,7 @@ class FakeDaemon:
             members = (MemberInfo("fake", "tcp://127.0.0.1:1", (0,)),)
             channel.send(
                 messages.Registered(
-                    b"j" * 16, 1, "fake", members, tuple(self.paths[:-1]), PARTITION, self.deadline
+                    b"j" * 16, 1, "fake", members, tuple(self.paths[:-1]), PARTITION, self.deadline, self.mode
                 )
             )  # fmt: skip
         elif isinstance(message, DeclareDomain):
@@ -225,11 +227,12 @@ class FakeDaemon:
             domain = self.domains[message.domain]
             sizes = tuple(domain.plans[lane].chunks[message.have :])
             files = domain.files[lane][message.have :]
-            channel.send(messages.Mapped(message.domain, message.index, message.have, sizes), files)
+            channel.send(lane_messages.Mapped(message.domain, message.index, message.have, sizes), files)
         elif isinstance(message, Push) and message.keys:
             for key in message.keys:
                 self.domains[message.domain].copy(key, message.step)
             if not self.silent:
                 channel.send(Done(message.domain, message.step, message.keys))
         else:
-            assert isinstance(message, Attach | messages.Unregister | TensorTimes | AuditReport | Push)
+            known = Attach | messages.Unregister | TensorTimes | AuditReport | messages.AskAdvice | Push
+            assert isinstance(message, known)

@@ -59,6 +59,33 @@ def test_a_seed_comes_from_the_argument_or_the_environment(
     assert _registered(daemon, seed=given).seed == seed
 
 
+@pytest.mark.parametrize(
+    ("given", "variables", "words"),
+    [(("auto", "fast"), (None, None), ("auto", "fast")), ((None, None), ("lgreco", "safe"), ("lgreco", "safe")),
+     (("static", None), ("auto", "balanced"), ("static", "balanced")), ((None, ""), ("", None), ("", ""))],
+)  # fmt: skip
+def test_plan_and_quality_come_from_arguments_or_the_environment(
+    daemon: FakeDaemon,
+    monkeypatch: pytest.MonkeyPatch,
+    given: tuple[str | None, str | None],
+    variables: tuple[str | None, str | None],
+    words: tuple[str, str],
+) -> None:
+    for name, value in zip(("GC_PLAN", "GC_QUALITY"), variables, strict=True):
+        _set(monkeypatch, name, value)
+    register = _registered(daemon, plan=given[0], quality=given[1])
+    assert (register.plan, register.quality) == words
+
+
+def test_another_plan_or_quality_is_refused_by_name(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GC_PLAN", "clever")
+    with pytest.raises(ValueError, match="GC_PLAN=clever: expected one of static, auto"):
+        gcclient.init(0, 1, socket=daemon.socket)
+    with pytest.raises(ValueError, match="quality=best: expected one of safe, balanced, fast"):
+        gcclient.init(0, 1, socket=daemon.socket, plan="auto", quality="best")
+    assert not gcclient.is_initialized() and not daemon.accepted[-1]
+
+
 def test_a_seed_that_is_none_is_refused_by_name(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GC_SEED", "lucky")
     with pytest.raises(ValueError, match="GC_SEED=lucky: expected a whole number"):

@@ -12,8 +12,9 @@ import gcclient
 from gcclient.api import _current_calls as current_calls
 from gcclient.api import current
 from gcclient.calls import CALLS, EXACT, PLACES, places_for
-from gcproto import messages
-from gcproto.messages import DeclareDomain, DeclareSection, MapSection
+from gcproto import lane_messages, messages
+from gcproto.lane_messages import MapSection
+from gcproto.messages import DeclareDomain, DeclareSection
 from gcproto.wire import Flag
 from tests.unit.client.fake import PARTITION, FakeDaemon
 
@@ -121,7 +122,7 @@ def test_poll_does_not_wait(joined: FakeDaemon) -> None:
     joined.wait(lambda: bool(joined.pushes(0)))
     assert not gcclient.poll(handle)
     key = joined.pushes(0)[0].keys
-    joined.say(0, messages.Done(CALLS, 1, key))
+    joined.say(0, lane_messages.Done(CALLS, 1, key))
     joined.wait(lambda: gcclient.poll(handle))
     assert torch.equal(gcclient.synchronize(handle), torch.ones(3))
 
@@ -131,10 +132,14 @@ def test_outdated_and_unknown_announcements_are_ignored(joined: FakeDaemon) -> N
     joined.silent = True
     handle = gcclient.push_pull_async(torch.ones(3), "t")
     joined.wait(lambda: len(joined.pushes(0)) == 2)
-    for done in (messages.Done(CALLS, 1, (0,)), messages.Done(CALLS, 2, (12345,)), messages.Done(99, 2, (0,))):
+    for done in (
+        lane_messages.Done(CALLS, 1, (0,)),
+        lane_messages.Done(CALLS, 2, (12345,)),
+        lane_messages.Done(99, 2, (0,)),
+    ):
         joined.say(0, done)
     assert not gcclient.poll(handle)
-    joined.say(0, messages.Done(CALLS, 2, (0,)))
+    joined.say(0, lane_messages.Done(CALLS, 2, (0,)))
     gcclient.synchronize(handle)
 
 

@@ -17,7 +17,7 @@ from gcclient import daemon as daemon_module
 from gcclient import session as session_module
 from gcclient.api import current
 from gcclient.parameters import MATRIX_CODECS
-from gcproto import messages
+from gcproto import lane_messages, messages
 from gcproto.messages import DeclareDomain, DeclareSection
 from gcproto.wire import Flag
 from gcserver.codecs import names
@@ -149,7 +149,7 @@ def test_a_failure_comes_out_of_backward_and_names_itself(alone: FakeDaemon) -> 
     model.register_comm_hook(gcclient.state(model), gcclient.ddp_hook)
     model(torch.ones(1, 3)).sum().backward()
     fault = messages.Fault(b"", "PeerLost", "b is gone", advice="look at b")
-    alone.answer = lambda m: fault if isinstance(m, messages.Push) else None
+    alone.answer = lambda m: fault if isinstance(m, lane_messages.Push) else None
     for _ in range(2):
         with pytest.raises(RuntimeError, match=r"b is gone.*look at b"):
             model(torch.ones(1, 3)).sum().backward()

@@ -11,7 +11,7 @@ import torch
 
 import gcclient
 from gcclient.device import host_bytes
-from gcproto import messages
+from gcproto import lane_messages
 from tests.unit.client.fake import FakeDaemon
 
 ELEMENTS = 70_000  # more than one block of the fake daemon's
@@ -54,7 +54,7 @@ def test_a_result_goes_where_the_tensor_is_by_then(joined: FakeDaemon) -> None:
     joined.wait(lambda: all(joined.pushes(lane) for lane in (0, 1)))
     for lane in (0, 1):
         for push in joined.pushes(lane):
-            joined.say(lane, messages.Done(push.domain, push.step, push.keys))
+            joined.say(lane, lane_messages.Done(push.domain, push.step, push.keys))
     joined.wait(lambda: gcclient.poll(handle))
     for smaller in (0, size - 4):
         storage.resize_(smaller)

@@ -12,8 +12,9 @@ from torch import nn
 import gcclient
 from gcclient.timing import FIRST, FIRST_STEPS
 from gcproto import messages
+from gcproto.lane_messages import Push
 from gcproto.manifest import USED
-from gcproto.messages import DeclareDomain, DeclareSection, Push
+from gcproto.messages import DeclareDomain, DeclareSection
 from gcproto.timings import TensorTimes
 from gcproto.wire import Flag
 from tests.unit.client.fake import FakeDaemon

@@ -11,8 +11,9 @@ import torch
 import gcclient
 from gcclient import domain as domain_module
 from gcclient.api import current
-from gcproto import messages
-from gcproto.messages import Attach, DeclareDomain, DeclareSection, MapSection, Reattach
+from gcproto import lane_messages
+from gcproto.lane_messages import Attach, MapSection
+from gcproto.messages import DeclareDomain, DeclareSection, Reattach
 from gcserver.core import job as job_module
 from tests.unit.client.fake import FakeDaemon
 
@@ -21,7 +22,7 @@ def test_a_lane_hears_of_unfinished_steps_again_in_order(joined: FakeDaemon) -> 
     gcclient.push_pull(torch.ones(3), "a")
     joined.silent = joined.deaf = True
     handles = [gcclient.push_pull_async(torch.full((3,), 2.0 + i), n) for i, n in enumerate("a")]
-    before = [m for m in joined.heard[0] if isinstance(m, messages.Push)]
+    before = [m for m in joined.heard[0] if isinstance(m, lane_messages.Push)]
     joined.wait(lambda: len(joined.pushes(0)) == 2)
     before = joined.pushes(0)
     joined.crash(0)
@@ -113,7 +114,7 @@ def test_an_unanswered_request_for_memory_is_repeated(joined: FakeDaemon) -> Non
     joined.wait(lambda: any(isinstance(m, DeclareDomain) for m in joined.heard[-1]))
     joined.crash(2)
     joined.deaf = False
-    joined.answer = lambda m: None if not isinstance(m, MapSection) else messages.Mapped(99, 0, 0, ())
+    joined.answer = lambda m: None if not isinstance(m, MapSection) else lane_messages.Mapped(99, 0, 0, ())
     joined.listen(2)
     joined.wait(lambda: any(isinstance(m, MapSection) for m in joined.heard[0]))
     joined.answer = lambda m: None

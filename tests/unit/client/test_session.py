@@ -14,7 +14,7 @@ import torch
 import gcclient
 from gcclient import session as session_module
 from gcclient.api import current
-from gcproto import messages
+from gcproto import lane_messages, messages
 from gcproto.dtypes import DType
 from gcproto.manifest import TensorSpec
 from gcproto.messages import DeclareSection, Fault, Register, Waiting
@@ -111,7 +111,7 @@ def test_what_cannot_be_encoded_was_not_declared(joined: FakeDaemon) -> None:
 
 
 def test_init_after_a_failure_joins_anew(joined: FakeDaemon) -> None:
-    joined.answer = lambda m: Fault(b"", "PeerLost", "b is gone") if isinstance(m, messages.Push) else None
+    joined.answer = lambda m: Fault(b"", "PeerLost", "b is gone") if isinstance(m, lane_messages.Push) else None
     with pytest.raises(gcclient.PeerLost):
         gcclient.push_pull(torch.ones(3), "t")
     joined.answer = lambda m: None

@@ -58,7 +58,13 @@ def test_who_waits_is_told_what_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "part"), [({"number": b"short"}, "16 bytes, got 5"), ({"on_loss": "shrink"}, "later release")]
+    ("change", "part"),
+    [
+        ({"number": b"short"}, "16 bytes, got 5"),
+        ({"on_loss": "shrink"}, "later release"),
+        ({"plan": "clever"}, "plan='clever': expected one of static, auto"),
+        ({"quality": "best"}, "quality='best': expected one of safe"),
+    ],
 )
 def test_registrations_this_release_cannot_serve_are_refused(change: dict[str, Any], part: str) -> None:
     (fault,) = told(said(machine(), 1, msgspec.structs.replace(register(), **change)))
@@ -70,6 +76,8 @@ def test_registrations_this_release_cannot_serve_are_refused(change: dict[str, A
     [
         ({"rules": (messages.Rule("*", "zip"),)}, "CodecError", "unknown codec 'zip'"),
         ({"controller": "pid"}, "JoinRefused", "a cannot steer job 'train' as it should be: unknown controller 'pid'"),
+        ({"mode": "clever"}, "JoinRefused", "expected one of static, auto"),
+        ({"quality": "best"}, "JoinRefused", "expected one of safe, balanced, fast"),
         ({"world_size": 3}, "JoinRefused", "does not fit together"),
         ({"job": b"j"}, "JoinRefused", "number of 1 bytes"),
         ({"partition_bytes": 1000}, "JoinRefused", "multiple of 4096"),

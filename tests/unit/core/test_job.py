@@ -5,6 +5,8 @@ What may live here: tests of `gcserver/core/job.py`. What may not: what is decid
 
 from __future__ import annotations
 
+import pytest
+
 from gcproto import messages
 from gcproto.messages import Fault
 from gcproto.records import replace
@@ -33,6 +35,27 @@ def test_the_seed_of_rank_0_reaches_every_domain() -> None:
     out = said(m, 1, messages.DeclareDomain("calls", 0, (0,)))
     opened = [e.event for e in out if isinstance(e, ce.ToLane) and isinstance(e.event, DomainOpened)]
     assert [e.config.seed for e in opened] == [77]
+
+
+@pytest.mark.parametrize(
+    ("asked", "mode", "quality"),
+    [({}, "lgreco", "safe"), ({"plan": "auto"}, "auto", "safe"), ({"quality": "fast"}, "lgreco", "fast")],
+)
+def test_the_mode_that_rank_0_wants_or_its_node_has_reaches_every_worker(
+    asked: dict[str, str], mode: str, quality: str
+) -> None:
+    m = machine(mode="lgreco", quality="safe")
+    said(m, 1, replace(register(0, 2, 0, 2), **asked))
+    out = said(m, 2, replace(register(1, 2, 1, 2), plan="mergecomp", quality="balanced"))
+    (arbitrate,) = (e for e in out if isinstance(e, ce.Arbitrate))
+    assert (arbitrate.record.mode, arbitrate.record.quality) == (mode, quality)
+    out = m.on(ce.EpochWon(arbitrate.record), 0.0)
+    assert [told(out, worker)[0].mode for worker in (1, 2)] == [mode, mode]
+    memory = next(e.memory for e in out if isinstance(e, ce.SaveJob))
+    again = machine()
+    again.on(ce.JobRestored(memory, ()), 0.0)
+    (back,) = told(said(again, 5, messages.Reattach(memory.record.job, 1, 1234)), 5)
+    assert back.mode == mode
 
 
 def test_a_restarted_supervisor_lays_a_domain_out_as_before() -> None:

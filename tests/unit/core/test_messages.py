@@ -1,6 +1,6 @@
 """Every message survives its encoding, and nothing else decodes.
 
-What may live here: tests of `proto/messages.py`. What may not: what messages do.
+What may live here: tests of `proto/messages.py` and `proto/lane_messages.py`. What may not: what messages do.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gcproto import messages, packed
+from gcproto import lane_messages, messages, packed
 from gcproto.audits import AuditAnswer, AuditReport, TensorError
 from gcproto.manifest import Section, TensorSpec
 from gcproto.messages import MemberInfo, Rule
@@ -21,8 +21,8 @@ from gcproto.packed import Decoder, MessageError
 from gcproto.timings import TensorTimes
 
 UNIONS: dict[str, typing.Any] = {
-    name: getattr(messages, name)
-    for name in ("Control", "Link", "FromWorker", "ToWorker", "FromLaneWorker", "ToLaneWorker")
+    **{name: getattr(messages, name) for name in ("Control", "Link", "FromWorker", "ToWorker")},
+    **{name: getattr(lane_messages, name) for name in ("FromLaneWorker", "ToLaneWorker")},
 }
 SECTION = Section(0, (TensorSpec("w", (3, 4), 0), TensorSpec("b", (4,), 0)), (1,))
 DOMAIN = messages.DeclareDomain("ddp", 0, (0, 1), True, "topk(ratio=0.01)", True)
@@ -45,23 +45,25 @@ SAMPLES: list[packed.Message] = [
     messages.PlanGo(b"j" * 16, 1),
     messages.Fault(b"j" * 16, "StepTimeout", "late", 0, 3, 1, "exchange", ("b",), 61.5, 2, "look"),
     messages.JobLeft("train", b"j" * 16, 1),
-    messages.Register("train", 0, 2, 0, 1, 77, b"j" * 16, 30.0, "fail", (("b", "tcp://b:1"),), "0.1"),
+    messages.Register("train", 0, 2, 0, 1, 77, b"j" * 16, 30.0, "fail", (("b", "tcp://b:1"),), "1", 7, "auto", "fast"),
     messages.Reattach(b"j" * 16, 0, 77),
-    messages.Registered(b"j" * 16, 1, "a", (MemberInfo("a", "tcp://a:1", (0,)),), ("ipc://x",), 4096, 30.0),
+    messages.Registered(b"j" * 16, 1, "a", (MemberInfo("a", "tcp://a:1", (0,)),), ("ipc://x",), 4096, 30.0, "auto"),
     messages.WhoAreYou(),
     messages.IAm("a", "tcp://a:1", 2),
     messages.DeclareSection(0, SECTION),
     messages.SectionAgreed(0, 0, 123),
     messages.Unregister(),
     TensorTimes(0, 5, (0, 1500, -1), 20_000, 90_000, 88_000, 4096, 12),
-    messages.Waiting("ranks [1]"),
     AuditReport(16, 100, 0.9, 0.4, 0.4, (TensorError("w", math.inf, -1.0, 0.0),), 1, 0, 0.5, True),
     AuditAnswer(16, 2, 104),
-    messages.Attach(b"j" * 16, 0),
-    messages.MapSection(0, 0, 1),
-    messages.Mapped(0, 0, 0, (1 << 20,)),
-    messages.Push(0, 5, (0, 4096), True, 2, 1024.0),
-    messages.Done(0, 5, (0, 4096), True),
+    messages.AskAdvice(3, 16, (12.5e6,)),
+    messages.Advised(3, "don't", 0.2, None, (messages.AdviceRow(12.5e6, True, "fast", "fp16", 0.3),), "no", "wait"),
+    messages.Waiting("ranks [1]"),
+    lane_messages.Attach(b"j" * 16, 0),
+    lane_messages.MapSection(0, 0, 1),
+    lane_messages.Mapped(0, 0, 0, (1 << 20,)),
+    lane_messages.Push(0, 5, (0, 4096), True, 2, 1024.0),
+    lane_messages.Done(0, 5, (0, 4096), True),
 ]
 
 

@@ -32,6 +32,10 @@ def costs() -> dict[str, CodecCost]:
     for ratio, encode, add in ((0.05, 5.0, 40.0), (0.01, 6.5, 130.0), (0.005, 7.0, 250.0), (0.001, 7.0, 880.0)):
         for name in ("sidco-e", "topk"):
             found[f"{name}(ratio={ratio})"] = CodecCost(line(encode), line(45.0), line(add), 2 * ratio)
+        for form, slower, share in ((",packed=1", 1.05, 0.65), (",packed=1,values=16", 1.09, 0.4)):
+            found[f"sidco-e(ratio={ratio}{form})"] = CodecCost(
+                line(encode / slower), line(41.0), line(add / 1.5), 2 * ratio * share
+            )
     return found
 
 

@@ -21,7 +21,7 @@ def test_plans_over_links() -> None:
         assert seconds["fast"] <= seconds["balanced"] * 1.02 and seconds["balanced"] <= seconds["safe"] * 1.02
         assert all(s >= found.compute for s in seconds.values())
     assert [row.pays for row in found.rows][::3] == [True, False]
-    assert found.rows[0].verdict.startswith("at 96 Mbit/s use sidco-e(ratio=0.01)")
+    assert found.rows[0].verdict.startswith("at 96 Mbit/s use sidco-e(ratio=0.01,packed=1,values=16)")
     assert found.rows[-1].verdict.startswith("at 800 Gbit/s don't: a gain of")
     assert found.verdict.startswith(found.rows[0].verdict) and "stops paying above about" in found.verdict
     assert msgspec.json.decode(msgspec.json.encode(found), type=Advice) == found

@@ -52,6 +52,18 @@ def test_excluded_leaders_force_all_their_blocks() -> None:
     assert all(plan.notes[b] for b, block in enumerate(live.blocks) if block.lead in leads)
 
 
+def test_only_exact_values_may_carry_what_is_excluded() -> None:
+    """With rounded values a block that holds something excluded travels dense, as with any other family."""
+    biases = ("*.bias",)
+    _, exact = planned(spec="sidco-e(ratio=0.01,packed=1)", exclude=biases, espresso=False)
+    live, rounded = planned(spec="sidco-e(ratio=0.01,packed=1,values=16)", exclude=biases, espresso=False)
+    names = [t.name for t in live.profile.tensors]
+    held = [b for b, block in enumerate(live.blocks) if any(names[t].endswith("bias") for t, _ in block.parts)]
+    assert held and {exact.chosen()[b].spec for b in held} == {"sidco-e(ratio=0.01,packed=1)"}
+    assert {rounded.chosen()[b].spec for b in held} == {"none"}
+    assert all("which is excluded" in rounded.notes[b] or rounded.notes[b] == "excluded" for b in held)
+
+
 def test_tensors_that_lead_nothing_take_the_scheme_of_most() -> None:
     live, plan = planned(bandwidth=GBIT1, alphas=budgets(0.6, 3))
     found = planned_rules(live, plan)

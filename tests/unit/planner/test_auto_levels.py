@@ -8,6 +8,7 @@ import pytest
 
 from gcserver.planner.auto_levels import budgets, choose_levels
 from gcserver.planner.families import parse
+from gcserver.planner.payload import sparse_payload
 from gcserver.planner.profile import Profile
 from tests.unit.planner.live_profiles import gpt, with_errors
 
@@ -57,6 +58,25 @@ def test_small_tensors_keep_the_level_of_the_spec() -> None:
     assert small
     assert {found.levels[i] for i in small} == {(10_000,) * len(found.alphas)}
     assert len({found.levels[i] for i in large(profile)}) > 1
+
+
+def test_sizes_follow_the_spec_and_not_the_family() -> None:
+    """The same errors and budget, priced by what the packed codec sends."""
+    profile = with_errors(gpt(), "topk")
+    every = range(len(profile.tensors))
+    plain, packed = (
+        choose_levels(profile, parse(f"sidco-e(ratio=0.01{form})"), every, (1.0,))
+        for form in ("", ",packed=1,values=16")
+    )
+
+    def sent(levels: dict[int, tuple[int, ...]]) -> float:
+        spec = parse("sidco-e(ratio=0.01,packed=1,values=16)")
+        n = {i: profile.tensors[i].elements for i in large(profile)}
+        return sum(float(sparse_payload(spec, n[i], np.array(levels[i]))[0]) for i in n)
+
+    assert packed.levels != plain.levels
+    # the programme rounds errors, hence the slack
+    assert sent(packed.levels) <= sent(plain.levels) * 1.001
 
 
 def test_without_errors_one_level_serves_all() -> None:

@@ -74,7 +74,7 @@ def test_ranges_are_the_papers_and_what_codecs_take():
     # never rank 0, more bits than there are, or more than everything
     assert rank_levels(1).tolist() == [1, 2] and quantiser_levels(8).tolist() == [4, 5, 6, 7, 8]
     assert sparse_levels(200_000)[-1] == 1_000_000 and sparse_levels(1)[0] == 1
-    assert parse("qsgd").levels == BITS and parse("powersgd").levels == RANKS
+    assert parse("qsgd").levels == BITS and parse("powersgd(rank=64)").levels == RANKS
 
 
 @pytest.mark.parametrize(

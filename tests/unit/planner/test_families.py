@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from gcproto.modes import QUALITIES
 from gcserver import codecs
 from gcserver.codecs import registry
 from gcserver.planner.errors import TableError
 from gcserver.planner.families import (
     LADDER,
-    QUALITIES,
     SPARSE,
     TUNABLE,
     TWO_EXCHANGES,
@@ -69,6 +69,8 @@ def test_no_quality_takes_signs_or_votes() -> None:
     ("powersgd(rank=8)+ef", "balanced fast"), ("powersgd(rank=2)", ""),
     ("sidco-e(ratio=0.02)", "balanced fast"), ("topk(ratio=0.001)", "fast"), ("topk(ratio=0.0001)", ""),
     ("topk(ratio=0.01,packed=1)", "balanced fast"), ("topk(ratio=0.01,values=8)", ""),
+    ("sidco-e(ratio=0.01,packed=1,values=16)", "balanced fast"), ("sidco-e(ratio=0.005,values=16)", "fast"),
+    ("sidco-e(ratio=0.01,values=32)", "balanced fast"), ("qsgd(bits=8,values=16)", ""),
     ("topk(ratio=0.01)+ef(decay=0.9)", ""), ("topk(ratio=0.01)+momentum", ""), ("dgc(ratio=0.01)", ""),
 ])  # fmt: skip
 def test_what_a_quality_takes(spec: str, takes: str) -> None:
@@ -80,6 +82,12 @@ def test_at_one_ratio_sidco_stands_before_topk_and_a_larger_ratio_before_both() 
     assert [s.text for s in sorted(map(parse, order), key=loss)] == [
         "none", "qsgd(bits=4)", "topk(ratio=0.05)", "sidco-e(ratio=0.01)", "topk(ratio=0.01)", "signum",
     ]  # fmt: skip
+
+
+def test_at_one_ratio_rounded_values_are_the_lossier_ones() -> None:
+    order = ["sidco-e(ratio=0.01,packed=1,values=16)", "sidco-e(ratio=0.01,packed=1)"]
+    assert [s.text for s in sorted(map(parse, order), key=loss)] == order[::-1]
+    assert [parse(s).width for s in order] == [16, 32] and parse("qsgd(bits=8)").width == 32
 
 
 @pytest.mark.parametrize(("a", "b", "same"), [

@@ -99,7 +99,7 @@ def test_two_exchanges() -> None:
     """Half of each payload and of encoding at a time; the second encoding waits for the first sum."""
     rank = {"powersgd(rank=4)": CodecCost(flat(2.0), flat(1.0), flat(0.5), 0.1)}
     profile = plain([MILLION, MILLION], [0.0, 0.0], owners=[0, 0], codecs=rank)
-    profile = msgspec.structs.replace(profile, partition_bytes=4 << 20)
+    profile = msgspec.structs.replace(profile, whole=True)
     live = Live(profile)
     assert live.layout.whole
     # begin 1, to the owner 1/2, two additions 1/2, back 1/2, middle 1, and the same again with decode at the end

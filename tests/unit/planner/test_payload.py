@@ -26,6 +26,24 @@ def test_as_the_codecs_write_them(spec: str, n: int) -> None:
     assert segment_bytes(parse(spec), None, (n,), n, 0) + head == pytest.approx(written, abs=1)
 
 
+@pytest.mark.parametrize("form", ["packed=0,values=16", "values=8", "packed=1", "packed=1,values=16"])
+@pytest.mark.parametrize("ratio", [0.1, 0.01, 0.001])
+def test_packing_makes_sparse_payloads_as_short_as_the_codecs_do(form: str, ratio: float) -> None:
+    """And as long as docs/codecs.md says: the gaps of normal data are those of a random choice."""
+    n, text = 1 << 20, f"topk(ratio={ratio},{form})"
+    codec = codecs.parse(text)
+    x = np.random.default_rng(5).standard_normal(n).astype(np.float32)
+    out = np.empty(codec.max_bytes(n), np.uint8)
+    state = np.zeros(codec.state_floats(n), np.float32)
+    written = codec.encode(x, state, np.empty_like(state), out, np.array([0, n], np.int64), 1.0, 1).nbytes
+    expected = segment_bytes(parse(text), None, (n,), n, 0)
+    assert expected + 4 == pytest.approx(written, rel=0.01 if "packed=1" in form else 1e-6)
+
+
+def test_what_is_sent_as_it_is_costs_hardly_any_index() -> None:
+    assert segment_bytes(parse("topk(ratio=0.01,packed=1)"), None, (4096,), 4096, 1_000_000) == 4 + 4096 * 4.03125
+
+
 def test_levels_and_shapes_and_dtypes() -> None:
     topk, rank = parse("topk(ratio=0.01)"), parse("powersgd(rank=4)")
     assert segment_bytes(topk, None, (1000,), 1000, 100_000) == 4 + 800
@@ -37,7 +55,7 @@ def test_levels_and_shapes_and_dtypes() -> None:
 
 def test_what_has_no_closed_form_goes_by_its_measured_ratio() -> None:
     free = Curve(((0, 0.0),))
-    packed = parse("topk(ratio=0.01,packed=1)")
-    assert segment_bytes(packed, CodecCost(free, free, free, 0.0125), (1000,), 1000, 0) == pytest.approx(50)
-    assert segment_bytes(packed, CodecCost(free, free, free, 0.0125), (1000,), 1000, 20_000) == pytest.approx(100)
+    buckets = parse("qsgd(bits=4,bucket=64)")
+    assert segment_bytes(buckets, CodecCost(free, free, free, 0.15), (1000,), 1000, 0) == pytest.approx(600)
+    assert segment_bytes(buckets, CodecCost(free, free, free, 0.15), (1000,), 1000, 8) == pytest.approx(1200)
     assert segment_bytes(parse("onebit"), None, (8,), 8, 0) == 4 * math.prod((8,))

@@ -7,13 +7,14 @@ import socket
 from types import SimpleNamespace
 from typing import Any
 
-from gcproto import messages, packed
+from gcproto import lane_messages, packed
 from gcproto.channel import Channel
-from gcproto.messages import Attach, Fault
+from gcproto.lane_messages import Attach
+from gcproto.messages import Fault
 from gcserver.runtime.laneworkers import LaneWorkers, Worker
 
-_decode_lane = packed.Decoder[messages.FromLaneWorker](messages.FromLaneWorker)
-_decode_worker = packed.Decoder[messages.ToLaneWorker](messages.ToLaneWorker)
+_decode_lane = packed.Decoder[lane_messages.FromLaneWorker](lane_messages.FromLaneWorker)
+_decode_worker = packed.Decoder[lane_messages.ToLaneWorker](lane_messages.ToLaneWorker)
 
 
 def test_what_cannot_be_read_is_answered_before_the_connection_is_closed() -> None:

@@ -102,8 +102,14 @@ def test_a_profile_is_made_of_what_was_measured() -> None:
     assert (profile.forward, profile.backward) == (0.2, 0.035)
     assert (profile.copy, profile.busy, profile.link, profile.codecs) == (2e9, 1.5, LINK, COSTS)
     assert (profile.partition_bytes, profile.min_compress_bytes) == (4 << 20, 64 << 10)
-    assert profile.blocks == ((0, 90_300, 0, 0),)
+    assert profile.blocks == ((0, 90_300, 0, 0),) and not profile.whole
     assert a.profiler.measurements(JOB, 0) == 2
+
+
+def test_a_profile_says_whether_blocks_may_cut_tensors() -> None:
+    a = Daemon(declared(whole=True)[0], None)
+    a.times(30_000, 0)
+    assert a.known().whole
 
 
 def test_addresses_go_on_over_sections() -> None:

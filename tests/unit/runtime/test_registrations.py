@@ -36,6 +36,8 @@ class Supervisor:
         self.fed: list[Any] = []
         self.measured: list[Any] = []
         self.profiler = SimpleNamespace(on_tensor_times=lambda *said: self.measured.append(said))
+        self.asked: list[Any] = []
+        self.advising = SimpleNamespace(asked=lambda *said: self.asked.append(said))
         self.warnings: list[str] = []
 
     def feed(self, event: Any) -> None:
@@ -96,6 +98,28 @@ def test_what_a_worker_measured_goes_to_the_profiler(supervisor: Supervisor) -> 
     supervisor.turn()
     assert supervisor.measured == [(None, times), ((b"j" * 16, 1), times)] and not supervisor.fed
     worker.close()
+
+
+def test_a_question_for_advice_is_answered_to_whoever_asked(supervisor: Supervisor) -> None:
+    worker, _ = _connected(supervisor)
+    ours = max(supervisor.readers)
+    supervisor.machine.connections[ours] = (b"j" * 16, 1)
+    worker.send(messages.AskAdvice(4))
+    supervisor.turn()
+    ((asker, question, tell),) = supervisor.asked
+    assert (asker, question) == ((b"j" * 16, 1), messages.AskAdvice(4)) and not supervisor.fed
+    tell(messages.Advised(4, "don't"))
+    ((answer, _),) = worker.receive()
+    assert answer == messages.Advised(4, "don't")
+    worker.close()
+    supervisor.turn()
+    other, sock = _connected(supervisor)
+    assert max(supervisor.readers) == ours, "the number is another connection's now"
+    tell(messages.Advised(4, "too late"))
+    sock.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        sock.recv(1)
+    other.close()
 
 
 def test_the_same_complaint_is_the_same_text(supervisor: Supervisor) -> None:

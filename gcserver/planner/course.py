@@ -1,0 +1,143 @@
+"""The course of a job's plans: whose they are, when one is made, what is put in force, when it is taken back.
+
+What may live here: what is remembered of a job's plans, and decisions over it as pure functions. What may not: how a
+plan is made (`auto.py`), measuring, asking and telling anybody (`gcserver.runtime.planning`).
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Final
+
+import msgspec
+from msgspec.structs import replace
+
+from gcproto.messages import Rule
+from gcserver.modes import STATIC
+from gcserver.planner.auto import Proposal, margin, worth
+from gcserver.planner.drift import drift
+from gcserver.planner.profile import Profile, StepTime
+
+#: Planned again when compute or link have changed by so much.
+DRIFT: Final = 0.2
+#: So many steps under a plan say how long its steps take,
+JUDGED_AFTER: Final = 8
+#: and so many of the plan before it what is lost by going back.
+COMPARED: Final = 4
+
+Rules = tuple[Rule, ...]
+
+
+class Before(msgspec.Struct, frozen=True):
+    """What a plan replaced: rules, and the measured step under them."""
+
+    rules: Rules
+    step: StepTime
+
+
+class Standing(msgspec.Struct, frozen=True):
+    """What is to be known of a job's plans, also after a restart of the daemon.
+
+    mode, quality: see `gcserver.modes`. rules: of the job's newest plan, as far as that is the planner's or was there
+    when it began. asked: rules it has asked for and does not know yet what became of. domain, profile, proposal: the
+    newest proposal, for which domain, of what. plan: the version of the plan it put in force, 0 while there is none.
+    before: what that one replaced, until it has been judged. taken_back: rules whose steps were slower than those
+    before them; not tried again until the profile drifts.
+    """
+
+    mode: str
+    quality: str
+    rules: Rules = ()
+    asked: Rules | None = None
+    domain: int = -1
+    profile: Profile | None = None
+    proposal: Proposal | None = None
+    plan: int = 0
+    before: Before | None = None
+    taken_back: tuple[Rules, ...] = ()
+
+    @property
+    def proposed(self) -> Rules:
+        """The newest proposal's rules; none without one."""
+        return rules_of(self.proposal) if self.proposal is not None else ()
+
+    @property
+    def forecast_plan(self) -> int:
+        """The version of the plan that the newest proposal is; 0 if it was only proposed."""
+        return self.plan if self.proposal is not None and self.proposed == self.rules else 0
+
+
+class Act(enum.Enum):
+    """What is to be done about a job's plans."""
+
+    STAY = enum.auto()
+    #: the newest plan has been judged, and is good
+    KEEP = enum.auto()
+    PLAN = enum.auto()
+    TAKE_BACK = enum.auto()
+
+
+def rules_of(proposal: Proposal) -> Rules:
+    """A proposal's rules as a plan has them."""
+    return tuple(Rule(r.pattern, r.spec, r.scheme, r.levels) for r in proposal.rules)
+
+
+def by_hand(standing: Standing) -> Standing:
+    """Somebody else gave the job rules, which are not to be planned away."""
+    return Standing(STATIC, standing.quality, asked=standing.asked)
+
+
+def noticed(standing: Standing, version: int, rules: Rules) -> Standing:
+    """What is known when ``version``, with ``rules``, is the job's newest plan. Rules the planner neither made nor
+    found when it began are somebody's who wants them: an operator's, at whatever node, or an audit's."""
+    if standing.mode == STATIC:
+        return standing
+    if rules == standing.asked:
+        return replace(standing, rules=rules, asked=None, plan=version)
+    if rules == standing.rules:
+        # A change of controller is another version with the same rules.
+        return replace(standing, plan=version) if standing.plan else standing
+    return by_hand(standing)
+
+
+def next_act(standing: Standing, domain: int, seen: Profile) -> tuple[Act, str]:
+    """(what to do, why), from what is measured now of the job's model."""
+    if standing.profile is None:
+        return Act.PLAN, "the first plan"
+    if domain != standing.domain:
+        return Act.PLAN, "another model is the largest"
+    if standing.before is not None:
+        return _judged(standing.plan, standing.before.step, step_under(seen, standing.plan))
+    if (change := drift(standing.profile, seen)) > DRIFT:
+        return Act.PLAN, f"what was measured has drifted by {change:.0%}"
+    return Act.STAY, ""
+
+
+def _judged(plan: int, before: StepTime, after: StepTime | None) -> tuple[Act, str]:
+    if after is None or after.steps < JUDGED_AFTER:
+        return Act.STAY, ""
+    took = f"plan {plan} took {after.seconds:.3g} s a step, the one before it {before.seconds:.3g} s"
+    if after.seconds > before.seconds * (1 + margin(max(before.noise, after.noise))):
+        return Act.TAKE_BACK, f"{took}: that one is back"
+    return Act.KEEP, took
+
+
+def switch(standing: Standing, proposal: Proposal, now: StepTime | None, in_force: Rules) -> tuple[bool, str]:
+    """(whether to put a proposal in force, why). ``now``: the measured step under ``in_force``, if there is one."""
+    rules = rules_of(proposal)
+    if rules == in_force:
+        return False, f"the plan in force stays, it is the one to choose: {proposal.reason}"
+    if rules in standing.taken_back:
+        return False, f"{proposal.reason}; but it was slower than the plan in force when it was tried"
+    good, reason = worth(now, proposal) if now is not None else (True, "")
+    return good, proposal.reason if good else f"the plan in force stays: {reason} ({proposal.reason})"
+
+
+def replaced(rules: Rules, now: StepTime | None) -> Before | None:
+    """What the next plan is judged by; None where too few steps were measured to judge it."""
+    return Before(rules, now) if now is not None and now.steps >= COMPARED else None
+
+
+def step_under(profile: Profile, plan: int) -> StepTime | None:
+    """The measured step under a version of the plan."""
+    return next((s for s in profile.steps if s.plan == plan), None)

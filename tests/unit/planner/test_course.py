@@ -1,0 +1,129 @@
+"""Whose a job's plans are, and what is done about them: every decision by itself."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from gcproto.messages import Rule
+from gcserver.planner.auto import Proposal
+from gcserver.planner.auto_rules import PlannedRule
+from gcserver.planner.course import (
+    COMPARED,
+    JUDGED_AFTER,
+    Act,
+    Before,
+    Standing,
+    by_hand,
+    next_act,
+    noticed,
+    replaced,
+    rules_of,
+    step_under,
+    switch,
+)
+from gcserver.planner.profile import LinkCost, Profile, StepTime
+from tests.unit.planner.live_profiles import plain
+
+OLD, NEW, OTHER = (Rule("*", "fp16"),), (Rule("*", "topk(ratio=0.01)", "all"),), (Rule("*", "none"),)
+PROFILE = plain([100_000], [0.1], forward=0.1)
+
+
+def proposal(expected: float = 0.2) -> Proposal:
+    rules = (PlannedRule("*", "topk(ratio=0.01)", "all"),)
+    return Proposal(
+        "topk(ratio=0.01)", rules, (), (0.0, 0.0), (), (), expected, expected, 0.5, 0.1, 1.0, (), (), "topk"
+    )
+
+
+def measured(*steps: StepTime, **changes: object) -> Profile:
+    return msgspec.structs.replace(PROFILE, steps=steps, **changes)
+
+
+#: the planner's plan 3 replaced the rules OLD, under which a step took 0.4 s
+PLANNED = Standing("auto", "fast", NEW, None, 7, PROFILE, proposal(), 3, Before(OLD, StepTime(2, 0.4, 0.01, 30)))
+
+
+def test_what_the_planner_asked_for_is_its_plan() -> None:
+    asked = Standing("auto", "fast", OLD, asked=NEW)
+    assert noticed(asked, 2, OLD) == asked, "it is on its way"
+    found = noticed(asked, 3, NEW)
+    assert (found.mode, found.rules, found.asked, found.plan) == ("auto", NEW, None, 3)
+
+
+def test_the_same_rules_under_another_number_are_a_change_of_controller() -> None:
+    assert noticed(PLANNED, 4, NEW) == replace(PLANNED, plan=4)
+    began = Standing("auto", "fast", OLD)
+    assert noticed(began, 4, OLD) == began
+
+
+@pytest.mark.parametrize("standing", [PLANNED, Standing("auto", "fast", OLD, asked=NEW)])
+def test_rules_of_anybody_else_end_the_mode(standing: Standing) -> None:
+    found = noticed(standing, 4, OTHER)
+    assert found == by_hand(standing)
+    assert (found.mode, found.quality, found.plan, found.before, found.proposal) == ("static", "fast", 0, None, None)
+    assert noticed(found, 5, NEW) == found
+
+
+def test_a_job_is_planned_first_and_again_for_another_model() -> None:
+    assert next_act(Standing("auto", "fast"), 7, PROFILE) == (Act.PLAN, "the first plan")
+    assert next_act(PLANNED, 7, PROFILE)[0] is Act.STAY
+    assert next_act(PLANNED, 8, PROFILE)[0] is Act.PLAN
+
+
+@pytest.mark.parametrize(
+    ("after", "act"),
+    [
+        (StepTime(3, 0.9, 0.01, JUDGED_AFTER - 1), Act.STAY),
+        (StepTime(2, 0.9, 0.01, 30), Act.STAY),
+        (StepTime(3, 0.9, 0.01, JUDGED_AFTER), Act.TAKE_BACK),
+        (StepTime(3, 0.41, 0.01, 30), Act.KEEP),
+        (StepTime(3, 0.43, 0.01, 30), Act.TAKE_BACK),
+        (StepTime(3, 0.43, 0.05, 30), Act.KEEP),
+        (StepTime(3, 0.2, 0.01, 30), Act.KEEP),
+    ],
+)
+def test_a_plan_is_judged_once_enough_steps_are_beyond_the_noise(after: StepTime, act: Act) -> None:
+    found, why = next_act(PLANNED, 7, measured(after))
+    assert found is act
+    assert ("0.4 s" in why) == (act is not Act.STAY)
+
+
+def test_a_drift_is_planned_for_once_the_plan_has_been_judged() -> None:
+    slower = measured(forward=0.3, link=LinkCost(0.0, 4e6, 0.0, 9))
+    assert next_act(PLANNED, 7, slower)[0] is Act.STAY
+    act, why = next_act(replace(PLANNED, before=None), 7, slower)
+    assert act is Act.PLAN and "100%" in why
+    assert next_act(replace(PLANNED, before=None), 7, measured(forward=0.11))[0] is Act.STAY
+
+
+def test_a_proposal_is_put_in_force_if_it_pays() -> None:
+    standing, now = Standing("auto", "fast", OLD), StepTime(2, 0.4, 0.01, 30)
+    assert switch(standing, proposal(), now, OLD) == (True, "topk")
+    assert switch(standing, proposal(), None, OLD) == (True, "topk"), "nothing to compare with"
+    assert not switch(standing, proposal(0.39), now, OLD)[0]
+    assert not switch(standing, proposal(), now, NEW)[0], "it is in force"
+    back = replace(standing, taken_back=(NEW,))
+    pays, why = switch(back, proposal(), now, OLD)
+    assert not pays and "slower" in why
+
+
+def test_few_steps_judge_nothing() -> None:
+    assert replaced(OLD, None) is None
+    assert replaced(OLD, StepTime(2, 0.4, 0.0, COMPARED - 1)) is None
+    enough = StepTime(2, 0.4, 0.0, COMPARED)
+    assert replaced(OLD, enough) == Before(OLD, enough)
+
+
+def test_a_forecast_is_of_a_plan_only_while_that_is_in_force() -> None:
+    assert PLANNED.forecast_plan == 3
+    assert replace(PLANNED, rules=OLD).forecast_plan == 0
+    assert Standing("auto", "fast").forecast_plan == 0
+
+
+def test_a_standing_is_read_as_it_was_written() -> None:
+    standing = replace(PLANNED, asked=OTHER, taken_back=(OLD, OTHER))
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(standing), type=Standing) == standing
+    assert rules_of(proposal()) == NEW
+    assert step_under(measured(StepTime(2, 0.4, 0.0, 9)), 2) == StepTime(2, 0.4, 0.0, 9)

@@ -1,0 +1,151 @@
+"""As much of a supervisor as planning uses, over real jobs, with a planning process that answers as it is told.
+
+What may live here: setting that up, what tests change of it. What may not: tests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+
+from gcproto.messages import MemberInfo, PlanText, Rule
+from gcserver.core.control_events import AnswerRequest
+from gcserver.core.job import Job
+from gcserver.planner.auto import Proposal
+from gcserver.planner.auto_rules import PlannedRule
+from gcserver.planner.profile import Profile, StepTime
+from gcserver.runtime.ledger import JobStore
+from gcserver.runtime.plannerlink import Answer, Measure, Measured, Plan, Planned, Request
+from gcserver.runtime.planning import Planning
+from tests.unit.core.control_machine import declared
+from tests.unit.planner.live_profiles import plain
+
+PROFILE = plain([300, 90_000], [0.0, 0.1], forward=0.1)
+TOPK = (Rule("*", "topk", "owner"),)
+HAND = (Rule("*", "matrix"),)
+
+
+def proposal(spec: str = "topk", expected: float = 0.2) -> Proposal:
+    rules = (PlannedRule("*", spec),)
+    return Proposal(spec, rules, (), (0.0, 0.0), (), (), expected, expected, 0.4, 0.2, 1.0, (), (), f"{spec} it is")
+
+
+class Link:
+    """A planning process. ``gate``: until it is set, Plan is not answered; ``error`` is raised once."""
+
+    def __init__(self) -> None:
+        self.asked: list[Request] = []
+        self.proposal = proposal()
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.error: Exception | None = None
+
+    async def ask(self, request: Request) -> Answer:
+        self.asked.append(request)
+        if isinstance(request, Measure):
+            return Measured({}, None)
+        await self.gate.wait()
+        if (error := self.error) is not None:
+            self.error = None
+            raise error
+        return Planned(self.proposal)
+
+    def plans(self) -> list[Plan]:
+        return [r for r in self.asked if isinstance(r, Plan)]
+
+    async def ended(self) -> None:
+        self.asked.clear()
+
+
+class Daemon:
+    """One daemon with one job of one model; time passes when tests say so. Make it inside a running loop."""
+
+    def __init__(self, folder: Path, mode: str = "auto") -> None:
+        self.machine = declared(whole=False)[0]
+        (self.job,) = self.machine.jobs.values()
+        (self.domain,) = self.job.domains.values()
+        self.domain.settled = 20
+        self.node, self.state = "a", folder
+        self.store = JobStore(folder)
+        for job in self.machine.jobs:
+            self.store.directory(job).mkdir(parents=True, exist_ok=True)
+        self.job.record = msgspec.structs.replace(self.job.record, mode=mode, quality="fast")
+        plan = SimpleNamespace(warmup_steps=10, exclude=("b",), profiles=None)
+        self.config = SimpleNamespace(plan=plan, node=SimpleNamespace(lanes=1))
+        self.lanes = SimpleNamespace(table=[None], link=SimpleNamespace(cost=lambda guess: guess))
+        self.profiler = SimpleNamespace(profile=self.profile)
+        self.loop = asyncio.get_running_loop()
+        self.seen: Profile | None = msgspec.structs.replace(PROFILE, steps=(StepTime(0, 0.4, 0.01, 7),))
+        self.given: list[tuple[Rule, ...]] = []
+        self.refuse = ""
+        #: called when a plan was asked for, before it is one
+        self.meanwhile: Callable[[], None] = lambda: None
+        self.warnings: list[str] = []
+        self.link = Link()
+        self.planning = Planning(self, self.link)  # type: ignore[arg-type]
+
+    def profile(self, job: bytes, domain: int, **given: Any) -> Profile | None:
+        return self.seen
+
+    def warn_once(self, text: str) -> None:
+        self.warnings.append(text)
+
+    async def set_plan(self, job: str, rules: tuple[Rule, ...], replace: bool) -> AnswerRequest:
+        assert job == self.job.id.hex() and replace
+        self.given.append(rules)
+        self.meanwhile()
+        await asyncio.sleep(0)
+        if self.refuse:
+            return AnswerRequest(1, error=self.refuse)
+        version = self.newest(rules)
+        return AnswerRequest(1, version, self.domain.settled + 2)
+
+    def newest(self, rules: tuple[Rule, ...]) -> int:
+        """The members come to a plan with these rules, which is in force from the next step on."""
+        version = self.job.numbered = self.job.numbered + 1
+        self.job.plans[version] = PlanText(self.job.id, version, version, rules)
+        self.job.proposal = version
+        self.domain.switches.append((self.domain.settled + 1, version))
+        return version
+
+    def steps(self, *steps: StepTime, **changes: Any) -> None:
+        """What is measured from now on."""
+        self.seen = msgspec.structs.replace(PROFILE, steps=steps, **changes)
+
+    def plans_at(self, node: str) -> None:
+        """The job's first rank is another node's."""
+        members = (MemberInfo(node, f"tcp://{node}:7000", (1,)), *self.job.record.members)
+        self.job.record = msgspec.structs.replace(self.job.record, members=members)
+
+    async def look(self) -> str:
+        """Time passes until planning looks again and has done what it wants to; what it says then."""
+        self.course.looked = 0.0
+        self.planning.tick()
+        await self.idle()
+        return self.course.says
+
+    async def idle(self) -> None:
+        while (task := self.course.task) is not None:
+            await asyncio.wait({task})
+
+    def again(self) -> None:
+        """The daemon is a new process."""
+        self.planning = Planning(self, self.link)  # type: ignore[arg-type]
+
+    @property
+    def course(self) -> Any:
+        return self.planning.course(self.job)
+
+
+def second_job(daemon: Daemon) -> Job:
+    """Another job of the same daemon, without a domain."""
+    record = msgspec.structs.replace(daemon.job.record, job=b"k" * 16, label="other")
+    job = Job(record, "a", 1, daemon.job.resolve)
+    daemon.machine.jobs[job.id] = job
+    daemon.store.directory(job.id).mkdir(parents=True)
+    return job

@@ -1,0 +1,152 @@
+"""What the planning process answers, and that it goes on after what it cannot do."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from gcserver.planner import families
+from gcserver.planner.advice import advise
+from gcserver.planner.auto import Wish, compose
+from gcserver.planner.auto_rules import PlannedRule
+from gcserver.planner.profile import CodecCost, LevelErrors
+from gcserver.runtime import calibration, plannerprocess
+from gcserver.runtime.peek import Watched
+from gcserver.runtime.plannerlink import (
+    LENGTH,
+    MAX_MESSAGE,
+    Advise,
+    Advised,
+    Answer,
+    Measure,
+    Measured,
+    Plan,
+    Planned,
+    Predict,
+    Predicted,
+    Refused,
+    Request,
+)
+from gcserver.runtime.plannerprocess import answer, serve
+from tests.unit.core.control_machine import declared
+from tests.unit.planner.live_profiles import MBIT100, costs, plain
+
+PROFILE = plain([100_000, 900_000], [0.0, 0.05], bandwidth=MBIT100, codecs=costs(), forward=0.05)
+WISH = Wish("fast", buckets=())
+ERRORS = {"topk": (LevelErrors("t0", (1000,), (0.1,), (800.0,)),)}
+
+
+def watched(folder: Path) -> Watched:
+    (job,) = declared(whole=False)[0].jobs.values()
+    (domain,) = job.domains.values()
+    return Watched(str(folder), 1, domain.config, tuple(domain.sections))
+
+
+@pytest.fixture
+def calibrated(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Calls of the calibration, which takes seconds."""
+    calls: list[Any] = []
+
+    def fake(specs: tuple[str, ...], directory: Path | None) -> dict[str, CodecCost]:
+        calls.append((specs, directory))
+        return dict.fromkeys(specs, costs()["none"])
+
+    monkeypatch.setattr(calibration, "costs", fake)
+    return calls
+
+
+def test_plans_predictions_and_advice() -> None:
+    proposal = compose(PROFILE, WISH)
+    assert answer(Plan(PROFILE, WISH)) == Planned(proposal)
+    predicted = answer(Predict(PROFILE, (PlannedRule("*", "none"),), ()))
+    assert isinstance(predicted, Predicted) and predicted.step.seconds > proposal.expected
+    assert answer(Advise(PROFILE, (1e6,), "fast")) == Advised(advise(PROFILE, (1e6,), "fast"))
+
+
+@pytest.mark.parametrize(
+    ("request_", "words"),
+    [
+        (Plan(PROFILE, Wish("cruel")), "cruel"),
+        (Predict(PROFILE, (PlannedRule("*", "qsgd(bits=5)"),), ()), "qsgd"),
+        (Predict(msgspec.structs.replace(PROFILE, nodes=0), (), ()), "nodes"),
+        (Advise(PROFILE, (0.0,), "fast"), "bandwidths"),
+    ],
+)
+def test_what_cannot_be_done_is_refused(request_: Request, words: str) -> None:
+    found = answer(request_)
+    assert isinstance(found, Refused) and words in found.why
+
+
+def test_codecs_are_measured_into_the_folder(calibrated: list[Any], tmp_path: Path) -> None:
+    found = answer(Measure(PROFILE, Wish("safe", family="onebit"), watched(tmp_path), str(tmp_path), errors=False))
+    specs = (families.DENSE, *families.ladder("safe"), "onebit")
+    assert isinstance(found, Measured) and found.errors is None
+    assert set(found.codecs) == set(specs)
+    assert calibrated == [(tuple(dict.fromkeys(specs)), tmp_path)]
+
+
+def test_without_a_folder_the_profile_remembers(calibrated: list[Any], tmp_path: Path) -> None:
+    profile = msgspec.structs.replace(PROFILE, codecs={"fp16": costs()["fp16"], "topk(ratio=0.4)": costs()["none"]})
+    found = answer(Measure(profile, Wish("safe"), watched(tmp_path), "", errors=False))
+    assert isinstance(found, Measured)
+    assert found.codecs["fp16"] == costs()["fp16"] and set(found.codecs) == {families.DENSE, *families.ladder("safe")}
+    ((specs, directory),) = calibrated
+    assert directory is None and "fp16" not in specs
+
+
+def test_gradients_are_looked_at(calibrated: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = answer(Measure(PROFILE, WISH, watched(tmp_path), "", errors=True))
+    assert isinstance(gone, Refused) and gone.why.startswith("JobGone")
+    sampled: list[float] = []
+
+    class Tables:
+        def __init__(self, peek: str) -> None:
+            assert peek == "peek"
+
+        def sample(self, seconds: float) -> None:
+            sampled.append(seconds)
+
+        def tables(self) -> Any:
+            return ERRORS
+
+    class Look:
+        def __init__(self, watched: Watched) -> None:
+            self.state = watched.state
+
+        def __enter__(self) -> str:
+            return "peek"
+
+        def __exit__(self, *_: object) -> None:
+            sampled.append(0.0)
+
+    monkeypatch.setattr(plannerprocess, "Peek", Look)
+    monkeypatch.setattr(plannerprocess, "ErrorTables", Tables)
+    found = answer(Measure(PROFILE, WISH, watched(tmp_path), "", errors=True))
+    assert isinstance(found, Measured) and found.errors == ERRORS
+    assert sampled == [plannerprocess.SAMPLE_FOR, 0.0]
+
+
+def framed(request: Request) -> bytes:
+    content = msgspec.msgpack.encode(request)
+    return LENGTH.pack(len(content)) + content
+
+
+def test_questions_are_served_until_they_end() -> None:
+    questions = framed(Plan(PROFILE, Wish("cruel"))) + framed(Predict(PROFILE, (PlannedRule("*", "fp16"),), ()))
+    target = io.BytesIO()
+    serve(io.BytesIO(questions + b"\x01"), target)
+    target.seek(0)
+    kinds = []
+    while head := target.read(LENGTH.size):
+        kinds.append(type(msgspec.msgpack.decode(target.read(*LENGTH.unpack(head)), type=Answer)))
+    assert kinds == [Refused, Predicted]
+
+
+def test_a_question_too_long_ends_the_process() -> None:
+    target = io.BytesIO()
+    serve(io.BytesIO(LENGTH.pack(MAX_MESSAGE + 1) + framed(Plan(PROFILE, WISH))), target)
+    assert not target.getvalue()
