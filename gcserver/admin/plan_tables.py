@@ -130,7 +130,9 @@ def advice(answer: dict[str, Any]) -> str:
 
 
 def _advice(d: dict[str, Any]) -> str:
-    below = "at any of these" if d["pays_below"] is None else f"below {say_rate(d['pays_below'])}"
+    below = "on any link"
+    if d["pays_below"] is not None:
+        below = f"below {say_rate(d['pays_below'])}" if d["pays_below"] else "on no link"
     pairs = [
         ("domain", d["domain"]),
         ("verdict", d["verdict"]),

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import struct
 import sys
 from collections.abc import Sequence
@@ -164,7 +165,8 @@ class PlannerLink:
         if process is not None and process.returncode is None:
             self._ending = process
             with contextlib.suppress(ProcessLookupError):
-                process.kill()
+                # Not process.kill(), which may wait for the process before asyncio does, and asyncio warns of that.
+                os.kill(process.pid, signal.SIGKILL)
 
     async def ended(self) -> None:
         """Close, and wait until nothing of the process is left: its pipes belong to an event loop that may end."""

@@ -192,7 +192,7 @@ class Planning:
     def _look(self, job: Job, course: Course) -> None:
         domain = self.model(job)
         if domain is None:
-            course.says = "waits for a model to be declared"
+            course.says, course.looked = "waits for a model to be declared", 0.0
             return
         warmup = self._s.config.plan.warmup_steps
         if domain.settled < warmup:

@@ -17,7 +17,7 @@ def _declared_whole(daemon: FakeDaemon, mode: str, compression: str | None, whol
     gcclient.init(0, 1, socket=daemon.socket, job="unit")
     try:
         named = [("w", torch.zeros(30, 30)), ("b", torch.zeros(30))]
-        domain, _ = declare(current(), "test", named, (0,), compression, whole, None)
+        domain, _ = declare(current(), "test", named, (0,), compression, whole, None, None)
         return domain.declared.whole
     finally:
         gcclient.shutdown()

@@ -55,7 +55,7 @@ def gpt_shapes(layers: int = 8, width: int = 512, vocabulary: int = 2048) -> dic
 
 def gpt(nodes: int = 2, bandwidth: float = GBIT1, *, whole: bool = False, compute: float = 0.22) -> Profile:
     """A GPT of 26 M parameters on a cluster."""
-    return profile_of(gpt_shapes(), compute, LinkCost(2e-4, bandwidth), nodes, costs(), whole=whole)
+    return profile_of(gpt_shapes(), compute, LinkCost(2e-4, bandwidth, 0.0, 20), nodes, costs(), whole=whole)
 
 
 def with_errors(profile: Profile, *families: str, seed: int = 0) -> Profile:
@@ -107,6 +107,6 @@ def plain(
     given = {"none": CodecCost(free, free, free, 1.0), **(codecs or {})}
     settings = {"copy": 1e15, "round_seconds": 0.0, **more}
     return Profile(
-        "job", "ddp.0", nodes, 1, lanes, forward, tensors, LinkCost(latency, bandwidth), 8 << 20, 0,
+        "job", "ddp.0", nodes, 1, lanes, forward, tensors, LinkCost(latency, bandwidth, 0.0, 20), 8 << 20, 0,
         blocks=blocks, codecs=given, **settings,  # type: ignore[arg-type]
     )  # fmt: skip

@@ -52,6 +52,13 @@ def test_what_is_known_is_not_measured_again(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 1
 
 
+def test_without_a_folder_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        assert set(calibration.costs(("none",), None, seconds=0.01, sizes=SIZES)) == {"none"}
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b'{"none": {"encode": 1}}', b'{"none+x": null}'])
 def test_a_broken_file_is_measured_anew(tmp_path: Path, content: bytes) -> None:
     before, _ = measure(tmp_path, ("none",))

@@ -82,6 +82,14 @@ def test_a_plan_has_a_median_and_a_noise_once_it_settled() -> None:
     assert paces.steps()[1] == StepTime(3, 2.0, 0.0, 2)
 
 
+def test_a_void_step_tells_nothing_and_ends_no_series() -> None:
+    paces = Paces()
+    at = _settle(paces, 0, 1, [1.0] * 8, 0.0)
+    paces.settled(9, 0, at + 0.1, void=True)
+    paces.settled(10, 0, at + 1.1)
+    assert paces.steps() == (StepTime(0, 1.0, 0.0, 8 - SETTLING),)
+
+
 def test_a_gap_between_steps_is_no_interval() -> None:
     paces = Paces()
     at = _settle(paces, 0, 1, [1.0] * 8, 0.0)

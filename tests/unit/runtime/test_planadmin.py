@@ -1,0 +1,218 @@
+"""What operators are told about planning, and what they are refused."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from gcserver.admin.planning import AdviceRow, Forecast, TimelineJob
+from gcserver.admin.source import AdminError, ErrorKind, PlanChange
+from gcserver.core.control_events import AnswerRequest
+from gcserver.planner.advice import MOST, Advice, AdvicePlan
+from gcserver.planner.advice import AdviceRow as Row
+from gcserver.planner.auto import Considered
+from gcserver.planner.auto_why import GroupWhy
+from gcserver.planner.live import LiveJob, LiveStep
+from gcserver.planner.profile import StepTime, load
+from gcserver.runtime.planadmin import PlanAdmin
+from gcserver.runtime.plannerlink import Advise, Advised, Measure, PlannerError, Predict, Predicted, Request
+from gcserver.runtime.steering import Steered
+from gcserver.runtime.steptrace import TracedJob, TracedStep
+from tests.unit.planner.live_profiles import costs
+from tests.unit.runtime.planned_job import HAND, Daemon, proposal
+
+STEP = LiveStep(
+    0.3,
+    10.0,
+    (
+        LiveJob("forward", "worker", 0, -1, 0.0, 0.1),
+        LiveJob("compute", "worker", 0, 1, 0.1, 0.2),
+        LiveJob("send", "link out", 1, 0, 0.2, 0.3),
+        LiveJob("add", "lane 0", 1, 0, 0.2, 0.25),
+    ),
+)
+ADVICE = Advice(0.2, (Row(1.25e8, (AdvicePlan("none", "none", 0.3),), False, ""),), 2e6, "don't")
+
+
+class Service(Daemon):
+    """A daemon whose planning process also predicts and advises, and whose lanes trace."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.advice = ADVICE
+        self.steered = (Steered("ddp", "dc2-da2", 0.1, -1, 0.02, 0.01, 5), Steered("other", "dc2-da2", 1, 2, 0, 0, 0))
+        self.steering = SimpleNamespace(describe=lambda job: self.steered, set_controller=self.set_controller)
+        self.questions = SimpleNamespace(ask=self.trace)
+        self.admin = PlanAdmin(self)  # type: ignore[arg-type]
+        plain = self.link.ask
+
+        async def ask(request: Request) -> Any:
+            if isinstance(request, Measure | Advise | Predict) and (error := self.link.error) is not None:
+                self.link.error = None
+                raise error
+            if isinstance(request, Advise):
+                return Advised(self.advice)
+            return Predicted(STEP) if isinstance(request, Predict) else await plain(request)
+
+        self.link.ask = ask  # type: ignore[method-assign]
+
+    async def trace(self, question: Callable[[int], Any], patience: float) -> list[TracedStep]:
+        asked = question(4)
+        assert (asked.request, asked.domain) == (4, self.domain.config.id)
+        return [TracedStep(4, asked.domain, 9, (TracedJob("encode", "lane", 0, 0.1, 0.2),))]
+
+    async def set_controller(self, job: str, name: str, parameters: dict[str, float]) -> AnswerRequest:
+        if name != "dc2-da2":
+            raise ValueError(f"expected dc2-da2, got {name}")
+        return AnswerRequest(1, 3, 44, "takes effect")
+
+
+def run(folder: Path, test: Callable[[Service], Awaitable[None]]) -> None:
+    async def all_of_it() -> None:
+        await test(Service(folder))
+
+    asyncio.run(all_of_it())
+
+
+async def refused(work: Awaitable[Any], kind: ErrorKind, words: str) -> None:
+    with pytest.raises(AdminError, match=words) as caught:
+        await work
+    assert caught.value.kind is kind
+
+
+def test_a_forecast_stands_beside_what_was_measured(tmp_path: Path) -> None:
+    async def test(d: Service) -> None:
+        nothing = await d.admin.plan(d.job, timeline=False)
+        assert (nothing.mode, nothing.quality, nothing.planner) == ("auto", "fast", "")
+        assert nothing.domains[0].forecast is None
+        d.link.proposal = msgspec.structs.replace(
+            proposal(),
+            alphas=(0.5, 1.0),
+            why=(GroupWhy(("b", "w"), 100, "topk", "owner", 0.1, "gains 3 ms"), GroupWhy((), 0, "none", "all", 0, "")),
+            considered=(Considered("topk", 0.2, ""), Considered("fp16", 0.3, "slower")),
+        )
+        await d.look()
+        planned = await d.admin.plan(d.job, timeline=False)
+        (domain,) = planned.domains
+        assert planned.planner == "plan 1 since step 22: topk it is"
+        found = domain.forecast
+        assert isinstance(found, Forecast)
+        assert (found.plan_version, found.expected_seconds, found.dense_seconds, found.compute_seconds) == (
+            1,
+            0.2,
+            0.4,
+            0.2,
+        )
+        assert (found.measured_seconds, found.reason, found.alphas) == (0.0, "topk it is", (0.5, 1.0))
+        assert [(g.tensors, g.first_tensor, g.codec, g.reason) for g in found.groups] == [
+            (2, "b", "topk", "gains 3 ms"), (0, "", "none", ""),
+        ]  # fmt: skip
+        assert [(c.codec, c.reason) for c in found.considered] == [("fp16", "slower")], (
+            "the winner is not its own rival"
+        )
+        assert [(c.name, c.notch) for c in domain.controllers] == [("dc2-da2", None)]
+        assert domain.predicted == domain.measured == ()
+        d.steps(StepTime(0, 0.4, 0.01, 7), StepTime(1, 0.25, 0.01, 9))
+        (domain,) = (await d.admin.plan(d.job, timeline=False)).domains
+        assert domain.forecast is not None and domain.forecast.measured_seconds == 0.25
+
+    run(tmp_path, test)
+
+
+def test_what_was_only_proposed_has_not_been_measured(tmp_path: Path) -> None:
+    async def test(d: Service) -> None:
+        d.link.proposal = proposal("none", 0.39)
+        await d.look()
+        (domain,) = (await d.admin.plan(d.job, timeline=False)).domains
+        assert domain.forecast is not None
+        assert (domain.forecast.plan_version, domain.forecast.measured_seconds) == (0, 0.0)
+
+    run(tmp_path, test)
+
+
+def test_another_node_names_the_one_that_plans(tmp_path: Path) -> None:
+    async def test(d: Service) -> None:
+        d.plans_at("b")
+        status = await d.admin.plan(d.job, timeline=False)
+        assert (status.mode, status.planner) == ("", "b plans for job 'train': ask its daemon")
+        with pytest.raises(AdminError, match="b plans") as caught:
+            d.admin.set_mode(d.job, "auto", "")
+        assert (caught.value.kind, caught.value.field) == (ErrorKind.PRECONDITION, "mode")
+
+    run(tmp_path, test)
+
+
+def test_a_step_as_predicted_and_as_measured(tmp_path: Path) -> None:
+    async def test(d: Service) -> None:
+        traced = TimelineJob("encode w", "lane", "a", 0.1, 0.2)
+        (domain,) = (await d.admin.plan(d.job, timeline=True)).domains
+        assert (domain.predicted, domain.measured) == ((), (traced,))
+        await d.look()
+        (domain,) = (await d.admin.plan(d.job, timeline=True)).domains
+        assert domain.measured == (traced,)
+        assert [(j.what, j.resource, j.node) for j in domain.predicted] == [
+            ("forward", "worker", "node 0"), ("compute t1", "worker", "node 0"), ("send 0", "out", "node 1"),
+            ("add 0", "lane", "node 1"),
+        ]  # fmt: skip
+        d.link.error = PlannerError("killed")
+        await refused(d.admin.plan(d.job, timeline=True), ErrorKind.UNAVAILABLE, "killed")
+
+    run(tmp_path, test)
+
+
+def test_changes_are_answered_and_refused(tmp_path: Path) -> None:
+    async def test(d: Service) -> None:
+        assert await d.admin.replan(d.job) == PlanChange(1, 22, "plan 1 since step 22: topk it is")
+        stays = await d.admin.replan(d.job)
+        assert stays.plan_version == 0 and "stays" in stays.message
+        assert d.admin.set_mode(d.job, "static", "").plan_version == 0
+        await refused(d.admin.replan(d.job), ErrorKind.PRECONDITION, "made by operators")
+        d.newest(HAND)
+        assert await d.admin.set_controller(d.job, "dc2-da2", {}) == PlanChange(3, 44, "takes effect")
+        await refused(d.admin.set_controller(d.job, "pid", {}), ErrorKind.INVALID, "dc2-da2")
+
+    run(tmp_path, test)
+
+
+def test_a_profile_is_shown_and_handed_out(tmp_path: Path) -> None:
+    async def test(d: Service) -> None:
+        d.steps(StepTime(2, 0.4, 0.01, 7), codecs={"fp16": costs()["fp16"]})
+        (shown,) = await d.admin.profile(d.job)
+        assert load(shown.json.encode(), "shown") == d.seen
+        assert (shown.job, shown.domain, shown.nodes, shown.forward_seconds, shown.backward_seconds) == (
+            "job", "ddp.0", 2, 0.1, 0.1,
+        )  # fmt: skip
+        assert [(t.name, t.elements, t.ready_seconds) for t in shown.tensors] == [("t0", 300, 0.0), ("t1", 90_000, 0.1)]
+        assert [(c.codec, c.ratio) for c in shown.codecs] == [("fp16", 0.5)]
+        assert [(s.plan_version, s.median_seconds, s.steps) for s in shown.steps] == [(2, 0.4, 7)]
+        assert json.loads(shown.json)["nodes"] == 2
+        d.seen = None
+        await refused(d.admin.profile(d.job), ErrorKind.PRECONDITION, "too little")
+        await refused(d.admin.advise(d.job, ()), ErrorKind.PRECONDITION, "too little")
+
+    run(tmp_path, test)
+
+
+@pytest.mark.parametrize(("stops", "below"), [(2e6, 2e6), (0.0, 0.0), (MOST, None)])
+def test_advice(tmp_path: Path, stops: float, below: float | None) -> None:
+    async def test(d: Service) -> None:
+        assert d.seen is not None
+        link = d.seen.link.bandwidth
+        rows = (ADVICE.rows[0], msgspec.structs.replace(ADVICE.rows[0], bandwidth=link))
+        d.advice = msgspec.structs.replace(ADVICE, rows=rows, stops_paying=stops)
+        (found,) = await d.admin.advise(d.job, (1.25e8,))
+        assert (found.domain, found.verdict, found.compute_seconds, found.pays_below) == ("ddp", "don't", 0.2, below)
+        assert found.rows == (
+            AdviceRow(1.25e8, False, "none", "none", 0.3), AdviceRow(link, True, "none", "none", 0.3),
+        )  # fmt: skip
+        d.domain.sections = []
+        await refused(d.admin.advise(d.job, ()), ErrorKind.PRECONDITION, "too little")
+
+    run(tmp_path, test)
