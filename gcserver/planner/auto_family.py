@@ -6,6 +6,7 @@ parts themselves (`auto_levels`, `auto_options`, `auto_rules`).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -115,6 +116,7 @@ def planned_rules(live: Live, plan: FamilyPlan) -> tuple[PlannedRule, ...]:
     """A family's plan as rules: what each leading tensor uses, and the levels of all tensors in compressed blocks."""
     tensors, levels = live.profile.tensors, plan.levels
     used = list(zip(live.blocks, plan.chosen(), strict=True))
+    text = _with_room(plan)
     led = {block.lead: option for block, option in used}
     wanted: dict[str, TensorOption] = {}
     compressed = [option for option in led.values() if option.spec != DENSE]
@@ -125,11 +127,23 @@ def planned_rules(live: Live, plan: FamilyPlan) -> tuple[PlannedRule, ...]:
         given = levels.levels.get(t, ())
         if t in led:
             option = led[t]
-            wanted[tensor.name] = TensorOption(option.spec, option.scheme, given if option.spec != DENSE else ())
+            dense = option.spec == DENSE
+            wanted[tensor.name] = TensorOption(DENSE if dense else text, option.scheme, () if dense else given)
         elif t in inside:
             # without a rule for this codec it would be sent as it is
-            wanted[tensor.name] = TensorOption(plan.spec.text, scheme, given)
+            wanted[tensor.name] = TensorOption(text, scheme, given)
     return rules([t.name for t in tensors], wanted)
+
+
+def _with_room(plan: FamilyPlan) -> str:
+    """The spec for a plan's rules: a codec of ranks takes no level above its own, so it gets the highest that is given.
+
+    What it keeps of a tensor is sized by that rank; what it sends follows the levels.
+    """
+    most = max((max(given) for given in plan.levels.levels.values()), default=0)
+    if plan.spec.name not in TWO_EXCHANGES or most <= plan.spec.level:
+        return plan.spec.text
+    return re.sub(r"rank=\d+", f"rank={most}", plan.spec.text)
 
 
 def _forced(live: Live, spec: Spec, out: set[int]) -> tuple[str, ...]:

@@ -34,7 +34,7 @@ import numpy as np
 from gcproto.dtypes import DType
 from gcserver.planner import live_kernels as kernels
 from gcserver.planner.errors import F64, I64
-from gcserver.planner.families import CASTS, DENSE, TWO_EXCHANGES, parse
+from gcserver.planner.families import CASTS, DENSE, TWO_EXCHANGES, Spec, parse
 from gcserver.planner.live_layout import DDP_BUCKETS, LiveBlock, Portions, dtype_of, lay_out, portions
 from gcserver.planner.payload import segment_bytes
 from gcserver.planner.profile import CodecCost, Curve, Profile, ProfileError
@@ -94,11 +94,21 @@ def cost_of(profile: Profile, spec: str) -> CodecCost:
     for text, cost in profile.codecs.items():
         if parse(text).key == key:
             return cost
+    if near := _next_rank(profile, parse(spec)):
+        return profile.codecs[near]
     if spec == DENSE:
         line = Curve(((0, 0.0), (1 << 20, 4 * (1 << 20) / profile.copy)))
         return CodecCost(line, line, line, 1.0)
     known = ", ".join(sorted(profile.codecs)) or "nothing"
     raise ProfileError(f"the cost of {spec} is not known on this machine; measured: {known}")
+
+
+def _next_rank(profile: Profile, wanted: Spec) -> str:
+    """Of a codec of ranks: the measured spec with the least rank not below ``wanted``'s, else with the highest."""
+    if wanted.name not in TWO_EXCHANGES:
+        return ""
+    known = sorted((parse(t).level, t) for t in profile.codecs if parse(t).name == wanted.name)
+    return next((t for rank, t in known if rank >= wanted.level), known[-1][1] if known else "")
 
 
 class Live:

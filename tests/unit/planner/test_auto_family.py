@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from fnmatch import fnmatchcase
 
+import pytest
+
 from gcserver.planner.auto_family import FamilyPlan, family_plan, planned_rules
 from gcserver.planner.auto_levels import budgets
 from gcserver.planner.auto_rules import PlannedRule, applied
@@ -102,3 +104,13 @@ def test_what_is_chosen_is_what_the_rules_come_to() -> None:
             live, plan = planned(bandwidth=bandwidth, spec=spec, alphas=budgets(0.6, 3))
             options = [live.settled(b, o) for b, o in enumerate(applied(live, planned_rules(live, plan)))]
             assert options == [live.settled(b, o) for b, o in enumerate(plan.chosen())]
+
+
+def test_ranks_above_the_families_own_are_given_room() -> None:
+    live = Live(with_errors(gpt(2, MBIT100, whole=True), "powersgd"))
+    plan = family_plan(live, parse("powersgd(rank=4)"), alphas=(0.6, 1.0))
+    given = max(level for rule in planned_rules(live, plan) for level in rule.levels)
+    assert given > 4
+    assert {rule.spec for rule in planned_rules(live, plan)} <= {f"powersgd(rank={given})", "none"}
+    # Priced as the nearest that was measured; what is sent follows the levels.
+    assert live.seconds(applied(live, planned_rules(live, plan))) == pytest.approx(plan.seconds, rel=0.05)
