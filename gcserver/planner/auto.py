@@ -18,6 +18,7 @@ The rules, in order:
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Final
@@ -67,7 +68,8 @@ class Wish(msgspec.Struct, frozen=True):
     compressed is, through owners. family: a spec to keep to, empty for any. exclude: globs of tensors that travel
     exactly. buckets: bytes of the worker's buckets (DDP's), empty if it brings tensors one by one. regroup: whether the
     proposal's groups come into force together with it. alpha_lo, notches: the budgets of L-GreCo. rules, step: those in
-    force and the seconds that a step takes under them, as measured (0: not yet).
+    force and the seconds that a step takes under them, as measured (0: not yet). took: seconds of a step under families
+    that were in force, which count instead of predictions.
     """
 
     quality: str = "balanced"
@@ -80,6 +82,7 @@ class Wish(msgspec.Struct, frozen=True):
     notches: int = 5
     rules: tuple[PlannedRule, ...] = ()
     step: float = 0.0
+    took: dict[str, float] = {}
 
 
 class Considered(msgspec.Struct, frozen=True):
@@ -162,6 +165,7 @@ def compose(profile: Profile, wish: Wish | None = None) -> Proposal:
         profile = msgspec.structs.replace(profile, interference=interference(live, wish.rules, wish.step))
         live = Live(profile, live.brought)
     plans, unknown = _tried(live, wish)
+    plans = [dataclasses.replace(p, seconds=wish.took.get(p.spec.text, p.seconds)) for p in plans]
     noise = uncertainty(profile.steps[-1]) if profile.steps else 0.0
     winner, losers, reason = _winner(plans, noise)
     if wish.family:
@@ -180,7 +184,7 @@ def compose(profile: Profile, wish: Wish | None = None) -> Proposal:
         reason += f"; {winner.levels.reason}"
     found = planned_rules(live, winner)
     options = applied(live, found)
-    expected = live.seconds(options)
+    expected = wish.took.get(winner.spec.text, live.seconds(options))
     regrouped = Live(profile, groups.portions).seconds(options)
     considered = [
         Considered(p.spec.text, expected, "")

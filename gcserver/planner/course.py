@@ -22,6 +22,8 @@ from gcserver.planner.profile import Profile, StepTime
 DRIFT: Final = 0.2
 #: So many steps under a plan say how long its steps take,
 JUDGED_AFTER: Final = 8
+#: which is a surprise where they take so much longer than expected,
+SURPRISE: Final = 0.15
 #: and so many of the plan before it what is lost by going back.
 COMPARED: Final = 4
 
@@ -35,6 +37,14 @@ class Before(msgspec.Struct, frozen=True):
     step: StepTime
 
 
+class Took(msgspec.Struct, frozen=True):
+    """What a step under a plan of the planner's really took, and what was expected of it."""
+
+    family: str
+    seconds: float
+    expected: float
+
+
 class Standing(msgspec.Struct, frozen=True):
     """What is to be known of a job's plans, also after a restart of the daemon.
 
@@ -42,7 +52,8 @@ class Standing(msgspec.Struct, frozen=True):
     when it began. asked: rules it has asked for and does not know yet what became of. domain, profile, proposal: the
     newest proposal, for which domain, of what. plan: the version of the plan it put in force, 0 while there is none.
     before: what that one replaced, until it has been judged. taken_back: rules whose steps were slower than those
-    before them; not tried again until the profile drifts.
+    before them; not tried again until the profile drifts. took: what families took when they were in force, until it
+    drifts; considered: so many of these the newest proposal knew.
     """
 
     mode: str
@@ -55,6 +66,8 @@ class Standing(msgspec.Struct, frozen=True):
     plan: int = 0
     before: Before | None = None
     taken_back: tuple[Rules, ...] = ()
+    took: tuple[Took, ...] = ()
+    considered: int = 0
 
     @property
     def proposed(self) -> Rules:
@@ -110,7 +123,36 @@ def next_act(standing: Standing, domain: int, seen: Profile) -> tuple[Act, str]:
         return _judged(standing.plan, standing.before.step, step_under(seen, standing.plan))
     if (change := drift(standing.profile, seen)) > DRIFT:
         return Act.PLAN, f"what was measured has drifted by {change:.0%}"
+    if _unnoted(standing, step_under(seen, standing.plan)):
+        return Act.KEEP, f"enough steps under plan {standing.plan}"
+    for new in standing.took[standing.considered :]:
+        if new.seconds > new.expected * (1 + SURPRISE):
+            # Another family may now be the one to choose. Each is tried once, so this comes to an end.
+            return Act.PLAN, f"{new.family} took {new.seconds:.3g} s a step, {new.expected:.3g} s were expected"
     return Act.STAY, ""
+
+
+def _unnoted(standing: Standing, after: StepTime | None) -> bool:
+    """Whether enough steps under the planner's plan were measured, and what they took has not been noted."""
+    if after is None or after.steps < JUDGED_AFTER or standing.proposal is None or not standing.forecast_plan:
+        return False
+    return all(t.family != standing.proposal.family for t in standing.took)
+
+
+def judged(standing: Standing, seen: Profile) -> Standing:
+    """The plan in force has been judged: what a step under it took is remembered."""
+    step, proposal = step_under(seen, standing.plan), standing.proposal
+    done = replace(standing, before=None)
+    if step is None or proposal is None or standing.proposed != standing.rules:
+        return done
+    others = tuple(t for t in standing.took if t.family != proposal.family)
+    took = (*others, Took(proposal.family, step.seconds, proposal.expected))
+    return replace(done, took=took, considered=min(standing.considered, len(others)))
+
+
+def drifted(standing: Standing, seen: Profile) -> bool:
+    """Whether what was learned of plans is of another time."""
+    return standing.profile is None or drift(standing.profile, seen) > DRIFT
 
 
 def _judged(plan: int, before: StepTime, after: StepTime | None) -> tuple[Act, str]:

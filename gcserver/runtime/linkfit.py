@@ -35,9 +35,10 @@ HELD: Final = 2.5
 #: trains that are remembered
 KEPT: Final = 50
 #: The link is slower than it was if so many gaps in a row, of so many bytes, agree on one rate within this scatter.
-#: A pause is as long as somebody computed; only a link makes every frame wait in proportion to its bytes.
+#: A pause is as long as somebody computed; only a link makes every frame wait, one right after the other. Steps of one
+#: length with payloads of one length look the same, but compressed payloads are not that long.
 AGREEING: Final = 12
-AGREEING_BYTES: Final = 256 << 10
+AGREEING_BYTES: Final = 2 << 20
 SCATTER: Final = 0.12
 #: the share of trains that are slower than the estimate: pauses too short to be seen make trains slow, nothing makes
 #: one of many frames fast
@@ -133,6 +134,7 @@ class Trains:
             self._pause(Train(self._last, arrival.at, self._came))
             self._streams = {stream: arrival.nbytes}
             return
+        self._slow.clear()
         self._bytes += self._counts
         self._count += 1
         self._came = self._counts = 0

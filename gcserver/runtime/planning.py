@@ -27,12 +27,12 @@ from gcserver.core.job import Job
 from gcserver.modes import AUTO, STATIC
 from gcserver.planner import course as decide
 from gcserver.planner.advice import Advice
-from gcserver.planner.auto import PARTS, Wish
+from gcserver.planner.auto import Wish
 from gcserver.planner.auto_rules import PlannedRule
 from gcserver.planner.course import Act, Rules, Standing
 from gcserver.planner.live import LiveStep
-from gcserver.planner.live_layout import DDP_BUCKETS
 from gcserver.planner.profile import Profile, StepTime
+from gcserver.runtime import planwish
 from gcserver.runtime.peek import Watched
 from gcserver.runtime.plannerlink import (
     Advise,
@@ -47,7 +47,6 @@ from gcserver.runtime.plannerlink import (
     Predicted,
 )
 from gcserver.runtime.profiler import GUESS
-from gcserver.runtime.tensors import in_force
 
 if TYPE_CHECKING:
     from gcserver.runtime.supervisor import Supervisor
@@ -207,13 +206,17 @@ class Planning:
             return
         act, why = decide.next_act(course.standing, domain.config.domain, seen)
         if act is Act.KEEP:
-            self._now(job, before=None)
+            course.standing = decide.judged(course.standing, seen)
+            self._now(job)
         elif act is Act.PLAN:
             log.info("job %r is planned: %s", job.record.label, why)
-            self._now(job, taken_back=())
+            if decide.drifted(course.standing, seen):
+                self._now(job, taken_back=(), took=(), considered=0)
             self._begin(job, course, lambda: self._plan(job, domain, course, seen))
         elif act is Act.TAKE_BACK:
             log.warning("job %r: %s", job.record.label, why)
+            learned = decide.judged(course.standing, seen)
+            self._now(job, took=learned.took, considered=learned.considered)
             self._begin(job, course, lambda: self._take_back(job, course, why))
 
     def model(self, job: Job) -> ControlDomain | None:
@@ -260,20 +263,18 @@ class Planning:
     async def _plan(self, job: Job, domain: ControlDomain, course: Course, seen: Profile) -> AnswerRequest | None:
         """Measure what is missing, plan, and put the plan in force if it is worth that."""
         wanted = course.standing.mode, course.standing.quality
-        # Before this work slows the steps down.
-        now = self._step_now(domain, seen)
+        now = self._step_now(domain, seen)  # before this work slows the steps down
         course.says = "measures codecs and gradients"
         profile = await self._measured(job, domain, course, seen, errors=True)
         course.says = "plans"
-        wish = self._wish(course, domain)
-        if now is not None:
-            wish = msgspec.structs.replace(wish, rules=_in_force(job, domain), step=now.seconds)
+        took = course.standing.took
+        wish = planwish.informed(self._wish(course, domain), course.standing, job, domain, now)
         answer = await self._link.ask(Plan(profile, wish))
         assert isinstance(answer, Planned)
         self._still(job, course, wanted)
         proposal, rules = answer.proposal, self._rules(job)
         # Kept only once something has come of it: else it would not be planned again.
-        found = {"profile": profile, "proposal": proposal, "domain": domain.config.domain}
+        found = {"profile": profile, "proposal": proposal, "domain": domain.config.domain, "considered": len(took)}
         pays, reason = decide.switch(course.standing, proposal, now, rules)
         if not pays:
             self._now(job, **found)
@@ -349,7 +350,7 @@ class Planning:
 
     async def predict(self, domain: ControlDomain, profile: Profile, rules: tuple[PlannedRule, ...]) -> LiveStep:
         """One step under these rules, job by job. Raises PlannerError."""
-        answer = await self._link.ask(Predict(profile, rules, _buckets(domain)))
+        answer = await self._link.ask(Predict(profile, rules, planwish.buckets(domain)))
         assert isinstance(answer, Predicted)
         return answer.step
 
@@ -376,9 +377,7 @@ class Planning:
         return known
 
     def _wish(self, course: Course, domain: ControlDomain) -> Wish:
-        mode = course.standing.mode
-        parts = PARTS if mode in (AUTO, STATIC) else frozenset({mode})
-        return Wish(course.standing.quality, parts, exclude=self._s.config.plan.exclude, buckets=_buckets(domain))
+        return planwish.wish(course.standing, domain, self._s.config.plan.exclude)
 
     def _rules(self, job: Job) -> Rules:
         """Of the job's newest plan that all members can run."""
@@ -399,14 +398,3 @@ def _heard(done: asyncio.Task[Any]) -> None:
 def planner_of(job: Job) -> str:
     """Who is to be asked about the plans of a job that another node plans for."""
     return f"{job.first} plans for job {job.record.label!r}: ask its daemon"
-
-
-def _in_force(job: Job, domain: ControlDomain) -> tuple[PlannedRule, ...]:
-    """The rules that the next step to settle has followed, as the planner takes them."""
-    _, plan = in_force(job, domain)
-    return tuple(PlannedRule(r.pattern, r.codec.spec, r.scheme, r.levels) for r in plan.rules)
-
-
-def _buckets(domain: ControlDomain) -> tuple[int, ...]:
-    """Bytes of the buckets in which a worker brings gradients; empty if it brings them one by one."""
-    return DDP_BUCKETS if domain.config.label.startswith("ddp.") else ()

@@ -249,3 +249,14 @@ def test_what_a_step_takes_beyond_its_prediction_is_laid_at_the_cpu_that_lanes_t
     plain, crowded = (compose(profile, Wish(rules=rules, step=s)) for s in (dense, dense + cpu))
     assert crowded.dense > plain.dense
     assert crowded.expected / crowded.dense < plain.expected / plain.dense
+
+
+def test_what_a_family_took_counts_instead_of_its_prediction() -> None:
+    profile = gpt(2, MBIT100)
+    first = compose(profile)
+    slow = {first.family: first.dense}
+    second = compose(profile, Wish(took=slow))
+    assert second.family != first.family and second.expected < first.dense
+    assert next(c.expected for c in second.considered if c.spec == first.family) == first.dense
+    quick = compose(profile, Wish(took={first.family: first.expected / 2}))
+    assert (quick.family, quick.expected) == (first.family, first.expected / 2)

@@ -15,7 +15,9 @@ from gcserver.planner.course import (
     Act,
     Before,
     Standing,
+    Took,
     by_hand,
+    judged,
     next_act,
     noticed,
     replaced,
@@ -88,6 +90,24 @@ def test_a_plan_is_judged_once_enough_steps_are_beyond_the_noise(after: StepTime
     found, why = next_act(PLANNED, 7, measured(after))
     assert found is act
     assert ("0.4 s" in why) == (act is not Act.STAY)
+
+
+def test_what_a_plan_took_is_remembered_and_a_surprise_is_planned_for_once() -> None:
+    slow, quick = (measured(StepTime(3, seconds, 0.01, 30)) for seconds in (0.3, 0.21))
+    known = judged(PLANNED, slow)
+    assert known.before is None and known.took == (Took("topk(ratio=0.01)", 0.3, 0.2),)
+    act, why = next_act(known, 7, slow)
+    assert act is Act.PLAN and "0.3 s a step, 0.2 s were expected" in why
+    assert next_act(replace(known, considered=1), 7, slow)[0] is Act.STAY, "the newest proposal knew"
+    assert next_act(judged(PLANNED, quick), 7, quick)[0] is Act.STAY, "as expected"
+
+
+def test_a_plan_that_replaced_nothing_measured_is_noted_too() -> None:
+    standing = replace(PLANNED, before=None)
+    assert next_act(standing, 7, measured(StepTime(3, 0.3, 0.01, JUDGED_AFTER - 1)))[0] is Act.STAY
+    after = measured(StepTime(3, 0.3, 0.01, JUDGED_AFTER))
+    assert next_act(standing, 7, after)[0] is Act.KEEP
+    assert next_act(judged(standing, after), 7, after)[0] is Act.PLAN
 
 
 def test_a_drift_is_planned_for_once_the_plan_has_been_judged() -> None:

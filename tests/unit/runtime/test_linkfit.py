@@ -95,6 +95,19 @@ def test_small_payloads_between_pauses_leave_the_estimate_alone() -> None:
     assert link.estimate() == before
 
 
+@pytest.mark.parametrize("frames", [[600 << 10], [300 << 10, 500 << 10, 400 << 10]])
+def test_steps_of_one_length_with_compressed_payloads_leave_the_estimate_alone(frames: list[int]) -> None:
+    link = Link(1.25e8)
+    for _ in range(5):
+        link.burst([8 * MIB] * 8)
+        link.now += 0.5
+    before = link.estimate()
+    for _ in range(300):
+        link.burst(frames)
+        link.now += 0.35
+    assert link.estimate() == before
+
+
 def test_a_link_that_became_slower_is_noticed() -> None:
     link = Link(1.25e8)
     for _ in range(5):

@@ -141,7 +141,7 @@ def test_another_node_names_the_one_that_plans(tmp_path: Path) -> None:
     async def test(d: Service) -> None:
         d.plans_at("b")
         status = await d.admin.plan(d.job, timeline=False)
-        assert (status.mode, status.planner) == ("", "b plans for job 'train': ask its daemon")
+        assert (status.mode, status.planner) == ("auto", "b plans for job 'train': ask its daemon")
         with pytest.raises(AdminError, match="b plans") as caught:
             d.admin.set_mode(d.job, "auto", "")
         assert (caught.value.kind, caught.value.field) == (ErrorKind.PRECONDITION, "mode")

@@ -88,8 +88,10 @@ def test_a_slower_plan_is_taken_back_and_not_tried_again_until_a_drift(tmp_path:
         assert d.given == [TOPK, ()]
         standing = d.course.standing
         assert (standing.plan, standing.before, standing.taken_back) == (0, None, (TOPK,))
+        assert "slower than the plan in force when it was tried" in await d.look()
+        assert [p.wish.took for p in d.link.plans()] == [{}, {"topk": 0.9}], "planned once more, knowing that"
         await d.look()
-        assert len(d.link.plans()) == 1
+        assert len(d.link.plans()) == 2 and d.given == [TOPK, ()]
         d.steps(StepTime(2, 0.8, 0.01, 9), forward=0.3)
         assert "plan 3 since" in await d.look()
         assert d.given == [TOPK, (), TOPK]

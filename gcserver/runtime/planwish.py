@@ -1,0 +1,40 @@
+"""What is asked of the planner for a domain of a job, in the planner's terms.
+
+What may live here: from a job, a domain and its standing to a wish. What may not: when to ask (`planning.py`), what
+becomes of it (`gcserver.planner`).
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from gcserver.core.control_domain import ControlDomain
+from gcserver.core.job import Job
+from gcserver.modes import AUTO, STATIC
+from gcserver.planner.auto import PARTS, Wish
+from gcserver.planner.auto_rules import PlannedRule
+from gcserver.planner.course import Standing
+from gcserver.planner.live_layout import DDP_BUCKETS
+from gcserver.planner.profile import StepTime
+from gcserver.runtime.tensors import in_force
+
+
+def wish(standing: Standing, domain: ControlDomain, exclude: tuple[str, ...]) -> Wish:
+    """Which parts, within which quality; nothing of what is in force."""
+    parts = PARTS if standing.mode in (AUTO, STATIC) else frozenset({standing.mode})
+    return Wish(standing.quality, parts, exclude=exclude, buckets=buckets(domain))
+
+
+def informed(plain: Wish, standing: Standing, job: Job, domain: ControlDomain, now: StepTime | None) -> Wish:
+    """The same, knowing what families took and what a step takes ``now`` under which rules."""
+    knowing = replace(plain, took={t.family: t.seconds for t in standing.took})
+    if now is None:
+        return knowing
+    _, plan = in_force(job, domain)
+    rules = tuple(PlannedRule(r.pattern, r.codec.spec, r.scheme, r.levels) for r in plan.rules)
+    return replace(knowing, rules=rules, step=now.seconds)
+
+
+def buckets(domain: ControlDomain) -> tuple[int, ...]:
+    """Bytes of the buckets in which a worker brings gradients; empty if it brings them one by one."""
+    return DDP_BUCKETS if domain.config.label.startswith("ddp.") else ()
