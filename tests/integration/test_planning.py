@@ -103,7 +103,7 @@ def test_a_job_is_planned_by_its_first_node_and_steered_by_operators(cluster: Cl
         forecast = until(lambda: (d := model(a)) is not None and d["forecast"], job, a)
         assert forecast["reason"].startswith("dense: compression would gain")
         assert 0 < forecast["compute_seconds"] <= forecast["expected_seconds"] == forecast["dense_seconds"]
-        assert {c["codec"] for c in forecast["considered"]} > {"fp16", "topk(ratio=0.001)"}
+        assert {c["codec"] for c in forecast["considered"]} > {"fp16", "sidco-e(ratio=0.001,packed=1)"}
         assert all(c["reason"] for c in forecast["considered"])
         (profile,) = told(a, "profile")["domains"]
         assert (profile["job"], profile["nodes"], len(profile["tensors"])) == ("gpt", 2, 6)
@@ -156,7 +156,8 @@ def test_a_job_is_planned_by_its_first_node_and_steered_by_operators(cluster: Cl
         a.wait_ready()
         plan = until(lambda: (p := told(a, "plan"))["domains"] and p, job, a)
         assert (plan["mode"], plan["proposed_version"]) == ("auto", before["proposed_version"])
-        assert model(a)["forecast"]["reason"] == here["forecast"]["reason"]
+        # The figures may be newer, but it is the same choice for the same reason.
+        assert model(a)["forecast"]["reason"].partition(":")[0] == here["forecast"]["reason"].partition(":")[0]
 
         # Rules given at the other node are noticed by the one that plans.
         version = told(b, "set-plan", "--replace", "*=fp16")["plan_version"]
