@@ -168,11 +168,7 @@ def measure(
 ) -> Iterator[list[common.Row]]:
     """Starts lab, daemons and workers; yields the rows of one size after the other."""
     with contextlib.ExitStack() as stack:
-        rate = None if network in ("loopback", "unshaped") else network
-        lab: netns.Lab | netns.Loopback = (
-            netns.Loopback(nodes) if network == "loopback" else netns.Lab(nodes, rate, netns.shaping())
-        )
-        stack.enter_context(lab)
+        lab = stack.enter_context(netns.open_network(nodes, network))
         settings = {"codec.default": codec} | dict(pair.split("=", 1) for pair in args.set)
         cluster = stack.enter_context(daemons.Daemons(lab.hosts, settings)) if args.gradcomm else None
         systems = SYSTEMS if cluster is not None else ("gloo",)
@@ -187,12 +183,12 @@ def measure(
             return [sys.executable, "-m", "benchmarks.allreduce", "--worker", json.dumps(asdict(task))]
 
         for result in workers.results(lab.hosts, cluster, daemons.job_name("allreduce"), argv):
-            yield rows_of(result, nodes, network, codec, rate)
+            yield rows_of(result, nodes, network, codec)
 
 
-def rows_of(result: dict[str, Any], nodes: int, network: str, codec: str, rate: str | None) -> list[common.Row]:
+def rows_of(result: dict[str, Any], nodes: int, network: str, codec: str) -> list[common.Row]:
     """Rows of one size, each with the ratio to gloo and, on a shaped network, the share of the link."""
-    nbytes = result["bytes"]
+    nbytes, rate = result["bytes"], netns.rate_of(network)
     rows = []
     for system, times in result["times"].items():
         row = common.median_row(

@@ -113,11 +113,7 @@ def _step(task: Task, grouping: str) -> Callable[[int], None]:
 def measure(args: argparse.Namespace, codec: str) -> Iterator[list[common.Row]]:
     """Starts lab, daemons and workers; yields the rows of one codec."""
     with contextlib.ExitStack() as stack:
-        rate = None if args.network in ("loopback", "unshaped") else args.network
-        lab: netns.Lab | netns.Loopback = (
-            netns.Loopback(args.nodes) if args.network == "loopback" else netns.Lab(args.nodes, rate, netns.shaping())
-        )
-        stack.enter_context(lab)
+        lab = stack.enter_context(netns.open_network(args.nodes, args.network))
         settings = {"min_compress_bytes": "0"} | dict(pair.split("=", 1) for pair in args.set)
         cluster = stack.enter_context(daemons.Daemons(lab.hosts, settings))
         port = daemons.free_ports(1)

@@ -37,7 +37,7 @@ MODELS = ("gpt", "cnn", "tiny")  # a test compares with the workloads
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where systems take turns. ``network``: a rate, or one of ``training_systems.UNSHAPED``."""
+    """Where systems take turns. ``network``: a rate, or one of ``netns.UNSHAPED``."""
 
     model: str
     nodes: int
@@ -45,10 +45,10 @@ class Place:
 
     @property
     def rate(self) -> str | None:
-        return None if self.network in training_systems.UNSHAPED else self.network
+        return netns.rate_of(self.network)
 
     def lab(self) -> netns.Lab | netns.Loopback:
-        return netns.Loopback(self.nodes) if self.network == "loopback" else netns.Lab(self.nodes, self.rate)
+        return netns.open_network(self.nodes, self.network)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +188,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--models", default="gpt,cnn", help="of gpt, cnn and tiny (default gpt,cnn)")
     parser.add_argument("--nodes", help="numbers of nodes (default 2,4; for losses 2)")
     parser.add_argument("--rates", default="100mbit,1gbit,10gbit", help="of the links; also unshaped and loopback")
-    parser.add_argument("--network", choices=training_systems.UNSHAPED, help="for losses (default: namespaces if any)")
+    parser.add_argument("--network", choices=netns.UNSHAPED, help="for losses (default: namespaces if any)")
     parser.add_argument(
         "--systems", default=",".join(training_systems.DEFAULT), help=f"default {','.join(training_systems.DEFAULT)}"
     )

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from benchmarks import common
 from benchmarks.lab import netns
-from benchmarks.training_systems import AUTO, COMPUTE, DDP, UNSHAPED
+from benchmarks.training_systems import AUTO, COMPUTE, DDP
 
 NEAR_BEST: Final = 1.10  #: auto's step over the best static one's
 NEAR_LOSS: Final = 1.02  #: a loss over DDP's in float32
@@ -173,7 +173,7 @@ def _of_compute(auto: float, cell: Cell, timed: Mapping[str, common.Row]) -> Ver
 
 def compute_limit(cell: Cell) -> float:
     """How many times computing alone a step may take."""
-    slow = cell.network not in UNSHAPED and netns.bits_per_second(cell.network) < 10**9
+    slow = cell.network not in netns.UNSHAPED and netns.bits_per_second(cell.network) < 10**9
     return OF_COMPUTE["slow" if slow else "fast"]
 
 

@@ -19,7 +19,6 @@ from gcserver.codecs import registry
 
 TORCH, LAYERS, MERGED = "torch", "layers", "merged"
 COMPUTE, AUTO = "compute", "auto"
-UNSHAPED: Final = ("unshaped", "loopback")  # networks without a rate; the second has no namespaces
 DDP: Final = ("ddp", "ddp-fp16", "ddp-powersgd")
 CODECS: Final = (
     "fp16",

@@ -17,19 +17,20 @@ from __future__ import annotations
 
 import functools
 import os
-import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import IO, Any, Literal
+from typing import IO, Any, Final, Literal
 
 from benchmarks.lab import processes
+from gcproto.rates import read_rate
 
 Means = Literal["root", "userns"]
 TOOLS = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "nsenter": "util-linux"}
 NETWORK = "10.77.0"
-UNITS = {"": 1, "bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
+#: Networks without a rate, as benchmarks are told them; the second has no namespaces either.
+UNSHAPED: Final = ("unshaped", "loopback")
 
 
 class LabError(RuntimeError):
@@ -46,10 +47,7 @@ class Probe:
 
 def bits_per_second(rate: str) -> int:
     """``"100mbit"``, ``"1.5gbit"`` or a plain number of bits per second; ValueError saying what is accepted."""
-    match = re.fullmatch(r"([0-9.]+)([a-z]*)", rate.strip().lower())
-    if match is None or match[2] not in UNITS:
-        raise ValueError(f"rate {rate!r}: expected a number with one of {', '.join(filter(None, UNITS))}, as 100mbit")
-    return round(float(match[1]) * UNITS[match[2]])
+    return round(8 * read_rate(rate))
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +199,16 @@ class Lab:
 def open_lab(nodes: int, rate: str | None = None) -> Lab | Loopback:
     """A lab where one can be had, else loopback; whether it is shaped is seen from ``means``."""
     return Lab(nodes, rate) if shaping() else Loopback(nodes)
+
+
+def rate_of(network: str) -> str | None:
+    """The rate of a network as benchmarks are told it: a rate, or one of :data:`UNSHAPED`."""
+    return None if network in UNSHAPED else network
+
+
+def open_network(nodes: int, network: str) -> Lab | Loopback:
+    """The hosts of a network as benchmarks are told it. Raises LabError where it needs namespaces and none can be."""
+    return Loopback(nodes) if network == "loopback" else Lab(nodes, rate_of(network))
 
 
 @functools.cache

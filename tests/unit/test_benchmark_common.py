@@ -58,7 +58,7 @@ def test_rows_compare_with_gloo_and_with_the_link() -> None:
         "times": {"gradcomm": [1.0, 0.9, 1.1], "gradcomm new": [2.0] * 3, "gloo": [1.5] * 3},
         "cpu": {"gradcomm": 0.3, "gradcomm new": 0.4, "gloo": 0.2},
     }
-    inplace, new, gloo = allreduce.rows_of(result, nodes=4, network="1gbit", codec="fp16", rate="1gbit")
+    inplace, new, gloo = allreduce.rows_of(result, nodes=4, network="1gbit", codec="fp16")
     assert (inplace["system"], inplace["call"], inplace["codec"]) == ("gradcomm", "in place", "fp16")
     assert (new["system"], new["call"]) == ("gradcomm", "new tensor")
     assert inplace["ratio_gloo"] == pytest.approx(1.5)
@@ -74,7 +74,7 @@ def test_rows_compare_with_gloo_and_with_the_link() -> None:
 
 def test_rows_without_a_rate_have_no_link_share() -> None:
     result = {"bytes": 8, "times": {"gloo": [1.0]}, "cpu": {"gloo": 0.0}}
-    (row,) = allreduce.rows_of(result, nodes=2, network="loopback", codec="none", rate=None)
+    (row,) = allreduce.rows_of(result, nodes=2, network="loopback", codec="none")
     assert "link_share" not in row
     assert allreduce.show(row).endswith("-")
 
