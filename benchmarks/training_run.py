@@ -65,7 +65,8 @@ class Lines:
 class Stage:
     """A lab and, as systems need them, daemons in it; a context manager.
 
-    ``base`` are settings of the daemons. Daemons stay for the next system unless that needs other settings.
+    ``base`` are settings of the daemons. Daemons stay for the next system unless that needs other settings or this one
+    failed: it may have been them, and what failed must not fail the next.
     """
 
     def __init__(
@@ -79,13 +80,20 @@ class Stage:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._stack.close()
+        self._end_daemons()
 
     def run(self, system: System, task: Task, on_step: Callable[[int], None]) -> Lines:
         """All of a task's steps; ``on_step`` gets how many are done.
 
         Raises WorkerError if a rank fails, DaemonError if a daemon does.
         """
+        try:
+            return self._run(system, task, on_step)
+        except workers.WorkerError:
+            self._end_daemons()
+            raise
+
+    def _run(self, system: System, task: Task, on_step: Callable[[int], None]) -> Lines:
         job, cluster = daemons.job_name("training"), self._daemons(system)
         task = dataclasses.replace(task, daemons=tuple(d.process.pid for d in cluster or ()))
         argv = ["-m", "benchmarks.training_worker", "--task", task.text()]
@@ -115,10 +123,13 @@ class Stage:
             return None
         settings = {**self.base, **system.settings}
         if self._cluster is None or self._cluster.settings != settings:
-            self._stack.close()
-            self._cluster = None
+            self._end_daemons()
             self._cluster = self._stack.enter_context(daemons.Daemons(self.lab.hosts, settings))
         return self._cluster
+
+    def _end_daemons(self) -> None:
+        self._cluster = None
+        self._stack.close()
 
 
 def speed_row(lines: Lines, task: Task) -> common.Row:

@@ -10,6 +10,7 @@ of clusters can run side by side.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import random
 import shutil
@@ -59,7 +60,7 @@ class Daemon:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:]) if self.log.exists() else ""
 
 
-class Daemons:
+class Daemons(processes.Owner):
     """A context manager: on entry one daemon per host, all ready; on exit all ended and their files removed.
 
     settings: keys of the configuration for every daemon, such as ``{"node.lanes": "2"}``. Raises DaemonError if one
@@ -72,20 +73,6 @@ class Daemons:
         self.hosts, self.settings, self.patience = tuple(hosts), dict(settings or {}), patience
         self.all: list[Daemon] = []
         self.folder = self.state = Path()
-
-    def __enter__(self) -> Daemons:
-        try:
-            self._prepare()
-            for daemon in self.all:
-                self.start(daemon)
-            self.wait_ready()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     def __getitem__(self, index: int) -> Daemon:
         return self.all[index]
@@ -129,6 +116,13 @@ class Daemons:
                 if folder != Path():
                     shutil.rmtree(folder, ignore_errors=True)
 
+    def _open(self) -> None:
+        warmup()
+        self._prepare()
+        for daemon in self.all:
+            self.start(daemon)
+        self.wait_ready()
+
     def _prepare(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="gclab-"))
         shared = Path("/dev/shm")
@@ -159,6 +153,7 @@ class Daemons:
             self.all.append(Daemon(name, host, *paths, admin, self.folder / f"{name}.log", argv))
 
 
+@functools.cache
 def warmup() -> None:
     """Compiles the kernels, or nothing if they are cached: daemons that had to would not be ready for a minute."""
     argv = [str(Path(sys.executable).with_name("gcserver")), "warmup"]

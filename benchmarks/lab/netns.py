@@ -20,7 +20,6 @@ import os
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import IO, Any, Final, Literal
 
 from benchmarks.lab import processes
@@ -96,7 +95,7 @@ class Loopback:
         return None
 
 
-class Lab:
+class Lab(processes.Owner):
     """``nodes`` hosts on one switch, a context manager; ``rate`` None leaves the links unshaped.
 
     means: "root" or "userns", by default what :func:`probe` found. Raises LabError where neither works.
@@ -115,17 +114,6 @@ class Lab:
             raise LabError(probe().reason)
 
     hosts: tuple[Host, ...]
-
-    def __enter__(self) -> Lab:
-        try:
-            self._build()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
 
     def close(self) -> None:
         """Ends the processes that keep the namespaces; the kernel removes the rest. Twice is no error."""
@@ -152,7 +140,7 @@ class Lab:
             self._run([*self._enter_switch, _tool("tc"), *verb, "dev", f"port{host.index}", "root", *how])
         self.rate = rate
 
-    def _build(self) -> None:
+    def _open(self) -> None:
         root = self.means == "root"
         switch = self._keep([_tool("unshare"), "-n" if root else "-Urn"])
         self._enter_switch = _enter(switch, root)

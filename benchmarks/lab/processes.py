@@ -6,6 +6,7 @@ What may live here: starting and ending processes, and turning SIGTERM into an o
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import os
 import shutil
@@ -15,7 +16,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from types import FrameType
-from typing import IO, Any
+from typing import IO, Any, Self
 
 SBIN = ("/usr/sbin", "/sbin")
 
@@ -72,6 +73,29 @@ def end(processes: Iterable[subprocess.Popen[Any]], *, grace: float = 5.0) -> li
             process.kill()
             process.wait()
     return killed
+
+
+class Owner(abc.ABC):
+    """Something that starts processes: a context manager that ends them whatever happens, also while it starts."""
+
+    def __enter__(self) -> Self:
+        try:
+            self._open()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    @abc.abstractmethod
+    def _open(self) -> None:
+        """Starts them; may fail half-way."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Ends those there are, and removes what they leave behind. Twice is no error."""
 
 
 @contextlib.contextmanager

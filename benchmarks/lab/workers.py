@@ -13,8 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from benchmarks.lab import daemons, netns, processes
 
@@ -36,7 +35,7 @@ def environment(host: netns.Host, hosts: Sequence[netns.Host], port: int) -> dic
     }
 
 
-class Workers:
+class Workers(processes.Owner):
     """``python ARGV --log FILE`` on every host, a context manager that ends them whatever happens.
 
     name: for errors. argv: what Python is given. cluster: the daemons that the workers use, None where they need none.
@@ -58,24 +57,14 @@ class Workers:
         self.lines: list[list[dict[str, Any]]] = [[] for _ in self.hosts]
         self._read: list[int] = [0 for _ in self.hosts]
 
-    def __enter__(self) -> Self:
-        try:
-            self._start()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
-
     def close(self) -> None:
         """Ends workers that still run."""
         with processes.uninterrupted():
             processes.end(self.workers, grace=3.0)
             for worker in self.workers:
                 if worker.stdin is not None:
-                    worker.stdin.close()
+                    with contextlib.suppress(BrokenPipeError):  # a word it did not live to read is still in the buffer
+                        worker.stdin.close()
 
     def update(self) -> bool:
         """Reads what the logs have gained; whether a line that all ranks have is new."""
@@ -128,7 +117,7 @@ class Workers:
             except BrokenPipeError:
                 self._fail(f"a worker ended before it was told {word!r}")
 
-    def _start(self) -> None:
+    def _open(self) -> None:
         port = daemons.free_ports(1)
         for host in self.hosts:
             env = self.cluster[host.index].environment(self.job) if self.cluster is not None else host.environment()

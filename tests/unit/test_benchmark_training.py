@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from benchmarks import training, training_report, training_run, training_systems
-from benchmarks.lab import workers
+from benchmarks.lab import daemons, netns, workers
 from benchmarks.training_report import Cell
 from benchmarks.training_systems import System
 from benchmarks.training_worker import Task
@@ -229,12 +230,58 @@ def test_items_take_turns_at_each_place() -> None:
 
 
 @pytest.mark.parametrize(
-    "argv", [["--models", "vgg"], ["--rates", "fast"], ["--systems", "foo"], ["--nodes", "two"], ["--resume"]]
+    "argv",
+    [
+        ["--models", "vgg"],
+        ["--rates", "fast"],
+        ["--systems", "foo"],
+        ["--nodes", "two"],
+        ["--resume"],
+    ],
 )
 def test_wrong_options_end_before_anything_starts(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         training.parse(argv)
     assert "error:" in capsys.readouterr().err
+
+
+class Standing:
+    """Stands in for daemons and for workers; those of the first run fail."""
+
+    made: ClassVar[list[Standing]] = []
+
+    def __init__(self, *_: object) -> None:
+        self.hosts, self.settings, self.lines = (), {"plan.mode": "auto"}, [[{"step": 1}]]
+        self.ended = False
+
+    def __enter__(self) -> Standing:
+        self.made.append(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.ended = True
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+    def wait(self, *_: object) -> None:
+        if len(self.made) == 2:
+            raise workers.WorkerError("it died")
+
+
+def test_a_run_that_failed_leaves_no_daemons_to_the_next(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(Standing, "made", [])
+    monkeypatch.setattr(daemons, "Daemons", Standing)
+    monkeypatch.setattr(workers, "Workers", Standing)
+    task, auto = Task("tiny", "auto", "", "torch", True, 3, 0, 1, 3, 0.0, False), training_systems.read("auto")
+    with training_run.Stage(netns.Loopback(1), None, {}, tmp_path) as stage:
+        with pytest.raises(workers.WorkerError):
+            stage.run(auto, task, lambda _: None)
+        assert [standing.ended for standing in Standing.made] == [True, True]
+        for _ in range(2):
+            stage.run(auto, task, lambda _: None)
+        assert [standing.ended for standing in Standing.made] == [True, True, False, True, True]  # the daemons stay
+    assert all(standing.ended for standing in Standing.made)
 
 
 class Stage:

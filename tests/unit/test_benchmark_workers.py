@@ -52,3 +52,14 @@ def test_workers_that_do_not_come_to_it_are_ended(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     with started(tmp_path / "other", "") as ranks, pytest.raises(WorkerError, match="ended before they had done"):
         ranks.wait(60.0, until=lambda: all(ranks.lines))
+
+
+def test_a_word_to_one_that_has_ended_is_a_failure_of_the_run(tmp_path: Path) -> None:
+    def tell() -> None:
+        with started(tmp_path, "") as ranks:
+            for worker in ranks.workers:
+                worker.wait(60.0)
+            ranks.say("go on")
+
+    with pytest.raises(WorkerError, match="ended before it was told 'go on'"):
+        tell()
