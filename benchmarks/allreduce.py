@@ -26,11 +26,13 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
-from benchmarks import common
-from benchmarks.lab import daemons, netns, processes, procfs, workers
+import msgspec
+
+from benchmarks import command, common
+from benchmarks.lab import daemons, netns, procfs, workers
 
 PAYLOAD_SHARE = 1448 / 1514
 SYSTEMS = ("gradcomm", "gradcomm new", "gradcomm resident", "gloo")
@@ -46,10 +48,6 @@ CALL = {
 class Task:
     """What one worker has to do; crosses to it as JSON."""
 
-    rank: int
-    nodes: int
-    store: str
-    port: int
     sizes: tuple[int, ...]
     systems: tuple[str, ...]
     runs: int
@@ -65,8 +63,7 @@ def worker(task: Task) -> None:
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    address = f"tcp://{task.store}:{task.port}"
-    dist.init_process_group("gloo", init_method=address, rank=task.rank, world_size=task.nodes)
+    dist.init_process_group("gloo")  # ranks and address from torchrun's variables
     gradcomm: Any = None
     if any(s.startswith("gradcomm") for s in task.systems):
         import gcclient as gradcomm
@@ -75,9 +72,9 @@ def worker(task: Task) -> None:
     pids = [*task.daemon_pids, os.getpid()]
     try:
         for nbytes in task.sizes:
-            calls = _Calls(torch, dist, gradcomm, task, nbytes)
+            calls = _Calls(torch, dist, gradcomm, task.systems, nbytes)
             times, cpu = _measure(dist, torch, task, calls, pids)
-            if task.rank == 0:
+            if dist.get_rank() == 0:
                 print(json.dumps({"bytes": nbytes, "times": times, "cpu": cpu}), flush=True)
         dist.barrier()
     finally:
@@ -89,8 +86,8 @@ def worker(task: Task) -> None:
 class _Calls:
     """The systems as functions of one buffer, and whether they return what they should."""
 
-    def __init__(self, torch: Any, dist: Any, gradcomm: Any, task: Task, nbytes: int) -> None:
-        self.task = task
+    def __init__(self, torch: Any, dist: Any, gradcomm: Any, systems: Sequence[str], nbytes: int) -> None:
+        self.rank, self.nodes = dist.get_rank(), dist.get_world_size()
         elements = max(1, nbytes // 4)
         # small integers: sums and averages are exact, so that a wrong byte is seen
         self.base = torch.arange(elements, dtype=torch.float32).remainder_(251.0)
@@ -104,21 +101,20 @@ class _Calls:
             "gradcomm new": lambda: gradcomm.push_pull(self.x, name=name),
             "gloo": lambda: (dist.all_reduce(self.x), self.x)[1],
         }
-        self.act = {system: act[system] for system in task.systems}
+        self.act = {system: act[system] for system in systems}
 
     def refill(self, system: str) -> None:
         x = self.resident if system == "gradcomm resident" else self.x
-        x.copy_(self.base).add_(2.0 * self.task.rank)
+        x.copy_(self.base).add_(2.0 * self.rank)
 
     def check(self, system: str, got: Any) -> None:
         """Raises RuntimeError if the result is not the exact average (gloo: sum)."""
-        n = self.task.nodes
-        want = self.base + (n - 1.0)
+        want = self.base + (self.nodes - 1.0)
         if system == "gloo":
-            want = want * n
+            want = want * self.nodes
         wrong = int((got != want).sum())
         if wrong:
-            raise RuntimeError(f"{system}: {wrong} of {want.numel()} elements are wrong on rank {self.task.rank}")
+            raise RuntimeError(f"{system}: {wrong} of {want.numel()} elements are wrong on rank {self.rank}")
 
 
 def _measure(
@@ -163,26 +159,20 @@ def _measure(
 
 
 # ------------------------------------------------------------------------------------------------ parent
-def measure(
-    nodes: int, network: str, sizes: Sequence[int], codec: str, args: argparse.Namespace
-) -> Iterator[list[common.Row]]:
+def measure(nodes: int, args: argparse.Namespace) -> Iterator[list[common.Row]]:
     """Starts lab, daemons and workers; yields the rows of one size after the other."""
+    network, codec = args.network, args.codec
     with contextlib.ExitStack() as stack:
         lab = stack.enter_context(netns.open_network(nodes, network))
-        settings = {"codec.default": codec} | dict(pair.split("=", 1) for pair in args.set)
+        settings = {"codec.default": codec} | dict(args.set)
         cluster = stack.enter_context(daemons.Daemons(lab.hosts, settings)) if args.gradcomm else None
         systems = SYSTEMS if cluster is not None else ("gloo",)
-        port = daemons.free_ports(1)
 
-        def argv(host: netns.Host) -> list[str]:
+        def task(host: netns.Host) -> Task:
             pids = tuple(cluster[host.index].pids()) if cluster is not None else ()
-            task = Task(
-                host.index, nodes, lab.hosts[0].address, port, tuple(sizes), systems, args.runs, args.seconds,
-                codec == "none", pids,
-            )  # fmt: skip
-            return [sys.executable, "-m", "benchmarks.allreduce", "--worker", json.dumps(asdict(task))]
+            return Task(tuple(args.sizes), systems, args.runs, args.seconds, codec == "none", pids)
 
-        for result in workers.results(lab.hosts, cluster, daemons.job_name("allreduce"), argv):
+        for result in workers.results("allreduce", lab.hosts, cluster, task):
             yield rows_of(result, nodes, network, codec)
 
 
@@ -231,46 +221,46 @@ def show(row: common.Row) -> str:
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--nodes", default="2,4", help="numbers of nodes, each measured in turn (default 2,4)")
+    parser.add_argument(
+        "--nodes", type=command.counts, default="2,4", help="numbers of nodes, each measured in turn (default 2,4)"
+    )
     parser.add_argument("--sizes", help="of the tensor: FROM..TO in steps of four, or a list (default 4KiB..256MiB)")
-    parser.add_argument("--network", default="loopback", help="loopback, unshaped (namespaces), or a rate as 1gbit")
+    parser.add_argument(
+        "--network",
+        type=command.network,
+        default="loopback",
+        help="loopback, unshaped (namespaces), or a rate as 1gbit",
+    )
     parser.add_argument("--codec", default="none", help="the daemons' codec.default (default none)")
-    parser.add_argument("--runs", type=int, default=7, help="repetitions, at least (default 7)")
+    parser.add_argument("--runs", type=command.count, default=7, help="repetitions, at least (default 7)")
     parser.add_argument("--seconds", type=float, default=3.0, help="goes on repeating for this long a size (default 3)")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a key of the daemons")
+    parser.add_argument(
+        "--set", type=command.setting, action="append", default=[], metavar="KEY=VALUE", help="a key of the daemons"
+    )
     parser.add_argument("--no-gradcomm", dest="gradcomm", action="store_false", help="gloo alone, as a baseline")
     parser.add_argument("--quick", action="store_true", help="two nodes, 4 KiB, 1 MiB and 16 MiB, under a minute")
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.quick:
-        args.nodes, args.sizes, args.seconds = "2", args.sizes or "4KiB,1MiB,16MiB", 1.0
-    args.sizes = args.sizes or "4KiB..256MiB"
-    if args.runs < 1:
-        parser.error("--runs: expected at least 1")
+        args.nodes, args.sizes, args.seconds = [2], args.sizes or "4KiB,1MiB,16MiB", 1.0
+    try:
+        args.sizes = common.read_sizes(args.sizes or "4KiB..256MiB")
+    except ValueError as error:
+        parser.error(f"--sizes: {error}")
     return args
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
     if args.worker:
-        fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in json.loads(args.worker).items()}
-        worker(Task(**fields))
+        worker(msgspec.json.decode(args.worker, type=Task))
         return 0
-    if args.network != "loopback" and netns.shaping() is None:
-        print(f"--network {args.network}: {netns.probe().reason}", file=sys.stderr)
-        return 1
-    sizes = common.read_sizes(args.sizes)
-    rows: list[common.Row] = []
-    print(common.describe(common.machine()))
-    with processes.exits_on_signals():
-        for nodes in (int(n) for n in args.nodes.split(",")):
-            print(f"\n{nodes} nodes, {args.network}, codec {args.codec}\n{TABLE.head()}", flush=True)
-            for part in measure(nodes, args.network, sizes, args.codec, args):
-                rows += part
-                print("\n".join(show(row) for row in part), flush=True)
-    common.write_json(args.json, rows, command=" ".join(["python -m benchmarks.allreduce", *(argv or sys.argv[1:])]))
-    return 0
+    parts = (
+        (f"{nodes} nodes, {args.network}, codec {args.codec}\n{TABLE.head()}", measure(nodes, args))
+        for nodes in args.nodes
+    )
+    return command.run(args, command.written("allreduce", argv), parts, show)
 
 
 if __name__ == "__main__":

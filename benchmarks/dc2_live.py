@@ -32,8 +32,9 @@ from typing import Final
 
 import numpy as np
 
+from benchmarks import command
 from benchmarks.common import Row, Table, show_seconds, write_json
-from benchmarks.lab import daemons, netns
+from benchmarks.lab import daemons, netns, processes
 from examples.runs import Method, Record, Run
 from gcserver.planner.dc2_link import RateProfile
 
@@ -255,11 +256,13 @@ def plot(path: Path, runs: Mapping[str, Live]) -> None:
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--nodes", default="2", help="how many hosts, as 2 or 2,4 (default 2)")
+    parser.add_argument("--nodes", type=command.counts, default="2", help="how many hosts, as 2 or 2,4 (default 2)")
     parser.add_argument("--systems", default=DEFAULT, help=f"in their order (default {DEFAULT})")
     parser.add_argument("--codec", default="topk", help="the sparsifier whose ratio is set or steered (default topk)")
     parser.add_argument("--seconds", type=float, default=75.0, help="how long each system trains (default 75)")
-    parser.add_argument("--base", default="100mbit", help="the rate of the links at its highest (default 100mbit)")
+    parser.add_argument(
+        "--base", type=command.rate, default="100mbit", help="the rate of the links at its highest (default 100mbit)"
+    )
     parser.add_argument("--period", type=float, default=8.0, help="seconds between changes of the rate (default 8)")
     parser.add_argument("--seed", type=int, default=1, help="of the profile of rates")
     parser.add_argument("--loss", type=float, help="the loss that is raced to, nats a character")
@@ -268,7 +271,6 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     try:
         args.systems = [system(name, args.codec) for name in args.systems.split(",")]
-        args.nodes = [int(n) for n in args.nodes.split(",")]
         args.profile = RateProfile(args.seed, netns.bits_per_second(args.base), args.period)
     except ValueError as error:
         parser.error(str(error))
@@ -283,7 +285,8 @@ def main() -> None:
     print("links: " + ", ".join(f"{r / 1e6:g}" for r in args.profile.rates(args.seconds)) + " Mbit/s")
     rows: list[Row] = []
     for nodes in args.nodes:
-        runs = {what.name: run(what, nodes, rates, args.period, args.seconds) for what in args.systems}
+        with processes.exits_on_signals():
+            runs = {what.name: run(what, nodes, rates, args.period, args.seconds) for what in args.systems}
         loss = target(runs) if args.loss is None else args.loss
         print(f"{nodes} hosts, {args.seconds:g} s each, to loss {loss:.3f}\n{TABLE.head()}")
         for live in runs.values():

@@ -26,11 +26,13 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
-from benchmarks import common
-from benchmarks.lab import daemons, netns, processes, workers
+import msgspec
+
+from benchmarks import command, common
+from benchmarks.lab import daemons, netns, workers
 
 COMPUTE = "compute"
 DEFAULT = "default"
@@ -41,10 +43,6 @@ LAYER_WISE = "layer-wise"
 class Task:
     """What one worker has to do; crosses to it as JSON."""
 
-    rank: int
-    nodes: int
-    store: str
-    port: int
     groupings: tuple[str, ...]
     layers: int
     width: int
@@ -61,8 +59,7 @@ def worker(task: Task) -> None:
     import gcclient
 
     torch.set_num_threads(1)
-    address = f"tcp://{task.store}:{task.port}"
-    dist.init_process_group("gloo", init_method=address, rank=task.rank, world_size=task.nodes)
+    dist.init_process_group("gloo")  # ranks and address from torchrun's variables
     gcclient.init()
     try:
         steps = {grouping: _step(task, grouping) for grouping in (COMPUTE, *task.groupings)}
@@ -75,7 +72,7 @@ def worker(task: Task) -> None:
                 step(run)
                 times[i, max(run, 0)] = time.perf_counter() - start
         dist.all_reduce(times, dist.ReduceOp.MAX)
-        if task.rank == 0:
+        if dist.get_rank() == 0:
             parameters = task.layers * (task.width + 1) * task.width
             found = dict(zip(steps, times.tolist(), strict=True))
             print(json.dumps({"times": found, "bytes": 4 * parameters}), flush=True)
@@ -88,6 +85,7 @@ def worker(task: Task) -> None:
 def _step(task: Task, grouping: str) -> Callable[[int], None]:
     """One training step of a fresh model whose gradients are exchanged in such groups."""
     import torch
+    import torch.distributed as dist
     from torch import nn
 
     import gcclient
@@ -100,8 +98,10 @@ def _step(task: Task, grouping: str) -> Callable[[int], None]:
         named = model.named_parameters()
         optimizer = gcclient.DistributedOptimizer(optimizer, named, compression=task.codec, groups=groups)
 
+    rank = dist.get_rank()
+
     def step(run: int) -> None:
-        x = torch.randn(8, task.width, generator=torch.Generator().manual_seed(100 * run + task.rank))
+        x = torch.randn(8, task.width, generator=torch.Generator().manual_seed(100 * run + rank))
         optimizer.zero_grad()
         model(x).pow(2).mean().backward()
         optimizer.step()
@@ -114,18 +114,10 @@ def measure(args: argparse.Namespace, codec: str) -> Iterator[list[common.Row]]:
     """Starts lab, daemons and workers; yields the rows of one codec."""
     with contextlib.ExitStack() as stack:
         lab = stack.enter_context(netns.open_network(args.nodes, args.network))
-        settings = {"min_compress_bytes": "0"} | dict(pair.split("=", 1) for pair in args.set)
+        settings = {"min_compress_bytes": "0"} | dict(args.set)
         cluster = stack.enter_context(daemons.Daemons(lab.hosts, settings))
-        port = daemons.free_ports(1)
-
-        def argv(host: netns.Host) -> list[str]:
-            task = Task(
-                host.index, args.nodes, lab.hosts[0].address, port, args.groupings, args.layers, args.width, codec,
-                args.runs,
-            )  # fmt: skip
-            return [sys.executable, "-m", "benchmarks.grouping", "--worker", json.dumps(asdict(task))]
-
-        for result in workers.results(lab.hosts, cluster, daemons.job_name("grouping"), argv):
+        task = Task(args.groupings, args.layers, args.width, codec, args.runs)
+        for result in workers.results("grouping", lab.hosts, cluster, lambda _: task):
             yield rows_of(result, args, codec)
 
 
@@ -167,15 +159,22 @@ def show(row: common.Row) -> str:
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--groupings", default="layer-wise,default,1,2,4,8", help="as listed; numbers: so many groups")
-    parser.add_argument("--layers", type=int, default=80, help="two tensors each (default 80)")
-    parser.add_argument("--width", type=int, default=160, help="of a layer (default 160: 8.2 MB in all)")
+    parser.add_argument("--layers", type=command.count, default=80, help="two tensors each (default 80)")
+    parser.add_argument("--width", type=command.count, default=160, help="of a layer (default 160: 8.2 MB in all)")
     parser.add_argument(
         "--codec", action="append", help="may be given again: each in turn (default none and topk(ratio=0.01))"
     )
-    parser.add_argument("--network", default="loopback", help="loopback, unshaped (namespaces), or a rate as 1gbit")
-    parser.add_argument("--nodes", type=int, default=2)
-    parser.add_argument("--runs", type=int, default=15, help="repetitions (default 15)")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a key of the daemons")
+    parser.add_argument(
+        "--network",
+        type=command.network,
+        default="loopback",
+        help="loopback, unshaped (namespaces), or a rate as 1gbit",
+    )
+    parser.add_argument("--nodes", type=command.count, default=2)
+    parser.add_argument("--runs", type=command.count, default=15, help="repetitions (default 15)")
+    parser.add_argument(
+        "--set", type=command.setting, action="append", default=[], metavar="KEY=VALUE", help="a key of the daemons"
+    )
     parser.add_argument("--quick", action="store_true", help="one codec, three groupings, five repetitions")
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
@@ -184,33 +183,20 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         args.groupings, args.codec, args.runs = "layer-wise,default,2", ["topk(ratio=0.01)"], 5
     args.codec = args.codec or ["none", "topk(ratio=0.01)"]
     args.groupings = tuple(args.groupings.split(","))
-    odd = [g for g in args.groupings if g not in (LAYER_WISE, DEFAULT) and not g.isdigit()]
+    odd = [g for g in args.groupings if g not in (LAYER_WISE, DEFAULT) and not (g.isdecimal() and int(g))]
     if odd:
         parser.error(f"--groupings: expected {LAYER_WISE}, {DEFAULT} or numbers of groups, got {odd[0]}")
-    if args.runs < 1:
-        parser.error("--runs: expected at least 1")
     return args
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
     if args.worker:
-        fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in json.loads(args.worker).items()}
-        worker(Task(**fields))
+        worker(msgspec.json.decode(args.worker, type=Task))
         return 0
-    if args.network != "loopback" and netns.shaping() is None:
-        print(f"--network {args.network}: {netns.probe().reason}", file=sys.stderr)
-        return 1
-    rows: list[common.Row] = []
-    print(common.describe(common.machine()))
-    with processes.exits_on_signals():
-        for codec in args.codec:
-            print(f"\n{args.nodes} nodes, {args.network}, {2 * args.layers} tensors, codec {codec}\n{TABLE.head()}")
-            for part in measure(args, codec):
-                rows += part
-                print("\n".join(show(row) for row in part), flush=True)
-    common.write_json(args.json, rows, command=" ".join(["python -m benchmarks.grouping", *(argv or sys.argv[1:])]))
-    return 0
+    where = f"{args.nodes} nodes, {args.network}, {2 * args.layers} tensors"
+    parts = ((f"{where}, codec {codec}\n{TABLE.head()}", measure(args, codec)) for codec in args.codec)
+    return command.run(args, command.written("grouping", argv), parts, show)
 
 
 if __name__ == "__main__":

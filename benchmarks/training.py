@@ -27,7 +27,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks import common, training_report, training_run, training_systems
+from benchmarks import command, common, training_report, training_run, training_systems
 from benchmarks.lab import daemons, netns, processes, workers
 from benchmarks.training_systems import System
 from benchmarks.training_worker import Task
@@ -85,8 +85,8 @@ KEY = ("mode", "model", "nodes", "network", "method", "seed", "round")
 class Results:
     """The rows of a file, written anew with every new one."""
 
-    def __init__(self, path: Path | None, resume: bool, command: str) -> None:
-        self.path, self.command = path, command
+    def __init__(self, path: Path | None, resume: bool, written: str) -> None:
+        self.path, self.command = path, written
         self.rows: list[common.Row] = []
         if resume and path is not None and path.exists():
             self.rows = json.loads(path.read_text())["rows"]
@@ -111,7 +111,7 @@ def items(args: argparse.Namespace) -> Iterator[Item]:
     speed = args.mode == "speed"
     if speed:
         systems = training_systems.with_buckets(systems, args.buckets.split(","))
-    networks = args.rates.split(",") if speed else [args.network]
+    networks = args.rates if speed else [args.network]
     for model, nodes, network in itertools.product(args.models.split(","), args.nodes, networks):
         place = Place(model, nodes, network)
         if speed:
@@ -186,19 +186,32 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mode", choices=("speed", "loss"), default="speed")
     parser.add_argument("--models", default="gpt,cnn", help="of gpt, cnn and tiny (default gpt,cnn)")
-    parser.add_argument("--nodes", help="numbers of nodes (default 2,4; for losses 2)")
-    parser.add_argument("--rates", default="100mbit,1gbit,10gbit", help="of the links; also unshaped and loopback")
+    parser.add_argument("--nodes", type=command.counts, help="numbers of nodes (default 2,4; for losses 2)")
+    parser.add_argument(
+        "--rates",
+        type=command.networks,
+        default="100mbit,1gbit,10gbit",
+        help="of the links; also unshaped and loopback",
+    )
     parser.add_argument("--network", choices=netns.UNSHAPED, help="for losses (default: namespaces if any)")
     parser.add_argument(
         "--systems", default=",".join(training_systems.DEFAULT), help=f"default {','.join(training_systems.DEFAULT)}"
     )
     parser.add_argument("--buckets", default="layers,merged", help="of gradcomm's systems (default layers,merged)")
-    parser.add_argument("--rounds", type=int, default=2, help="how often each system has its turn (default 2)")
-    parser.add_argument("--steps", type=int, help="timed a round, at most (default 10), or for a loss (default 300)")
+    parser.add_argument(
+        "--rounds", type=command.count, default=2, help="how often each system has its turn (default 2)"
+    )
+    parser.add_argument(
+        "--steps", type=command.count, help="timed a round, at most (default 10), or for a loss (default 300)"
+    )
     parser.add_argument("--seconds", type=float, default=180.0, help="timed steps begin within this (default 180)")
-    parser.add_argument("--auto-warmup", type=int, default=40, help="steps in which auto may settle (default 40)")
-    parser.add_argument("--seeds", type=int, default=3, help="for losses (default 3)")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a key of the daemons")
+    parser.add_argument(
+        "--auto-warmup", type=command.count, default=40, help="steps in which auto may settle (default 40)"
+    )
+    parser.add_argument("--seeds", type=command.count, default=3, help="for losses (default 3)")
+    parser.add_argument(
+        "--set", type=command.setting, action="append", default=[], metavar="KEY=VALUE", help="a key of the daemons"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="results, rewritten after every run")
     parser.add_argument("--resume", action="store_true", help="keep what --json has already and measure the rest")
     parser.add_argument("--report", action="store_true", help="report what --json has, measure nothing")
@@ -207,13 +220,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     speed = args.mode == "speed"
     args.steps = args.steps or (10 if speed else 300)
     args.network = args.network or ("unshaped" if netns.shaping() else "loopback")
+    args.nodes = args.nodes or ([2, 4] if speed else [2])
     try:
-        args.nodes = [int(n) for n in (args.nodes or ("2,4" if speed else "2")).split(",")]
         for item in items(args):
             if item.place.model not in MODELS:
                 raise ValueError(f"--models: expected some of {', '.join(MODELS)}, got {item.place.model!r}")
-            if item.place.rate is not None:
-                netns.bits_per_second(item.place.rate)
     except ValueError as error:
         parser.error(str(error))
     if (args.resume or args.report) and args.json is None:
@@ -223,8 +234,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
-    command = " ".join(["python -m benchmarks.training", *(sys.argv[1:] if argv is None else argv)])
-    results = Results(args.json, args.resume or args.report, command)
+    results = Results(args.json, args.resume or args.report, command.written("training", argv))
     wanted = [] if args.report else list(items(args))
     if netns.shaping() is None and any(item.place.network != "loopback" for item in wanted):
         print(f"only --rates loopback can be measured here: {netns.probe().reason}", file=sys.stderr)
@@ -232,9 +242,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(common.describe(common.machine()))
     try:
         with processes.exits_on_signals():
-            if any(item.system.daemons and not results.has(item) for item in wanted):
-                daemons.warmup()
-            measure(wanted, results, dict(pair.split("=", 1) for pair in args.set))
+            measure(wanted, results, dict(args.set))
     except KeyboardInterrupt:
         print("\ninterrupted; everything that was started has been ended", file=sys.stderr)
         return 130

@@ -70,7 +70,7 @@ def read(text: str) -> System:
     """Raises ValueError, which says what is accepted."""
     name, at, buckets = text.strip().partition("@")
     buckets = buckets if at else TORCH
-    if buckets not in (TORCH, LAYERS, MERGED) and not (buckets.isdigit() and int(buckets)):
+    if not _known(buckets):
         raise ValueError(f"system {text!r}: expected torch, layers, merged or a number of buckets after @")
     if name in (COMPUTE, *DDP):
         if buckets != TORCH:
@@ -85,13 +85,23 @@ def read(text: str) -> System:
     return System("gradcomm", name, buckets)
 
 
+def _known(buckets: str) -> bool:
+    return buckets in (TORCH, LAYERS, MERGED) or (buckets.isdecimal() and int(buckets) > 0)
+
+
 def read_list(text: str) -> list[System]:
     """Systems separated by commas; those inside parentheses belong to a codec."""
     return [read(part) for part in re.split(r",(?![^()]*\))", text) if part.strip()]
 
 
 def with_buckets(systems: Sequence[System], kinds: Sequence[str]) -> list[System]:
-    """Every system of gradcomm's with each kind of buckets, unless it says itself which; the others as they are."""
+    """Every system of gradcomm's with each kind of buckets, unless it says itself which; the others as they are.
+
+    Raises ValueError for a kind that there is not.
+    """
+    odd = [kind for kind in kinds if not _known(kind)]
+    if odd:
+        raise ValueError(f"buckets {odd[0]!r}: expected torch, layers, merged or a number of them")
     out: list[System] = []
     for system in systems:
         again = kinds if system.daemons and system.buckets == TORCH else (system.buckets,)

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks import common
+from benchmarks import command, common
 from benchmarks.lab import daemons, netns, processes
 from examples import report
 from examples.runs import WINDOW, Method, Record, Run
@@ -174,7 +174,6 @@ def play(args: argparse.Namespace) -> int:
     began = time.monotonic()
     shaped = netns.shaping() is not None
     print(common.describe(common.machine()))
-    daemons.warmup()
     with tempfile.TemporaryDirectory(prefix="gcdemo-") as folder, netns.open_lab(2, args.rate) as lab:
         if shaped:
             print(f"two hosts in network namespaces ({lab.means}), links shaped to {args.rate} both ways")
@@ -201,17 +200,12 @@ def play(args: argparse.Namespace) -> int:
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rate", default="100mbit", help="of the links (default 100mbit)")
+    parser.add_argument("--rate", type=command.rate, default="100mbit", help="of the links (default 100mbit)")
     parser.add_argument("--seconds", type=float, default=45.0, help="of training with each, in part (b) (default 45)")
-    parser.add_argument("--steps", type=int, default=10, help="timed in part (a) (default 10)")
+    parser.add_argument("--steps", type=command.count, default=10, help="timed in part (a) (default 10)")
     parser.add_argument("--plot", type=Path, default=Path("out/demo.png"), metavar="FILE", help="default out/demo.png")
     parser.add_argument("--json", metavar="FILE")
-    args = parser.parse_args(argv)
-    try:
-        netns.bits_per_second(args.rate)
-    except ValueError as error:
-        parser.error(f"--{error}")
-    return args
+    return parser.parse_args(argv)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

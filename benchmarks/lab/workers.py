@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from benchmarks.lab import daemons, netns, processes
 
 
@@ -144,28 +146,30 @@ class Workers(processes.Owner):
 
 
 def results(
+    name: str,
     hosts: Sequence[netns.Host],
     cluster: daemons.Daemons | None,
-    job: str,
-    argv: Callable[[netns.Host], list[str]],
+    task: Callable[[netns.Host], object],
 ) -> Iterator[Any]:
-    """Runs ``argv(host)`` as rank ``host.index``; yields what rank 0 prints, one JSON value a line.
+    """Runs ``python -m benchmarks.NAME --worker TASK`` as each rank, with ``task(host)`` as JSON; yields what rank 0
+    prints, one JSON value a line.
 
-    ``cluster``: the daemons that ``job`` goes through, one a host; None without any. Raises RuntimeError with their
-    logs if a worker fails.
+    ``cluster``: the daemons that the job goes through, one a host; None without any. Raises WorkerError with their logs
+    if a worker fails.
     """
-    port = daemons.free_ports(1)
+    port, job = daemons.free_ports(1), daemons.job_name(name)
     with contextlib.ExitStack() as stack:
         started: list[subprocess.Popen[Any]] = []
         stack.callback(lambda: processes.end(started, grace=3.0))
         for host in hosts:
             env = cluster[host.index].environment(job) if cluster is not None else host.environment()
             env |= environment(host, hosts, port)
-            started.append(host.start(argv(host), env=env, stdout=subprocess.PIPE if host.index == 0 else None))
+            argv = [sys.executable, "-m", f"benchmarks.{name}", "--worker", msgspec.json.encode(task(host)).decode()]
+            started.append(host.start(argv, env=env, stdout=subprocess.PIPE if host.index == 0 else None))
         assert started[0].stdout is not None
         for line in started[0].stdout:
             yield json.loads(line)
         codes = daemons.workers_stopped(started, 20.0)
         if any(codes):
             logs = "\n".join(d.log_tail(10) for d in cluster) if cluster is not None else ""
-            raise RuntimeError(f"workers ended with {codes}\n{logs}")
+            raise WorkerError(f"{name}: workers ended with {codes}\n{logs}")

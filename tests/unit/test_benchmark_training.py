@@ -234,8 +234,12 @@ def test_items_take_turns_at_each_place() -> None:
     [
         ["--models", "vgg"],
         ["--rates", "fast"],
+        ["--rates", "0mbit"],
         ["--systems", "foo"],
+        ["--buckets", "layers,foo"],
         ["--nodes", "two"],
+        ["--rounds", "0"],
+        ["--set", "node.lanes"],
         ["--resume"],
     ],
 )

@@ -1,0 +1,88 @@
+"""What the command lines of benchmarks share: values that are checked before anything starts, rows shown as they come.
+
+What may live here: readers for argparse's ``type=``, which refuse a value with what would be accepted; running a
+benchmark part by part. What may not: which options a benchmark has, and what it measures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterable, Sequence
+
+from benchmarks import common
+from benchmarks.lab import netns, processes
+
+
+def count(text: str) -> int:
+    """A whole number from 1 on."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number from 1 on, got {text!r}")
+    return int(text)
+
+
+def counts(text: str) -> list[int]:
+    """``"2,4"``: whole numbers from 1 on."""
+    return [count(part) for part in text.split(",")]
+
+
+def rate(text: str) -> str:
+    """A rate of links, as it was written."""
+    try:
+        netns.bits_per_second(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
+def network(text: str) -> str:
+    """A rate, or one of ``netns.UNSHAPED``."""
+    if text in netns.UNSHAPED:
+        return text
+    try:
+        return rate(text)
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"{error}; or one of {', '.join(netns.UNSHAPED)}") from None
+
+
+def networks(text: str) -> list[str]:
+    """``"1gbit,loopback"``: networks."""
+    return [network(part) for part in text.split(",")]
+
+
+def setting(text: str) -> tuple[str, str]:
+    """``"node.lanes=2"`` as key and value of a daemon's configuration; the daemon checks both."""
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise argparse.ArgumentTypeError(f"expected KEY=VALUE, got {text!r}")
+    return key, value
+
+
+def written(name: str, argv: Sequence[str] | None) -> str:
+    """The command as it was given; ``argv`` None: the process's own."""
+    return " ".join([f"python -m benchmarks.{name}", *(sys.argv[1:] if argv is None else argv)])
+
+
+def run(
+    args: argparse.Namespace,
+    command: str,
+    parts: Iterable[tuple[str, Iterable[list[common.Row]]]],
+    show: Callable[[common.Row], str],
+) -> int:
+    """Measures the parts (heading, rows as they come) one after the other and prints them; the exit status.
+
+    ``args`` has ``network``, which may be impossible here, and ``json``, where all rows go at the end.
+    """
+    if args.network != "loopback" and netns.shaping() is None:
+        print(f"--network {args.network}: {netns.probe().reason}", file=sys.stderr)
+        return 1
+    rows: list[common.Row] = []
+    print(common.describe(common.machine()))
+    with processes.exits_on_signals():
+        for heading, found in parts:
+            print(f"\n{heading}", flush=True)
+            for some in found:
+                rows += some
+                print("\n".join(map(show, some)), flush=True)
+    common.write_json(args.json, rows, command=command)
+    return 0
