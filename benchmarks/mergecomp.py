@@ -15,18 +15,17 @@ from __future__ import annotations
 
 import argparse
 import time
-from pathlib import Path
 
 import numpy as np
 
+from benchmarks import traces
 from benchmarks.common import Row, Table, write_json
 from gcserver.planner.fit import AffineCost, fit_affine
 from gcserver.planner.mergecomp import MergeModel, merge, merge_model, step_time, two_group_times
 from gcserver.planner.mergecomp_groups import layer_wise, naive, whole_model
 from gcserver.planner.mergecomp_search import MeasuredSearch, probe_groupings
-from gcserver.planner.trace import Trace, parse_trace
+from gcserver.planner.trace import Trace
 
-TRACES = Path(__file__).parent / "traces"
 #: us to encode and decode 2^20 elements on a V100 (Espresso's artifact), and bytes a worker sends for an element
 CODECS = {
     "fp16": (48.0, 2.0),
@@ -52,10 +51,6 @@ def costs(codec: str, nodes: int) -> tuple[AffineCost, AffineCost]:
     if codec == "fp16":
         return encode, AffineCost(2 * (nodes - 1) * LATENCY, 2 * (nodes - 1) / nodes * nbytes * BYTE)
     return encode, AffineCost((nodes - 1) * LATENCY, (nodes - 1) * nbytes * BYTE)
-
-
-def traces() -> list[Trace]:
-    return [parse_trace(path.read_bytes(), path.name) for path in sorted(TRACES.glob("*.json"))]
 
 
 def measured_search(model: MergeModel, noise: float = 0.0, seed: int = 0) -> MeasuredSearch:
@@ -119,7 +114,7 @@ def main() -> None:
     table = Table({"trace, codec": 24, "opt2 ms": 9} | ratios | {"asked": 7, "steps": 7, "groups": 8, "ms": 7})
     print(table.head())
     rows: list[Row] = []
-    for trace in traces():
+    for trace in traces.read():
         for codec in CODECS:
             row = measure(trace, codec, args.nodes, args.noise, args.own_cores)
             rows.append(row)

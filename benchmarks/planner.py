@@ -19,12 +19,11 @@ import argparse
 import statistics
 import sys
 import time
-from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 
+from benchmarks import traces
 from benchmarks.common import Row, Table, describe, machine, write_json
 from gcserver.planner.baselines import CRIPPLED, SYSTEMS, plan_time, upper_bound
 from gcserver.planner.costs import WIRE, Cluster, CodecCosts, clusters, codec_costs
@@ -34,9 +33,8 @@ from gcserver.planner.offload import offload_to_cpu
 from gcserver.planner.options import ANY, Constraints, options
 from gcserver.planner.options_cost import compile_table
 from gcserver.planner.timeline import Training
-from gcserver.planner.trace import Trace, TracedTensor, parse_trace
+from gcserver.planner.trace import Trace, TracedTensor
 
-TRACES = Path(__file__).parent / "traces"
 #: Milliseconds of the paper: to select (table 5) and to offload (table 6).
 PAPER_MS = {
     "vgg16": (7, 1),
@@ -105,10 +103,10 @@ def piece(trace: Trace, first: int, count: int) -> Trace:
     )
 
 
-def small_case(traces: list[Trace], count: int, rng: np.random.Generator) -> Trace:
+def small_case(models: list[Trace], count: int, rng: np.random.Generator) -> Trace:
     """A head, a tail or a middle of a trace, or (half the time) sizes and gaps spread over orders of magnitude."""
     if rng.random() < 0.5:
-        trace = traces[rng.integers(len(traces))]
+        trace = models[rng.integers(len(models))]
         last = len(trace.tensors) - count
         return piece(trace, (0, last, int(rng.integers(last + 1)))[rng.integers(3)], count)
     sizes = (2 ** rng.uniform(10, 26, count)).astype(int)
@@ -128,7 +126,7 @@ ALLOWED = {
 }
 
 
-def optimality(traces: list[Trace], cases: int, seed: int) -> list[Row]:
+def optimality(models: list[Trace], cases: int, seed: int) -> list[Row]:
     """The gap to exhaustive search over cases of two to five tensors."""
     rng = np.random.default_rng(seed)
     rows = []
@@ -136,7 +134,7 @@ def optimality(traces: list[Trace], cases: int, seed: int) -> list[Row]:
         count = (2, 2, 3, 4, 5)[case % 5]
         cluster = clusters(int(rng.choice([2, 4, 8, 64])))[rng.choice(4, p=[0.4, 0.4, 0.1, 0.1])]
         codec = codec_costs(str(rng.choice(sorted(WIRE))), cluster)
-        trace = small_case(traces, count, rng)
+        trace = small_case(models, count, rng)
         allowed = replace(ALLOWED[count], gpu=cluster.gpu, cpu=ALLOWED[count].cpu or not cluster.gpu)
         found = select(trace, prepare(cluster, codec, allowed))
         best, _, tried = exhaustive(trace, compile_table(cluster, codec, options(allowed)), found.seconds)
@@ -217,14 +215,9 @@ def print_gaps(rows: list[Row]) -> None:
     print(f"all: mean {statistics.mean(gaps):.2%}, worst {max(gaps):.2%}")
 
 
-def read_traces(models: Iterable[str]) -> list[Trace]:
-    return [parse_trace((TRACES / f"{m}.json").read_bytes(), m) for m in models]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    known = sorted(p.stem for p in TRACES.glob("*.json"))
-    parser.add_argument("--models", nargs="+", default=known, choices=known)
+    parser.add_argument("--models", nargs="+", default=traces.NAMES, choices=traces.NAMES)
     parser.add_argument("--nodes", nargs="+", type=int, default=[2, 4, 8, 64])
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--cases", type=int, default=500, help="small cases against exhaustive search")
@@ -234,7 +227,7 @@ def main() -> None:
     parser.add_argument("--json")
     args = parser.parse_args()
     nodes, cases = ([8], args.cases // 10) if args.quick else (args.nodes, args.cases)
-    traces = read_traces(args.models)
+    wanted = traces.read(args.models)
     print(describe(machine()))
     rows = []
     begin = time.perf_counter()
@@ -243,11 +236,11 @@ def main() -> None:
     todo = [(n, k, name) for n in nodes for k in range(4) for name in sorted(WIRE)]
     for done, (n, k, name) in enumerate(todo):
         cluster = clusters(n)[k]
-        for trace in traces:
+        for trace in wanted:
             elapsed = time.perf_counter() - begin
             progress(f"selection: {done + 1} of {len(todo)} ({n} nodes, {cluster.name}, {name}), {elapsed:.0f} s")
             rows.append(measure(trace, cluster, codec_costs(name, cluster), args.runs))
-    gaps = [] if args.part == "selection" else optimality(read_traces(known), cases, args.seed)
+    gaps = [] if args.part == "selection" else optimality(traces.read(), cases, args.seed)
     progress("")
     if rows:
         print_times(rows)

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
+from benchmarks import traces
 from gcserver.planner.baselines import CRIPPLED, SYSTEMS, fp32, plan_time, upper_bound
 from gcserver.planner.costs import CostError, clusters, codec_costs
 from gcserver.planner.espresso import algorithm1, prepare, priority, quickest, select
 from gcserver.planner.options import Constraints, Device
 from gcserver.planner.options_schemes import ALLTOALL_ALLTOALL, scheme
 from gcserver.planner.timeline import Training
-from gcserver.planner.trace import Trace, TracedTensor, parse_trace
-
-TRACES = Path(__file__).parents[3] / "benchmarks" / "traces"
+from gcserver.planner.trace import Trace, TracedTensor
 
 
 def trace_of(model: str) -> Trace:
-    return parse_trace((TRACES / f"{model}.json").read_bytes(), model)
+    return traces.read([model])[0]
 
 
 def test_larger_tensors_first_and_the_latest_of_equals() -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks import mergecomp as cases
+from benchmarks import traces
 from gcserver.planner.fit import AffineCost
 from gcserver.planner.mergecomp import (
     MergeModel,
@@ -19,7 +20,7 @@ from gcserver.planner.mergecomp import (
 from gcserver.planner.mergecomp_groups import Grouping, GroupingError, layer_wise, naive, whole_model
 from gcserver.planner.trace import Trace, TracedTensor
 
-TRACES = {trace.model: trace for trace in cases.traces()}
+TRACES = {trace.model: trace for trace in traces.read()}
 #: three tensors of 10, 20 and 30 elements, ready after 10, 20 and 30 s
 SMALL = MergeModel((10, 20, 30), (10.0, 20.0, 30.0), AffineCost(1.0, 0.1), AffineCost(2.0, 0.5))
 

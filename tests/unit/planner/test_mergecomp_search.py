@@ -7,12 +7,13 @@ from itertools import accumulate
 import pytest
 
 from benchmarks import mergecomp as cases
+from benchmarks import traces
 from gcserver.planner.fit import AffineCost
 from gcserver.planner.mergecomp import MergeModel, merge, merge_model, step_time, two_group_times
 from gcserver.planner.mergecomp_groups import Grouping, GroupingError, whole_model
 from gcserver.planner.mergecomp_search import BUDGET, MeasuredSearch, probe_groupings
 
-TRACES = {trace.model: trace for trace in cases.traces()}
+TRACES = {trace.model: trace for trace in traces.read()}
 each = pytest.mark.parametrize("codec", cases.CODECS)
 all_traces = pytest.mark.parametrize("model", TRACES)
 

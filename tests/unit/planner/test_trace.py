@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
+from benchmarks import traces
 from gcserver.planner.trace import TraceError, parse_trace
 
-TRACES = Path(__file__).parents[3] / "benchmarks" / "traces"
 MODELS = {"LSTM": 10, "vgg16": 32, "gpt2": 148, "ugatit": 148, "resnet101": 314, "ncf": 12}
 
 
 @pytest.mark.parametrize(("model", "tensors"), MODELS.items())
 def test_a_trace_is_in_the_order_of_back_propagation(model: str, tensors: int) -> None:
-    trace = parse_trace((TRACES / f"{model}.json").read_bytes(), model)
+    (trace,) = traces.read([model])
     assert len(trace.tensors) == tensors and trace.elements == sum(t.elements for t in trace.tensors)
     ready = [t.ready for t in trace.tensors]
     assert ready == sorted(ready) and trace.backward == ready[-1] > 0
