@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 
 from benchmarks import common
-from benchmarks.lab import netns, processes
+from benchmarks.lab import daemons, netns, processes
 
 
 def count(text: str) -> int:
@@ -77,7 +77,8 @@ def run(
         print(f"--network {args.network}: {netns.probe().reason}", file=sys.stderr)
         return 1
     rows: list[common.Row] = []
-    print(common.describe(common.machine()))
+    print(common.describe(common.machine()), flush=True)
+    daemons.warmup()  # or what it says would stand in the first table
     with processes.exits_on_signals():
         for heading, found in parts:
             print(f"\n{heading}", flush=True)
