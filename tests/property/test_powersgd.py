@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gcserver.codecs import CodecError
 from gcserver.codecs.powersgd import PowerSgd, largest_rank
-from tests.unit.codecs.test_powersgd import Node, step
+from tests.unit.codecs.powersgd_nodes import Node, step
 
 side = st.one_of(st.integers(0, 40), st.integers(41, 200))
 partitions = st.lists(st.tuples(side, side), max_size=4)

@@ -8,7 +8,7 @@ import pytest
 from gcserver.codecs import parse
 from gcserver.planner.errors import TableError
 from gcserver.planner.errors_lowrank import lowrank_bytes, lowrank_errors, lowrank_table, matrix_shape
-from tests.unit.codecs.test_powersgd import Node, step
+from tests.unit.codecs.powersgd_nodes import Node, step
 
 RANKS = np.array([1, 2, 3, 4, 8])
 
