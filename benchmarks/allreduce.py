@@ -220,27 +220,15 @@ def show(row: common.Row) -> str:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command.parser(__doc__, "two nodes, 4 KiB, 1 MiB and 16 MiB, under a minute")
     parser.add_argument(
         "--nodes", type=command.counts, default="2,4", help="numbers of nodes, each measured in turn (default 2,4)"
     )
     parser.add_argument("--sizes", help="of the tensor: FROM..TO in steps of four, or a list (default 4KiB..256MiB)")
-    parser.add_argument(
-        "--network",
-        type=command.network,
-        default="loopback",
-        help="loopback, unshaped (namespaces), or a rate as 1gbit",
-    )
     parser.add_argument("--codec", default="none", help="the daemons' codec.default (default none)")
     parser.add_argument("--runs", type=command.count, default=7, help="repetitions, at least (default 7)")
     parser.add_argument("--seconds", type=float, default=3.0, help="goes on repeating for this long a size (default 3)")
-    parser.add_argument(
-        "--set", type=command.setting, action="append", default=[], metavar="KEY=VALUE", help="a key of the daemons"
-    )
     parser.add_argument("--no-gradcomm", dest="gradcomm", action="store_false", help="gloo alone, as a baseline")
-    parser.add_argument("--quick", action="store_true", help="two nodes, 4 KiB, 1 MiB and 16 MiB, under a minute")
-    parser.add_argument("--json", metavar="FILE")
-    parser.add_argument("--worker", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.quick:
         args.nodes, args.sizes, args.seconds = [2], args.sizes or "4KiB,1MiB,16MiB", 1.0

@@ -58,6 +58,21 @@ def setting(text: str) -> tuple[str, str]:
     return key, value
 
 
+def parser(about: str | None, quick: str) -> argparse.ArgumentParser:
+    """With the options of every benchmark that :func:`run` runs; ``quick`` says what ``--quick`` leaves."""
+    made = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument(
+        "--network", type=network, default="loopback", help="loopback, unshaped (namespaces), or a rate as 1gbit"
+    )
+    made.add_argument(
+        "--set", type=setting, action="append", default=[], metavar="KEY=VALUE", help="a key of the daemons"
+    )
+    made.add_argument("--quick", action="store_true", help=quick)
+    made.add_argument("--json", metavar="FILE")
+    made.add_argument("--worker", help=argparse.SUPPRESS)
+    return made
+
+
 def written(name: str, argv: Sequence[str] | None) -> str:
     """The command as it was given; ``argv`` None: the process's own."""
     return " ".join([f"python -m benchmarks.{name}", *(sys.argv[1:] if argv is None else argv)])
@@ -71,7 +86,7 @@ def run(
 ) -> int:
     """Measures the parts (heading, rows as they come) one after the other and prints them; the exit status.
 
-    ``args`` has ``network``, which may be impossible here, and ``json``, where all rows go at the end.
+    ``args``: what :func:`parser` read; the network may be impossible here, and all rows go to ``json`` at the end.
     """
     if args.network != "loopback" and netns.shaping() is None:
         print(f"--network {args.network}: {netns.probe().reason}", file=sys.stderr)

@@ -157,27 +157,15 @@ def show(row: common.Row) -> str:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command.parser(__doc__, "one codec, three groupings, five repetitions")
     parser.add_argument("--groupings", default="layer-wise,default,1,2,4,8", help="as listed; numbers: so many groups")
     parser.add_argument("--layers", type=command.count, default=80, help="two tensors each (default 80)")
     parser.add_argument("--width", type=command.count, default=160, help="of a layer (default 160: 8.2 MB in all)")
     parser.add_argument(
         "--codec", action="append", help="may be given again: each in turn (default none and topk(ratio=0.01))"
     )
-    parser.add_argument(
-        "--network",
-        type=command.network,
-        default="loopback",
-        help="loopback, unshaped (namespaces), or a rate as 1gbit",
-    )
     parser.add_argument("--nodes", type=command.count, default=2)
     parser.add_argument("--runs", type=command.count, default=15, help="repetitions (default 15)")
-    parser.add_argument(
-        "--set", type=command.setting, action="append", default=[], metavar="KEY=VALUE", help="a key of the daemons"
-    )
-    parser.add_argument("--quick", action="store_true", help="one codec, three groupings, five repetitions")
-    parser.add_argument("--json", metavar="FILE")
-    parser.add_argument("--worker", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.quick:
         args.groupings, args.codec, args.runs = "layer-wise,default,2", ["topk(ratio=0.01)"], 5
