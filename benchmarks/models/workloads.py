@@ -40,8 +40,6 @@ class Batches(Protocol):
 class Workload:
     """``model(seed)`` has the same weights for the same seed. ``optimizer(model, momentum)``: see the classes below."""
 
-    name: str
-    title: str
     model: Callable[[int], nn.Module]
     batches: Callable[[], Batches]
     optimizer: Callable[[nn.Module, bool], Stepper]
@@ -94,32 +92,11 @@ class MomentumSGD:
         self.sgd.zero_grad()
 
 
-GPT: Final = gpt.Shape(layers=7, width=570, heads=6, context=64)
-TINY: Final = gpt.Shape(layers=2, width=64, heads=2, context=32)
+GPT: Final = gpt.Shape(layers=7, width=570, heads=6, context=64)  # 27.3 M parameters
+TINY: Final = gpt.Shape(layers=2, width=64, heads=2, context=32)  # 0.1 M
 
 WORKLOADS: Final = {
-    w.name: w
-    for w in (
-        Workload(
-            "gpt",
-            "GPT, 27.3 M parameters",
-            lambda seed: gpt.GPT(GPT, seed),
-            lambda: TextBatches(1, GPT.context),
-            text_optimizer,
-        ),
-        Workload(
-            "cnn",
-            "ResNet-50, 25.6 M parameters",
-            lambda seed: resnet.ResNet(seed=seed),
-            lambda: TextureBatches(16),
-            MomentumSGD,
-        ),
-        Workload(
-            "tiny",
-            "GPT, 0.1 M parameters",
-            lambda seed: gpt.GPT(TINY, seed),
-            lambda: TextBatches(2, TINY.context),
-            text_optimizer,
-        ),
-    )
+    "gpt": Workload(lambda seed: gpt.GPT(GPT, seed), lambda: TextBatches(1, GPT.context), text_optimizer),
+    "cnn": Workload(lambda seed: resnet.ResNet(seed=seed), lambda: TextureBatches(16), MomentumSGD),
+    "tiny": Workload(lambda seed: gpt.GPT(TINY, seed), lambda: TextBatches(2, TINY.context), text_optimizer),
 }
