@@ -147,7 +147,8 @@ def _near_best(auto: float, static: Sequence[common.Row], trained: Mapping[str, 
         f", that of {best['method']} x {theirs:.3f}" if theirs is not None else f", that of {best['method']} was not"
     )
     sure = [r for r in static if _ratio(trained, _name(r)) is not None]
-    if (own is not None and own > NEAR_LOSS) or (sure and auto > NEAR_BEST * sure[0]["median_s"]):
+    lost = own is not None and not own <= NEAR_LOSS  # also where it diverged: no number is below NaN
+    if lost or (sure and auto > NEAR_BEST * sure[0]["median_s"]):
         return Verdict(rule, False, detail)
     known = own is not None and theirs is not None
     return Verdict(rule, True if known and auto <= NEAR_BEST * best["median_s"] else None, detail)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -161,6 +162,7 @@ def test_all_rules_are_met_where_auto_is_near_the_best_that_trains_well() -> Non
 def test_a_rule_that_is_missed_says_so() -> None:
     assert met(cell(0.33), TRAINED + AUTO)[0] is False
     assert met(cell(0.29), TRAINED + [loss("auto", 0, 2.05)])[0] is False  # fast enough, but at a loss 2.5 % above
+    assert met(cell(0.29), TRAINED + [loss("auto", 0, math.nan)])[0] is False  # or diverged
     assert met(cell(0.51), TRAINED + AUTO)[1] is False  # the PowerSGD hook is faster
     assert met(cell(0.36), TRAINED + AUTO)[2] is False
     slow = training_report.judge(Cell("gpt", 2, "100mbit"), cell(0.36), {})
