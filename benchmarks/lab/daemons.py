@@ -129,8 +129,10 @@ class Daemons(processes.Owner):
         self.state = Path(tempfile.mkdtemp(prefix="gclab-", dir=shared if shared.is_dir() else None))
         lanes = int(self.settings.get("node.lanes", "1"))
         names = [f"n{i}" for i in range(len(self.hosts))]
-        # on loopback the daemons share one set of ports; a control link needs one more than the lanes
-        ports = [PORT if h.address != "127.0.0.1" else free_ports(lanes + 1) for h in self.hosts]
+        # On loopback the daemons share one set of ports, drawn as one range: those drawn apart could overlap.
+        each = lanes + 1  # the control link's
+        first = free_ports(each * len(self.hosts))
+        ports = [PORT if h.address != "127.0.0.1" else first + i * each for i, h in enumerate(self.hosts)]
         endpoints = [f"tcp://{h.address}:{p}" for h, p in zip(self.hosts, ports, strict=True)]
         peers = ",".join(f"{n}={e}" for n, e in zip(names, endpoints, strict=True))
         for name, host, endpoint in zip(names, self.hosts, endpoints, strict=True):
