@@ -22,7 +22,6 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -30,33 +29,13 @@ import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any
+
+from benchmarks.lab import processes
+from benchmarks.lab.daemons import free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
 START_WITHIN = 30.0
-
-
-def free_ports(count: int) -> int:
-    """The first of ``count`` consecutive free TCP ports on loopback.
-
-    Below the ephemeral range, so that no outgoing connection of a neighbour takes one in between.
-    """
-    for _ in range(200):
-        first = 12000 + secrets.randbelow(20000)
-        held = []
-        try:
-            for port in range(first, first + count):
-                sock = socket.socket()
-                held.append(sock)
-                sock.bind(("127.0.0.1", port))
-            return first
-        except OSError:
-            continue
-        finally:
-            for sock in held:
-                sock.close()
-    raise RuntimeError(f"no {count} consecutive free ports found")
 
 
 def _ends_with_parent() -> None:
@@ -228,7 +207,7 @@ class Job:
                 worker.process.wait()
 
 
-class Cluster:
+class Cluster(processes.Owner):
     """``nodes`` daemons that know each other, on loopback. Use as a context manager.
 
     ``options``: configuration keys for all daemons (``{"codec.default": "fp16"}``); ``lanes`` each.
@@ -258,21 +237,11 @@ class Cluster:
         self._jobs: list[Job] = []
         self._runs = 0
 
-    def __enter__(self) -> Cluster:
-        try:
-            for daemon in self.daemons:
-                daemon.start()
-            for daemon in self.daemons:
-                daemon.wait_ready()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+    def _open(self) -> None:
+        for daemon in self.daemons:
+            daemon.start()
+        for daemon in self.daemons:
+            daemon.wait_ready()
 
     def close(self) -> None:
         """End every process this cluster started."""

@@ -5,25 +5,20 @@ All tests share the daemons but the last one; the last but one drains the first 
 
 from __future__ import annotations
 
-import contextlib
-import http.client
-import io
-import json
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from prometheus_client.parser import text_string_to_metric_families
 
-from gcserver.admin.gcctl import main as gcctl_main
-from tests.integration.cluster import ROOT, Cluster, Daemon, Job, free_ports
+from benchmarks.lab.daemons import free_ports
+from tests.integration.cluster import ROOT, Cluster, Daemon, Job
+from tests.integration.operators import ask, reachable, scrape, series, until
 
 WORKER = "tests.integration.admin_workers:loop"
 SCHEMES = "tests.integration.admin_workers:schemes"
@@ -33,12 +28,7 @@ ELEMENTS = 40_000
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Two daemons that know each other, with admin on a Unix socket and metrics on a port."""
-    folder = tmp_path_factory.mktemp("admin")
-    made = Cluster(folder, nodes=2)
-    for daemon in made.daemons:
-        daemon.options["node.admin"] = f"unix:{folder}/{daemon.name}-admin.sock"
-        daemon.options["node.metrics"] = f"127.0.0.1:{free_ports(1)}"
-    with made:
+    with reachable(Cluster(tmp_path_factory.mktemp("admin"), nodes=2), metrics=True) as made:
         yield made
 
 
@@ -46,44 +36,6 @@ def gcctl(daemon: Daemon, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "gcserver.admin.gcctl", *arguments]
     environ = {**os.environ, "GC_NODE_ADMIN": daemon.options["node.admin"]}
     return subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=60, check=False)
-
-
-def ask(daemon: Daemon, *arguments: str) -> Any:
-    """gcctl's answer, in this process: asked often, and a new interpreter each time would be most of the test."""
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said):
-        assert gcctl_main(["--address", daemon.options["node.admin"], "--json", *arguments]) == 0
-    return json.loads(said.getvalue())
-
-
-def scrape(daemon: Daemon, path: str = "/metrics") -> tuple[int, str]:
-    connection = http.client.HTTPConnection(daemon.options["node.metrics"], timeout=5)
-    connection.request("GET", path)
-    answer = connection.getresponse()
-    body = answer.read().decode()
-    connection.close()
-    return answer.status, body
-
-
-def series(daemon: Daemon) -> dict[str, float]:
-    """``name{label=value,...}`` without the prefix, and its value."""
-    found = {}
-    for family in text_string_to_metric_families(scrape(daemon)[1]):
-        for s in family.samples:
-            labels = ",".join(f"{k}={v}" for k, v in sorted(s.labels.items()))
-            found[s.name.removeprefix("gradcomm_") + ("{" + labels + "}" if labels else "")] = s.value
-    return found
-
-
-def until(what: str, look: Callable[[], Any], timeout: float = 20.0) -> Any:
-    """The first true answer of ``look``."""
-    end = time.monotonic() + timeout
-    while True:
-        answer = look()
-        if answer:
-            return answer
-        assert time.monotonic() < end, f"waited {timeout:g} s for {what}"
-        time.sleep(0.05)
 
 
 def start(cluster: Cluster, stop: Path, worker: str = WORKER) -> Job:

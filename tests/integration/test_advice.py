@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
-import json
 from pathlib import Path
-from typing import Any
 
-from gcserver.admin.gcctl import main as gcctl_main
 from gcserver.planner.families import DENSE, ladder
 from gcserver.runtime import calibration
-from tests.integration.cluster import Cluster, Daemon
+from tests.integration.cluster import Cluster
+from tests.integration.operators import ask, reachable
 
 TRAIN = "tests.integration.advice_workers:train"
 STEPS = 12
-
-
-def _plan(daemon: Daemon) -> Any:
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said):
-        assert gcctl_main(["--address", daemon.options["node.admin"], "--json", "plan"]) == 0
-    return json.loads(said.getvalue())
 
 
 def test_rank_0_chooses_who_plans_and_both_nodes_give_advice(tmp_path: Path) -> None:
@@ -30,14 +19,11 @@ def test_rank_0_chooses_who_plans_and_both_nodes_give_advice(tmp_path: Path) -> 
     calibration.costs((DENSE, *ladder("fast")), folder, seconds=0.1)
     # Planned is not: these are the user's words and questions, not what the planner makes of such a small model.
     options = {"plan.profiles": str(folder), "plan.warmup_steps": "100000"}
-    cluster = Cluster(tmp_path, nodes=2, options=options)
-    for daemon in cluster.daemons:
-        daemon.options["node.admin"] = f"unix:{tmp_path}/{daemon.name}-admin.sock"
-    with cluster:
+    with reachable(Cluster(tmp_path, nodes=2, options=options)) as cluster:
         job = cluster.start(TRAIN, [0, 1], job="advised", stop=str(stop), steps=STEPS)
         for rank in (0, 1):
             job.wait_mark("advised", rank)
-        plans = [_plan(daemon) for daemon in cluster.daemons]
+        plans = [ask(daemon, "plan") for daemon in cluster.daemons]
         stop.touch()
         values = [outcome.ok() for outcome in job.wait()]
     assert [(p["mode"], p["quality"]) for p in plans] == [("auto", "fast")] * 2

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.integration.cluster import Cluster, Outcome, free_ports, parts
-from tests.integration.test_admin import ask, series, until
+from tests.integration.cluster import Cluster, Outcome, parts
+from tests.integration.operators import ask, reachable, series, until
 
 WORKERS = "tests.integration.audit_workers"
 TOPK = "topk(ratio=0.01)"
@@ -27,12 +27,8 @@ STEPS = 9
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    folder = tmp_path_factory.mktemp("audit")
-    made = Cluster(folder, nodes=2, lanes=2, options={"partition_bytes": str(256 << 10)})
-    for daemon in made.daemons:
-        daemon.options["node.admin"] = f"unix:{folder}/{daemon.name}-admin.sock"
-        daemon.options["node.metrics"] = f"127.0.0.1:{free_ports(1)}"
-    with made:
+    folder, options = tmp_path_factory.mktemp("audit"), {"partition_bytes": str(256 << 10)}
+    with reachable(Cluster(folder, nodes=2, lanes=2, options=options), metrics=True) as made:
         yield made
 
 

@@ -8,7 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.integration.cluster import ROOT, Cluster, free_ports
+from benchmarks.lab.daemons import free_ports
+from tests.integration.cluster import ROOT, Cluster
 
 
 def test_two_torchruns_with_unequal_numbers_of_workers(tmp_path: Path) -> None:

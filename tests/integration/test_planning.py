@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import os
 import signal
@@ -15,29 +13,13 @@ from typing import Any
 import pytest
 
 from tests.integration.cluster import Cluster, Daemon, Job
-
-gcctl = pytest.importorskip("gcserver.admin.gcctl")
+from tests.integration.operators import ask, ctl, reachable
 
 TRAIN = "tests.integration.planning_workers:train"
 #: The model is one block, and single frames tell nothing of a link: the test says how fast that is. Steps are so long
 #: that none has been timed when a run is planned that starts from a profile.
 ARGUMENTS = {"pause": 0.25, "width": 200}
 WITHIN = 90.0
-
-
-def ctl(daemon: Daemon, *command: str) -> tuple[int, str, str]:
-    """(exit status, what it printed, what it complained of)."""
-    said, complained = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(complained):
-        status = gcctl.main(["--address", daemon.options["node.admin"], "--timeout", "60s", *command])
-    return status, said.getvalue(), complained.getvalue()
-
-
-def told(daemon: Daemon, *command: str) -> Any:
-    """The answer as JSON."""
-    status, said, complained = ctl(daemon, "--json", *command)
-    assert status == 0, complained + daemon.text()
-    return json.loads(said)
 
 
 def until(true: Callable[[], Any], job: Job, daemon: Daemon) -> Any:
@@ -52,7 +34,7 @@ def until(true: Callable[[], Any], job: Job, daemon: Daemon) -> Any:
 
 def model(daemon: Daemon) -> Any:
     """The model's process group in what `gcctl plan` says."""
-    return next((d for d in told(daemon, "plan")["domains"] if d["label"].startswith("ddp.")), None)
+    return next((d for d in ask(daemon, "plan")["domains"] if d["label"].startswith("ddp.")), None)
 
 
 def in_force(daemon: Daemon, version: int) -> Callable[[], Any]:
@@ -78,10 +60,7 @@ def cluster(tmp_path: Path) -> Cluster:
         "plan.mode": "auto", "plan.quality": "fast", "plan.warmup_steps": "0", "plan.profiles": f"{tmp_path}/profiles",
         "min_compress_bytes": "0",
     }  # fmt: skip
-    made = Cluster(tmp_path, nodes=2, options=options)
-    for daemon in made.daemons:
-        daemon.options["node.admin"] = f"unix:{tmp_path}/{daemon.name}-admin.sock"
-    return made
+    return reachable(Cluster(tmp_path, nodes=2, options=options))
 
 
 def slow_link(folder: Path, job: str) -> None:
@@ -105,15 +84,15 @@ def test_a_job_is_planned_by_its_first_node_and_steered_by_operators(cluster: Cl
         assert 0 < forecast["compute_seconds"] <= forecast["expected_seconds"] == forecast["dense_seconds"]
         assert {c["codec"] for c in forecast["considered"]} > {"fp16", "sidco-e(ratio=0.001,packed=1)"}
         assert all(c["reason"] for c in forecast["considered"])
-        (profile,) = told(a, "profile")["domains"]
+        (profile,) = ask(a, "profile")["domains"]
         assert (profile["job"], profile["nodes"], len(profile["tensors"])) == ("gpt", 2, 6)
         assert json.loads(profile["json"])["codecs"].keys() == {c["codec"] for c in profile["codecs"]}
-        (advice,) = told(b, "advise", "1mbit", "10gbit")["domains"]
+        (advice,) = ask(b, "advise", "1mbit", "10gbit")["domains"]
         assert {r["bandwidth"] for r in advice["rows"] if not r["measured"]} == {125e3, 1.25e9}
         assert advice["verdict"]
         finish(job, tmp_path / "first")
         until(lambda: len(list((tmp_path / "profiles").glob("gpt-*.json"))) == 2, Job([]), a)
-        until(lambda: not told(a, "jobs")["jobs"] and not told(b, "jobs")["jobs"], Job([]), a)
+        until(lambda: not ask(a, "jobs")["jobs"] and not ask(b, "jobs")["jobs"], Job([]), a)
 
         # The next run starts from what this one left. Its link is slow, as far as anybody knows.
         slow_link(tmp_path / "profiles", "gpt")
@@ -124,12 +103,12 @@ def test_a_job_is_planned_by_its_first_node_and_steered_by_operators(cluster: Cl
         assert (here["plan_version"], here["since_step"]) == (there["plan_version"], there["since_step"])
         assert here["rules"] == there["rules"]
         assert {g["codec"] for g in here["groups"]} == {g["codec"] for g in there["groups"]} != {"none"}
-        plan = told(a, "plan")
+        plan = ask(a, "plan")
         assert (plan["mode"], plan["quality"]) == ("auto", "fast")
         assert plan["planner"].startswith("plan 1 since step")
         assert here["forecast"]["plan_version"] == 1
         assert here["forecast"]["expected_seconds"] < here["forecast"]["dense_seconds"] / 2
-        assert there["forecast"] is None and told(b, "plan")["planner"].startswith(f"{a.name} plans for job 'gpt'")
+        assert there["forecast"] is None and ask(b, "plan")["planner"].startswith(f"{a.name} plans for job 'gpt'")
 
         # Drawings hold both sides.
         for name in ("step.json", "step.html"):
@@ -146,25 +125,25 @@ def test_a_job_is_planned_by_its_first_node_and_steered_by_operators(cluster: Cl
         (pid,) = planners(a)
         os.kill(pid, signal.SIGKILL)
         until(lambda: not Path(f"/proc/{pid}").exists(), job, a)
-        answer = told(a, "replan")
+        answer = ask(a, "replan")
         assert answer["plan_version"] != 1 and answer["message"]
 
         # The daemon that plans starts anew: it still knows whose the plan is, and why.
-        before = told(a, "plan")
+        before = ask(a, "plan")
         a.kill()
         a.start()
         a.wait_ready()
-        plan = until(lambda: (p := told(a, "plan"))["domains"] and p, job, a)
+        plan = until(lambda: (p := ask(a, "plan"))["domains"] and p, job, a)
         assert (plan["mode"], plan["proposed_version"]) == ("auto", before["proposed_version"])
         # The figures may be newer, but it is the same choice for the same reason.
         assert model(a)["forecast"]["reason"].partition(":")[0] == here["forecast"]["reason"].partition(":")[0]
 
         # Rules given at the other node are noticed by the one that plans.
-        version = told(b, "set-plan", "--replace", "*=fp16")["plan_version"]
-        until(lambda: told(a, "plan")["mode"] == "static", job, a)
+        version = ask(b, "set-plan", "--replace", "*=fp16")["plan_version"]
+        until(lambda: ask(a, "plan")["mode"] == "static", job, a)
         assert "made by operators" in ctl(a, "replan")[2]
         assert until(in_force(a, version), job, a)["rules"][-1]["codec"] == "fp16"
         assert "planner (lgreco, safe)" in ctl(a, "set-plan", "--mode", "lgreco", "--quality", "safe")[1]
-        plan = told(a, "plan")
+        plan = ask(a, "plan")
         assert (plan["mode"], plan["quality"]) == ("lgreco", "safe")
         finish(job, tmp_path / "second")

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
-import json
 import os
 import re
 import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from gcserver.admin.gcctl import main as gcctl_main
-from tests.integration.cluster import Cluster, Daemon
+from tests.integration.cluster import Cluster
+from tests.integration.operators import ask, reachable
 
 TRAINING = "tests.integration.ddp_workers:training"
 CODEC = "topk(ratio=0.1)"
@@ -29,25 +25,14 @@ def levels(log: str) -> list[int]:
     return [int(level) for level in re.findall(r"tuned: notch -1, level (\d+)", log)]
 
 
-def tensors(daemon: Daemon) -> list[Any]:
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said):
-        assert gcctl_main(["--address", daemon.options["node.admin"], "--json", "tensors"]) == 0
-    found: list[Any] = json.loads(said.getvalue())["tensors"]
-    return found
-
-
 @pytest.mark.parametrize("ratio", [0.005, 0.3])
 def test_payloads_follow_the_ratio(tmp_path: Path, ratio: float) -> None:
     controller = f"dc2-da2(k_min={ratio},k_max={ratio})"
-    cluster = Cluster(tmp_path, nodes=2, lanes=2, options=options(controller))
-    for daemon in cluster.daemons:
-        daemon.options["node.admin"] = f"unix:{tmp_path}/{daemon.name}-admin.sock"
-    with cluster:
+    with reachable(Cluster(tmp_path, nodes=2, lanes=2, options=options(controller))) as cluster:
         job = cluster.start(TRAINING, [0, 1], steps=150, compressions=[CODEC])
         job.wait_mark(f"{CODEC} 20")
         for daemon in cluster.daemons:
-            found = tensors(daemon)
+            found = ask(daemon, "tensors")["tensors"]
             share = sum(int(t["bytes_wire"]) for t in found) / sum(int(t["bytes_raw"]) for t in found)
             assert share == pytest.approx(2 * ratio, rel=0.1), "value and index of each selected element"
             assert set(levels(daemon.text())) == {round(1e6 * ratio)}
