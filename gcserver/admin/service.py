@@ -26,10 +26,10 @@ from grpc_status import rpc_status
 
 from gcproto import admin_pb2 as pb
 from gcproto import admin_pb2_grpc as pb_grpc
+from gcproto.modes import STATIC
 from gcserver import values
 from gcserver.admin import convert
 from gcserver.admin.source import AdminError, ErrorKind, NodeState, PlanRule, Source
-from gcserver.modes import STATIC
 
 SERVICE: Final[str] = pb.DESCRIPTOR.services_by_name["AdminService"].full_name
 _CODES: Final = {
