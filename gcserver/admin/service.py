@@ -100,11 +100,12 @@ class Admin(pb_grpc.AdminServiceServicer):
             if by_hand and request.mode not in ("", STATIC):
                 text = f"mode: expected {STATIC!r} together with rules, got {request.mode!r}, which makes its own"
                 raise AdminError(ErrorKind.INVALID, text, "mode")
-            if chosen:
-                result = await self._source.set_mode(request.job, request.mode, request.quality)
+            # Rules first: wrong ones must not leave a changed mode behind.
             if by_hand:
                 result = await self._source.set_plan(request.job, rules, request.replace)
-            return convert.change(result, pb.SetPlanResponse)
+            if chosen:
+                mode = await self._source.set_mode(request.job, request.mode, request.quality)
+            return convert.change(result if by_hand else mode, pb.SetPlanResponse)
 
         return await _answer_later(context, work())
 
