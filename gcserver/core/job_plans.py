@@ -82,10 +82,11 @@ def on_plan(job: Job, text: PlanText) -> list[ControlEffect]:
 
 def unresolved(job: Job) -> str:
     """Why a job that is taken up again cannot run here any more (a codec is gone after an upgrade); empty if it can."""
-    declared = [Rule("*", d.declared_as.codec) for d in job.domains.values() if d.declared_as.codec]
-    rules = (*job.record.rules, *declared, *(r for text in job.plans.values() for r in text.rules))
-    controllers = (job.record.controller, *(text.controller for text in job.plans.values()))
-    why = next(filter(None, (_unusable(job, rules, c) for c in controllers)), "")
+    declared = tuple(Rule("*", d.declared_as.codec) for d in job.domains.values() if d.declared_as.codec)
+    # Each plan by itself: another one may have another number of notches.
+    wanted = [((*job.record.rules, *declared), job.record.controller)]
+    wanted += [(text.rules, text.controller) for text in job.plans.values()]
+    why = next(filter(None, (_unusable(job, rules, controller) for rules, controller in wanted)), "")
     return f"{job.node} came back and cannot run this job any more: {why}" if why else ""
 
 

@@ -12,7 +12,7 @@ from gcproto import messages
 from gcserver.core import control_events as ce
 from gcserver.core.control import ControlMachine
 from gcserver.core.effects import ReportStep
-from gcserver.core.events import PlanKnown
+from gcserver.core.events import CodecChoice, PlanKnown
 from tests.unit.core.control_machine import (
     answers,
     control_from_b,
@@ -24,6 +24,7 @@ from tests.unit.core.control_machine import (
     formed_with_b,
     machine,
     register,
+    resolve,
     said,
     set_codec,
     told,
@@ -162,6 +163,23 @@ def test_a_job_whose_codec_is_gone_after_a_restart_ends_and_says_why() -> None:
     assert fault == job.ended
     said(again, 7, register(label="next"))
     assert again.gatherings or any(j.record.label == "next" for j in again.jobs.values()), "others are served"
+
+
+def test_a_job_with_plans_of_several_numbers_of_notches_is_taken_up_again() -> None:
+    def graded(spec: str) -> CodecChoice:
+        return CodecChoice(spec, 1, 0, True, True, levels=(1, 10)) if spec == "topk" else resolve(spec)
+
+    m = formed()
+    m.resolve = next(iter(m.jobs.values())).resolve = graded
+    for request, levels in ((1, (5,)), (2, (7, 3))):
+        asked = ce.SetPlan(request, "train", (messages.Rule("w", "topk", "", levels),), True)
+        out = m.on(asked, 0.0)
+    memory = next(e.memory for e in reversed(out) if isinstance(e, ce.SaveJob))
+    assert [len(text.rules[0].levels) for text in memory.plans] == [1, 2]
+    again = machine()
+    again.resolve = graded
+    again.on(ce.JobRestored(memory, (ce.DomainLedger(0, (), ((0, 0),)),)), 0.0)
+    assert [job.ended for job in again.jobs.values()] == [None]
 
 
 def test_an_orderly_end_answers_what_is_open() -> None:
