@@ -94,9 +94,7 @@ class Profiler:
         """A step settled."""
         watched = self._watched(e.domain)
         if watched is not None:
-            switches = watched.domain.switches
-            plan = next((version for first, version in reversed(switches) if first <= e.step), switches[0][1])
-            watched.paces.settled(e.step, plan, self._clock(), e.void)
+            watched.paces.settled(e.step, watched.domain.switch(e.step)[1], self._clock(), e.void)
 
     def on_declared(self, job: bytes) -> None:
         """Something about the job's memory changed: perhaps it has more tensors."""
