@@ -90,6 +90,14 @@ class Job:
         return [m.node for m in self.record.members if m.node != self.node]
 
     @property
+    def training(self) -> list[ControlDomain]:
+        """The domains whose steps count as the job's: its models; without one all, where every call is a step.
+
+        A model's job has others as well, for broadcasts and audits, which have made a few steps or many.
+        """
+        return [d for d in self.domains.values() if d.declared_as.scoped] or list(self.domains.values())
+
+    @property
     def over(self) -> bool:
         """Nobody here and nobody elsewhere needs this node's part of the job any more.
 
