@@ -146,7 +146,7 @@ class DomainMemory:
         pushes = [slots.pushed(state.arena, state.slot, i) for i in range(len(state.slot.inputs))]
         out_step, out_flags, out_proposal = slots.output(state.arena, state.slot)
         return BlockMemory(
-            tuple(p[0] for p in pushes), pushes[0][1], pushes[0][2], out_step, out_flags, out_proposal,
+            tuple(p[0] for p in pushes), pushes[0][1], out_step, out_flags, out_proposal,
             records.decision_of(r), records.versions_of(r, False), records.versions_of(r, True),
             tuple(records.kept_of(r)),
         )  # fmt: skip
