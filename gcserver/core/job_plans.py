@@ -145,6 +145,18 @@ def on_ready(job: Job, node: str, ready: PlanReady) -> list[ControlEffect]:
     return on_go(job, PlanGo(job.id, ready.version)) + _next_plan(job)
 
 
+def resume(job: Job) -> list[ControlEffect]:
+    """After a restart: a plan whose members had not all answered is prepared further. They answer again when they see
+    this node's new life."""
+    if job.node != job.first:
+        return []
+    out: list[ControlEffect] = []
+    for version in sorted(v for v in job.plans if v > job.proposal):
+        job.preparing[version] = {m.node for m in job.record.members}
+        out.extend(on_ready(job, job.node, PlanReady(job.id, version)))
+    return out
+
+
 def _plan_dead(job: Job, ready: PlanReady) -> list[ControlEffect]:
     """Some member cannot run the plan: it was never proposed and never will be."""
     if ready.version <= job.proposal:

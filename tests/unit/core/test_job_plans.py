@@ -12,8 +12,9 @@ from gcproto import messages
 from gcserver.core import control_events as ce
 from gcserver.core.control import ControlMachine
 from gcserver.core.effects import ReportStep
-from gcserver.core.events import CodecChoice, PlanKnown
+from gcserver.core.events import CodecChoice, PeerAdded, PlanKnown
 from tests.unit.core.control_machine import (
+    B,
     answers,
     control_from_b,
     control_sent,
@@ -22,6 +23,7 @@ from tests.unit.core.control_machine import (
     follower,
     formed,
     formed_with_b,
+    hello_from,
     machine,
     register,
     resolve,
@@ -180,6 +182,30 @@ def test_a_job_with_plans_of_several_numbers_of_notches_is_taken_up_again() -> N
     again.resolve = graded
     again.on(ce.JobRestored(memory, (ce.DomainLedger(0, (), ((0, 0),)),)), 0.0)
     assert [job.ended for job in again.jobs.values()] == [None]
+
+
+def test_a_first_member_that_restarts_goes_on_with_the_plan_it_was_preparing() -> None:
+    m, record = formed_with_b()
+    out = m.on(set_codec(1, "train", "*", "topk"), 0.0)
+    memory = next(e.memory for e in reversed(out) if isinstance(e, ce.SaveJob))
+    assert [text.version for text in memory.plans] == [1] and memory.proposal == 0
+    again = machine()
+    again.on(PeerAdded(B, "b"), 0.0)
+    assert not control_sent(again.on(ce.JobRestored(memory, ()), 0.0))
+    out = again.on(hello_from("b", 7, to=100), 0.0)
+    assert [x.version for x in control_sent(out) if isinstance(x, messages.PlanText)] == [1]
+    out = again.on(control_from_b(messages.PlanReady(record.job, 1), 1), 0.0)
+    assert messages.PlanGo(record.job, 1) in control_sent(out)
+    assert again.jobs[record.job].proposal == 1
+
+
+def test_a_job_of_one_node_has_the_plan_that_its_restart_interrupted() -> None:
+    m = formed()
+    saved = [e.memory for e in m.on(set_codec(1, "train", "*", "topk"), 0.0) if isinstance(e, ce.SaveJob)]
+    interrupted = next(memory for memory in saved if memory.plans and not memory.proposal)
+    again = machine()
+    again.on(ce.JobRestored(interrupted, (ce.DomainLedger(0, (), ((0, 0),)),)), 0.0)
+    assert [job.proposal for job in again.jobs.values()] == [1]
 
 
 def test_an_orderly_end_answers_what_is_open() -> None:
