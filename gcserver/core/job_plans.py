@@ -170,6 +170,7 @@ def on_go(job: Job, go: PlanGo) -> list[ControlEffect]:
     if go.version <= job.proposal or go.version not in job.plans:
         return []
     job.proposal = go.version
+    job.forget_plans()
     return [job.save(), *(ToLane(ProposalKnown(d.config.id, go.version)) for d in job.domains.values())]
 
 

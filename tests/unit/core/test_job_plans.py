@@ -12,7 +12,7 @@ from gcproto import messages
 from gcserver.core import control_events as ce
 from gcserver.core.control import ControlMachine
 from gcserver.core.effects import ReportStep
-from gcserver.core.events import CodecChoice, PeerAdded, PlanKnown
+from gcserver.core.events import CodecChoice, DomainOpened, PeerAdded, PlanKnown, Settled
 from tests.unit.core.control_machine import (
     B,
     answers,
@@ -206,6 +206,38 @@ def test_a_job_of_one_node_has_the_plan_that_its_restart_interrupted() -> None:
     again = machine()
     again.on(ce.JobRestored(interrupted, (ce.DomainLedger(0, (), ((0, 0),)),)), 0.0)
     assert [job.proposal for job in again.jobs.values()] == [1]
+
+
+def test_a_plan_that_no_step_will_run_under_any_more_is_forgotten() -> None:
+    m = formed()
+    id, step = domain_of(m), 0
+    job = m.jobs[id[0]]
+    said(m, 1, messages.DeclareDomain("exact", 7, (0,), codec="none"))
+    for version in range(1, 6):
+        m.on(set_codec(version, "train", "*", "topk" if version % 2 else "none"), 0.0)
+        for _ in range(3):
+            step += 1
+            out = m.on(ce.LaneSaid(0, ReportStep(id, step, False, version, 0)), 0.0)
+    assert sorted(job.plans) == [3, 4, 5] and job.proposal == 5
+    assert job.plan(job.domains[0], 5).rules[-1].codec.spec == "topk"
+    out = m.on(ce.LaneUp(0), 0.0)
+    opened = [e.event for e in out if isinstance(e, ce.ToLane) and isinstance(e.event, DomainOpened)]
+    assert [[p.version for p in e.plans] for e in opened] == [[0, 3, 4, 5], [0, 3, 4, 5]]
+    # A step that was open all the while proposed a plan of long ago; the lane has forgotten it with its process.
+    out = m.on(ce.LaneSaid(0, ReportStep((job.id, 7), 1, False, 2, 0)), 0.0)
+    lanes = [e.event for e in out if isinstance(e, ce.ToLane)]
+    assert lanes == [PlanKnown((job.id, 7), job.plan(job.domains[7], 2)), Settled((job.id, 7), 1, False, 2)]
+    out = m.on(ce.LaneUp(0), 0.0)
+    opened = [e.event for e in out if isinstance(e, ce.ToLane) and isinstance(e.event, DomainOpened)]
+    assert [[p.version for p in e.plans] for e in opened] == [[0, 3, 4, 5], [0, 2, 3, 4, 5]]
+
+
+def test_a_domain_that_makes_no_steps_keeps_the_plans_it_may_come_to() -> None:
+    m = formed()
+    for version in (1, 2, 3):
+        m.on(set_codec(version, "train", "*", "topk"), 0.0)
+    (job,) = m.jobs.values()
+    assert sorted(job.plans) == [1, 2, 3]
 
 
 def test_an_orderly_end_answers_what_is_open() -> None:
