@@ -108,8 +108,8 @@ class Asking:
             self._answers[message.request] = message
 
     def again(self) -> None:
-        """The daemon came back: whoever still waits asks anew."""
-        for message in self._open.values():
+        """The daemon came back: whoever still waits asks anew. Called by the reading thread."""
+        for message in list(self._open.values()):
             self._session.inform(message)
 
 

@@ -299,9 +299,10 @@ def state(
     groups, each block goes as soon as its bytes have come.
     ``audit``: compare what steps deliver with the exact average now and then (default: as GC_AUDIT says, else never).
     Raises TypeError for a ``compression`` that is no text, ``groups`` that are none or an ``audit`` that is no Audit,
-    ValueError for a model without gradients, with an unknown dtype or a name that no message can carry, for groups that
-    leave out or repeat one, and for a GC_AUDIT that cannot be read, :class:`~gcclient.TensorMismatch` on every rank
-    when models, groups or audits differ, :class:`~gcclient.CodecError` for a codec that cannot be used.
+    ValueError for a model without gradients, with an unknown dtype, a name that no message can carry or one that two
+    parameters have (without "module." before it), for groups that leave out or repeat one, and for a GC_AUDIT that
+    cannot be read, :class:`~gcclient.TensorMismatch` on every rank when models, groups or audits differ,
+    :class:`~gcclient.CodecError` for a codec that cannot be used.
     """
     session = current()
     if group is None:

@@ -237,7 +237,7 @@ def DistributedOptimizer(
 def _named(
     optimizer: Optimizer, named_parameters: Iterable[tuple[str, torch.Tensor]] | None
 ) -> list[tuple[str, torch.Tensor]]:
-    """The optimizer's parameters that need gradients. Raises ValueError for names that are missing or given twice."""
+    """The optimizer's parameters that need gradients. Raises ValueError where names are missing, or nothing is left."""
     own = {
         id(p): (f"parameter.{i}.{j}", p)
         for i, group in enumerate(optimizer.param_groups)
@@ -246,10 +246,7 @@ def _named(
     named = list(own.values())
     if named_parameters is not None:
         named = [(name, p) for name, p in named_parameters if id(p) in own]
-        names = [name for name, _ in named]
-        if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise ValueError(f"named_parameters: every parameter needs a name of its own; {twice[0]!r} is given twice")
-        if missing := [name for key, (name, _) in own.items() if key not in {id(p) for _, p in named}]:
+        if missing := own.keys() - {id(p) for _, p in named}:
             raise ValueError(
                 f"named_parameters: {len(missing)} of the optimizer's {len(own)} parameters have no name; give "
                 "model.named_parameters() of the model that the optimizer was made for"

@@ -7,6 +7,7 @@ may not: steps (`scope.py`), pushing, results.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -103,7 +104,11 @@ def declare(
     """
     codec = "" if compression is None else arguments.read_text(compression, "compression")
     # Backward order: what is ready first comes first in the address space.
-    tensors = {arguments.read_name(name): tensor for name, tensor in reversed(list(named))}
+    ordered = [(arguments.read_name(name), tensor) for name, tensor in reversed(list(named))]
+    tensors = dict(ordered)
+    if len(tensors) < len(ordered):
+        (twice, _), *_ = Counter(name for name, _ in ordered).most_common(1)
+        raise ValueError(f"every parameter needs a name of its own; {twice!r} is given twice")
     if whole is None:
         # An automatic plan can only choose codecs of whole matrices where blocks were not cut from the start.
         largest = max(t.numel() * t.element_size() for t in tensors.values())

@@ -6,6 +6,7 @@ pieces are (`parameters.py`), who gets the results.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 
 from gcclient.arena import BlockPlace
@@ -16,7 +17,7 @@ from gcclient.session import Session
 from gcproto.wire import Flag
 
 
-class Scope:
+class Scope(ABC):
     """One step of a domain. Subclasses say what becomes of results: :meth:`take`.
 
     ``sent``: how many of its blocks were pushed or will be, ``back``: how many of them have come back.
@@ -74,6 +75,6 @@ class Scope:
             self.take(place)
         self.back += len(places)
 
+    @abstractmethod
     def take(self, place: BlockPlace) -> None:
         """The result of a block is in its output slot."""
-        raise NotImplementedError

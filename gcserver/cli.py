@@ -36,7 +36,7 @@ def parser() -> argparse.ArgumentParser:
         return sub
 
     add("run", "run the daemon in the foreground; SIGTERM drains it", True)
-    add("warmup", "compile the codec kernels into the cache, so that the daemon starts at once", False)
+    add("warmup", "compile the kernels of codecs and plans into the cache, so that the daemon starts at once", False)
     doctor = add("doctor", "examine this machine and the configuration; say what is wrong and how to mend it", True)
     doctor.add_argument("--json", action="store_true", help="the checks as JSON")
     need = doctor.add_argument_group("memory needed by a model")
@@ -130,12 +130,22 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _warmup(options: argparse.Namespace) -> int:
+    _warm_codecs()
+    from gcserver.planner.warmup import warmup
+
+    began = time.monotonic()
+    if warmup():
+        print(f"what plans are made with is compiled, in {time.monotonic() - began:.0f} s")
+    return OK
+
+
+def _warm_codecs() -> None:
     from gcserver.codecs import warmup
 
     began = time.monotonic()
     if warmup.is_warm():
         print(f"{len(warmup.kernels())} kernels are compiled already")
-        return OK
+        return
     live = sys.stdout.isatty()
 
     def progress(name: str, done: int, total: int) -> None:
@@ -151,7 +161,6 @@ def _warmup(options: argparse.Namespace) -> int:
         + f"{len(warmup.kernels())} kernels compiled in {time.monotonic() - began:.0f} s"
         + " " * 30
     )
-    return OK
 
 
 def _doctor(options: argparse.Namespace) -> int:
@@ -184,7 +193,7 @@ def _bench(options: argparse.Namespace) -> int:
         bench.check(sizes, options.codecs or ())
     except CodecError as error:
         return _complain(str(error), USAGE)
-    _warmup(options)
+    _warm_codecs()
     live, rows = sys.stderr.isatty(), []
 
     def begin(codec: str, done: int, total: int) -> None:

@@ -37,7 +37,8 @@ class Mapped(Message, frozen=True, tag="mapped"):
 class Push(Message, frozen=True, tag="push"):
     """Doorbell: blocks ``keys`` of ``step`` are in the arena; ``close``: nothing more comes in this step.
 
-    ``flags`` are wire flags (AVERAGE); ``grad_scale`` is the loss scale the gradients carry.
+    ``flags`` are wire flags (AVERAGE); ``grad_scale`` is the loss scale the gradients carry. Both are in the slots'
+    headers as well; lanes read the scale there, where it outlives them.
     """
 
     domain: int

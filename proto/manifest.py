@@ -20,7 +20,6 @@ from itertools import pairwise, repeat
 from typing import Final
 
 import msgspec
-import xxhash
 
 from gcproto.dtypes import DType
 
@@ -131,11 +130,6 @@ def check_section(section: Section, whole: bool = False) -> None:
         raise ManifestError(
             f"a tensor that is never cut has at most {MAX_WHOLE_BYTES} bytes, got {nbytes}: {largest.describe()}"
         )
-
-
-def section_digest(section: Section) -> int:
-    """64-bit digest all members compare before a section gets its addresses."""
-    return xxhash.xxh3_64_intdigest(msgspec.msgpack.encode(section))
 
 
 def difference(mine: Section, theirs: Section) -> str:

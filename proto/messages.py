@@ -45,9 +45,10 @@ class Rule(msgspec.Struct, frozen=True, array_like=True):
 
 # ------------------------------------------------------------------------------- between supervisors
 class Hello(Message, frozen=True, tag="hello"):
-    """First frame on a link: who is there, what it speaks, what it remembers.
+    """First frame on a link: who is there, of which release, what it remembers.
 
-    ``generation`` names the node's memory (a new one means that shared memory was lost).
+    ``generation`` names the node's memory (a new one means that shared memory was lost). ``version``: the release, for
+    whoever reads a capture; what daemons speak is in the header of every frame, and nothing is decided by this.
     """
 
     node: str
@@ -258,7 +259,8 @@ class Register(Message, frozen=True, tag="register"):
 
     ``seed`` is what stochastic codecs draw from instead of the number; ``plan`` and ``quality`` are words of `modes.py`
     (empty: the daemon's); of all three rank 0's count. ``peers`` are (name, address) pairs learned through torch's
-    store, for clusters without a static list.
+    store, for clusters without a static list. ``version``: as in Hello; a message that the other release cannot read
+    is refused by what is wrong with it.
     """
 
     label: str

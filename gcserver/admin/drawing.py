@@ -14,8 +14,15 @@ from typing import Any, Final
 
 FORMS: Final = (".html", ".png", ".json")
 _SIDES: Final = ("predicted", "measured")
-#: hue of a resource; others take what is left
-_COLOURS: Final = {"compute": "#8d99ae", "copy": "#c9ada7", "lane": "#e07a5f", "out": "#3d85c6", "in": "#81b29a"}
+#: by the first word of a resource; others take what is left
+_COLOURS: Final = {
+    "worker": "#8d99ae",
+    "push": "#c9ada7",
+    "lane": "#e07a5f",
+    "out": "#3d85c6",
+    "in": "#81b29a",
+    "exchange": "#7c9885",
+}
 _OTHER: Final = "#b0a8d0"
 _WIDTH, _ROW, _LEFT = 1000, 18, 130
 
@@ -53,6 +60,11 @@ def draw(answer: dict[str, Any], path: Path) -> None:
         raise DrawingError(f"{path} cannot be written: {error.strerror}") from None
 
 
+def colour(resource: str) -> str:
+    """Of a resource, whichever of its kind it is: lanes are alike."""
+    return _COLOURS.get(resource.partition(" ")[0], _OTHER)
+
+
 def _rows(jobs: Sequence[Job]) -> dict[tuple[str, str], list[Job]]:
     """Jobs by (node, resource), in order of first start."""
     found: dict[tuple[str, str], list[Job]] = {}
@@ -88,7 +100,7 @@ def _page(job: str, sides: Sequence[tuple[str, str, list[Job]]]) -> str:
                 title = f"{j['what']}: {j['start_seconds'] * 1e3:.2f} to {j['end_seconds'] * 1e3:.2f} ms"
                 parts.append(
                     f'<rect x="{x:.2f}" y="{y * _ROW + 2}" width="{width:.2f}" height="{_ROW - 4}" '
-                    f'fill="{_COLOURS.get(resource, _OTHER)}"><title>{html.escape(title)}</title></rect>'
+                    f'fill="{colour(resource)}"><title>{html.escape(title)}</title></rect>'
                 )
         parts.append("</svg>")
     style = (
@@ -117,7 +129,7 @@ def _picture(job: str, sides: Sequence[tuple[str, str, list[Job]]], path: Path) 
         rows = _rows(jobs)
         for y, ((_, resource), row) in enumerate(rows.items()):
             bars = [(j["start_seconds"] * 1e3, (j["end_seconds"] - j["start_seconds"]) * 1e3) for j in row]
-            axis.broken_barh(bars, (y - 0.4, 0.8), color=_COLOURS.get(resource, _OTHER))
+            axis.broken_barh(bars, (y - 0.4, 0.8), color=colour(resource))
         axis.set_yticks(range(len(rows)), [f"{node} {resource}" for node, resource in rows])
         axis.invert_yaxis()
         axis.set_title(f"{job}, {label}, {side}", fontsize=10)

@@ -25,10 +25,10 @@ from grpc_status import rpc_status
 
 from gcproto import admin_pb2 as pb
 from gcproto import admin_pb2_grpc as pb_grpc
+from gcproto.modes import MODES, QUALITIES
 from gcserver import __version__, values
 from gcserver.admin import convert, drawing, plan_tables, tables
 from gcserver.admin.plan_arguments import RULE, bandwidth, parameter, rule, rules_in_file
-from gcserver.modes import MODES, QUALITIES
 
 DEFAULT_ADDRESS = "127.0.0.1:7460"
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130

@@ -54,8 +54,10 @@ class Metrics:
         self._frames = counter("frames", "Frames from (in) and to (out) peers.", "direction", "peer")
         self._rounds = counter("rounds", "Rounds (one partition in one step) finished on this node.", "job")
         self._steps = counter(
-            "steps", "Steps that settled, and steps whose inputs were discarded (void).", "job", "outcome"
-        )
+            "steps",
+            "Steps of models (without one: calls) that settled, and steps whose inputs were discarded (void).",
+            "job", "outcome",
+        )  # fmt: skip
         self._errors = counter("errors", "What should not happen, by kind.", "kind")
         self._lane_restarts = counter("lane_restarts", "Lane processes started again after they died.")
         self._step_seconds = Histogram(

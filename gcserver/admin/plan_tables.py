@@ -82,9 +82,14 @@ def _forecast(f: dict[str, Any]) -> str:
         ]  # fmt: skip
         parts.append(table(("TENSORS", "FIRST", "SIZE", "CODEC", "SCHEME", "EXPECTED", "WHY"), rows))
     if f["considered"]:
-        others = [(c["codec"], human_duration(c["expected_seconds"]), c["reason"]) for c in f["considered"][:_MOST]]
+        others = [(c["codec"], _known(c["expected_seconds"]), c["reason"]) for c in f["considered"][:_MOST]]
         parts.append(table(("CONSIDERED", "STEP", "WHY NOT"), others))
     return "\n".join(parts)
+
+
+def _known(seconds: float) -> str:
+    """Seconds that are 0 where nothing is known of them."""
+    return human_duration(seconds) if seconds else "-"
 
 
 def profile(answer: dict[str, Any]) -> str:

@@ -26,10 +26,10 @@ from grpc_status import rpc_status
 
 from gcproto import admin_pb2 as pb
 from gcproto import admin_pb2_grpc as pb_grpc
+from gcproto.modes import STATIC
 from gcserver import values
 from gcserver.admin import convert
 from gcserver.admin.source import AdminError, ErrorKind, NodeState, PlanRule, Source
-from gcserver.modes import STATIC
 
 SERVICE: Final[str] = pb.DESCRIPTOR.services_by_name["AdminService"].full_name
 _CODES: Final = {
@@ -100,11 +100,12 @@ class Admin(pb_grpc.AdminServiceServicer):
             if by_hand and request.mode not in ("", STATIC):
                 text = f"mode: expected {STATIC!r} together with rules, got {request.mode!r}, which makes its own"
                 raise AdminError(ErrorKind.INVALID, text, "mode")
-            if chosen:
-                result = await self._source.set_mode(request.job, request.mode, request.quality)
+            # Rules first: wrong ones must not leave a changed mode behind.
             if by_hand:
                 result = await self._source.set_plan(request.job, rules, request.replace)
-            return convert.change(result, pb.SetPlanResponse)
+            if chosen:
+                mode = await self._source.set_mode(request.job, request.mode, request.quality)
+            return convert.change(result if by_hand else mode, pb.SetPlanResponse)
 
         return await _answer_later(context, work())
 

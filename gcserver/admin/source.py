@@ -130,7 +130,8 @@ class DomainStatus:
 
 @dataclass(frozen=True, slots=True)
 class JobStatus:
-    """One training run. ``step`` is the last one settled in every domain."""
+    """One training run. ``step`` is the last one that settled: of its models, if it has any, in the one that came
+    furthest."""
 
     label: str
     id: str

@@ -51,6 +51,9 @@ def settle(d: Domain, e: Settled) -> bool:
         return False
     step = d.steps.open.get(e.step)
     d.steps.settle(e.step, e.void, e.plan)
+    if len(d.plans) > 1:
+        oldest = d.steps.switches[0][1]
+        d.plans = {version: plan for version, plan in d.plans.items() if version >= oldest}
     d.finished.pop(e.step, None)
     d.remote.pop(e.step, None)
     for key in step.expected if step is not None else list(d.partitions):

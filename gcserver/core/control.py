@@ -358,16 +358,13 @@ class ControlMachine:
         self.jobs[job.id] = job
         for member in job.record.members:
             self.peers.meet(member.node, member.address)
-        self.out.append(
-            Log(
-                "info",
-                f"job {job.record.label} taken up again at step "
-                f"{max((d.settled for d in job.domains.values()), default=0)}",
-            )
-        )
+        step = max((d.settled for d in job.training), default=0)
+        self.out.append(Log("info", f"job {job.record.label} taken up again at step {step}"))
         if why := job_plans.unresolved(job):
             advice = "start it again from its last checkpoint with codecs every node knows, or put that version back"
             self.out.extend(job.fault("CodecError", why, missing=(job.node,), advice=advice))
+        else:
+            self.out.extend(job_plans.resume(job))
 
     # ------------------------------------------------------------------------------------------ time
     def _on_tick(self, e: Tick, now: float) -> None:

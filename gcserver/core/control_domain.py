@@ -48,8 +48,9 @@ class ControlDomain:
         return self.declared_as.codec == LOSSLESS
 
     def switch(self, step: int) -> tuple[int, int]:
-        """(first step, version) of the plan in force in ``step``, which is not before the last settled one."""
-        return next((first, version) for first, version in reversed(self.switches) if first <= step)
+        """(first step, version) of the plan in force in ``step``; where that is forgotten, of the oldest that is known:
+        several steps may settle at once, and change plans, before anybody is told of the first."""
+        return next((switch for switch in reversed(self.switches) if switch[0] <= step), self.switches[0])
 
     def own(self, index: int) -> Section | None:
         """Section ``index`` as it was declared here, agreed or not."""

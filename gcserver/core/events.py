@@ -175,7 +175,6 @@ class BlockMemory(Record, frozen=True, gc=False):
 
     pushed: tuple[int, ...]
     push_flags: int = 0
-    grad_scale: float = 1.0
     out_step: int = 0
     out_flags: int = 0
     out_proposal: int = 0
@@ -288,7 +287,6 @@ class Pushed(Record, frozen=True, gc=False):
     keys: tuple[int, ...]
     close: bool
     flags: int = 0
-    grad_scale: float = 1.0
 
 
 class Encoded(Record, frozen=True, gc=False):

@@ -90,6 +90,14 @@ class Job:
         return [m.node for m in self.record.members if m.node != self.node]
 
     @property
+    def training(self) -> list[ControlDomain]:
+        """The domains whose steps count as the job's: its models; without one all, where every call is a step.
+
+        A model's job has others as well, for broadcasts and audits, which have made a few steps or many.
+        """
+        return [d for d in self.domains.values() if d.declared_as.scoped] or list(self.domains.values())
+
+    @property
     def over(self) -> bool:
         """Nobody here and nobody elsewhere needs this node's part of the job any more.
 
@@ -202,8 +210,11 @@ class Job:
         return domain
 
     def plan(self, domain: ControlDomain, version: int) -> Plan:
-        """Plan ``version`` as this domain runs it: the job's default, the domain's own codec, then the text."""
-        return self.compose(domain, version, self.plans[version].rules if version else ())
+        """Plan ``version`` as this domain runs it: the job's default, the domain's own codec, then the text.
+
+        Of a lossless domain the text may be forgotten (`forget_plans`): it means nothing there.
+        """
+        return self.compose(domain, version, self.plans[version].rules if version and not domain.lossless else ())
 
     def compose(self, domain: ControlDomain, version: int, text: tuple[Rule, ...]) -> Plan:
         """As ``plan``, of a text that need not be one of the job's."""
@@ -219,9 +230,18 @@ class Job:
         text = self.plans.get(version)
         return (text.controller if text is not None else "") or self.record.controller
 
+    def forget_plans(self) -> None:
+        """Texts that no step will run under any more: all that are older than the newest proposal, and than what is in
+        force wherever texts mean something. A domain yet to be declared begins with the newest proposal."""
+        needed = min((d.switches[0][1] for d in self.domains.values() if not d.lossless), default=self.proposal)
+        self.plans = {v: text for v, text in self.plans.items() if v >= min(needed, self.proposal)}
+
     def open_domain(self, domain: ControlDomain, lane: int | None) -> list[ControlEffect]:
         """Tell a lane (None: all of them) of a domain."""
-        plans = tuple(self.plan(domain, v) for v in (0, *self.plans))
+        known = {0, *self.plans}
+        if domain.lossless:
+            known.update(version for _, version in domain.switches)
+        plans = tuple(self.plan(domain, v) for v in sorted(known))
         return [
             ToLane(
                 DomainOpened(

@@ -82,10 +82,11 @@ def on_plan(job: Job, text: PlanText) -> list[ControlEffect]:
 
 def unresolved(job: Job) -> str:
     """Why a job that is taken up again cannot run here any more (a codec is gone after an upgrade); empty if it can."""
-    declared = [Rule("*", d.declared_as.codec) for d in job.domains.values() if d.declared_as.codec]
-    rules = (*job.record.rules, *declared, *(r for text in job.plans.values() for r in text.rules))
-    controllers = (job.record.controller, *(text.controller for text in job.plans.values()))
-    why = next(filter(None, (_unusable(job, rules, c) for c in controllers)), "")
+    declared = tuple(Rule("*", d.declared_as.codec) for d in job.domains.values() if d.declared_as.codec)
+    # Each plan by itself: another one may have another number of notches.
+    wanted = [((*job.record.rules, *declared), job.record.controller)]
+    wanted += [(text.rules, text.controller) for text in job.plans.values()]
+    why = next(filter(None, (_unusable(job, rules, controller) for rules, controller in wanted)), "")
     return f"{job.node} came back and cannot run this job any more: {why}" if why else ""
 
 
@@ -144,6 +145,18 @@ def on_ready(job: Job, node: str, ready: PlanReady) -> list[ControlEffect]:
     return on_go(job, PlanGo(job.id, ready.version)) + _next_plan(job)
 
 
+def resume(job: Job) -> list[ControlEffect]:
+    """After a restart: a plan whose members had not all answered is prepared further. They answer again when they see
+    this node's new life."""
+    if job.node != job.first:
+        return []
+    out: list[ControlEffect] = []
+    for version in sorted(v for v in job.plans if v > job.proposal):
+        job.preparing[version] = {m.node for m in job.record.members}
+        out.extend(on_ready(job, job.node, PlanReady(job.id, version)))
+    return out
+
+
 def _plan_dead(job: Job, ready: PlanReady) -> list[ControlEffect]:
     """Some member cannot run the plan: it was never proposed and never will be."""
     if ready.version <= job.proposal:
@@ -157,6 +170,7 @@ def on_go(job: Job, go: PlanGo) -> list[ControlEffect]:
     if go.version <= job.proposal or go.version not in job.plans:
         return []
     job.proposal = go.version
+    job.forget_plans()
     return [job.save(), *(ToLane(ProposalKnown(d.config.id, go.version)) for d in job.domains.values())]
 
 

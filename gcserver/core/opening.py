@@ -47,7 +47,7 @@ def _restore(d: Domain, p: Partition, known: BlockMemory, now: float) -> None:
                 completion.flip(d, p, versions.written, owner)
     for rank, step in enumerate(known.pushed):
         if step > p.out_step:
-            pushes.join(d, p, rank, step, known.push_flags, known.grad_scale, now)
+            pushes.join(d, p, rank, step, known.push_flags, now)
 
 
 def close(d: Domain) -> list[LaneEffect]:

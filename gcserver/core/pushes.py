@@ -48,7 +48,7 @@ def on_push(d: Domain, e: Pushed, now: float) -> None:
                     step.proposal = max(step.proposal, p.out_proposal)
             d.notify(e.step, p.out_nonfinite, key, e.rank)
         else:
-            join(d, p, e.rank, e.step, e.flags, e.grad_scale, now)
+            join(d, p, e.rank, e.step, e.flags, now)
     if step is not None and e.close and e.rank not in step.closed:
         _close_step(d, step, e.rank)
 
@@ -66,7 +66,7 @@ def _close_step(d: Domain, step: Step, rank: int) -> None:
     completion.try_finish(d, step)
 
 
-def join(d: Domain, p: Partition, rank: int, step: int, flags: int, scale: float, now: float) -> None:
+def join(d: Domain, p: Partition, rank: int, step: int, flags: int, now: float) -> None:
     """Local rank ``rank`` has its input of ``step`` in the slot."""
     r = p.round(step)
     if rank in r.local:
@@ -75,6 +75,5 @@ def join(d: Domain, p: Partition, rank: int, step: int, flags: int, scale: float
     if not d.same_operation(p, r, flags, f"local rank {rank}"):
         return
     r.local.add(rank)
-    r.grad_scale = scale
     if len(r.local) == d.config.local_ranks:
         encoding.ready(d, p, r, now)

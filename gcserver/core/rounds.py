@@ -51,7 +51,6 @@ class Round:
 
     step: int
     flags: int | None = None
-    grad_scale: float = 1.0
     local: set[int] = field(default_factory=set)
     decision: Decision | None = None
     #: with the level that our own payload says

@@ -12,7 +12,7 @@ from gcproto import wire
 from gcserver.core.control_domain import ControlDomain
 from gcserver.core.control_events import ControlEffect, Log, LogSettled, ToLane
 from gcserver.core.effects import ReportStep
-from gcserver.core.events import Settled
+from gcserver.core.events import PlanKnown, Settled
 from gcserver.core.job import Job
 
 #: How many closed steps a node can compare with what its peers say they closed.
@@ -51,10 +51,11 @@ def settle(job: Job, domain: ControlDomain, step: int) -> list[ControlEffect]:
         while len(domain.switches) > 1 and domain.switches[1][0] <= step:
             domain.switches.pop(0)
     key = domain.config.id
-    out: list[ControlEffect] = [
-        LogSettled(key, step, void, plan, lag),
-        ToLane(Settled(key, step, void, plan)),
-    ]
+    out: list[ControlEffect] = [LogSettled(key, step, void, plan, lag)]
+    if plan != before and domain.lossless:
+        # A lane that restarted meanwhile was not told of a plan whose text is forgotten.
+        out.append(ToLane(PlanKnown(key, job.plan(domain, plan))))
+    out.append(ToLane(Settled(key, step, void, plan)))
     if plan != before:
         out.append(Log("info", f"job {job.record.label}, {domain.config.label}: plan {plan} from step {step + lag}"))
         out.extend(job.requests.in_force(plan, step + lag))

@@ -45,7 +45,7 @@ from gcserver.planner.families import (
 )
 from gcserver.planner.live import Live
 from gcserver.planner.live_layout import DDP_BUCKETS, portions
-from gcserver.planner.profile import Profile, StepTime
+from gcserver.planner.profile import Profile, ProfileError, StepTime
 
 PARTS: Final = frozenset({"lgreco", "mergecomp", "espresso"})
 #: Steps that differ by less, as a share, are equally long: the less lossy family wins.
@@ -135,8 +135,12 @@ def interference(live: Live, rules: Sequence[PlannedRule], measured: float) -> f
 
     What a step under ``rules`` takes beyond its prediction (``live`` without interference) is laid at the door of what
     lanes and network compute meanwhile: workers that share their cores with them wait. More than all of that cannot be.
+    0 under rules whose codecs have no cost here (an operator's, the model's own): of their steps nothing can be told.
     """
-    options = applied(live, rules)
+    try:
+        options = applied(live, rules)
+    except ProfileError:
+        return 0.0
     unexplained, cpu = measured - live.seconds(options), live.cpu(options)
     return min(max(unexplained / cpu, 0.0), 1.0) if cpu > 0 else 0.0
 

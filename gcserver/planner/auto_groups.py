@@ -59,6 +59,8 @@ def regroup(live: Live, spec: str, options: Sequence[BlockOption]) -> Groups:
     """MergeComp's cut for a job that uses ``spec``, if a step with ``options`` is shorter for it; else what is now."""
     profile, now = live.profile, live.seconds(options)
     order = [i for i, t in enumerate(profile.tensors) if t.elements]
+    if not order:
+        return Groups(live.brought, (), now, False, "no tensor has an element")
     before = 0.0
     ready = [before := max(before, profile.tensors[i].ready) for i in order]
     encode, exchange = costs(live, spec)

@@ -62,7 +62,7 @@ def units(live: Live, most: int = UNITS) -> Units:
 def select(live: Live, table: F64, decided: Units) -> Selected:
     """The shortest step that was found: Algorithm 1 from no compression, uniform plans, and both improved.
 
-    table: float64[B, K, 9] of `Live.table`. decided: units of which each gets one column; other blocks have the first.
+    table: float64[B, K, 10] of `Live.table`. decided: units of which each gets one column; other blocks have the first.
     Longer than with one column for all units by `SLACK` at most. Where that is as good as compressing a unit stays
     dense. The same arguments give the same answer.
     """

@@ -15,10 +15,10 @@ Adding up received dense values is part of the link's time, as it is where such 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
 from gcserver.planner.options import Device, Routine
+from gcserver.planner.profile import Curve, ProfileError
 
 
 class CostError(ValueError):
@@ -77,31 +77,21 @@ class Cluster:
             raise CostError(f"cluster {self.name!r} has {self.nodes} nodes of {self.ranks} ranks: expected at least 1")
 
 
-@dataclass(frozen=True, slots=True)
-class Curve:
-    """Seconds over elements, linear between measured points and beyond the last two; constant below the first."""
-
-    points: tuple[tuple[float, float], ...]
+class RisingCurve(Curve, frozen=True):
+    """A curve that does not fall at its end, so that large tensors never cost less than nothing. Raises CostError."""
 
     def __post_init__(self) -> None:
-        xs = [x for x, _ in self.points]
-        if not xs or xs != sorted(set(xs)) or any(not (x >= 0 and 0 <= y < math.inf) for x, y in self.points):
-            raise CostError(f"curve {self.points}: expected (elements, seconds) with rising elements, none negative")
+        try:
+            super().__post_init__()
+        except ProfileError as error:
+            raise CostError(str(error)) from None
         if len(self.points) > 1 and self.points[-1][1] < self.points[-2][1]:
             raise CostError(f"curve {self.points}: the last points fall, so large tensors would cost less than nothing")
 
-    def __call__(self, elements: float) -> float:
-        x0, y0 = self.points[0]
-        for x1, y1 in self.points[1:]:
-            if elements <= x1:
-                return y0 + (y1 - y0) * max(0.0, elements - x0) / (x1 - x0)
-            x, y, x0, y0 = x0, y0, x1, y1
-        return y0 if len(self.points) == 1 else y0 + (y0 - y) * (elements - x0) / (x0 - x)
 
-
-def line(fixed: float, per_element: float) -> Curve:
+def line(fixed: float, per_element: float) -> RisingCurve:
     """``fixed + per_element * elements`` seconds."""
-    return Curve(((0.0, fixed), (2.0**30, fixed + per_element * 2.0**30)))
+    return RisingCurve(((0, fixed), (1 << 30, fixed + per_element * (1 << 30))))
 
 
 ZERO = line(0.0, 0.0)
@@ -114,9 +104,9 @@ class DeviceCosts:
     Curves of a CPU are those of all its cores together and contain the copies from and to an accelerator.
     """
 
-    encode: Curve
-    decode: Curve
-    decode_add: Curve
+    encode: RisingCurve
+    decode: RisingCurve
+    decode_add: RisingCurve
 
 
 FREE = DeviceCosts(ZERO, ZERO, ZERO)
@@ -149,7 +139,7 @@ class CodecCosts:
         return replace(self, gpu=self.gpu and FREE, cpu=self.cpu and FREE)
 
 
-M = 2.0**20
+M = 1 << 20
 #: Microseconds on one V100 at 2**20 and at 2**23 elements, (encode, decode), constant below: Espresso's artifact.
 V100_US = {
     "randomk": ((54.0, 34.0), (846.0, 66.0)),
@@ -168,8 +158,8 @@ def v100(codec: str) -> DeviceCosts:
     """``codec`` on one V100; a copy decoded with others shares their launch."""
     (encode1, decode1), (encode8, decode8) = V100_US[codec]
     return DeviceCosts(
-        Curve(((M, encode1 * 1e-6), (8 * M, encode8 * 1e-6))),
-        Curve(((M, decode1 * 1e-6), (8 * M, decode8 * 1e-6))),
+        RisingCurve(((M, encode1 * 1e-6), (8 * M, encode8 * 1e-6))),
+        RisingCurve(((M, decode1 * 1e-6), (8 * M, decode8 * 1e-6))),
         line(0.0, V100_ADD_US[codec] * 1e-6 / M),
     )
 

@@ -13,7 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from gcproto.messages import Rule
-from gcserver.modes import STATIC
+from gcproto.modes import STATIC
 from gcserver.planner.auto import Proposal, margin, worth
 from gcserver.planner.drift import drift
 from gcserver.planner.profile import Profile, StepTime
@@ -48,7 +48,7 @@ class Took(msgspec.Struct, frozen=True):
 class Standing(msgspec.Struct, frozen=True):
     """What is to be known of a job's plans, also after a restart of the daemon.
 
-    mode, quality: see `gcserver.modes`. rules: of the job's newest plan, as far as that is the planner's or was there
+    mode, quality: see `gcproto.modes`. rules: of the job's newest plan, as far as that is the planner's or was there
     when it began. asked: rules it has asked for and does not know yet what became of. domain, profile, proposal: the
     newest proposal, for which domain, of what. plan: the version of the plan it put in force, 0 while there is none.
     before: what that one replaced, until it has been judged. taken_back: rules whose steps were slower than those

@@ -64,7 +64,7 @@ def squares(x: Any, steps: Any, bucket: int, kind: int) -> Any:
     return total
 
 
-_squares: Any = njit(cache=True, nogil=True, error_model="numpy")(squares)
+COMPILED: Any = njit(cache=True, nogil=True, error_model="numpy")(squares)
 
 
 def qsgd_errors(gradient: F32, levels: I64, bucket: int = 1024, kind: str = "maxmin") -> F64:
@@ -78,7 +78,7 @@ def qsgd_errors(gradient: F32, levels: I64, bucket: int = 1024, kind: str = "max
     if unusable(x):
         return np.full(levels.size, np.nan)
     steps = 2.0**levels - 1 if kind == "maxmin" else 2.0 ** (levels - 1) - 1
-    return np.asarray(np.sqrt(_squares(x, steps, bucket, KINDS.index(kind))), np.float64)
+    return np.asarray(np.sqrt(COMPILED(x, steps, bucket, KINDS.index(kind))), np.float64)
 
 
 def qsgd_table(

@@ -9,6 +9,7 @@ within a family the more bytes the better. Codecs that vote or send signs alone 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -170,6 +171,6 @@ def error_families(spec: Spec) -> tuple[str, ...]:
 
 def _number(text: str) -> bool:
     try:
-        return float(text) >= 0
+        return 0 <= float(text) < math.inf
     except ValueError:
         return False

@@ -210,15 +210,17 @@ class Live:
     def table(self, columns: Sequence[Sequence[BlockOption]]) -> F64:
         """Prices of several options for every block, float64[B, K, 10]; columns[k][b]: option k of block b.
 
-        The last column, which the timeline does not look at, is the mean node's CPU time outside its workers, s.
+        Raises ProfileError for a cost that is not known, or another number of options.
         """
+        if odd := [len(column) for column in columns if len(column) != len(self.blocks)]:
+            raise ProfileError(f"expected an option for each of {len(self.blocks)} blocks, got {odd[0]}")
         return np.array([[self.price(b, column[b]) for column in columns] for b in self.order]).reshape(
-            len(self.order), len(columns), 10
+            len(self.order), len(columns), kernels.COLUMNS
         )
 
     def cpu(self, options: Sequence[BlockOption]) -> float:
         """Seconds of CPU time that the mean node's lanes and network stack take for a step with these options."""
-        return float(self.table([options])[:, 0, -1].sum())
+        return float(self.table([options])[:, 0, kernels.CPU].sum())
 
     def run(self, table: F64, choice: I64) -> tuple[float, F64]:
         """(seconds of a step, float64[B, 2] when each block was available and back) with column choice[b] for block b.
@@ -228,7 +230,7 @@ class Live:
         end, spans, _, _ = self._simulate(table, choice)
         taken = self.profile.interference
         if taken:
-            taken *= float(table[self._rows, choice[self.order], -1].sum())
+            taken *= float(table[self._rows, choice[self.order], kernels.CPU].sum())
         return self.profile.forward + max(end, self._backward) + taken, spans[self._position]
 
     def seconds(self, options: Sequence[BlockOption]) -> float:
@@ -239,7 +241,7 @@ class Live:
         """The same with all that happens."""
         _, _, ints, floats = self._simulate(self.table([options]), np.zeros(len(self.blocks), np.int64))
         forward = self.profile.forward
-        jobs = [*self._computing()]
+        jobs = self._computing()
         for (resource, _, _, kind, what), (_, _, start, stop, _) in zip(ints.tolist(), floats.tolist(), strict=True):
             node, at = divmod(resource, self.width)
             name = ("worker", "link out", "link in")[at] if at < 3 else f"lane {at - 3}"
@@ -273,14 +275,3 @@ class Live:
                 jobs.append(LiveJob("compute", "worker", node, i, forward + before, forward + max(before, t.ready)))
                 before = max(before, t.ready)
         return jobs
-
-
-def expected_step(profile: Profile, options: Sequence[BlockOption], brought: Portions | None = None) -> LiveStep:
-    """The predicted step with one option for each of the profile's blocks, in address order.
-
-    ``brought``: as `Live` takes it. Raises ProfileError for a cost that is not known, or another number of options.
-    """
-    live = Live(profile, brought)
-    if len(options) != len(live.blocks):
-        raise ProfileError(f"expected an option for each of {len(live.blocks)} blocks, got {len(options)}")
-    return live.step(options)

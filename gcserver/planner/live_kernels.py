@@ -21,8 +21,10 @@ import numpy as np
 
 from gcserver.planner.timeline_jit import kernel
 
-#: columns of a price: what a block costs under an option. Seconds but for the first two.
-SCHEME, STAGES, ENCODE, MIDDLE, FIRST, ADD, FINISH, DECODE, SEND = range(9)
+#: columns of a price: what a block costs under an option. Seconds but for the first two. The timeline leaves out the
+#: last, the mean node's CPU time outside its workers.
+COLUMNS = 10
+SCHEME, STAGES, ENCODE, MIDDLE, FIRST, ADD, FINISH, DECODE, SEND, CPU = range(COLUMNS)
 #: values of SCHEME
 OWNER, ALL = 0, 1
 #: columns of ``place``
@@ -175,7 +177,7 @@ def simulate(members, nodes, width, latency, quantum, turn, portion, place, back
 
     width: resources of a node. quantum: seconds a connection has the link in one turn. turn: half of what a block costs
     a lane besides its bytes. portion: float64[P, 2], ready and seconds to copy in. place: int64[B, 3]. back:
-    float64[B], seconds to copy out. prices: float64[B, K, 9]. choice: int64[B], columns of prices. spans:
+    float64[B], seconds to copy out. prices: float64[B, K, 10]. choice: int64[B], columns of prices. spans:
     float64[B, 2], when a block is in the arena and when its last copy out ends. ints, floats: the jobs, int64[J, 5] and
     float64[J, 5]; messages of several connections overlap.
     """

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gcserver.planner import options_kernels as kernels
-from gcserver.planner.costs import Cluster, CodecCosts, CostError, Curve, Link, shape
+from gcserver.planner.costs import Cluster, CodecCosts, CostError, Link, RisingCurve, shape
 from gcserver.planner.options import ANY, Action, Constraints, Device, Level, Option, Routine, Task, options
 
 Floats = npt.NDArray[np.float64]
@@ -215,13 +215,13 @@ def _bends(table: OptionTable) -> Floats:
 
 def _knots(codec: CodecCosts) -> Floats:
     """[6, points, 2]: encode, decode, decode_add of GPU and CPU; shorter curves continued in their last direction."""
-    curves: list[Curve | None] = []
+    curves: list[RisingCurve | None] = []
     for costs in (codec.gpu, codec.cpu):
         curves += [costs.encode, costs.decode, costs.decode_add] if costs else [None] * 3
     longest = max(len(c.points) for c in curves if c) + 1 if any(curves) else 2
     knots = np.zeros((6, longest, 2))
     for row, curve in zip(knots, curves, strict=True):
-        points = list(curve.points) if curve else [(0.0, 0.0)]
+        points: list[tuple[float, float]] = [*curve.points] if curve else [(0.0, 0.0)]
         while len(points) < longest:
             x = 2 * points[-1][0] + 1.0
             points.append((x, curve(x) if curve else 0.0))

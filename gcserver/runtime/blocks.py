@@ -144,9 +144,11 @@ class DomainMemory:
     def _remembered(self, state: BlockState) -> BlockMemory:
         r = state.record[0]
         pushes = [slots.pushed(state.arena, state.slot, i) for i in range(len(state.slot.inputs))]
+        # Some ranks may not have pushed the newest step yet; they may have asked for something else before.
+        _, flags, _ = max(pushes, key=lambda push: push[0])
         out_step, out_flags, out_proposal = slots.output(state.arena, state.slot)
         return BlockMemory(
-            tuple(p[0] for p in pushes), pushes[0][1], pushes[0][2], out_step, out_flags, out_proposal,
+            tuple(p[0] for p in pushes), flags, out_step, out_flags, out_proposal,
             records.decision_of(r), records.versions_of(r, False), records.versions_of(r, True),
             tuple(records.kept_of(r)),
         )  # fmt: skip

@@ -66,7 +66,6 @@ TICK: Final = 0.5
 STATS_EVERY: Final = 1.0
 GC_THRESHOLD: Final = (20_000, 20, 20)
 _PR_SET_PDEATHSIG: Final = 1
-#: So many different complaints about what arrives are passed on; a stranger must not fill the log.
 
 
 class LaneProcess:

@@ -115,7 +115,7 @@ class LaneWorkers:
             return
         self._p.reports.began.setdefault((domain, push.step), time.monotonic())
         rank = memory.config.ranks.index(worker.rank)
-        self._p.feed(ev.Pushed(domain, rank, push.step, push.keys, push.close, push.flags, push.grad_scale))
+        self._p.feed(ev.Pushed(domain, rank, push.step, push.keys, push.close, push.flags))
 
     def _map(self, worker: Worker, request: MapSection) -> None:
         """Answer with the chunks the worker does not have yet; wait if the section is still to come."""

@@ -62,12 +62,12 @@ class Observer:
             self._times[key] = max(seconds, self._times.get(key, 0.0))
 
     def on_settled(self, e: LogSettled) -> None:
-        job = self._s.machine.jobs.get(e.domain[0])
-        if job is not None:
-            label = self._labels[job.id] = job.record.label
-            self._metrics.observe_step(
-                label, "void" if e.void else "settled", self._times.pop((e.domain, e.step), None)
-            )
+        job, seconds = self._s.machine.jobs.get(e.domain[0]), self._times.pop((e.domain, e.step), None)
+        if job is None:
+            return
+        label = self._labels[job.id] = job.record.label
+        if any(d.config.id == e.domain for d in job.training):
+            self._metrics.observe_step(label, "void" if e.void else "settled", seconds)
 
     def on_audit(self, job: Job, report: AuditReport) -> None:
         label = self._labels[job.id] = job.record.label

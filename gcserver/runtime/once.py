@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-#: So many different lines at most: what peers and workers send may be in them.
+#: So many different lines at most: what peers and workers send may be in them, and a stranger must not fill the log.
 MAX_SAID: Final = 256
 
 

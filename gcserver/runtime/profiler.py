@@ -23,7 +23,6 @@ from gcserver.core.control_domain import ControlDomain
 from gcserver.core.control_events import LogSettled
 from gcserver.core.events import DomainKey
 from gcserver.core.job import SCOPED_LAG, Job
-from gcserver.planner.drift import drift
 from gcserver.planner.profile import CodecCost, LevelErrors, LinkCost, Profile, ProfiledTensor
 from gcserver.runtime.lanelink import KernelTimes
 from gcserver.runtime.measurements import Kernels, Paces, Readiness
@@ -39,8 +38,6 @@ QUIET: Final = 2.0
 SAVE_EVERY: Final = 30.0
 #: until somebody has measured the link: 1 Gbit/s and a local network's latency
 GUESS: Final = LinkCost(1e-4, 1.25e8)
-
-
 #: runs work, and then what takes its result
 Aside = Callable[[Callable[[], Any], Callable[[Any], None]], None]
 
@@ -94,9 +91,7 @@ class Profiler:
         """A step settled."""
         watched = self._watched(e.domain)
         if watched is not None:
-            switches = watched.domain.switches
-            plan = next((version for first, version in reversed(switches) if first <= e.step), switches[0][1])
-            watched.paces.settled(e.step, plan, self._clock(), e.void)
+            watched.paces.settled(e.step, watched.domain.switch(e.step)[1], self._clock(), e.void)
 
     def on_declared(self, job: bytes) -> None:
         """Something about the job's memory changed: perhaps it has more tensors."""
@@ -131,11 +126,6 @@ class Profiler:
         self._s.aside(lambda: self._store.load(name), loaded)
 
     # ------------------------------------------------------------------------------------- what is known
-    def measurements(self, job: bytes, domain: int) -> int:
-        """Steps of this run that were measured so far; 0 also of a domain that is not known."""
-        watched = self._table.get((job, domain))
-        return watched.readiness.count if watched is not None else 0
-
     def profile(
         self,
         job: bytes,
@@ -158,11 +148,6 @@ class Profiler:
             watched.learned.update(news)
             watched.due = min(watched.due, max(self._clock(), watched.saved + SAVE_EVERY))
         return self._compose(watched)
-
-    def changed(self, job: bytes, domain: int, since: Profile) -> float:
-        """See :func:`gcserver.planner.drift.drift`: from ``since`` to what is known now; 0 where nothing is."""
-        now = self.profile(job, domain)
-        return drift(since, now) if now is not None else 0.0
 
     def _compose(self, watched: Watched) -> Profile | None:
         kept, measured = watched.kept, watched.readiness

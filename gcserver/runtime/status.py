@@ -245,7 +245,7 @@ class Status:
                     r.epoch,
                     r.world_size,
                     tuple(Member(m.node, m.ranks) for m in r.members),
-                    min((d.steps_settled for d in domains), default=0),
+                    max((d.settled for d in job.training), default=0),
                     job.proposal,
                     r.on_loss,
                     r.deadline,

@@ -71,3 +71,5 @@ class StepReports:
             del self.began[key]
         self._delays.forget(domain)
         self.waiting = [report for report in self.waiting if report.domain != domain]
+        if not self.waiting:
+            self.by = 0.0

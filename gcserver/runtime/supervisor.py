@@ -51,7 +51,6 @@ from gcserver.runtime.transport import BindError
 TICK: Final = 0.5
 #: How long SIGTERM waits for jobs to end before it leaves them to the next life of this daemon.
 STOP_GRACE: Final = 2.0
-#: So many different complaints about what arrives are logged; a stranger must not fill the log.
 log = logging.getLogger("gcserver")
 T = TypeVar("T")
 

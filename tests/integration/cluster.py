@@ -9,13 +9,13 @@ collecting what they return. What may not: assertions about the protocol, torch 
 
 ``ranks=[0, 0, 1]``: ranks 0 and 1 live on node 0, rank 2 on node 1. A worker function is called with the keyword
 arguments given to ``run`` in its own process, with the variables torchrun would set and GC_NODE_SOCKET and GC_JOB,
-and returns something JSON can hold. Importing torch takes seconds, so where jobs may follow one another in the same
-processes, ``run("...:several", functions=[...])`` runs them all and :func:`parts` takes the outcomes apart.
+and returns something JSON can hold. Where jobs may follow one another in the same processes,
+``run("...:several", functions=[...])`` runs them all and :func:`parts` takes the outcomes apart.
 """
 
 from __future__ import annotations
 
-import ctypes
+import functools
 import importlib
 import json
 import os
@@ -33,14 +33,10 @@ from typing import Any
 
 from benchmarks.lab import processes
 from benchmarks.lab.daemons import free_ports
+from tests.integration.forked import Forked, ends_with_parent
 
 ROOT = Path(__file__).resolve().parents[2]
 START_WITHIN = 30.0
-
-
-def _ends_with_parent() -> None:
-    pr_set_pdeathsig = 1
-    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
 
 
 class Daemon:
@@ -79,7 +75,7 @@ class Daemon:
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 argv, cwd=ROOT, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                preexec_fn=_ends_with_parent,
+                preexec_fn=ends_with_parent,
             )  # fmt: skip
 
     def wait_ready(self) -> None:
@@ -153,7 +149,7 @@ class Worker:
     """One worker process."""
 
     rank: int
-    process: subprocess.Popen[bytes]
+    process: Forked
     folder: Path
 
     @property
@@ -285,13 +281,8 @@ class Cluster(processes.Owner):
                 "OMP_NUM_THREADS": "1",
                 **(environ or {}),
             }
-            with (folder / "log").open("wb") as log:
-                process = subprocess.Popen(
-                    [sys.executable, "-m", "tests.integration.cluster", function, json.dumps(args), str(folder)],
-                    cwd=ROOT, env=variables, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                    preexec_fn=_ends_with_parent,
-                )  # fmt: skip
-            workers.append(Worker(rank, process, folder))
+            main = functools.partial(_main, function, args, folder)
+            workers.append(Worker(rank, Forked(main, variables, ROOT, folder / "log"), folder))
         started = Job(workers)
         self._jobs.append(started)
         return started
@@ -347,8 +338,7 @@ def _failure(error: Exception) -> dict[str, Any]:
     return {"error": type(error).__name__, "message": str(error), "facts": facts}
 
 
-def _main() -> None:
-    where, args, folder = sys.argv[1], json.loads(sys.argv[2]), Path(sys.argv[3])
+def _main(where: str, args: Mapping[str, Any], folder: Path) -> None:
     os.environ["GC_TEST_FOLDER"] = str(folder)
 
     def finish(result: dict[str, Any]) -> None:
@@ -362,7 +352,3 @@ def _main() -> None:
         finish(_failure(error))
         raise  # to the top, as in a training script
     finish({"value": value})
-
-
-if __name__ == "__main__":
-    _main()

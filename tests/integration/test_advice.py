@@ -16,7 +16,7 @@ STEPS = 12
 def test_rank_0_chooses_who_plans_and_both_nodes_give_advice(tmp_path: Path) -> None:
     folder, stop = tmp_path / "profiles", tmp_path / "stop"
     # What codecs cost is found here by both daemons, which would take some seconds each to measure it well.
-    calibration.costs((DENSE, *ladder("fast")), folder, seconds=0.1)
+    calibration.costs((DENSE, *ladder("fast")), folder, seconds=0.008)
     # Planned is not: these are the user's words and questions, not what the planner makes of such a small model.
     options = {"plan.profiles": str(folder), "plan.warmup_steps": "100000"}
     with reachable(Cluster(tmp_path, nodes=2, options=options)) as cluster:

@@ -111,7 +111,6 @@ class BlockStore:
         return BlockMemory(
             tuple(self.pushed),
             self.flags[newest],
-            1.0,
             self.out_step,
             self.out_flags,
             self.out_proposal,

@@ -61,3 +61,10 @@ def test_without_a_timeline_it_says_what_to_do(tmp_path: Path) -> None:
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(drawing.DrawingError, match=r"none/t\.json cannot be written"):
         drawing.draw(answer(), tmp_path / "none" / "t.json")
+
+
+def test_every_resource_of_a_timeline_has_a_colour_and_lanes_share_theirs() -> None:
+    kinds = ["worker", "lane", "out", "in", "push", "exchange"]
+    colours = [drawing.colour(kind) for kind in kinds]
+    assert len({*colours, drawing.colour("something else")}) == len(kinds) + 1
+    assert drawing.colour("lane 1") == drawing.colour("lane 0") == drawing.colour("lane")

@@ -221,6 +221,14 @@ def test_a_model_without_gradients_is_refused(joined: FakeDaemon) -> None:
         gcclient.state(nn.ReLU())
 
 
+def test_two_parameters_of_one_name_are_refused(joined: FakeDaemon) -> None:
+    """Names are taken without the "module." that wrappers put before them, also where it is the model's own."""
+    model = nn.Linear(2, 2, bias=False)
+    model.module = nn.Linear(2, 2, bias=False)
+    with pytest.raises(ValueError, match="'weight' is given twice"):
+        gcclient.state(model)
+
+
 def test_the_hook_has_the_signature_ddp_checks() -> None:
     parameters = inspect.signature(gcclient.ddp_hook).parameters
     assert list(parameters) == ["state", "bucket"] and parameters["bucket"].annotation is dist.GradBucket

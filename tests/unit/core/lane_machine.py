@@ -95,4 +95,4 @@ def retained(stage: int, flags: int = 0, step: int = 1, slot: int = 0) -> ev.Ret
 
 def restarted(*kept: ev.Retained, out_step: int = 0) -> LaneMachine:
     decision = ev.Decision(1, 0, 0, "twice", 99)
-    return two(0, {0: ev.BlockMemory((1,), 0, 1.0, out_step, 0, 0, decision, retained=kept)})
+    return two(0, {0: ev.BlockMemory((1,), 0, out_step, 0, 0, decision, retained=kept)})

@@ -23,7 +23,7 @@ def lane(me: int, residual: ev.Versions, owner: ev.Versions, out_step: int, sett
     members = (ev.Member(A, "a", 1), ev.Member(B, "b", 1))
     config = ev.DomainConfig(JOB, 0, "ddp", 1, members, me, 1, 2, 2, 0)
     m.on(ev.DomainOpened(config, (ev.Plan(0, (), DRAINS),), settled), 0.0)
-    known = ev.BlockMemory((out_step,), 0, 1.0, out_step, 0, 0, None, residual, owner)
+    known = ev.BlockMemory((out_step,), 0, out_step, 0, 0, None, residual, owner)
     m.on(ev.SectionOpened(ID, SECTION, AddressSpace(2, 1, 4 << 20).append(SECTION), {0: known}), 0.0)
     return m
 

@@ -12,8 +12,9 @@ from gcproto import messages
 from gcserver.core import control_events as ce
 from gcserver.core.control import ControlMachine
 from gcserver.core.effects import ReportStep
-from gcserver.core.events import PlanKnown
+from gcserver.core.events import CodecChoice, DomainOpened, PeerAdded, PlanKnown, Settled
 from tests.unit.core.control_machine import (
+    B,
     answers,
     control_from_b,
     control_sent,
@@ -22,8 +23,10 @@ from tests.unit.core.control_machine import (
     follower,
     formed,
     formed_with_b,
+    hello_from,
     machine,
     register,
+    resolve,
     said,
     set_codec,
     told,
@@ -162,6 +165,79 @@ def test_a_job_whose_codec_is_gone_after_a_restart_ends_and_says_why() -> None:
     assert fault == job.ended
     said(again, 7, register(label="next"))
     assert again.gatherings or any(j.record.label == "next" for j in again.jobs.values()), "others are served"
+
+
+def test_a_job_with_plans_of_several_numbers_of_notches_is_taken_up_again() -> None:
+    def graded(spec: str) -> CodecChoice:
+        return CodecChoice(spec, 1, 0, True, True, levels=(1, 10)) if spec == "topk" else resolve(spec)
+
+    m = formed()
+    m.resolve = next(iter(m.jobs.values())).resolve = graded
+    for request, levels in ((1, (5,)), (2, (7, 3))):
+        asked = ce.SetPlan(request, "train", (messages.Rule("w", "topk", "", levels),), True)
+        out = m.on(asked, 0.0)
+    memory = next(e.memory for e in reversed(out) if isinstance(e, ce.SaveJob))
+    assert [len(text.rules[0].levels) for text in memory.plans] == [1, 2]
+    again = machine()
+    again.resolve = graded
+    again.on(ce.JobRestored(memory, (ce.DomainLedger(0, (), ((0, 0),)),)), 0.0)
+    assert [job.ended for job in again.jobs.values()] == [None]
+
+
+def test_a_first_member_that_restarts_goes_on_with_the_plan_it_was_preparing() -> None:
+    m, record = formed_with_b()
+    out = m.on(set_codec(1, "train", "*", "topk"), 0.0)
+    memory = next(e.memory for e in reversed(out) if isinstance(e, ce.SaveJob))
+    assert [text.version for text in memory.plans] == [1] and memory.proposal == 0
+    again = machine()
+    again.on(PeerAdded(B, "b"), 0.0)
+    assert not control_sent(again.on(ce.JobRestored(memory, ()), 0.0))
+    out = again.on(hello_from("b", 7, to=100), 0.0)
+    assert [x.version for x in control_sent(out) if isinstance(x, messages.PlanText)] == [1]
+    out = again.on(control_from_b(messages.PlanReady(record.job, 1), 1), 0.0)
+    assert messages.PlanGo(record.job, 1) in control_sent(out)
+    assert again.jobs[record.job].proposal == 1
+
+
+def test_a_job_of_one_node_has_the_plan_that_its_restart_interrupted() -> None:
+    m = formed()
+    saved = [e.memory for e in m.on(set_codec(1, "train", "*", "topk"), 0.0) if isinstance(e, ce.SaveJob)]
+    interrupted = next(memory for memory in saved if memory.plans and not memory.proposal)
+    again = machine()
+    again.on(ce.JobRestored(interrupted, (ce.DomainLedger(0, (), ((0, 0),)),)), 0.0)
+    assert [job.proposal for job in again.jobs.values()] == [1]
+
+
+def test_a_plan_that_no_step_will_run_under_any_more_is_forgotten() -> None:
+    m = formed()
+    id, step = domain_of(m), 0
+    job = m.jobs[id[0]]
+    said(m, 1, messages.DeclareDomain("exact", 7, (0,), codec="none"))
+    for version in range(1, 6):
+        m.on(set_codec(version, "train", "*", "topk" if version % 2 else "none"), 0.0)
+        for _ in range(3):
+            step += 1
+            out = m.on(ce.LaneSaid(0, ReportStep(id, step, False, version, 0)), 0.0)
+    assert sorted(job.plans) == [3, 4, 5] and job.proposal == 5
+    assert job.plan(job.domains[0], 5).rules[-1].codec.spec == "topk"
+    out = m.on(ce.LaneUp(0), 0.0)
+    opened = [e.event for e in out if isinstance(e, ce.ToLane) and isinstance(e.event, DomainOpened)]
+    assert [[p.version for p in e.plans] for e in opened] == [[0, 3, 4, 5], [0, 3, 4, 5]]
+    # A step that was open all the while proposed a plan of long ago; the lane has forgotten it with its process.
+    out = m.on(ce.LaneSaid(0, ReportStep((job.id, 7), 1, False, 2, 0)), 0.0)
+    lanes = [e.event for e in out if isinstance(e, ce.ToLane)]
+    assert lanes == [PlanKnown((job.id, 7), job.plan(job.domains[7], 2)), Settled((job.id, 7), 1, False, 2)]
+    out = m.on(ce.LaneUp(0), 0.0)
+    opened = [e.event for e in out if isinstance(e, ce.ToLane) and isinstance(e.event, DomainOpened)]
+    assert [[p.version for p in e.plans] for e in opened] == [[0, 3, 4, 5], [0, 2, 3, 4, 5]]
+
+
+def test_a_domain_that_makes_no_steps_keeps_the_plans_it_may_come_to() -> None:
+    m = formed()
+    for version in (1, 2, 3):
+        m.on(set_codec(version, "train", "*", "topk"), 0.0)
+    (job,) = m.jobs.values()
+    assert sorted(job.plans) == [1, 2, 3]
 
 
 def test_an_orderly_end_answers_what_is_open() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import pytest
 
 from gcproto import messages
+from gcproto.records import replace
 from gcproto.wire import FrameType, Header
 from gcserver.core import effects as fx
 from gcserver.core import events as ev
@@ -22,6 +23,20 @@ def test_frames_of_a_closed_job_are_dropped_at_once() -> None:
     m.on(ev.DomainClosed(ID), 0.0)
     assert kinds(m.on(contribution(), 0.0)) == ["Release"]
     assert m.on(ev.Pushed(ID, 0, 1, (0,), True), 0.0) == []
+
+
+def test_plans_that_are_over_are_forgotten() -> None:
+    m = machine()
+    open_domain(m)
+    domain = m.domains[ID]
+    first = domain.plans[0]
+    for version in (1, 2):
+        m.on(ev.PlanKnown(ID, replace(first, version=version)), 0.0)
+    lag, seen = domain.config.lag, []
+    for step in range(1, lag + 3):
+        m.on(ev.Settled(ID, step, False, 1 if step == 1 else 2), 0.0)
+        seen.append(sorted(domain.plans))
+    assert seen[lag - 1 :] == [[0, 1, 2], [1, 2], [2]], "each is needed until the next is in force"
 
 
 @pytest.mark.parametrize(("field", "value"), [("elements", 31), ("dtype", 3)])

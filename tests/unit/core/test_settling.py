@@ -8,7 +8,7 @@ from __future__ import annotations
 from gcserver.core import control_events as ce
 from gcserver.core.effects import ReportStep
 from gcserver.core.events import Settled
-from tests.unit.core.control_machine import formed
+from tests.unit.core.control_machine import domain_of, formed, set_codec
 
 
 def test_steps_settle_in_order_when_all_lanes_are_done() -> None:
@@ -27,3 +27,18 @@ def test_steps_settle_in_order_when_all_lanes_are_done() -> None:
     assert report(1, 2, nonfinite=True) == []
     assert report(1, 1) == [(1, False), (2, True)]
     assert report(1, 1) == [], "an old report, again"
+
+
+def test_of_steps_that_settle_at_once_the_plan_can_be_told_afterwards() -> None:
+    m = formed()
+    job, key = domain_of(m)
+    for plan in (1, 2):
+        m.on(set_codec(plan, "train", "*", "topk"), 0.0)
+    for step, proposal in ((2, 1), (3, 1), (4, 2)):
+        assert m.on(ce.LaneSaid(0, ReportStep((job, key), step, False, proposal, 0)), 0.0) == []
+    out = m.on(ce.LaneSaid(0, ReportStep((job, key), 1, False, 1, 0)), 0.0)
+    domain = m.jobs[job].domains[key]
+    settled = [e.step for e in out if isinstance(e, ce.LogSettled)]
+    assert settled == [1, 2, 3, 4] and domain.switches == [(3, 1), (6, 2)]
+    assert {domain.switch(step) for step in settled} == {(3, 1)}, "the plan before it is forgotten"
+    assert domain.switch(6) == (6, 2)

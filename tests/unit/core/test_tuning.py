@@ -79,7 +79,7 @@ def lane(codec: ev.CodecChoice = TOPK, scheme: str = "owner", logged: ev.Decisio
     levels = (40_000, 20_000) if codec.tunable else (3, 2)
     plan = ev.Plan(0, (ev.PlanRule("*", codec, scheme), ev.PlanRule("v", codec, scheme, levels=levels)), DENSE)
     m.on(ev.DomainOpened(config, (plan,)), 0.0)
-    memory = {} if logged is None else {0: ev.BlockMemory((1,), 0, 1.0, 0, 0, 0, logged)}
+    memory = {} if logged is None else {0: ev.BlockMemory((1,), 0, 0, 0, 0, logged)}
     m.on(ev.SectionOpened(ID, SECTION, AddressSpace(2, 1, 4 << 20).append(SECTION), memory), 0.0)
     return m
 

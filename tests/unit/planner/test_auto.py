@@ -251,6 +251,14 @@ def test_what_a_step_takes_beyond_its_prediction_is_laid_at_the_cpu_that_lanes_t
     assert crowded.expected / crowded.dense < plain.expected / plain.dense
 
 
+def test_rules_in_force_that_auto_has_no_cost_of_do_not_keep_it_from_planning() -> None:
+    """A job that began with a codec that is on no ladder, such as state(compression="onebit")."""
+    profile = gpt(2, MBIT100)
+    rules = (PlannedRule("*", "none"), PlannedRule("*.weight", "onebit"))
+    assert interference(Live(profile), rules, 5.0) == 0.0
+    assert compose(profile, Wish(rules=rules, step=5.0)) == compose(profile)
+
+
 def test_what_a_family_took_counts_instead_of_its_prediction() -> None:
     profile = gpt(2, MBIT100)
     first = compose(profile)

@@ -60,3 +60,12 @@ def test_empty_tensors_are_in_no_group() -> None:
     found = regroup(live, "none", [BlockOption()] * len(live.blocks))
     assert found.changed
     assert 0 not in {t for group in found.portions for t in group}
+
+
+def test_a_model_without_elements_has_no_groups() -> None:
+    profile = gpt(4, GBIT1)
+    empty = msgspec.structs.replace(profile.tensors[0], shape=(0,), elements=0, ready=0.0)
+    for tensors in ((), (empty,)):
+        live = Live(msgspec.structs.replace(profile, tensors=tensors, blocks=()))
+        found = regroup(live, "none", [])
+        assert (found.changed, found.portions, found.caps) == (False, live.brought, ())

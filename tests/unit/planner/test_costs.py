@@ -9,8 +9,8 @@ from gcserver.planner.costs import (
     Cluster,
     CodecCosts,
     CostError,
-    Curve,
     Link,
+    RisingCurve,
     clusters,
     codec_costs,
     cores,
@@ -50,9 +50,9 @@ def test_reduce_scatter_and_allgather_are_an_allreduce() -> None:
 
 
 def test_a_curve_is_linear_between_its_points() -> None:
-    curve = Curve(((100, 1.0), (200, 3.0), (400, 4.0)))
+    curve = RisingCurve(((100, 1.0), (200, 3.0), (400, 4.0)))
     assert [curve(x) for x in (0, 100, 150, 200, 300, 400, 600)] == [1.0, 1.0, 2.0, 3.0, 3.5, 4.0, 5.0]
-    assert Curve(((5, 2.0),))(10**9) == 2.0
+    assert RisingCurve(((5, 2.0),))(10**9) == 2.0
     assert line(1.0, 0.5)(8) == pytest.approx(5.0)
 
 
@@ -61,7 +61,7 @@ def test_a_curve_is_linear_between_its_points() -> None:
 )
 def test_what_is_no_curve(points: tuple[tuple[float, float], ...]) -> None:
     with pytest.raises(CostError, match="curve"):
-        Curve(points)
+        RisingCurve(points)
 
 
 def test_what_is_no_link_and_no_cluster() -> None:

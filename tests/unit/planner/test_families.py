@@ -110,7 +110,7 @@ def test_under_which_names_errors_are_looked_for() -> None:
     assert error_families(parse("qsgd(bits=4)")) == ("qsgd", "qsgd")
 
 
-@pytest.mark.parametrize("text", ["", "topk(", "(x)", "topk(ratio=much)", "topk(ratio)"])
+@pytest.mark.parametrize("text", ["", "topk(", "(x)", "topk(ratio=much)", "topk(ratio)", "topk(ratio=inf)"])
 def test_what_is_no_spec_is_refused(text: str) -> None:
     with pytest.raises(TableError, match="spec"):
         parse(text)

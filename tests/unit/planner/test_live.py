@@ -20,7 +20,6 @@ from gcserver.planner.live import (
     Live,
     LiveStep,
     cost_of,
-    expected_step,
 )
 from gcserver.planner.profile import CodecCost, Curve, ProfileError
 from tests.unit.planner.live_profiles import GBIT1, costs, gpt, plain
@@ -53,7 +52,7 @@ def test_the_constants_of_small_blocks_are_the_daemons() -> None:
 ])  # fmt: skip
 def test_one_dense_block(nodes: int, scheme: str, seconds: float) -> None:
     profile = plain([MILLION], [0.0], nodes=nodes)
-    assert expected_step(profile, [BlockOption("none", scheme)]).seconds == pytest.approx(seconds, abs=1e-6)
+    assert Live(profile).step([BlockOption("none", scheme)]).seconds == pytest.approx(seconds, abs=1e-6)
 
 
 def test_owners_share_the_work() -> None:
@@ -188,7 +187,7 @@ def test_the_mean_node_of_many_is_like_the_nodes_of_few() -> None:
 def test_everything_that_happens_is_reported() -> None:
     profile = gpt(4)
     options = [BlockOption("sidco-e(ratio=0.01)", (OWNER, ALL)[i % 2]) for i in range(len(Live(profile).blocks))]
-    step = expected_step(profile, options)
+    step = Live(profile).step(options)
     assert step.seconds == Live(profile).seconds(options) == max(job.end for job in step.jobs)
     lanes: dict[tuple[int, str], list[tuple[float, float]]] = defaultdict(list)
     for job in step.jobs:
@@ -227,7 +226,7 @@ def test_what_is_not_known_is_refused() -> None:
     with pytest.raises(ProfileError, match=r"natural.*measured: bf16"):
         cost_of(profile, "natural")
     with pytest.raises(ProfileError, match="an option for each of"):
-        expected_step(profile, [BlockOption()])
+        Live(profile).step([BlockOption()])
     with pytest.raises(ProfileError, match="above 0"):
         Live(msgspec.structs.replace(profile, copy=0.0))
 

@@ -1,4 +1,4 @@
-"""Costs of codecs: measured once, remembered, carried over to neighbours.
+"""Costs of codecs: measured once, remembered.
 
 What may live here: tests of `gcserver/runtime/calibration.py`. What may not: how fast anything is.
 """
@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from gcserver.codecs import CodecError, parse
-from gcserver.planner.profile import CodecCost, Curve
+from gcserver.planner.profile import CodecCost
 from gcserver.runtime import calibration
-from gcserver.runtime.calibration import CostUnknown, cost_of, costs
+from gcserver.runtime.calibration import costs
 
 SIZES = (1 << 12, 1 << 14)
 SPECS = ("none", "topk(ratio=0.01)", "powersgd(rank=4)", "qsgd(bits=8)")
@@ -20,12 +20,8 @@ SPECS = ("none", "topk(ratio=0.01)", "powersgd(rank=4)", "qsgd(bits=8)")
 
 def measure(folder: Path, specs: tuple[str, ...] = SPECS) -> tuple[dict[str, CodecCost], list[str]]:
     measured: list[str] = []
-    found = costs(specs, folder, lambda spec, done, total: measured.append(spec), 0.05, SIZES)
+    found = costs(specs, folder, lambda spec, done, total: measured.append(spec), 0.004, SIZES)
     return found, measured
-
-
-def cost(at: float, ratio: float) -> CodecCost:
-    return CodecCost(Curve(((1000, at),)), Curve(((1000, at / 2),)), Curve(((1000, at / 10),)), ratio)
 
 
 def test_every_operation_of_every_spec_is_measured(tmp_path: Path) -> None:
@@ -55,7 +51,7 @@ def test_what_is_known_is_not_measured_again(tmp_path: Path) -> None:
 def test_without_a_folder_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for _ in range(2):
-        assert set(calibration.costs(("none",), None, seconds=0.01, sizes=SIZES)) == {"none"}
+        assert set(calibration.costs(("none",), None, seconds=0.001, sizes=SIZES)) == {"none"}
     assert not list(tmp_path.iterdir())
 
 
@@ -93,40 +89,3 @@ def test_what_is_no_spec_is_refused_before_anything_is_measured(tmp_path: Path) 
     with pytest.raises(CodecError):
         measure(tmp_path, ("none", "topq"))
     assert not list(tmp_path.iterdir())
-
-
-def test_a_measured_spec_costs_what_was_measured() -> None:
-    known = {"topk(ratio=0.01)": cost(1.0, 0.02)}
-    assert cost_of("topk(ratio=0.010)+ef", known) is known["topk(ratio=0.01)"]
-
-
-def test_between_two_ratios_seconds_are_on_the_line_through_them() -> None:
-    known = {"topk(ratio=0.01)": cost(1.0, 0.02), "topk(ratio=0.05)": cost(3.0, 0.10)}
-    found = cost_of("topk(ratio=0.02)", known)
-    assert found.ratio == pytest.approx(0.04, rel=1e-3)
-    assert found.encode.points[0][1] == pytest.approx(1.5, rel=1e-3)
-    assert found.decode_add.points[0][1] == pytest.approx(0.15, rel=1e-3)
-
-
-def test_beyond_them_nothing_costs_less_than_its_payloads_share() -> None:
-    known = {"topk(ratio=0.01)": cost(1.0, 0.02), "topk(ratio=0.05)": cost(9.0, 0.10)}
-    # the line would be below zero
-    assert cost_of("topk(ratio=0.001)", known).encode.points[0][1] == pytest.approx(0.1, rel=0.01)
-
-
-def test_one_relative_scales_adding_and_leaves_the_walks_over_all_elements() -> None:
-    known = {"none": cost(9.0, 1.0), "qsgd(bits=8)": cost(1.0, 0.252)}
-    found = cost_of("qsgd(bits=4)", known)
-    assert found.ratio == pytest.approx(0.126, rel=0.02)
-    assert found.encode.points[0][1] == 1.0
-    assert found.decode_add.points[0][1] == pytest.approx(0.05, rel=0.02)
-
-
-def test_a_relative_with_the_same_options_comes_before_a_nearer_ratio() -> None:
-    known = {"topk(ratio=0.01,packed=1)": cost(5.0, 0.012), "topk(ratio=0.1)": cost(1.0, 0.2)}
-    assert cost_of("topk(ratio=0.011)", known).encode.points[0][1] == 1.0
-
-
-def test_without_a_relative_nothing_is_guessed() -> None:
-    with pytest.raises(CostUnknown, match="powersgd"):
-        cost_of("powersgd(rank=4)", {"none": cost(1.0, 1.0)})

@@ -71,3 +71,10 @@ def test_a_closed_domain_leaves_nothing_behind(sent: list[tuple[object, ...]]) -
     up.began = {(ID, 1): 0.0, (other, 1): 0.0}
     up.forget(ID)
     assert list(up.began) == [(other, 1)]
+
+
+def test_what_waited_for_a_closed_domain_alone_is_due_no_more(sent: list[tuple[object, ...]]) -> None:
+    up = reports(SCOPED_LAG + 1, sent)
+    up.add(step(1))
+    up.forget(ID)
+    assert not up.waiting and up.by == 0.0, "the lane's loop would not wait any more"

@@ -1,0 +1,49 @@
+"""A job as operators see it.
+
+What may live here: tests of `gcserver/runtime/status.py`. What may not: what its metrics count (`test_observe.py`), who
+asks for it (`tests/unit/admin`).
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from gcproto.manifest import Section, TensorSpec
+from gcproto.messages import DeclareDomain, DeclareSection
+from gcserver.core import control_events as ce
+from gcserver.core.control import ControlMachine
+from gcserver.core.effects import ReportStep
+from gcserver.runtime.status import Status
+from tests.unit.core.control_machine import domain_of, formed, said
+
+
+def settle(m: ControlMachine, job: bytes, domain: int, steps: int) -> None:
+    for step in range(1, steps + 1):
+        m.on(ce.LaneSaid(0, ReportStep((job, domain), step, False, 0, 0)), 0.0)
+
+
+def step_of(m: ControlMachine) -> int:
+    supervisor: Any = SimpleNamespace(machine=m, lanes=SimpleNamespace(table=[None]))
+    (job,) = Status(supervisor).jobs()
+    return job.step
+
+
+def test_the_step_of_a_job_is_that_of_its_model() -> None:
+    m = formed()
+    job, model = domain_of(m)
+    said(m, 1, DeclareDomain("audit of ddp", 7, (0,), codec="none"))
+    said(m, 1, DeclareSection(7, Section(0, (TensorSpec("w", (4,), 0),))))
+    assert step_of(m) == 0
+    settle(m, job, model, 5)
+    settle(m, job, 7, 1)
+    assert step_of(m) == 5, "one step was audited"
+    settle(m, job, 7, 9)
+    assert step_of(m) == 5, "nor do many calls make it more"
+
+
+def test_without_a_model_every_call_is_a_step() -> None:
+    m = formed(scoped=False)
+    job, calls = domain_of(m)
+    settle(m, job, calls, 3)
+    assert step_of(m) == 3
