@@ -264,9 +264,39 @@ def summary(cell: Cell, timed: Mapping[str, common.Row], trained: Mapping[str, L
     )
 
 
+def overview(rows: Sequence[common.Row]) -> str:
+    """All cells in one table: what is fastest of each kind, and auto as a multiple of it."""
+    head = ("cell", "compute", "ddp", "fastest of DDP's", "none", "fastest static", "auto")
+    head += ("auto x compute", "x static", "x DDP's")
+    lines = [_line(head), _line(["---"] * len(head))]
+    for cell, timed in cells(rows).items():
+        good = [r for r in timed.values() if "error" not in r]
+        compute, ddp, none = (
+            _fastest(good, "comm", COMPUTE),
+            _fastest(good, "comm", "ddp"),
+            _fastest(good, "codec", "none"),
+        )
+        hook, auto = _fastest(good, "comm", *DDP), _fastest(good, "comm", AUTO)
+        static = next(iter(acceptable(timed, losses(rows, cell.model, cell.nodes))), None)
+        shown = [_step(compute), _step(ddp), _step(hook, True), _step(none), _step(static, True), _step(auto)]
+        ratios = [f"{auto['median_s'] / r['median_s']:.2f}" if auto and r else "" for r in (compute, static, hook)]
+        lines.append(_line([str(cell), *shown, *ratios]))
+    return "\n".join(lines)
+
+
+def _fastest(rows: Iterable[common.Row], key: str, *values: str) -> common.Row | None:
+    return min((r for r in rows if r[key] in values), key=lambda r: r["median_s"], default=None)
+
+
+def _step(row: common.Row | None, named: bool = False) -> str:
+    if row is None:
+        return ""
+    return common.show_seconds(row["median_s"]) + (f" `{row['method']}`" if named else "")
+
+
 def report(rows: Sequence[common.Row]) -> str:
     """Everything that was measured, in markdown."""
-    parts = []
+    parts = [f"### All cells\n\n{overview(rows)}"] if len(cells(rows)) > 1 else []
     for cell, timed in cells(rows).items():
         trained = losses(rows, cell.model, cell.nodes)
         parts.append(f"### {cell}\n\n{table(timed, trained)}\n\n{summary(cell, timed, trained)}")

@@ -64,12 +64,12 @@ def cluster(tmp_path: Path) -> Cluster:
 
 
 def slow_link(folder: Path, job: str) -> None:
-    """Have every profile say that the job's link carries 800 kbit/s."""
+    """Have every profile say that the job's link carries 200 kbit/s."""
     found = sorted(folder.glob(f"{job}-*.json"))
     assert len(found) == 2
     for path in found:
         profile = json.loads(path.read_text())
-        profile["link"] = {"latency": 1e-4, "bandwidth": 1e5, "noise": 0.0, "samples": 50}
+        profile["link"] = {"latency": 1e-4, "bandwidth": 2.5e4, "noise": 0.0, "samples": 50}
         path.write_text(json.dumps(profile))
 
 

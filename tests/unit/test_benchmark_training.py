@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from benchmarks import training, training_report, training_run, training_systems
+from benchmarks import common, training, training_report, training_run, training_systems
 from benchmarks.lab import daemons, netns, workers
 from benchmarks.training_report import Cell
 from benchmarks.training_systems import System
@@ -189,7 +189,7 @@ def test_where_compression_cannot_help_auto_must_not_be_slower_than_none() -> No
 def test_the_report_has_every_cell_its_verdicts_and_the_losses(tmp_path: Path) -> None:
     broken = speed("onebit", 1.0) | {"error": "workers ended with [1, 1]"}
     text = training_report.report([*cell().values(), broken, *TRAINED, *AUTO])
-    assert "### gpt, 2 nodes, 1gbit" in text
+    assert text.startswith("### gpt, 2 nodes, 1gbit"), "one cell needs no overview"
     assert "| `ddp` | 1.10 s | 1.10 s to 1.10 s | 10 | 4.40 | 200 ms + 51.2 ms | 1.00 | 1.000 | 1.000 |" in text
     assert "failed: workers ended with [1, 1]" in text
     assert "auto faster than every DDP hook: met" in text
@@ -201,6 +201,19 @@ def test_the_report_has_every_cell_its_verdicts_and_the_losses(tmp_path: Path) -
     assert 5_000 < (tmp_path / "new" / "x.png").stat().st_size < 200_000
     training_report.plot(TRAINED, tmp_path / "none.png")
     assert not (tmp_path / "none.png").exists()
+
+
+def test_all_cells_stand_in_one_table() -> None:
+    slower = {m: r | {"nodes": 4, "median_s": 2 * r["median_s"]} for m, r in cell(None).items()}
+    text = training_report.report([*cell().values(), *slower.values(), *TRAINED, *AUTO])
+    assert text.startswith("### All cells")
+    first, second = text.splitlines()[4:6]
+    hook = min((r for r in cell().values() if r["comm"] in training_systems.DDP), key=lambda r: r["median_s"])
+    auto = next(r["median_s"] for r in cell().values() if r["comm"] == "auto")
+    assert f"{common.show_seconds(hook['median_s'])} `{hook['method']}`" in first
+    assert first.endswith(f"| {auto / hook['median_s']:.2f} |")
+    assert second.startswith("| gpt, 4 nodes, 1gbit |")
+    assert second.endswith("|  |  |  |  |"), "auto was not measured there"
 
 
 # ------------------------------------------------------------------------------------------------ order and resume
