@@ -193,7 +193,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         default="100mbit,1gbit,10gbit",
         help="of the links; also unshaped and loopback",
     )
-    parser.add_argument("--network", choices=netns.UNSHAPED, help="for losses (default: namespaces if any)")
+    parser.add_argument(
+        "--network",
+        type=command.network,
+        help="for losses; auto's plan follows it (default: unshaped if it can be had)",
+    )
     parser.add_argument(
         "--systems", default=",".join(training_systems.DEFAULT), help=f"default {','.join(training_systems.DEFAULT)}"
     )

@@ -2,8 +2,8 @@
 
 What may live here: figures from finished rows. What may not: running anything.
 
-A cell is a model, a number of nodes and the rate of the links. Losses belong to a codec and not to a cell: they come
-from unshaped steps, and neither the links nor DDP's buckets change what is computed.
+A cell is a model, a number of nodes and the rate of the links. Losses belong to a codec and not to a cell: neither the
+links nor DDP's buckets change what is computed, but by ``auto``, whose plan follows the links.
 """
 
 from __future__ import annotations
@@ -86,8 +86,9 @@ def _merged(turns: Sequence[common.Row]) -> common.Row:
 
 
 def _name(row: common.Row) -> str:
-    """What a loss belongs to: the codec or the comm, without the buckets."""
-    return row["codec"] or row["comm"]
+    """What a loss belongs to: the codec or the comm, without the buckets; auto's to links of a rate as well."""
+    shaped = row["comm"] == AUTO and row["network"] not in netns.UNSHAPED
+    return f"{AUTO}, {row['network']}" if shaped else row["codec"] or row["comm"]
 
 
 def losses(rows: Iterable[common.Row], model: str, nodes: int) -> dict[str, Loss]:
@@ -111,47 +112,52 @@ def losses(rows: Iterable[common.Row], model: str, nodes: int) -> dict[str, Loss
 def judge(cell: Cell, timed: Mapping[str, common.Row], trained: Mapping[str, Loss]) -> list[Verdict]:
     """The rules of acceptance in one cell; only the best of auto's rows is judged. No rows of auto: no verdicts."""
     good = {m: r for m, r in timed.items() if "error" not in r}
-    autos = [r for r in good.values() if r["comm"] == AUTO]
-    if not autos:
+    auto = _fastest(good.values(), "comm", AUTO)
+    if auto is None:
         return []
-    auto = min(r["median_s"] for r in autos)
     static = acceptable(good, trained)
     return [
         _near_best(auto, static, trained),
-        _faster_than_ddp(auto, good),
-        _of_compute(auto, cell, good),
-        _not_slower_than_none(auto, static),
+        _faster_than_ddp(auto["median_s"], good),
+        _of_compute(auto["median_s"], cell, good),
+        _not_slower_than_none(auto["median_s"], static),
     ]
 
 
 def acceptable(timed: Mapping[str, common.Row], trained: Mapping[str, Loss]) -> list[common.Row]:
     """gradcomm's static systems that are not known to train to a loss more than 2 % above DDP's, the fastest first."""
     rows = [r for r in timed.values() if r["comm"] == "gradcomm" and "error" not in r]
-    rows = [r for r in rows if (_ratio(trained, _name(r)) or 0.0) <= NEAR_LOSS]
+    rows = [r for r in rows if (_ratio(trained, r) or 0.0) <= NEAR_LOSS]
     return sorted(rows, key=lambda r: r["median_s"])
 
 
-def _ratio(trained: Mapping[str, Loss], name: str) -> float | None:
-    return trained[name].ratio if name in trained else None
+def _known(trained: Mapping[str, Loss], row: common.Row) -> Loss | None:
+    """What the system of a timed row trains to. For auto that on links of no rate stands in."""
+    return trained.get(_name(row), trained.get(row["comm"]))
 
 
-def _near_best(auto: float, static: Sequence[common.Row], trained: Mapping[str, Loss]) -> Verdict:
+def _ratio(trained: Mapping[str, Loss], row: common.Row) -> float | None:
+    known = _known(trained, row)
+    return known.ratio if known is not None else None
+
+
+def _near_best(auto: common.Row, static: Sequence[common.Row], trained: Mapping[str, Loss]) -> Verdict:
     rule = f"auto within {NEAR_BEST - 1:.0%} of the best static system, at a loss within {NEAR_LOSS - 1:.0%}"
     if not static:
         return Verdict(rule, None, "no static system was measured")
-    best, own = static[0], _ratio(trained, AUTO)
-    theirs = _ratio(trained, _name(best))
-    detail = f"{auto / best['median_s']:.2f} of {best['method']}"
+    best, own = static[0], _ratio(trained, auto)
+    theirs, seconds = _ratio(trained, best), auto["median_s"]
+    detail = f"{seconds / best['median_s']:.2f} of {best['method']}"
     detail += f"; loss x {own:.3f}" if own is not None else "; its loss was not measured"
     detail += (
         f", that of {best['method']} x {theirs:.3f}" if theirs is not None else f", that of {best['method']} was not"
     )
-    sure = [r for r in static if _ratio(trained, _name(r)) is not None]
+    sure = [r for r in static if _ratio(trained, r) is not None]
     lost = own is not None and not own <= NEAR_LOSS  # also where it diverged: no number is below NaN
-    if lost or (sure and auto > NEAR_BEST * sure[0]["median_s"]):
+    if lost or (sure and seconds > NEAR_BEST * sure[0]["median_s"]):
         return Verdict(rule, False, detail)
     known = own is not None and theirs is not None
-    return Verdict(rule, True if known and auto <= NEAR_BEST * best["median_s"] else None, detail)
+    return Verdict(rule, True if known and seconds <= NEAR_BEST * best["median_s"] else None, detail)
 
 
 def _faster_than_ddp(auto: float, timed: Mapping[str, common.Row]) -> Verdict:
@@ -210,7 +216,7 @@ def table(timed: Mapping[str, common.Row], trained: Mapping[str, Loss]) -> str:
         if "error" in row:
             lines.append(_line([f"`{method}`", f"failed: {row['error']}", *[""] * (len(head) - 2)]))
             continue
-        known = trained.get(_name(row))
+        known = _known(trained, row)
         lines.append(
             _line(
                 [

@@ -145,6 +145,16 @@ def test_losses_are_compared_seed_by_seed_and_shared_by_all_buckets() -> None:
     assert not training_report.losses(TRAINED, "cnn", 2)
 
 
+def test_autos_loss_is_that_of_links_of_the_same_rate() -> None:
+    shaped = [loss("auto", seed, (2.0 + seed) * 1.5, network="1gbit") for seed in range(3)]
+    known = training_report.losses([*TRAINED, *AUTO, *shaped], "gpt", 2)
+    assert known["auto"].ratio == pytest.approx(1.015)
+    assert known["auto, 1gbit"].ratio == pytest.approx(1.5)
+    assert met(cell(), [*TRAINED, *AUTO, *shaped])[0] is False
+    elsewhere = [row | {"network": "10gbit"} for row in shaped]
+    assert met(cell(), [*TRAINED, *AUTO, *elsewhere])[0] is True, "that on links of no rate stands in"
+
+
 def test_rounds_are_merged_and_one_that_failed_does_not_count() -> None:
     rounds = [speed("none", s, round=i, p90_s=s + 1) for i, s in enumerate((3.0, 1.0, 1.2))]
     rounds.append(speed("none", 9.0, round=3, error="it died"))
