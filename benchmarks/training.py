@@ -29,10 +29,9 @@ from pathlib import Path
 
 from benchmarks import command, common, training_report, training_run, training_systems
 from benchmarks.lab import daemons, netns, processes, workers
+from benchmarks.models import MODELS
 from benchmarks.training_systems import System
 from benchmarks.training_worker import Task
-
-MODELS = ("gpt", "cnn", "tiny")  # a test compares with the workloads
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +184,7 @@ def _measure(stage: training_run.Stage, item: Item) -> common.Row:
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mode", choices=("speed", "loss"), default="speed")
-    parser.add_argument("--models", default="gpt,cnn", help="of gpt, cnn and tiny (default gpt,cnn)")
+    parser.add_argument("--models", default="gpt,cnn", help=f"of {', '.join(MODELS)} (default gpt,cnn)")
     parser.add_argument("--nodes", type=command.counts, help="numbers of nodes (default 2,4; for losses 2)")
     parser.add_argument(
         "--rates",

@@ -94,9 +94,11 @@ class MomentumSGD:
 
 GPT: Final = gpt.Shape(layers=7, width=570, heads=6, context=64)  # 27.3 M parameters
 TINY: Final = gpt.Shape(layers=2, width=64, heads=2, context=32)  # 0.1 M
+DEMO: Final = gpt.Shape(context=64)  # 3.0 M
 
 WORKLOADS: Final = {
     "gpt": Workload(lambda seed: gpt.GPT(GPT, seed), lambda: TextBatches(1, GPT.context), text_optimizer),
     "cnn": Workload(lambda seed: resnet.ResNet(seed=seed), lambda: TextureBatches(16), MomentumSGD),
     "tiny": Workload(lambda seed: gpt.GPT(TINY, seed), lambda: TextBatches(2, TINY.context), text_optimizer),
+    "demo": Workload(lambda seed: gpt.GPT(DEMO, seed), lambda: TextBatches(4, DEMO.context), text_optimizer),
 }

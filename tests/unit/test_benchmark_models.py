@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks import training
+from benchmarks.models import MODELS
 from benchmarks.models.resnet import ResNet
 from benchmarks.models.textures import Textures
 from benchmarks.models.workloads import WORKLOADS, MomentumSGD
@@ -20,7 +20,7 @@ def test_the_models_have_the_sizes_the_benchmark_names() -> None:
     assert 4 * sum(counts["gpt"]) == pytest.approx(109e6, rel=0.01)
     assert sum(counts["cnn"]) == 25_557_032  # ResNet-50's, as published
     assert len(counts["cnn"]) == 161
-    assert tuple(WORKLOADS) == training.MODELS
+    assert tuple(WORKLOADS) == MODELS
 
 
 def _shape(name: str) -> gpt.Shape:
