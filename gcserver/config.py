@@ -159,7 +159,9 @@ def load(
         try:
             read[key.name] = key.read(raw)
         except ValueError as error:
-            raise ConfigError(f"{error}; got {raw!r}", key.name, source) from None
+            got = f"got {raw!r}"
+            said = str(error) if str(error).endswith(got) else f"{error}; {got}"
+            raise ConfigError(said, key.name, source) from None
     return _build(read, {name: source for name, (_, source) in given.items()})
 
 

@@ -112,18 +112,15 @@ def _metrics(raw: object) -> Address | None:
 
 def _peers(raw: object) -> tuple[Peer, ...]:
     expected = 'a list such as ["b=tcp://host:7470"], or "b=tcp://host:7470,c=tcp://host:7470"'
-    items = [part for part in raw.split(",") if part.strip()] if isinstance(raw, str) else raw
-    if not isinstance(items, list) or not all(isinstance(i, str) for i in items):
-        raise ValueError(f"expected {expected}")
     peers = []
-    for item in items:
+    for item in values.read_list(raw, expected):
         name, equals, address = item.partition("=")
         try:
             if not equals:
                 raise ValueError("expected name=tcp://host:port")
             peers.append(Peer(_name(name), values.read_tcp(address)))
         except ValueError as error:
-            raise ValueError(f"{item.strip()!r}: {error}") from None
+            raise ValueError(f"{item!r}: {error}") from None
     for i, peer in enumerate(peers):
         for other in peers[:i]:
             if other.name == peer.name:
@@ -176,10 +173,7 @@ def _one_of(words: tuple[str, ...]) -> Callable[[object], str]:
 
 
 def _globs(raw: object) -> tuple[str, ...]:
-    items = [part for part in raw.split(",") if part.strip()] if isinstance(raw, str) else raw
-    if not isinstance(items, list) or not all(isinstance(i, str) and i.strip() for i in items):
-        raise ValueError('expected a list such as ["*.bias", "head.*"], or "*.bias,head.*"')
-    return tuple(item.strip() for item in items)
+    return tuple(values.read_list(raw, 'a list such as ["*.bias", "head.*"], or "*.bias,head.*"'))
 
 
 def _controller(raw: object) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import tomllib
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Final
@@ -130,12 +131,36 @@ def read_int(raw: object, low: int, high: int) -> int:
     return raw
 
 
+def read_list(raw: object, expected: str) -> list[str]:
+    """A list of texts from a list, from "a,b", or from a list as TOML writes it inside a flag or variable."""
+    items: object = raw
+    if isinstance(raw, str):
+        listed = _toml_list(raw)
+        items = [part for part in raw.split(",") if part.strip()] if listed is None else listed
+    if not isinstance(items, list) or not all(isinstance(i, str) and i.strip() for i in items):
+        raise ValueError(f"expected {expected}")
+    return [item.strip() for item in items]
+
+
+def _toml_list(text: str) -> list[object] | None:
+    """The list that TOML would read; None where it would not, as for the glob ``[ab]*``."""
+    if not text.strip().startswith("["):
+        return None
+    try:
+        found = tomllib.loads(f"x = {text}")
+    except tomllib.TOMLDecodeError:
+        return None
+    return found["x"] if set(found) == {"x"} and isinstance(found["x"], list) else None
+
+
 def read_cores(raw: object) -> tuple[int, ...] | None:
     """Core numbers in ascending order; None for "auto"."""
     if isinstance(raw, str):
         text = raw.strip()
         if text == "auto":
             return None
+        if (listed := _toml_list(text)) is not None:
+            return read_cores(listed)
         if not re.fullmatch(r"[0-9]+(-[0-9]+)?(\s*,\s*[0-9]+(-[0-9]+)?)*", text, re.ASCII):
             raise ValueError(f"expected {CORES_FORM}")
         cores: set[int] = set()

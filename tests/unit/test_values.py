@@ -88,7 +88,15 @@ def test_addresses_overlap() -> None:
 
 
 @pytest.mark.parametrize(
-    ("raw", "cores"), [("auto", None), ([2, 0, 2], (0, 2)), ("0-3,6", (0, 1, 2, 3, 6)), ("5", (5,)), ("1, 3-3", (1, 3))]
+    ("raw", "cores"),
+    [
+        ("auto", None),
+        ([2, 0, 2], (0, 2)),
+        ("0-3,6", (0, 1, 2, 3, 6)),
+        ("5", (5,)),
+        ("1, 3-3", (1, 3)),
+        ("[0, 2]", (0, 2)),
+    ],
 )
 def test_cores(raw: object, cores: tuple[int, ...] | None) -> None:
     assert values.read_cores(raw) == cores
@@ -98,6 +106,27 @@ def test_cores(raw: object, cores: tuple[int, ...] | None) -> None:
 def test_no_cores(raw: object) -> None:
     with pytest.raises(ValueError, match="auto"):
         values.read_cores(raw)
+
+
+@pytest.mark.parametrize(
+    ("raw", "items"),
+    [
+        (["a", " b "], ["a", "b"]),
+        ("a, b", ["a", "b"]),
+        ('["*.bias", "head.*"]', ["*.bias", "head.*"]),
+        ("[ab]*,[0]x", ["[ab]*", "[0]x"]),  # globs
+        ("[]", []),
+        ("", []),
+    ],
+)
+def test_lists_are_read_as_a_file_and_as_a_flag_write_them(raw: object, items: list[str]) -> None:
+    assert values.read_list(raw, "a list") == items
+
+
+@pytest.mark.parametrize("raw", [3, [3], [""], "[1]", None])
+def test_no_lists(raw: object) -> None:
+    with pytest.raises(ValueError, match="expected names"):
+        values.read_list(raw, "names")
 
 
 @given(st.sets(st.integers(0, 300), min_size=1))
