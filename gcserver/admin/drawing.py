@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import html
 import json
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -24,7 +25,13 @@ _COLOURS: Final = {
     "exchange": "#7c9885",
 }
 _OTHER: Final = "#b0a8d0"
-_WIDTH, _ROW, _LEFT = 1000, 18, 130
+_WIDTH, _ROW = 1000, 18
+#: of a letter of the row names, 11 px
+_LETTER = 6.2
+_ABOUT: Final = {
+    "predicted": "as the planner expects it, all nodes",
+    "measured": "one step of the node that was asked, as its lanes worked it off; what runs in workers is not traced",
+}
 
 Job = dict[str, Any]
 
@@ -43,7 +50,7 @@ def target(text: str) -> Path:
 
 def draw(answer: dict[str, Any], path: Path) -> None:
     """Write the timelines in GetPlan's answer to ``path``. Raises DrawingError."""
-    sides = [(d["label"], side, d[side]) for d in answer["domains"] for side in _SIDES if d[side]]
+    sides = [(_label(d, side), side, d[side]) for d in answer["domains"] for side in _SIDES if d[side]]
     if not sides:
         raise DrawingError(
             "no step has been predicted or measured yet: give the job a mode (`gcctl set-plan --mode auto`) and let it "
@@ -58,6 +65,11 @@ def draw(answer: dict[str, Any], path: Path) -> None:
             _picture(str(answer["job"]), sides, path)
     except OSError as error:
         raise DrawingError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def _label(domain: dict[str, Any], side: str) -> str:
+    other = side == "predicted" and domain["forecast"] is not None and not domain["forecast"]["plan_version"]
+    return f"{domain['label']}{', only proposed' if other else ''}"
 
 
 def colour(resource: str) -> str:
@@ -86,17 +98,23 @@ def _events(sides: Sequence[tuple[str, str, list[Job]]]) -> Iterator[dict[str, A
 
 def _page(job: str, sides: Sequence[tuple[str, str, list[Job]]]) -> str:
     end = max(j["end_seconds"] for _, _, jobs in sides for j in jobs) or 1.0
-    scale = (_WIDTH - _LEFT) / end
-    parts = []
+    left = 12 + _LETTER * max(len(f"{j['node']} {j['resource']}") for _, _, jobs in sides for j in jobs)
+    scale = (_WIDTH - left - 30) / end  # the last tick's text needs some room
+    parts = [f"<h1>A step of {html.escape(job)}</h1><p>Hover over a bar to see what it is. Times are in ms.</p>"]
     for label, side, jobs in sides:
         rows = _rows(jobs)
         last = max(j["end_seconds"] for j in jobs)
-        parts.append(f"<h2>{html.escape(label)}, {side}: {last * 1e3:.1f} ms</h2>")
-        parts.append(f'<svg viewBox="0 0 {_WIDTH} {len(rows) * _ROW + 4}" role="img" aria-label="{side}">')
+        height = len(rows) * _ROW + 2
+        parts.append(f"<h2>{html.escape(label)}, {side}: {last * 1e3:.1f} ms</h2><p>{_ABOUT[side]}</p>")
+        parts.append(f'<svg viewBox="0 0 {_WIDTH} {height + 18}" role="img" aria-label="{side}">')
+        for tick in _ticks(end):
+            x = left + tick * scale
+            parts.append(f'<line x1="{x:.2f}" y1="0" x2="{x:.2f}" y2="{height}"/>')
+            parts.append(f'<text x="{x:.2f}" y="{height + 13}" text-anchor="middle">{tick * 1e3:.4g}</text>')
         for y, ((node, resource), row) in enumerate(rows.items()):
             parts.append(f'<text x="0" y="{y * _ROW + 13}">{html.escape(f"{node} {resource}")}</text>')
             for j in row:
-                x, width = _LEFT + j["start_seconds"] * scale, max((j["end_seconds"] - j["start_seconds"]) * scale, 0.5)
+                x, width = left + j["start_seconds"] * scale, max((j["end_seconds"] - j["start_seconds"]) * scale, 0.5)
                 title = f"{j['what']}: {j['start_seconds'] * 1e3:.2f} to {j['end_seconds'] * 1e3:.2f} ms"
                 parts.append(
                     f'<rect x="{x:.2f}" y="{y * _ROW + 2}" width="{width:.2f}" height="{_ROW - 4}" '
@@ -104,12 +122,20 @@ def _page(job: str, sides: Sequence[tuple[str, str, list[Job]]]) -> str:
                 )
         parts.append("</svg>")
     style = (
-        "body{font:14px system-ui,sans-serif;max-width:1100px;margin:2rem auto;padding:0 1rem}"
-        "svg{width:100%}text{font-size:11px}rect{stroke:#fff;stroke-width:.3}"
+        "body{font:14px system-ui,sans-serif;max-width:1100px;margin:2rem auto;padding:0 1rem}h1{font-size:1.4rem}"
+        "svg{width:100%}text{font-size:11px}rect{stroke:#fff;stroke-width:.3}line{stroke:#8888;stroke-width:.5}"
         "@media(prefers-color-scheme:dark){body{background:#16181d;color:#ddd}text{fill:#ddd}rect{stroke:#16181d}}"
     )
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{html.escape(job)}</title>'
     return f"<!doctype html><html lang=en><head>{head}<style>{style}</style></head><body>{''.join(parts)}</body></html>"
+
+
+def _ticks(end: float) -> list[float]:
+    """Five to thirteen round times from 0 to ``end``, s."""
+    rough = end / 12
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * times for times in (1, 2, 5, 10) if power * times >= rough)
+    return [i * step for i in range(int(end / step * (1 + 1e-9)) + 1)]
 
 
 def _picture(job: str, sides: Sequence[tuple[str, str, list[Job]]], path: Path) -> None:

@@ -38,7 +38,17 @@ def test_a_page_shows_both_sides_on_one_scale(tmp_path: Path) -> None:
     ]
     widths = [[float(r.attrib["width"]) for r in p.iter("rect")] for p in pictures]
     assert "world, predicted: 250.0 ms" in page and "world, measured: 200.0 ms" in page
+    times = [[t.text for t in p.iter("text") if t.attrib.get("text-anchor")] for p in pictures]
+    assert times[0] == times[1] == ["0", "50", "100", "150", "200", "250"]
     assert [len(w) for w in widths] == [3, 2] and widths[0][0] == widths[1][0] == pytest.approx(4 * widths[0][1])
+
+
+def test_a_prediction_of_what_was_only_proposed_says_so(tmp_path: Path) -> None:
+    proposed = answer()
+    proposed["domains"][0]["forecast"]["plan_version"] = 0
+    drawing.draw(proposed, tmp_path / "t.html")
+    page = (tmp_path / "t.html").read_text()
+    assert "world, only proposed, predicted: 250.0 ms" in page and "world, measured: " in page
 
 
 def test_names_of_tensors_are_escaped(tmp_path: Path) -> None:
