@@ -10,7 +10,7 @@ import re
 from typing import Final
 
 _RATE: Final = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([a-z]*)(?:/s)?")
-_BITS: Final = {"": 1.0, "bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+_BITS: Final = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 
 RATE_FORM: Final = "a rate such as 100mbit or 2.5gbit"
 

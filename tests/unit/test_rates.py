@@ -9,13 +9,13 @@ from gcproto.rates import read_rate, say_rate
 
 @pytest.mark.parametrize(
     ("text", "bytes_a_second"),
-    [("8", 1.0), ("100mbit", 12.5e6), (" 2.5 Gbit/s ", 312.5e6), ("10kbit", 1250.0), ("8bit", 1.0), (".8gbit", 1e8)],
+    [("100mbit", 12.5e6), (" 2.5 Gbit/s ", 312.5e6), ("10kbit", 1250.0), ("8bit", 1.0), (".8gbit", 1e8)],
 )
 def test_rates_are_bits_and_become_bytes(text: str, bytes_a_second: float) -> None:
     assert read_rate(text) == pytest.approx(bytes_a_second)
 
 
-@pytest.mark.parametrize("text", ["", "fast", "0mbit", "-1gbit", "1.2.3gbit", "10 mbyte", "9" * 400])
+@pytest.mark.parametrize("text", ["", "fast", "100", "0mbit", "-1gbit", "1.2.3gbit", "10 mbyte", "9" * 400])
 def test_what_is_no_rate_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"a rate such as 100mbit or 2\.5gbit"):
         read_rate(text)
