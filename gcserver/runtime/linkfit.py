@@ -45,6 +45,9 @@ SCATTER: Final = 0.12
 QUANTILE: Final = 0.75
 #: Trains that differ by more than this were paced by kernels or by the workers, not by the link: a lower bound of it.
 DIFFERING: Final = 0.2
+#: Fewer trains are a lower bound too: the first ones are cut before any rate is known, pauses and all, and where little
+#: is sent a step no more come after them.
+TRUSTED: Final = 3
 #: observations of a peer's round trip of which the lowest counts
 TRIPS: Final = 30
 
@@ -197,15 +200,15 @@ def fit(trips: Sequence[float], trains: Iterable[Train], guess: LinkCost) -> Lin
     """Round trips of the peers (seconds each, without load) and trains as a `LinkCost`.
 
     latency: half the longest of the trips, since a step waits for the farthest peer. bandwidth: payload bytes a second;
-    ``samples`` counts trains, 0 where they differ too much to be more than a lower bound. What is not known, or only
-    that it is more than this, is taken from ``guess``.
+    ``samples`` counts trains, 0 where they are too few or differ too much to be more than a lower bound. What is not
+    known, or only that it is more than this, is taken from ``guess``.
     """
     latency = max(trips) / 2 if trips else guess.latency
     seen = list(trains)
     if not seen:
         return LinkCost(latency, guess.bandwidth, guess.noise, 0)
     found, noise = rate(seen), scatter([t.rate for t in seen])
-    if noise > DIFFERING:
+    if noise > DIFFERING or len(seen) < TRUSTED:
         return LinkCost(latency, max(found, guess.bandwidth), noise, 0)
     return LinkCost(latency, found, noise, len(seen))
 

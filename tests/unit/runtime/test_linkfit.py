@@ -139,6 +139,18 @@ def test_trains_that_differ_are_a_lower_bound_only() -> None:
     assert fit([], trains, LinkCost(0.0, 1e6)).bandwidth == 4e7
 
 
+def test_payloads_compressed_from_the_first_step_on_measure_nothing() -> None:
+    link = Link(1.25e9)
+    for _ in range(300):
+        for _ in range(4):
+            link.burst([94 << 10])
+            link.now += 0.01
+        link.now += 0.06
+    found = fit([], link.trains.kept, GUESS)
+    assert len(link.trains.kept) == 1, "with the pauses in it, of which nothing was known yet"
+    assert (found.bandwidth, found.samples) == (GUESS.bandwidth, 0)
+
+
 def test_trains_count_by_their_bytes() -> None:
     assert rate([Train(0.0, 1.0, 100), Train(2.0, 2.5, 1), Train(4.0, 4.01, 1)]) == 100.0
 
