@@ -46,6 +46,7 @@ from gcserver.planner.families import (
 from gcserver.planner.live import Live
 from gcserver.planner.live_layout import DDP_BUCKETS, portions
 from gcserver.planner.profile import Profile, ProfileError, StepTime
+from gcserver.values import human_duration
 
 PARTS: Final = frozenset({"lgreco", "mergecomp", "espresso"})
 #: Steps that differ by less, as a share, are equally long: the less lossy family wins.
@@ -153,7 +154,9 @@ def worth(now: StepTime | float, proposal: Proposal, noise: float = 0.0) -> tupl
         return False, "no step was measured yet"
     gain, wanted = 1.0 - proposal.expected / seconds, margin(noise)
     if gain > wanted:
-        return True, f"{proposal.expected * 1e3:.1f} ms a step instead of {seconds * 1e3:.1f} ms: {gain:.1%} less"
+        return True, f"{human_duration(proposal.expected)} a step instead of {human_duration(seconds)}: {gain:.1%} less"
+    if gain < 0:
+        return False, f"{human_duration(proposal.expected)} a step is more than the {human_duration(seconds)} of now"
     return False, f"a gain of {gain:.1%} is not above the {wanted:.1%} that a switch must bring"
 
 

@@ -78,6 +78,8 @@ def _solved(profile: Profile, spec: Spec, tensors: Collection[int], alphas: Sequ
         levels[index[row.name]] = tuple(s.levels[i] for s in sets)
     saved = 1 - sets[-1].bytes / max(table.default_bytes, 1.0)
     reason = f"levels of {len(rows)} tensors send {saved:.0%} less than {spec.text} at no more error"
+    if saved < 0.005:
+        reason = f"no levels send less than {spec.text} at no more error"
     return Levels(levels, tuple(s.alpha for s in sets), reason)
 
 

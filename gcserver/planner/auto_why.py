@@ -12,8 +12,9 @@ import numpy as np
 
 from gcserver.planner.auto_options import DENSE_COLUMNS
 from gcserver.planner.errors import F64, I64
-from gcserver.planner.live import BlockOption, Live
+from gcserver.planner.live import ALL, OWNER, BlockOption, Live
 from gcserver.planner.live_layout import Portions
+from gcserver.values import human_duration
 
 #: Seconds below which two steps are the same.
 SAME = 1e-6
@@ -80,10 +81,14 @@ def _why(live: Live, table: F64, columns: I64, blocks: list[int], best: float, n
     dense, compressed = change[:DENSE_COLUMNS], change[DENSE_COLUMNS:]
     if now >= DENSE_COLUMNS:
         least = min(dense)
-        text = f"dense would make the step {_ms(least)} longer" if least > SAME else "compressed with the others"
+        text = (
+            f"dense would make the step {human_duration(least)} longer"
+            if least > SAME
+            else "compressed with the others"
+        )
     elif compressed:
         least = min(compressed)
-        text = f"compressing would make the step {_ms(least)} longer"
+        text = f"compressing would make the step {human_duration(least)} longer"
         if least <= SAME:
             text = "compressing would not shorten the step"
     else:
@@ -91,7 +96,7 @@ def _why(live: Live, table: F64, columns: I64, blocks: list[int], best: float, n
     # columns come in pairs: over the owner, to all
     other = now ^ 1
     if other < len(change) and change[other] > SAME:
-        text += f", {('the owner', 'everyone')[other % 2]} {_ms(change[other])}"
+        text += f", scheme {(OWNER, ALL)[other % 2]} {human_duration(change[other])}"
     return text
 
 
@@ -99,7 +104,3 @@ def _changed(live: Live, table: F64, columns: I64, blocks: list[int], column: in
     trial: I64 = np.array(columns)
     trial[blocks] = column
     return live.run(table, trial)[0]
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.3g} ms"

@@ -106,6 +106,8 @@ def test_a_switch_has_to_be_worth_it() -> None:
     assert worth(StepTime(1, found.expected / 0.94, 0.05, 50), found)[0], "the median of many steps is known well"
     yes, why = worth(StepTime(1, found.expected / 0.5, 0.05, 20), found)
     assert yes and "50.0% less" in why
+    no, why = worth(found.expected / 4, found)
+    assert not no and "is more than the" in why and "%" not in why
     assert worth(0.0, found) == (False, "no step was measured yet")
 
 

@@ -29,7 +29,7 @@ def test_rows_by_group_and_option() -> None:
     assert rows[0].why == "compressing would not shorten the step"
     assert rows[1].why == "compressed with the others"
     everyone = explain(live, live.table(options), np.array([0, 0, 3], np.int64), options, live.brought, ("",) * 3)
-    assert everyone[1].why == "dense would make the step 975 ms longer, the owner 25 ms"
+    assert everyone[1].why == "dense would make the step 975 ms longer, scheme owner 25 ms"
 
 
 def test_what_was_forced_says_by_what() -> None:
