@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from gcserver import __version__, config
+from gcserver import __version__, config, values
 from gcserver.config import Config, ConfigError
 from gcserver.config_keys import KEYS, unknown
 
@@ -70,7 +70,8 @@ def _add_keys(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--config", type=Path, metavar="FILE", help="TOML file (variable GC_CONFIG)")
     group = sub.add_argument_group("configuration", "each key is also a variable (GC_NODE_NAME) and a key of the file")
     for key in KEYS:
-        about = f"{key.about} ({key.accepts})".replace("%", "%%")
+        default = key.derived if key.default is None else values.toml_value(key.default)
+        about = f"{key.about} ({key.accepts}; default: {default})".replace("%", "%%")
         options: dict[str, object] = {"nargs": "?", "const": "true"} if key.name == "insecure" else {}
         group.add_argument(key.flag, dest=key.name, metavar="VALUE", default=None, help=about, **options)  # type: ignore[arg-type]
 
