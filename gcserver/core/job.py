@@ -37,7 +37,7 @@ CALL_LAG = 256
 #: What to do about a fault that says nothing better.
 ADVICE = {
     "TensorMismatch": "let every rank declare and push the same tensors in the same order",
-    "CodecError": "name a codec that every node knows",
+    "CodecError": "write a codec that every node knows, its parameters as in topk(ratio=0.01)",
     "WorkerLost": "its own log says why; start the job again",
 }
 #: Faults that come from outside the rounds, and the phase they hold up when no lane has said what it waits for.
