@@ -62,7 +62,10 @@ def parser() -> argparse.ArgumentParser:
         help=f"node.admin of the daemon, or unix:/path (variable GC_NODE_ADMIN, else {DEFAULT_ADDRESS})",
     )  # fmt: skip
     common.add_argument("--json", action="store_true", help="the answer as JSON: every field, numbers as numbers")
-    common.add_argument("--timeout", type=_duration, metavar="TIME", help="how long the daemon may take (10s)")
+    common.add_argument(
+        "--timeout", type=_duration, metavar="TIME",
+        help="how long the daemon may take (10s; 60s where a job has to make steps or is planned for)",
+    )  # fmt: skip
     top = argparse.ArgumentParser(prog="gcctl", parents=[common], description="look at a gradcomm daemon and steer it")
     top.add_argument("--version", action="version", version=f"gcctl {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -144,6 +147,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         except drawing.DrawingError as error:
             return _complain(str(error), FAILED)
     text = json.dumps(plain, indent=2, ensure_ascii=False) if getattr(options, "json", False) else show(plain)
+    if getattr(options, "timeline", None) and not getattr(options, "json", False):
+        text += f"\n\ntimeline written to {options.timeline}"
     try:
         print(text, flush=True)
     except BrokenPipeError:
@@ -261,9 +266,9 @@ def _message(answer: Any) -> Message:
 
 
 def _changed(answer: dict[str, Any]) -> str:
-    if not answer["plan_version"]:
-        return str(answer["message"])
-    return f"plan {answer['plan_version']} takes effect at step {answer['effective_step']}: {answer['message']}"
+    version, message = answer["plan_version"], str(answer["message"])
+    # what the planner says, and what is said of one of several requests, names the plan itself
+    return message if not version or message.startswith("plan ") else f"plan {version} {message}"
 
 
 def _draining(answer: dict[str, Any]) -> str:

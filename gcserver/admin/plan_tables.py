@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from gcproto.modes import STATIC
 from gcproto.rates import say_rate
 from gcserver.admin.tables import Row, clean, facts, table
 from gcserver.values import human_duration, human_size
@@ -29,7 +30,7 @@ def plan(answer: dict[str, Any]) -> str:
 
 def _made_by(answer: dict[str, Any]) -> str:
     mode, says = answer["mode"], answer["planner"]
-    who = "operators" if mode == "static" else f"the planner ({mode}, {answer['quality']})" if mode else ""
+    who = f"the planner ({mode}, {answer['quality']})" if mode not in ("", STATIC) else ""
     return ": ".join(filter(None, (who, says))) or "operators"
 
 
@@ -42,8 +43,8 @@ def _domain_plan(d: dict[str, Any], proposed: int) -> str:
     if d["note"]:
         lines.append(clean(d["note"]))
     if d["rules"]:
-        rules = [(r["pattern"], r["codec"], r["scheme"], r["origin"]) for r in d["rules"]]
-        lines.append(table(("RULE", "CODEC", "SCHEME", "FROM"), rules))
+        rules = [(r["pattern"], r["codec"], r["scheme"], r["origin"], _won(d, r)) for r in d["rules"]]
+        lines.append(table(("RULE", "CODEC", "SCHEME", "FROM", "TENSORS"), rules))
     if d["groups"]:
         lines.append(table(_GROUP, [_group(g) for g in d["groups"]]))
     if d["forecast"]:
@@ -51,6 +52,11 @@ def _domain_plan(d: dict[str, Any], proposed: int) -> str:
     if d["controllers"]:
         lines.append(table(_CONTROLLER, [_controller(c) for c in d["controllers"]]))
     return "\n".join(lines)
+
+
+def _won(d: dict[str, Any], rule: dict[str, Any]) -> int:
+    """So many tensors are where this rule wins; 0 may be a pattern with a slip."""
+    return sum(g["tensors"] for g in d["groups"] if g["rule"] == rule)
 
 
 _CONTROLLER = ("CONTROLLER", "RATIO", "NOTCH", "DELAY", "OF IT SKEW", "STEPS")
@@ -64,14 +70,16 @@ def _controller(c: dict[str, Any]) -> Row:
 
 def _forecast(f: dict[str, Any]) -> str:
     measured = human_duration(f["measured_seconds"]) if f["measured_seconds"] else "not yet"
+    if not f["plan_version"]:
+        measured = "-"
     pairs = [
-        ("planned", f"plan {f['plan_version']}" if f["plan_version"] else "no change"),
+        ("planned", f"plan {f['plan_version']}" if f["plan_version"] else "no change: what follows was only proposed"),
         ("because", f["reason"]),
         ("step", f"expected {human_duration(f['expected_seconds'])}, measured {measured}"),
         ("without", f"compression {human_duration(f['dense_seconds'])}, "
-                    f"exchange {human_duration(f['compute_seconds'])}"),
+                    f"any exchange {human_duration(f['compute_seconds'])} (expected)"),
     ]  # fmt: skip
-    if f["alphas"]:
+    if len(f["alphas"]) > 1:
         pairs.append(("notches", "error budgets " + ", ".join(f"{a:.3g}" for a in f["alphas"])))
     parts = [facts(pairs)]
     if f["groups"]:
@@ -97,13 +105,12 @@ def profile(answer: dict[str, Any]) -> str:
 
 
 def _profile(d: dict[str, Any]) -> str:
-    link = f"{say_rate(d['link_bandwidth'])}, {human_duration(d['link_latency_seconds'])} one way"
     pairs = [
         ("job", f"{d['job']}, {d['domain']}, {d['nodes']} nodes"),
         ("computes", f"{human_duration(d['forward_seconds'])} before the first gradient, "
                      f"{human_duration(d['backward_seconds'])} to the last"),
-        ("link", f"{link} (noise {d['link_noise']:.0%}, {d['link_samples']} samples)"),
-        ("kernels", f"{d['busy']:.2f} times as long as alone"),
+        ("link", f"{_link(d)}, {human_duration(d['link_latency_seconds'])} one way"),
+        ("kernels", f"{d['busy']:.2f} times as long as on an idle machine"),
     ]  # fmt: skip
     parts = [facts(pairs)]
     steps = [
@@ -130,6 +137,13 @@ def _profile(d: dict[str, Any]) -> str:
     return "\n".join(parts)
 
 
+def _link(d: dict[str, Any]) -> str:
+    rate = say_rate(d["link_bandwidth"])
+    if not d["link_samples"]:
+        return f"not measured (too little is sent, or too unevenly): {rate} assumed"
+    return f"{rate} (noise {d['link_noise']:.0%}, {d['link_samples']} samples)"
+
+
 def advice(answer: dict[str, Any]) -> str:
     return "\n\n".join(_advice(d) for d in answer["domains"])
 
@@ -149,7 +163,7 @@ def _advice(d: dict[str, Any]) -> str:
          human_duration(r["expected_seconds"]), f"{r['expected_seconds'] / max(d['compute_seconds'], 1e-9):.2f}")
         for r in d["rows"]
     ]  # fmt: skip
-    return "\n".join([facts(pairs), table(("LINK", "PLAN", "CODEC", "STEP", "OF COMPUTING"), rows)])
+    return "\n".join([facts(pairs), table(("LINK", "PLAN", "CODEC", "STEP", "STEP / COMPUTING"), rows)])
 
 
 _GROUP = ("SECTION", "TENSORS", "FIRST", "BLOCKS", "SIZE", "CODEC", "SCHEME", "RULE", "REASON")

@@ -6,7 +6,7 @@ What may live here: requests of the admin service about planning, in its words. 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -74,7 +74,7 @@ class PlanAdmin:
             measured = await self._traced(domain)
             if proposal is not None and standing.profile is not None:
                 step = await _or_refused(self._s.planning.predict(domain, standing.profile, proposal.rules))
-                predicted = _predicted(step, standing.profile)
+                predicted = _predicted(step, standing.profile, [m.name for m in domain.config.members])
         return replace(shown, forecast=forecast, controllers=controllers, predicted=predicted, measured=measured)
 
     def _measured_step(self, job: Job, domain: ControlDomain, standing: Standing) -> float:
@@ -158,15 +158,16 @@ def _forecast(p: Proposal, plan: int, measured: float) -> said.Forecast:
     return said.Forecast(plan, p.expected, p.dense, p.compute, p.reason, measured, groups, considered, p.alphas)
 
 
-def _predicted(step: LiveStep, profile: Profile) -> tuple[said.TimelineJob, ...]:
+def _predicted(step: LiveStep, profile: Profile, members: Sequence[str]) -> tuple[said.TimelineJob, ...]:
+    nodes = 1 + max((j.node for j in step.jobs), default=0)
+    names = list(members) if nodes == len(members) else ["each node"] * nodes  # of many, one is simulated for all
+
     def what(job: str, index: int) -> str:
         named = job == "compute" and 0 <= index < len(profile.tensors)
         return f"{job} {profile.tensors[index].name}" if named else f"{job} {index}" if index >= 0 else job
 
     return tuple(
-        said.TimelineJob(
-            what(j.what, j.index), _RESOURCES.get(j.resource, j.resource), f"node {j.node}", j.start, j.end
-        )
+        said.TimelineJob(what(j.what, j.index), _RESOURCES.get(j.resource, j.resource), names[j.node], j.start, j.end)
         for j in step.jobs
     )
 

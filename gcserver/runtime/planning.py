@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from gcproto.rates import say_rate
 from gcserver.core.control_domain import ControlDomain
 from gcserver.core.control_events import AnswerRequest
 from gcserver.core.job import Job
@@ -355,14 +356,17 @@ class Planning:
         return answer.step
 
     async def advise(self, job: Job, domain: ControlDomain, bandwidths: tuple[float, ...]) -> tuple[Advice, float]:
-        """(advice, bandwidth of the measured link). Raises NotPlannable, PlannerError."""
+        """(advice, bandwidth of the measured link or 0 where that is a guess). Raises NotPlannable, PlannerError."""
         course, seen = self.course(job), self._seen(job, domain)
         if seen is None:
             raise NotPlannable(TOO_SOON)
         profile = await self._measured(job, domain, course, seen, errors=False)
         answer = await self._link.ask(Advise(profile, bandwidths or USUAL, course.standing.quality))
         assert isinstance(answer, Advised)
-        return answer.advice, profile.link.bandwidth
+        if profile.link.samples:
+            return answer.advice, profile.link.bandwidth
+        said = f"{answer.advice.verdict}; the link has not been measured, {say_rate(profile.link.bandwidth)} is a guess"
+        return msgspec.structs.replace(answer.advice, verdict=said), 0.0
 
     async def _measured(self, job: Job, domain: ControlDomain, course: Course, seen: Profile, errors: bool) -> Profile:
         """What is known of the job once codecs, and gradients if asked, have been looked at."""
@@ -397,4 +401,4 @@ def _heard(done: asyncio.Task[Any]) -> None:
 
 def planner_of(job: Job) -> str:
     """Who is to be asked about the plans of a job that another node plans for."""
-    return f"{job.first} plans for job {job.record.label!r}: ask its daemon"
+    return f"node {job.first} plans for job {job.record.label!r}: ask its daemon (gcctl --address)"

@@ -287,6 +287,8 @@ class Status:
         if len(found) == 1:
             return found[0]
         have = ", ".join(sorted(j.record.label for j in jobs.values())) or "none"
+        if not jobs:
+            raise AdminError(ErrorKind.NOT_FOUND, "no job runs here", "job")
         if not found:
             raise AdminError(ErrorKind.NOT_FOUND, f"no job {name!r} here; jobs: {have}", "job")
         raise AdminError(ErrorKind.PRECONDITION, f"several jobs match {name!r}; name one of: {have}", "job")

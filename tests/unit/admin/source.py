@@ -146,10 +146,10 @@ class FixedSource:
         if spec == "later":
             raise AdminError(ErrorKind.UNAVAILABLE, "peer b does not answer")
         try:
-            codec = parse(spec)
+            parse(spec)
         except CodecError as error:
             raise AdminError(ErrorKind.INVALID, str(error), "codec") from None
-        return PlanChange(3, 44, f"{pattern} uses {codec.spec}")
+        return PlanChange(3, 44, "takes effect at step 44 on every node")
 
     async def set_plan(self, job: str, rules: tuple[PlanRule, ...], replace: bool) -> PlanChange:
         self.asked.append(("set_plan", job, rules, replace))
@@ -182,7 +182,7 @@ class FixedSource:
     async def set_controller(self, job: str, controller: str, parameters: dict[str, float]) -> PlanChange:
         self.asked.append(("set_controller", job, controller, parameters))
         self._job(job)
-        return PlanChange(5, 48, f"{controller} takes over")
+        return PlanChange(5, 48, "plan 5, made after plan 4, takes effect at step 48 on every node")
 
     async def profile(self, job: str) -> tuple[DomainProfile, ...]:
         self._job(job)

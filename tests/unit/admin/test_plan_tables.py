@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
+from gcproto import admin_pb2 as pb
 from gcserver.admin import convert, plan_tables
-from tests.unit.admin.source import PLAN
+from tests.unit.admin.source import PLAN, PROFILE
 
 
 def test_a_step_that_is_not_known_is_not_shown_as_none_at_all() -> None:
@@ -14,3 +16,28 @@ def test_a_step_that_is_not_known_is_not_shown_as_none_at_all() -> None:
     assert re.search(r"powersgd\(rank=4\) +300 ms  slower by 20 %", plan_tables.plan(answer))
     considered[0] |= {"expected_seconds": 0.0, "reason": "its cost was not measured"}
     assert re.search(r"powersgd\(rank=4\) +-     its cost was not measured", plan_tables.plan(answer))
+
+
+def test_a_link_that_was_not_measured_is_said_to_be_a_guess() -> None:
+    def link(samples: int) -> str:
+        seen = convert.plain(convert.alike(pb.DomainProfile, replace(PROFILE, link_samples=samples)))
+        text = plan_tables.profile({"domains": [seen]})
+        return next(line for line in text.splitlines() if line.startswith("link"))
+
+    assert re.search("100 Mbit/s .noise 2%, 40 samples., 100 µs one way$", link(40))
+    assert "not measured" in link(0) and "100 Mbit/s assumed" in link(0) and "samples" not in link(0)
+
+
+def test_a_proposal_that_is_not_in_force_is_not_about_to_be_measured() -> None:
+    answer = convert.plain(convert.plan(PLAN))
+    forecast = answer["domains"][0]["forecast"]
+    forecast |= {"plan_version": 0, "measured_seconds": 0.0, "alphas": [1.0]}
+    text = plan_tables.plan(answer)
+    assert "only proposed" in text and "not yet" not in text and "notches" not in text
+
+
+def test_where_another_node_plans_nobody_is_said_to_make_the_plans() -> None:
+    answer = convert.plain(convert.plan(replace(PLAN, mode="static", planner="node b plans for job 'gpt'")))
+    assert "made by  node b plans for job 'gpt'\n" in plan_tables.plan(answer)
+    answer["planner"] = ""
+    assert "made by  operators\n" in plan_tables.plan(answer)

@@ -15,12 +15,13 @@ import pytest
 from gcserver.admin.planning import AdviceRow, Forecast, TimelineJob
 from gcserver.admin.source import AdminError, ErrorKind, PlanChange
 from gcserver.core.control_events import AnswerRequest
+from gcserver.core.events import Member
 from gcserver.planner.advice import MOST, Advice, AdvicePlan
 from gcserver.planner.advice import AdviceRow as Row
 from gcserver.planner.auto import Considered
 from gcserver.planner.auto_why import GroupWhy
 from gcserver.planner.live import LiveJob, LiveStep
-from gcserver.planner.profile import StepTime, load
+from gcserver.planner.profile import LinkCost, StepTime, load
 from gcserver.runtime.planadmin import PlanAdmin
 from gcserver.runtime.plannerlink import Advise, Advised, Measure, PlannerError, Predict, Predicted, Request
 from gcserver.runtime.steering import Steered
@@ -46,7 +47,7 @@ class Service(Daemon):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self.advice = ADVICE
+        self.advice, self.step = ADVICE, STEP
         self.steered = (Steered("ddp", "dc2-da2", 0.1, -1, 0.02, 0.01, 5), Steered("other", "dc2-da2", 1, 2, 0, 0, 0))
         self.steering = SimpleNamespace(describe=lambda job: self.steered, set_controller=self.set_controller)
         self.questions = SimpleNamespace(ask=self.trace)
@@ -59,7 +60,7 @@ class Service(Daemon):
                 raise error
             if isinstance(request, Advise):
                 return Advised(self.advice)
-            return Predicted(STEP) if isinstance(request, Predict) else await plain(request)
+            return Predicted(self.step) if isinstance(request, Predict) else await plain(request)
 
         self.link.ask = ask  # type: ignore[method-assign]
 
@@ -141,7 +142,10 @@ def test_another_node_names_the_one_that_plans(tmp_path: Path) -> None:
     async def test(d: Service) -> None:
         d.plans_at("b")
         status = await d.admin.plan(d.job, timeline=False)
-        assert (status.mode, status.planner) == ("auto", "b plans for job 'train': ask its daemon")
+        assert (status.mode, status.planner) == (
+            "auto",
+            "node b plans for job 'train': ask its daemon (gcctl --address)",
+        )
         with pytest.raises(AdminError, match="b plans") as caught:
             d.admin.set_mode(d.job, "auto", "")
         assert (caught.value.kind, caught.value.field) == (ErrorKind.PRECONDITION, "mode")
@@ -152,15 +156,19 @@ def test_another_node_names_the_one_that_plans(tmp_path: Path) -> None:
 def test_a_step_as_predicted_and_as_measured(tmp_path: Path) -> None:
     async def test(d: Service) -> None:
         traced = TimelineJob("encode w", "lane", "a", 0.1, 0.2)
+        members = (Member(2, "b", 1), *d.domain.config.members)
+        d.domain.config = msgspec.structs.replace(d.domain.config, members=members)
         (domain,) = (await d.admin.plan(d.job, timeline=True)).domains
         assert (domain.predicted, domain.measured) == ((), (traced,))
         await d.look()
         (domain,) = (await d.admin.plan(d.job, timeline=True)).domains
         assert domain.measured == (traced,)
         assert [(j.what, j.resource, j.node) for j in domain.predicted] == [
-            ("forward", "worker", "node 0"), ("compute t1", "worker", "node 0"), ("send 0", "out", "node 1"),
-            ("add 0", "lane", "node 1"),
+            ("forward", "worker", "b"), ("compute t1", "worker", "b"), ("send 0", "out", "a"), ("add 0", "lane", "a"),
         ]  # fmt: skip
+        d.step = msgspec.structs.replace(STEP, jobs=STEP.jobs[:2])
+        (domain,) = (await d.admin.plan(d.job, timeline=True)).domains
+        assert {j.node for j in domain.predicted} == {"each node"}
         d.link.error = PlannerError("killed")
         await refused(d.admin.plan(d.job, timeline=True), ErrorKind.UNAVAILABLE, "killed")
 
@@ -212,6 +220,10 @@ def test_advice(tmp_path: Path, stops: float, below: float | None) -> None:
         assert found.rows == (
             AdviceRow(1.25e8, False, "none", "none", 0.3), AdviceRow(link, True, "none", "none", 0.3),
         )  # fmt: skip
+        d.seen = msgspec.structs.replace(d.seen, link=LinkCost(1e-4, link))
+        (guessed,) = await d.admin.advise(d.job, (1.25e8,))
+        assert guessed.verdict.startswith("don't; the link has not been measured")
+        assert not any(row.measured for row in guessed.rows)
         d.domain.sections = []
         await refused(d.admin.advise(d.job, ()), ErrorKind.PRECONDITION, "too little")
 
