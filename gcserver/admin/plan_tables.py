@@ -43,8 +43,8 @@ def _domain_plan(d: dict[str, Any], proposed: int) -> str:
     if d["note"]:
         lines.append(clean(d["note"]))
     if d["rules"]:
-        rules = [(r["pattern"], r["codec"], r["scheme"], r["origin"], _won(d, r)) for r in d["rules"]]
-        lines.append(table(("RULE", "CODEC", "SCHEME", "FROM", "TENSORS"), rules))
+        rules = [(r["pattern"], r["codec"], r["scheme"], r["origin"]) for r in d["rules"]]
+        lines.append(table(("RULE", "CODEC", "SCHEME", "FROM"), rules))
     if d["groups"]:
         lines.append(table(_GROUP, [_group(g) for g in d["groups"]]))
     if d["forecast"]:
@@ -52,11 +52,6 @@ def _domain_plan(d: dict[str, Any], proposed: int) -> str:
     if d["controllers"]:
         lines.append(table(_CONTROLLER, [_controller(c) for c in d["controllers"]]))
     return "\n".join(lines)
-
-
-def _won(d: dict[str, Any], rule: dict[str, Any]) -> int:
-    """So many tensors are where this rule wins; 0 may be a pattern with a slip."""
-    return sum(g["tensors"] for g in d["groups"] if g["rule"] == rule)
 
 
 _CONTROLLER = ("CONTROLLER", "RATIO", "NOTCH", "DELAY", "OF IT SKEW", "STEPS")

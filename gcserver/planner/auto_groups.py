@@ -71,6 +71,12 @@ def regroup(live: Live, spec: str, options: Sequence[BlockOption]) -> Groups:
     if seconds < now * (1 - GAIN):
         nbytes = [profile.tensors[i].elements * dtype_of(profile.tensors[i]).itemsize for i in order]
         caps = tuple(ddp_bucket_caps(merged.grouping, nbytes))
-        return Groups(cut, caps, seconds, True, f"{merged.reason}; {1 - seconds / now:.1%} off the step")
+        return Groups(
+            cut,
+            caps,
+            seconds,
+            True,
+            f"{len(cut)} groups, declared anew, would take {1 - seconds / now:.1%} off the step",
+        )
     reason = f"{len(cut)} groups would not shorten the step"
     return Groups(live.brought, (), now, False, reason)

@@ -6,7 +6,11 @@ What may live here: reading a job. What may not: which rule a block follows (`gc
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+
 from gcproto.manifest import Section
+from gcproto.messages import Rule
 from gcproto.records import replace
 from gcserver.admin.source import DomainPlan, PlanGroup, PlanRule, PlanStatus
 from gcserver.core import events as ev
@@ -73,3 +77,9 @@ def _groups(section: Section, found: Chosen) -> list[PlanGroup]:
 
 def _rule(r: ev.PlanRule) -> PlanRule:
     return PlanRule(r.pattern, r.codec.spec, r.scheme, r.origin)
+
+
+def without_tensors(job: Job, rules: Sequence[Rule]) -> list[Rule]:
+    """Those that match no tensor declared so far: slips, most likely. Empty where nothing has been declared."""
+    names = {t.name for d in job.domains.values() if not d.lossless for s in d.sections for t in s.tensors}
+    return [r for r in rules if names and not any(fnmatchcase(name, r.pattern) for name in names)]

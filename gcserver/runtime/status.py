@@ -42,6 +42,7 @@ from gcserver.core.plan import unusable
 from gcserver.modes import MODES, QUALITIES
 from gcserver.runtime.lanelink import AskBlocks, BlockFacts, StepTimes
 from gcserver.runtime.planadmin import PlanAdmin
+from gcserver.runtime.planstatus import without_tensors
 from gcserver.runtime.tensors import in_force, space, tensors, with_facts
 
 if TYPE_CHECKING:
@@ -365,7 +366,8 @@ class Status:
         if answer.error:
             raise AdminError(ErrorKind.INVALID, answer.error, field)
         self._s.planning.by_hand(found)
-        return PlanChange(answer.plan, answer.step, answer.message)
+        idle = ", ".join(repr(r.pattern) for r in without_tensors(found, rules))
+        return PlanChange(answer.plan, answer.step, answer.message + (f"; no tensor matches {idle}" if idle else ""))
 
     async def drain(self, timeout: float, reason: str) -> DrainResult:
         """See Source."""

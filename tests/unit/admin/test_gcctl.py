@@ -161,9 +161,9 @@ plan     2, its rules: 1
 made by  the planner (auto, fast): measures the link
 
 domain 0 (world): plan 1 since step 12, then plan 2 from step 44
-RULE  CODEC             SCHEME  FROM     TENSORS
-*     fp16              owner   default        0
-wte*  topk(ratio=0.01)  all     plan           7
+RULE  CODEC             SCHEME  FROM
+*     fp16              owner   default
+wte*  topk(ratio=0.01)  all     plan
 SECTION  TENSORS  FIRST       BLOCKS  SIZE   CODEC             SCHEME  RULE  REASON
       0        7  wte.weight      12  3 MiB  topk(ratio=0.01)  all     wte*  -
       1        1  ln.bias          1  160 B  none              all     -     no rule matches; small: to everyone at once

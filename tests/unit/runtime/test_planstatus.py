@@ -14,7 +14,7 @@ from gcserver.core import control_events as ce
 from gcserver.core.control import ControlMachine
 from gcserver.core.effects import ReportStep
 from gcserver.core.job import Job
-from gcserver.runtime.planstatus import plan_status
+from gcserver.runtime.planstatus import plan_status, without_tensors
 from tests.unit.core.control_machine import LARGE, declared, domain_of, said
 
 DEFAULT = PlanRule("*", "none", "owner", "default")
@@ -36,6 +36,14 @@ def test_the_defaults() -> None:
     assert domain.groups == (
         PlanGroup(0, 1, 2, "b", 361_200, "none", "all", DEFAULT, "small: to everyone at once"),
     )  # fmt: skip
+
+
+def test_rules_that_match_no_tensor() -> None:
+    m, _ = declared(whole=False)
+    job, (star, here, slip) = job_of(m), (Rule("*", "topk"), Rule("[bw]", "topk"), Rule("wte*", "topk"))
+    assert without_tensors(job, (star, here, slip)) == [slip]
+    job.domains.clear()
+    assert without_tensors(job, (star, slip)) == [], "whatever is declared later may match"
 
 
 def test_blocks_that_use_the_same_are_one_group() -> None:
