@@ -41,7 +41,9 @@ def _domain_plan(d: dict[str, Any], proposed: int) -> str:
         coming.append(f"plan {proposed} from a step not settled yet")
     lines = [f"domain {d['id']} ({clean(d['label'])}): {', then '.join([force, *coming])}"]
     if d["note"]:
-        lines.append(clean(d["note"]))
+        # One line a tensor would hide the model's: what is called or broadcast one by one are many.
+        held = f" ({sum(g['tensors'] for g in d['groups'])} tensors; --json has them)" if d["groups"] else ""
+        return "\n".join([*lines, clean(d["note"]) + held])
     if d["rules"]:
         rules = [(r["pattern"], r["codec"], r["scheme"], r["origin"]) for r in d["rules"]]
         lines.append(table(("RULE", "CODEC", "SCHEME", "FROM"), rules))

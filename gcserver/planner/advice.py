@@ -56,13 +56,13 @@ class Advice(msgspec.Struct, frozen=True):
 
 
 def advise(profile: Profile, bandwidths: Sequence[float] = (), quality: str = "balanced") -> Advice:
-    """Expected steps on the profile's own link (first) and on links of these bandwidths, bytes a second.
+    """Expected steps on the profile's own link (first) and on links of these bandwidths, bytes a second; each once.
 
     Raises ProfileError for a profile or bandwidth that cannot be used, AutoError for another quality.
     """
     if not all(b > 0 for b in bandwidths):
         raise ProfileError(f"expected bandwidths above 0, bytes a second, got {list(bandwidths)}")
-    rows = tuple(_row(_on(profile, b), quality) for b in (profile.link.bandwidth, *bandwidths))
+    rows = tuple(_row(_on(profile, b), quality) for b in dict.fromkeys((profile.link.bandwidth, *bandwidths)))
     stops = _stops_paying(profile, quality)
     verdict = rows[0].verdict
     if stops <= 0:

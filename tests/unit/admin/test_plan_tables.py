@@ -28,6 +28,13 @@ def test_a_link_that_was_not_measured_is_said_to_be_a_guess() -> None:
     assert "not measured" in link(0) and "100 Mbit/s assumed" in link(0) and "samples" not in link(0)
 
 
+def test_what_no_rule_is_for_takes_one_line() -> None:
+    answer = convert.plain(convert.plan(PLAN))
+    answer["domains"][0] |= {"note": "declared lossless"}
+    assert "\ndeclared lossless (8 tensors; --json has them)\n" in plan_tables.plan(answer)
+    assert "wte" not in plan_tables.plan(answer)
+
+
 def test_a_proposal_that_is_not_in_force_is_not_about_to_be_measured() -> None:
     answer = convert.plain(convert.plan(PLAN))
     forecast = answer["domains"][0]["forecast"]
