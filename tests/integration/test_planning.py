@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from gcserver.runtime.profiler import GUESS
 from tests.integration.cluster import Cluster, Daemon, Job
 from tests.integration.operators import ask, ctl, reachable
 
@@ -88,8 +89,9 @@ def test_a_job_is_planned_by_its_first_node_and_steered_by_operators(cluster: Cl
         assert (profile["job"], profile["nodes"], len(profile["tensors"])) == ("gpt", 2, 6)
         assert json.loads(profile["json"])["codecs"].keys() == {c["codec"] for c in profile["codecs"]}
         (advice,) = ask(b, "advise", "1mbit", "10gbit")["domains"]
-        assert {r["bandwidth"] for r in advice["rows"] if not r["measured"]} == {125e3, 1.25e9}
-        assert advice["verdict"]
+        # What b has received may be too little to measure its link by.
+        guessed = {GUESS.bandwidth} if "is a guess" in advice["verdict"] else set()
+        assert {r["bandwidth"] for r in advice["rows"] if not r["measured"]} == {125e3, 1.25e9} | guessed
         finish(job, tmp_path / "first")
         until(lambda: len(list((tmp_path / "profiles").glob("gpt-*.json"))) == 2, Job([]), a)
         until(lambda: not ask(a, "jobs")["jobs"] and not ask(b, "jobs")["jobs"], Job([]), a)
@@ -108,7 +110,7 @@ def test_a_job_is_planned_by_its_first_node_and_steered_by_operators(cluster: Cl
         assert plan["planner"].startswith("plan 1 since step")
         assert here["forecast"]["plan_version"] == 1
         assert here["forecast"]["expected_seconds"] < here["forecast"]["dense_seconds"] / 2
-        assert there["forecast"] is None and ask(b, "plan")["planner"].startswith(f"{a.name} plans for job 'gpt'")
+        assert there["forecast"] is None and ask(b, "plan")["planner"].startswith(f"node {a.name} plans for job 'gpt'")
 
         # Drawings hold both sides.
         for name in ("step.json", "step.html"):
