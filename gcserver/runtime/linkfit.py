@@ -45,9 +45,6 @@ SCATTER: Final = 0.12
 QUANTILE: Final = 0.75
 #: Trains that differ by more than this were paced by kernels or by the workers, not by the link: a lower bound of it.
 DIFFERING: Final = 0.2
-#: Half of a train's bytes may have come so many times as fast as all of them. If more, there were pauses in it that the
-#: rate known before, if any, did not show; believed, it would hide all that come after it.
-UNEVEN: Final = 3.0
 #: Fewer trains are a lower bound too: the first ones are cut before any rate is known, pauses and all, and where little
 #: is sent a step no more come after them.
 TRUSTED: Final = 3
@@ -113,9 +110,6 @@ class Trains:
         self._start = self._last = -1.0
         #: bytes and prompt frames of the train, and bytes since the last prompt frame, all that came and what counts
         self._bytes = self._count = self._came = self._counts = 0
-        #: bytes and seconds of the train's stretches, each long enough for every stream to have its turn
-        self._stretches: list[tuple[int, float]] = []
-        self._part = (0, 0.0)
         #: whether the train began after a pause
         self._afresh = True
         #: the best rate of this train so far: what a gap is compared with before there is a train
@@ -144,10 +138,6 @@ class Trains:
             self._streams = {stream: arrival.nbytes}
             return
         self._slow.clear()
-        self._part = (self._part[0] + self._counts, self._part[1] + gap)
-        if self._part[0] >= sum(self._streams.values()):
-            self._stretches.append(self._part)
-            self._part = (0, 0.0)
         self._bytes += self._counts
         self._count += 1
         self._came = self._counts = 0
@@ -161,7 +151,6 @@ class Trains:
     def _begin(self, at: float, afresh: bool) -> None:
         self._start = self._last = at
         self._bytes = self._count = self._came = self._counts = 0
-        self._stretches, self._part = [], (0, 0.0)
         self._afresh = afresh
         self._best = 0.0
 
@@ -177,18 +166,9 @@ class Trains:
         self._begin(gap.end, afresh=True)
 
     def _record(self) -> None:
-        if self._bytes >= SHORT and self._count >= FEWEST and self._even():
+        if self._bytes >= SHORT and self._count >= FEWEST:
             self.kept.append(Train(self._start, self._last, self._bytes))
             self._slow.clear()
-
-    def _even(self) -> bool:
-        """Whether the train's bytes came at about one rate."""
-        nbytes, seconds = 0, 0.0
-        for n, length in sorted(self._stretches, key=lambda s: s[1] / s[0]):
-            if 2 * nbytes >= self._bytes:
-                break
-            nbytes, seconds = nbytes + n, seconds + length
-        return nbytes * (self._last - self._start) <= UNEVEN * seconds * self._bytes
 
 
 class LinkFit:
