@@ -37,7 +37,7 @@ from gcserver.core.control_events import (
 from gcserver.core.effects import ReportClosed, ReportFault, ReportLink, ReportStep, ReportWaiting
 from gcserver.core.events import CodecChoice, DomainClosed, FrameDamaged, FrameReceived, PeerAdded, PeerReset, Tick
 from gcserver.core.gathering import Formation, Gathering, fault_without_job, why_unusable
-from gcserver.core.job import Job, any_controller
+from gcserver.core.job import Job, any_controller, any_plan
 from gcserver.core.link import Link
 from gcserver.core.peers import Peers, PeerUp
 
@@ -56,11 +56,12 @@ def wish_number(incarnation: int, request: int) -> int:
 
 @dataclass(slots=True)
 class ControlMachine:
-    """``resolve`` turns a codec spec into a choice (ValueError if it cannot); ``no_controller`` as in ``Job``."""
+    """``resolve`` turns a codec spec into a choice (ValueError if it cannot); ``no_...`` as in ``Job``."""
 
     config: ControlConfig
     resolve: Callable[[str], CodecChoice]
     no_controller: Callable[[str], str] = any_controller
+    no_room: Callable[[Job, messages.PlanText], str] = any_plan
     jobs: dict[bytes, Job] = field(default_factory=dict)
     connections: dict[Connection, tuple[bytes, int]] = field(default_factory=dict)
     early: job_messages.Early = field(default_factory=list)
@@ -198,7 +199,8 @@ class ControlMachine:
         self._replay_early()
 
     def _job(self, record: EpochDecided) -> Job:
-        return Job(record, self.config.hello.node, self.config.hello.lanes, self.resolve, self.no_controller)
+        hello = self.config.hello
+        return Job(record, hello.node, hello.lanes, self.resolve, self.no_controller, self.no_room)
 
     def _registered(self, job: Job) -> Registered:
         r = job.record

@@ -49,11 +49,17 @@ def any_controller(text: str) -> str:
     return ""
 
 
+def any_plan(job: Job, text: PlanText) -> str:
+    """Where no memory is counted every plan will do."""
+    return ""
+
+
 @dataclass(slots=True)
 class Job:
     """``record`` is the epoch in force; ``workers[rank]`` a connection, or None while a worker is away.
 
-    ``no_controller`` says why this node cannot run a controller; empty: it can.
+    ``no_controller`` says why this node cannot run a controller, ``no_room`` why it has not the memory for a plan;
+    empty: it can, it has.
     """
 
     record: EpochDecided
@@ -61,6 +67,7 @@ class Job:
     lanes: int
     resolve: Callable[[str], CodecChoice]
     no_controller: Callable[[str], str] = any_controller
+    no_room: Callable[[Job, PlanText], str] = any_plan
     workers: dict[int, Connection | None] = field(default_factory=dict)
     away_since: dict[int, float] = field(default_factory=dict)
     domains: dict[int, ControlDomain] = field(default_factory=dict)

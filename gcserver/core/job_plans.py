@@ -105,7 +105,7 @@ def _unfit(job: Job, text: PlanText) -> str:
         for section in (*domain.sections, *(s for by in domain.declared.values() for s in by.values())):
             if why := cut(job, domain, section, text.version, text):
                 return f"{why}; {DECLARE_WHOLE}, or give a pattern that leaves its tensors out"
-    return ""
+    return job.no_room(job, text)
 
 
 def cut(job: Job, domain: ControlDomain, section: Section, version: int, text: PlanText | None = None) -> str:

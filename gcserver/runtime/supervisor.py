@@ -43,6 +43,7 @@ from gcserver.runtime.profiler import Profiler
 from gcserver.runtime.questions import Questions
 from gcserver.runtime.registrations import Registrations
 from gcserver.runtime.resolve import resolve
+from gcserver.runtime.room import no_room
 from gcserver.runtime.statefiles import MemoryShort, private_directory
 from gcserver.runtime.status import Status
 from gcserver.runtime.steering import Course, Steering
@@ -126,6 +127,7 @@ class Supervisor:
             ),
             resolve,
             controllers.unusable,
+            lambda job, text: no_room(self.state, c.node.lanes, job, text),
         )
         try:
             self.peers = Peers(self)

@@ -308,3 +308,15 @@ def test_a_job_whose_controller_is_gone_after_a_restart_ends_and_says_why() -> N
     ended = again.jobs[text.job].ended
     assert ended is not None
     assert ended.message == "a came back and cannot run this job any more: unknown controller 'pid'"
+
+
+def test_a_plan_that_a_member_has_no_memory_for_is_refused_before_anybody_uses_it() -> None:
+    m, record = follower()
+    m.jobs[record.job].no_room = lambda job, text: f"no room for {text.version}"
+    out = m.on(control_from_b(messages.PlanText(record.job, 1, 9, (messages.Rule("w", "topk"),)), 3), 0.0)
+    assert control_sent(out) == [messages.PlanReady(record.job, 1, "no room for 1")]
+    assert not m.jobs[record.job].plans
+    first = formed()
+    next(iter(first.jobs.values())).no_room = lambda job, text: "no room"
+    (answer,) = answers(first.on(set_codec(1, "train", "w", "topk"), 0.0))
+    assert answer.error == "a: no room"
