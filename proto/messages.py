@@ -18,6 +18,8 @@ from gcproto.timings import TensorTimes
 
 LAST_SEED: Final = (1 << 63) - 1
 Seed = Annotated[int, msgspec.Meta(ge=0, le=LAST_SEED)]
+#: of a plan: 0 is what a job begins with, and frames have 32 bits for it
+Version = Annotated[int, msgspec.Meta(ge=1, le=(1 << 32) - 1)]
 MAX_BANDWIDTHS: Final = 64
 
 
@@ -186,7 +188,7 @@ class PlanText(Message, frozen=True, tag="plan"):
     """The first member's numbered plan; members compile it and answer PlanReady. ``controller``: see PlanRequest."""
 
     job: bytes
-    version: int
+    version: Version
     request: int
     rules: tuple[Rule, ...]
     controller: str = ""
@@ -196,7 +198,7 @@ class PlanReady(Message, frozen=True, tag="ready"):
     """A member can run plan ``version``; ``error`` says why it cannot."""
 
     job: bytes
-    version: int
+    version: Version
     error: str = ""
 
 
@@ -204,7 +206,7 @@ class PlanGo(Message, frozen=True, tag="go"):
     """Every member can run plan ``version``: propose it from the next step on."""
 
     job: bytes
-    version: int
+    version: Version
 
 
 class Fault(Message, frozen=True, tag="fault"):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from gcproto import messages
 from gcserver.core import declarations, job_plans
-from gcserver.core.control_events import ControlEffect
+from gcserver.core.control_events import ControlEffect, Log
 from gcserver.core.job import Job
 
 #: (node, message) that came before the job or the domain it is about
@@ -15,7 +15,13 @@ Early = list[tuple[str, messages.Control]]
 
 
 def on_message(job: Job, node: str, m: messages.Control, early: Early) -> list[ControlEffect]:
-    """A message about a job from one of its members; one of a job that has ended is answered with its end."""
+    """A message about a job from one of its members; one of a job that has ended is answered with its end.
+
+    Nobody else has a say in it, and plans come from the first member alone: two that number them would have nodes run
+    different ones under one number.
+    """
+    if node not in job.others or (isinstance(m, messages.PlanText | messages.PlanGo) and node != job.first):
+        return [Log("error", f"{node} sent {type(m).__name__} of job {job.record.label}, which is not its business")]
     if isinstance(m, messages.Fault):
         return job.on_fault(m)
     if job.ended is not None:

@@ -11,7 +11,7 @@ from dataclasses import replace as dc_replace
 from gcproto import messages
 from gcserver.core import control_events as ce
 from gcserver.core.control import ControlMachine
-from gcserver.core.effects import ReportStep
+from gcserver.core.effects import Count, ReportStep
 from gcserver.core.events import CodecChoice, DomainOpened, PeerAdded, PlanKnown, Settled
 from tests.unit.core.control_machine import (
     B,
@@ -320,3 +320,32 @@ def test_a_plan_that_a_member_has_no_memory_for_is_refused_before_anybody_uses_i
     next(iter(first.jobs.values())).no_room = lambda job, text: "no room"
     (answer,) = answers(first.on(set_codec(1, "train", "w", "topk"), 0.0))
     assert answer.error == "a: no room"
+
+
+def test_plans_come_from_the_first_member_alone() -> None:
+    m, record = formed_with_b()
+    text = messages.PlanText(record.job, 1, 9, (messages.Rule("w", "topk"),))
+    for seq, message in enumerate((text, messages.PlanGo(record.job, 1)), 2):
+        (log,) = [e for e in m.on(control_from_b(message, seq), 0.0) if isinstance(e, ce.Log)]
+        assert log.level == "error" and "b sent Plan" in log.text
+    job = m.jobs[record.job]
+    assert not job.plans and job.proposal == 0
+
+
+def test_who_is_no_member_of_a_job_has_no_say_in_it() -> None:
+    m = formed()
+    (job,) = m.jobs.values()
+    m.on(PeerAdded(B, "b"), 0.0)
+    m.on(hello_from("b", 7, to=100), 0.0)
+    for seq, message in enumerate((messages.PlanRequest(job.id, 9, ()), messages.Fault(job.id, "PeerLost", "so")), 1):
+        (log,) = [e for e in m.on(control_from_b(message, seq), 0.0) if isinstance(e, ce.Log)]
+        assert "not its business" in log.text
+    assert job.ended is None and not job.plans
+
+
+def test_a_plan_has_a_number_that_frames_can_say() -> None:
+    m, record = follower()
+    for seq, version in enumerate((0, -1, 1 << 32), 3):
+        out = m.on(control_from_b(messages.PlanText(record.job, version, 9, ()), seq), 0.0)
+        assert "frames_unusable" in [e.name for e in out if isinstance(e, Count)]
+    assert not m.jobs[record.job].plans
