@@ -218,7 +218,8 @@ class Planning:
             log.warning("job %r: %s", job.record.label, why)
             learned = decide.judged(course.standing, seen)
             self._now(job, took=learned.took, considered=learned.considered)
-            self._begin(job, course, lambda: self._take_back(job, course, why))
+            wanted = course.standing.mode, course.standing.quality
+            self._begin(job, course, lambda: self._take_back(job, course, why, wanted))
 
     def model(self, job: Job) -> ControlDomain | None:
         """The scoped domain with the most elements: the model."""
@@ -289,8 +290,9 @@ class Planning:
             log.info("job %r: %s (expected %.3g s a step)", job.record.label, course.says, proposal.expected)
         return answered
 
-    async def _take_back(self, job: Job, course: Course, why: str) -> AnswerRequest:
+    async def _take_back(self, job: Job, course: Course, why: str, wanted: tuple[str, str]) -> AnswerRequest:
         """Put in force again what was before."""
+        self._still(job, course, wanted)
         before, tried = course.standing.before, course.standing.rules
         assert before is not None
         answered = await self._put(job, course, before.rules)
@@ -329,10 +331,8 @@ class Planning:
         self._must_be_first(job)
         course = self.course(job)
         if course.standing.mode == STATIC:
-            raise NotPlannable(
-                f"the plans of job {job.record.label!r} are made by operators; `gcctl set-plan --mode {AUTO}` changes "
-                "that"
-            )
+            who = f"the plans of job {job.record.label!r} are made by operators"
+            raise NotPlannable(f"{who}; `gcctl set-plan --mode {AUTO}` changes that")
         if course.task is not None:
             raise NotPlannable("a plan is being made right now; `gcctl plan` shows how that stands")
         domain = self.model(job)

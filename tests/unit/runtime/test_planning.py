@@ -139,6 +139,23 @@ def test_an_operators_rules_win_over_a_plan_under_way(tmp_path: Path) -> None:
     run(tmp_path, test)
 
 
+@pytest.mark.parametrize("here", [False, True])
+def test_an_operators_rules_are_not_taken_back(tmp_path: Path, here: bool) -> None:
+    async def test(d: Daemon) -> None:
+        await d.look()
+        d.steps(StepTime(0, 0.4, 0.01, 7), StepTime(1, 0.9, 0.01, 9))
+        d.course.looked = 0.0
+        d.planning.tick()
+        assert d.course.task is not None, "the planner's plan is to be taken back"
+        d.newest(HAND)
+        if here:
+            d.planning.by_hand(d.job)
+        await d.idle()
+        assert d.given == [TOPK] and d.course.standing.mode == "static" and d.course.says == ""
+
+    run(tmp_path, test)
+
+
 def test_an_operators_rules_win_over_a_plan_that_is_on_its_way(tmp_path: Path) -> None:
     async def test(d: Daemon) -> None:
         given = d.set_plan
