@@ -9,6 +9,7 @@ All times are seconds, all sizes bytes unless a name says elements. A profile is
 from __future__ import annotations
 
 from itertools import pairwise
+from math import inf
 from typing import Final
 
 import msgspec
@@ -166,4 +167,37 @@ def load(text: bytes, name: str) -> Profile:
         raise ProfileError(f"{name} is no profile: {error}") from error
     if profile.form != FORM:
         raise ProfileError(f"{name}: expected a profile of form {FORM}, got {profile.form}; it has to be measured anew")
+    if wrong := _wrong(profile):
+        raise ProfileError(f"{name} is no profile: {wrong}")
     return profile
+
+
+def _wrong(p: Profile) -> str:
+    """The first of a file's figures that nobody can have measured, with what was expected; empty if there is none."""
+    figures = {
+        "forward": (p.forward, 0.0),
+        "link.latency": (p.link.latency, 0.0),
+        "link.bandwidth": (p.link.bandwidth, 1.0),
+        "link.noise": (p.link.noise, 0.0),
+        "link.samples": (p.link.samples, 0.0),
+        "copy": (p.copy, 1.0),
+        "round_seconds": (p.round_seconds, 0.0),
+        "busy": (p.busy, 1.0),
+        "interference": (p.interference, 0.0),
+        "nodes": (p.nodes, 1.0),
+        "lanes": (p.lanes, 1.0),
+        **{f"codecs[{spec!r}].ratio": (cost.ratio, 0.0) for spec, cost in p.codecs.items()},
+        **{f"{t.name!r}.ready": (t.ready, 0.0) for t in p.tensors},
+        **{f"{t.name!r}.elements": (t.elements, 0.0) for t in p.tensors},
+        **{f"steps[{s.plan}].seconds": (s.seconds, 0.0) for s in p.steps},
+    }
+    for name, (value, least) in figures.items():
+        if not least <= value < inf:
+            return f"{name}: expected a finite number from {least:g} on, got {value}"
+    for family, rows in p.errors.items():
+        for row in rows:
+            alike = len(row.levels) == len(row.errors) == len(row.sizes)
+            rising = all(a < b for a, b in pairwise(row.levels))
+            if not (alike and rising and all(0.0 <= x < inf for x in (*row.errors, *row.sizes))):
+                return f"errors[{family!r}] of {row.name!r}: expected an error and a size from 0 on at rising levels"
+    return ""

@@ -64,3 +64,29 @@ def test_what_is_no_profile_names_the_file(text: bytes) -> None:
 def test_another_form_is_to_be_measured_anew() -> None:
     with pytest.raises(ProfileError, match="measured anew"):
         load(msgspec.json.encode(msgspec.structs.replace(a_profile(), form=99)), "f")
+
+
+@pytest.mark.parametrize(
+    ("found", "instead", "named"),
+    [
+        (b'"forward":0.5', b'"forward":-0.5', "forward"),
+        (b'"bandwidth":100000000.0', b'"bandwidth":0.0', "link.bandwidth"),
+        (b'"latency":0.0001', b'"latency":-1', "link.latency"),
+        (b'"copy":4000000000.0', b'"copy":0', "copy"),
+        (b'"round_seconds":0.0005', b'"round_seconds":-1', "round_seconds"),
+        (b'"busy":1.0', b'"busy":0', "busy"),
+        (b'"lanes":1', b'"lanes":0', "lanes"),
+        (b'"ratio":0.02', b'"ratio":-0.02', "ratio"),
+        (b'"ready":0.25', b'"ready":-0.25', "'a'.ready"),
+        (b'"elements":6', b'"elements":-6', "'a'.elements"),
+        (b'"seconds":0.5', b'"seconds":-1', "steps"),
+        (b'"errors":[0.5,0.25]', b'"errors":[0.5]', "errors"),
+        (b'"levels":[1,10]', b'"levels":[10,10]', "errors"),
+        (b'"sizes":[8.0,16.0]', b'"sizes":[-8.0,16.0]', "errors"),
+    ],
+)
+def test_figures_that_nobody_can_have_measured_are_refused(found: bytes, instead: bytes, named: str) -> None:
+    text = dump(a_profile())
+    assert found in text
+    with pytest.raises(ProfileError, match=f"f is no profile: .*{named}"):
+        load(text.replace(found, instead), "f")
