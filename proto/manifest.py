@@ -85,11 +85,18 @@ class Section(msgspec.Struct, frozen=True, array_like=True):
         """The tensors of each group, in address order; without cuts all are one."""
         return (self.tensors[a:b] for a, b in pairwise((0, *self.cuts, len(self.tensors))))
 
-    def group_bytes(self, tensor: int) -> int:
-        """Bytes of the group that the tensor of this index is in."""
+    def group_reaches(self, tensor: int, nbytes: int) -> bool:
+        """Whether the group that the tensor of this index is in has so many bytes.
+
+        Looks at no more of it than that takes, at the tensor itself first: a group may have many thousands.
+        """
         group = bisect_right(self.cuts, tensor)
         first, last = (0, *self.cuts)[group], (*self.cuts, len(self.tensors))[group]
-        return sum(t.elements for t in self.tensors[first:last]) * self.dtype.itemsize
+        left = nbytes - self.tensors[tensor].elements * self.dtype.itemsize
+        others = (i for i in range(first, last) if i != tensor)
+        while left > 0 and (i := next(others, -1)) >= 0:
+            left -= self.tensors[i].elements * self.dtype.itemsize
+        return left <= 0
 
 
 class ManifestError(ValueError):

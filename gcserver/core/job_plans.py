@@ -50,7 +50,8 @@ def _next_plan(job: Job) -> list[ControlEffect]:
     before = () if wish.replace or not newest else job.plans[newest].rules
     rules = (*before, *wish.rules)
     # A later rule for the same pattern replaces the earlier one.
-    kept = tuple(r for i, r in enumerate(rules) if all(r.pattern != s.pattern for s in rules[i + 1 :]))
+    last = {r.pattern: i for i, r in enumerate(rules)}
+    kept = tuple(r for i, r in enumerate(rules) if last[r.pattern] == i)
     job.numbered += 1
     text = PlanText(job.id, job.numbered, wish.request, kept, wish.controller or job.controller(newest))
     job.preparing[text.version] = {m.node for m in job.record.members}

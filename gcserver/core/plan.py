@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import lru_cache
-from itertools import pairwise
+from itertools import islice, pairwise
 
 from gcproto.dtypes import DType
 from gcproto.manifest import Block, Section
@@ -110,13 +111,7 @@ def explain(plan: Plan, section: Section, block: Block, min_compress_bytes: int,
 
 def _levels(plan: Plan, codec: CodecChoice, section: Section, block: Block) -> tuple[tuple[int, ...], ...]:
     """At each notch the levels of the block's segments; empty if all have the codec's own at all of them."""
-    columns = []
-    start, stop = 0, block.start + block.elements
-    for tensor in section.tensors:
-        end = start + tensor.elements
-        if max(start, block.start) < min(end, stop):
-            columns.append(_segment(codec, _rule(plan, tensor.name)))
-        start = end
+    columns = [_segment(codec, _rule(plan, name)) for name in _inside(section, block)]
     if all(column == (codec.own,) for column in columns):
         return ()
     rows = tuple(
@@ -125,6 +120,20 @@ def _levels(plan: Plan, codec: CodecChoice, section: Section, block: Block) -> t
     if any(row != rows[0] for row in rows):
         return rows
     return () if all(level == codec.own for level in rows[0]) else rows[:1]
+
+
+def _inside(section: Section, block: Block) -> list[str]:
+    """Names of the tensors that a block's segments belong to, found from the one that fills most of it.
+
+    A model may have many thousands, and this is asked for every block.
+    """
+    sizes = [b - a for a, b in pairwise(block.bounds)]
+    largest = sizes.index(max(sizes))
+    tensors, middle = section.tensors, block.tensor
+    before = (tensors[i].name for i in range(middle - 1, -1, -1) if tensors[i].elements)
+    after = (tensors[i].name for i in range(middle + 1, len(tensors)) if tensors[i].elements)
+    found = [*islice(before, largest)][::-1]
+    return [*found, tensors[middle].name, *islice(after, len(sizes) - largest - 1)]
 
 
 def _segment(codec: CodecChoice, rule: PlanRule | None) -> tuple[int, ...]:
@@ -159,7 +168,7 @@ def cut_matrix(plan: Plan, section: Section, min_compress_bytes: int) -> tuple[s
 
 
 def _rule(plan: Plan, name: str) -> PlanRule | None:
-    names, globs = _index(tuple(r.pattern for r in plan.rules))
+    names, globs = _index(_Rules(plan.rules))
     last = names.get(name, -1)
     for i in globs:
         if i < last:
@@ -173,15 +182,28 @@ def _rule(plan: Plan, name: str) -> PlanRule | None:
 _ESCAPED = re.compile(r"\[([*?[])\]")
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Rules:
+    """A plan's rules as a key: the same object, since comparing thousands of rules takes longer than using one."""
+
+    rules: tuple[PlanRule, ...]
+
+    def __hash__(self) -> int:
+        return id(self.rules)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Rules) and other.rules is self.rules
+
+
 @lru_cache(maxsize=16)
-def _index(patterns: tuple[str, ...]) -> tuple[dict[str, int], tuple[int, ...]]:
+def _index(of: _Rules) -> tuple[dict[str, int], tuple[int, ...]]:
     """(plain names -> the last rule for each, rules with true globs, last first): a plan may name every tensor."""
     names, globs = {}, []
-    for i, pattern in enumerate(patterns):
-        if any(c in "*?[" for c in _ESCAPED.sub("", pattern)):
+    for i, rule in enumerate(of.rules):
+        if any(c in "*?[" for c in _ESCAPED.sub("", rule.pattern)):
             globs.append(i)
         else:
-            names[_ESCAPED.sub(r"\1", pattern)] = i
+            names[_ESCAPED.sub(r"\1", rule.pattern)] = i
     return names, tuple(reversed(globs))
 
 
@@ -190,7 +212,7 @@ def _incompressible(section: Section, tensor: int, min_compress_bytes: int) -> s
     if section.dtype not in COMPRESSIBLE:
         label = section.dtype.label
         return f"{label} travels as it is" if label.startswith("float") else "integers travel as they are"
-    return "below min_compress_bytes" if section.group_bytes(tensor) < min_compress_bytes else ""
+    return "" if section.group_reaches(tensor, min_compress_bytes) else "below min_compress_bytes"
 
 
 def _not_compressed(plan: Plan, codec: CodecChoice, section: Section, block: Block, min_compress_bytes: int) -> str:

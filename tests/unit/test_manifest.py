@@ -115,7 +115,10 @@ def test_a_whole_space_cuts_no_tensor_and_fills_blocks(space: AddressSpace) -> N
 
 
 def _wanted(space: AddressSpace, s: Section, tensor: int) -> int:
-    return max(block_sizes(s.group_bytes(tensor), space.members, space.partition_bytes), default=0)
+    ends = (*s.cuts, len(s.tensors))
+    group = next(g for g, end in zip(s.groups, ends, strict=True) if tensor < end)
+    nbytes = sum(t.elements for t in group) * s.dtype.itemsize
+    return max(block_sizes(nbytes, space.members, space.partition_bytes), default=0)
 
 
 @given(spaces())
@@ -130,7 +133,9 @@ def test_no_block_crosses_a_cut_and_each_group_is_cut_as_a_section_of_its_own(sp
             mine, left = left[: len(expected)], left[len(expected) :]
             assert [b.bounds for b in mine] == [b.bounds for b in expected]
             assert [b.tensor - first for b in mine] == [b.tensor for b in expected]
-            assert s.group_bytes(first) == sum(b.nbytes for b in mine)
+            nbytes = sum(b.nbytes for b in mine)
+            for tensor in range(first, last):
+                assert s.group_reaches(tensor, nbytes) and not s.group_reaches(tensor, nbytes + 1)
             first = last
         assert not left
 

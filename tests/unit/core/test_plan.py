@@ -282,3 +282,49 @@ def test_levels_of_rules_are_checked() -> None:
     assert unusable((none, three, none, three), find) is None
     found = unusable((none, three, none, two), find)
     assert found == (3, "rule 'w': levels: expected at 3 notches, as rule 'v' has them; got 2")
+
+
+class Counted(str):
+    """A pattern that counts how often it is looked at as a key."""
+
+    hashed = 0
+
+    def __hash__(self) -> int:
+        Counted.hashed += 1
+        return super().__hash__()
+
+
+def test_a_block_of_a_model_of_many_tensors_is_explained_by_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked for every block whenever a plan begins, in processes that have heartbeats to send."""
+    graded = CodecChoice("topk(ratio=0.01)", 4, 10_000, True, True, levels=(1, 1_000_000), own=10_000, tunable=True)
+    # A third of them empty, which have no segments.
+    tensors = tuple(TensorSpec(f"t{i}", (i % 3, 997), 0) for i in range(3000))
+    section = Section(0, tensors, (1000, 2000))
+    rules = (
+        PlanRule("*", graded),
+        *(PlanRule(Counted(t.name), graded, levels=(i + 1,)) for i, t in enumerate(tensors)),
+    )
+    plan = Plan(1, rules, DENSE)
+    blocks = AddressSpace(2, 1, 256 << 10).append(section)
+    wanted, at = {}, 0
+    for i, t in enumerate(tensors):
+        for b in blocks:
+            if max(at, b.start) < min(at + t.elements, b.start + b.elements):
+                wanted.setdefault(b.key, []).append(i + 1)
+        at += t.elements
+    first = explain(plan, section, blocks[0], 64 << 10, 2)
+    looked = 0
+    sizes = TensorSpec.elements
+
+    def counted(t: TensorSpec) -> int:
+        nonlocal looked
+        looked += 1
+        return int(sizes.fget(t))  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(TensorSpec, "elements", property(counted))
+    Counted.hashed = 0
+    found = [explain(plan, section, b, 64 << 10, 2) for b in blocks]
+    assert found[0] == first
+    assert {b.key: list(c.levels[0]) for b, c in zip(blocks, found, strict=True)} == wanted
+    assert Counted.hashed == 0, "the rules are put in order once a plan"
+    assert looked < 100 * len(blocks)
