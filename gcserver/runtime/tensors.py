@@ -6,7 +6,9 @@ a block follows (`gcserver.core.plan`).
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import islice, takewhile
 
 from gcproto.dtypes import DType
 from gcproto.manifest import AddressSpace, Block, Section
@@ -81,10 +83,14 @@ def tensors(domain: ControlDomain, plan: Plan, lanes: int) -> list[TensorStatus]
 
 
 def with_facts(t: TensorStatus, blocks: list[Block], facts: dict[int, tuple[int, float]]) -> TensorStatus:
-    """Share the facts of the blocks a tensor lies in by bytes. ``facts[key]``: bytes on the wire, squared norm."""
+    """Share the facts of the blocks a tensor lies in by bytes. ``facts[key]``: bytes on the wire, squared norm.
+
+    ``blocks``: in address order.
+    """
     wire_bytes, square = 0.0, 0.0
     end = t.address + t.bytes_raw
-    for b in blocks:
+    first = bisect_right(blocks, t.address, key=lambda b: b.key) - 1
+    for b in takewhile(lambda b: b.key < end, islice(blocks, max(first, 0), None)):
         overlap = min(end, b.key + b.nbytes) - max(t.address, b.key)
         if overlap > 0 and b.key in facts:
             share = overlap / b.nbytes

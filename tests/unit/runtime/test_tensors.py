@@ -6,6 +6,8 @@ What may live here: tests of `gcserver/runtime/tensors.py`. What may not: plans 
 
 from __future__ import annotations
 
+from dataclasses import replace as dc_replace
+
 import pytest
 
 from gcproto import messages
@@ -71,6 +73,19 @@ def test_facts_are_shared_by_bytes() -> None:
     t = TensorStatus("t", "d", "float32", (96 * KIB,), 128 * KIB, "topk", 384 * KIB)
     shared = with_facts(t, list(space.blocks[0]), facts)
     assert (shared.bytes_wire, round(shared.residual_norm**2, 9)) == (600, 14.0)
+
+
+def test_facts_of_a_tensor_are_looked_for_where_it_lies() -> None:
+    """A model has thousands of tensors and hundreds of blocks, and the daemon has heartbeats to send."""
+    _, space = laid_out(*[64] * 4000)
+    blocks = list(space.blocks[0])
+    assert len(blocks) == 1000
+    for i in (0, 1, 7, 3999):
+        t = TensorStatus(f"t{i}", "d", "float32", (64 * KIB // 4,), i * 64 * KIB, "topk", 64 * KIB)
+        here = blocks[i // 4]
+        # What lies before and behind it has no size that anybody could ask for.
+        others = [b if b is here else dc_replace(b, dtype=None) for b in blocks]  # type: ignore[arg-type]
+        assert with_facts(t, others, {here.key: (1000, 4.0)}).bytes_wire == 250
 
 
 def test_a_job_whose_codec_is_gone_cannot_be_shown() -> None:
