@@ -26,6 +26,7 @@ from grpc_status import rpc_status
 
 from gcproto import admin_pb2 as pb
 from gcproto import admin_pb2_grpc as pb_grpc
+from gcproto.messages import MAX_BANDWIDTHS
 from gcproto.modes import STATIC
 from gcserver import values
 from gcserver.admin import convert
@@ -135,6 +136,10 @@ class Admin(pb_grpc.AdminServiceServicer):
             bad = [b for b in request.bandwidths if not (math.isfinite(b) and b > 0)]
             if bad:
                 text = f"bandwidths: expected bytes a second above 0, got {bad[0]}"
+                raise AdminError(ErrorKind.INVALID, text, "bandwidths")
+            if (count := len(request.bandwidths)) > MAX_BANDWIDTHS:
+                # Each takes the planning process seconds, and plans of other jobs wait for it.
+                text = f"bandwidths: expected at most {MAX_BANDWIDTHS}, got {count}"
                 raise AdminError(ErrorKind.INVALID, text, "bandwidths")
             found = await self._source.advise(request.job, tuple(request.bandwidths))
             return pb.AdviseResponse(domains=[convert.alike(pb.Advice, d) for d in found])
