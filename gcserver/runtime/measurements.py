@@ -26,6 +26,8 @@ PLANS: Final = 8
 SETTLING: Final = 2
 #: After so many calls of one kind the old ones count half.
 CALLS: Final = 1024
+#: Kinds of calls that are remembered: under a controller nearly every step has levels of its own.
+KINDS: Final = 512
 #: standard deviations of normal noise in one median absolute deviation
 ROBUST: Final = 1.4826
 
@@ -125,10 +127,13 @@ class Kernels:
 
     def add(self, times: Iterable[KernelTime]) -> None:
         for t in times:
-            calls, seconds = self._sums.get((t.spec, t.what, t.elements), (0.0, 0.0))
+            # The newest last: of too many the one goes that was not called for longest.
+            calls, seconds = self._sums.pop((t.spec, t.what, t.elements), (0.0, 0.0))
             if calls > CALLS:
                 calls, seconds = calls / 2, seconds / 2
             self._sums[t.spec, t.what, t.elements] = (calls + t.calls, seconds + t.seconds)
+            if len(self._sums) > KINDS:
+                del self._sums[next(iter(self._sums))]
 
     def busy(self, codecs: Mapping[str, CodecCost]) -> float | None:
         """Seconds taken over seconds that ``codecs`` says they take alone; None where none of them was used."""

@@ -7,7 +7,7 @@ import pytest
 from gcproto.timings import TensorTimes
 from gcserver.planner.profile import CodecCost, Curve, StepTime
 from gcserver.runtime.lanelink import KernelTime
-from gcserver.runtime.measurements import CALLS, INTERVALS, PLANS, SETTLING, STEPS, Kernels, Paces, Readiness
+from gcserver.runtime.measurements import CALLS, INTERVALS, KINDS, PLANS, SETTLING, STEPS, Kernels, Paces, Readiness
 
 
 def sample(*ready: int, forward: int = 1000, between: int = 10_000, typical: int = 10_000, **more: int) -> TensorTimes:
@@ -136,3 +136,14 @@ def test_old_calls_fade() -> None:
     for _ in range(20):
         kernels.add([KernelTime("topk", "encode", 100, CALLS + 1, (CALLS + 1) * 4.0)])
     assert kernels.busy({"topk": COST}) == pytest.approx(2.0, rel=1e-3)
+
+
+def test_kinds_of_calls_are_bounded() -> None:
+    """Under a controller nearly every step has levels, and so specs, of its own."""
+    kernels = Kernels()
+    for i in range(3 * KINDS):
+        used = KernelTime("topk", "encode", 100, 1, 3.0)
+        kernels.add([used, KernelTime(f"topk(ratio={i})", "decode", 100, 1, 1.0)])
+    assert kernels.busy({"topk": COST}) == pytest.approx(1.5), "what goes on being used is known"
+    known = [i for i in range(3 * KINDS) if kernels.busy({f"topk(ratio={i})": COST}) is not None]
+    assert known == list(range(2 * KINDS + 1, 3 * KINDS))
