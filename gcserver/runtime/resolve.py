@@ -6,9 +6,13 @@ What may live here: this one translation. What may not: codecs (`gcserver.codecs
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from gcserver.core.events import CodecChoice
 from gcserver.core.plan import CASTS
+
+if TYPE_CHECKING:
+    from gcserver.codecs import Codec
 
 #: ids of the codecs that send every element: none and the casts
 DENSE = CASTS | {0}
@@ -20,9 +24,20 @@ def resolve(spec: str) -> CodecChoice:
     # Imported late: numba comes with it, and a supervisor starts without.
     from gcserver.codecs import CodecError, parse
 
-    codec = parse(spec)
-    if codec.rounds not in (1, 2):
-        raise CodecError("codec", "one whose step takes one or two exchanges", f"{codec.name} with {codec.rounds}")
+    try:
+        codec = parse(spec)
+        if codec.rounds not in (1, 2):
+            raise CodecError("codec", "one whose step takes one or two exchanges", f"{codec.name} with {codec.rounds}")
+        return _choice(codec)
+    except CodecError:
+        raise
+    except Exception as error:
+        # A third party's code: whatever it raises must not stop a daemon that is asked for a plan.
+        what = f"{spec!r}: {type(error).__name__}: {error}"
+        raise CodecError("codec", "one whose code does not fail", what) from error
+
+
+def _choice(codec: Codec) -> CodecChoice:
     return CodecChoice(
         codec.spec,
         codec.id,

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from gcserver.bench import default_specs
+from gcserver.codecs import CodecError
 from gcserver.runtime.resolve import resolve
 
 
@@ -20,6 +21,15 @@ def test_what_takes_whole_matrices_says_so() -> None:
 def test_what_is_no_codec_is_refused() -> None:
     with pytest.raises(ValueError, match="powersgd"):
         resolve("zip")
+
+
+def test_a_third_partys_codec_that_fails_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(spec: str) -> object:
+        return 1 // 0
+
+    monkeypatch.setattr("gcserver.codecs.parse", fails)
+    with pytest.raises(CodecError, match=r"does not fail.*'theirs\(x=1\)': ZeroDivisionError"):
+        resolve("theirs(x=1)")
 
 
 @pytest.mark.parametrize(
