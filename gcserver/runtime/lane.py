@@ -57,7 +57,7 @@ from gcserver.runtime.laneworkers import LaneWorkers
 from gcserver.runtime.linkfit import Arrivals
 from gcserver.runtime.once import Once
 from gcserver.runtime.setup import LaneSetup, lane_address, listen_unix
-from gcserver.runtime.statefiles import MemoryShort
+from gcserver.runtime.statefiles import MemoryShort, incarnation
 from gcserver.runtime.stepreports import StepReports
 from gcserver.runtime.steptrace import AskTrace, StepTracer
 from gcserver.runtime.transport import ZmqTransport
@@ -348,7 +348,8 @@ def main() -> int:
         os.sched_setaffinity(0, setup.cores)
     warmup()
     link = LaneLink(socket.socket(fileno=setup.link))
-    config = LaneConfig(setup.hello, time.time_ns(), setup.credit)
+    number = incarnation(Path(setup.state) / f"lane{setup.hello.lane}.incarnation")
+    config = LaneConfig(setup.hello, number, setup.credit)
     context: zmq.Context[Any] = zmq.Context()
     transport = ZmqTransport(context, setup.listen)
     listener = listen_unix(setup.worker_socket)

@@ -1,7 +1,7 @@
 """Memory that outlives the process: files in shared memory, mapped.
 
-What may live here: creating, prefaulting, mapping and removing files under the daemon's state directory,
-and a bump allocator over them. What may not: what is stored (`blocks.py`, `ledger.py`).
+What may live here: creating, prefaulting, mapping and removing files under the daemon's state directory, a bump
+allocator over them, the number of a life. What may not: what is stored (`blocks.py`, `ledger.py`).
 
 Every byte is allocated with posix_fallocate before it is mapped, so a full /dev/shm is an error where it can
 be reported, never a SIGBUS in the middle of a step.
@@ -13,12 +13,16 @@ import contextlib
 import mmap
 import os
 import shutil
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
 PAGE = mmap.PAGESIZE
 MIN_CHUNK = 1 << 20
 _POPULATE_WRITE = 23
+#: Between two lives: numbers that one gives to what it begins (a job's gathering) follow its own. A millisecond, so
+#: that lives are not numbered ahead of the clock.
+_APART = 1 << 20
 
 
 class MemoryShort(OSError):
@@ -70,6 +74,26 @@ def _shortage(path: Path, size: int, error: OSError) -> str:
     except OSError:
         free = "its folder is not there"
     return f"{size >> 20} MiB of shared memory cannot be had for {path.name}: {error.strerror}; {free}"
+
+
+def incarnation(path: Path) -> int:
+    """A number for this life of a process, above those of all lives that left theirs in ``path``: the time, ns, unless
+    the clock was set back meanwhile.
+
+    Peers take whatever comes from a lower one for an echo of a former life, and drop it.
+    """
+    try:
+        before = int(path.read_text())
+    except (OSError, ValueError):
+        before = 0
+    number = max(time.time_ns(), before + _APART)
+    # A file system without a page to spare must not keep a process from starting.
+    with contextlib.suppress(OSError):
+        partial = path.with_suffix(".new")
+        partial.touch(mode=0o600)
+        partial.write_text(str(number))
+        partial.replace(path)
+    return number
 
 
 def private_directory(path: Path) -> None:

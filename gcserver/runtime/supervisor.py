@@ -44,7 +44,7 @@ from gcserver.runtime.questions import Questions
 from gcserver.runtime.registrations import Registrations
 from gcserver.runtime.resolve import resolve
 from gcserver.runtime.room import no_room
-from gcserver.runtime.statefiles import MemoryShort, private_directory
+from gcserver.runtime.statefiles import MemoryShort, incarnation, private_directory
 from gcserver.runtime.status import Status
 from gcserver.runtime.steering import Course, Steering
 from gcserver.runtime.transport import BindError
@@ -67,7 +67,7 @@ class Supervisor:
         self.config = config
         self.node = config.node.name
         self.started = time.time()
-        self.incarnation = time.time_ns()
+        self.incarnation = 0
         self.state = Path(config.node.state)
         self.store = JobStore(self.state)
         self.arbiter = MemoryArbiter()
@@ -101,7 +101,7 @@ class Supervisor:
                 "start with the old number until they end, or remove that folder to drop them"
             )
         # Lanes need the longest to start; the rest is done while they load their kernels.
-        generation = self.store.generation()
+        generation, self.incarnation = self.store.generation(), incarnation(self.state / "supervisor.incarnation")
         self.hello = Hello(self.node, self.hello.address, self.hello.lanes, self.hello.lane, generation, __version__)
         c = self.config
         self.lanes.start()
