@@ -19,8 +19,9 @@ from gcserver.planner.auto import Proposal
 from gcserver.planner.course import Standing, step_under
 from gcserver.planner.live import LiveStep
 from gcserver.planner.profile import Profile, dump
+from gcserver.runtime.plancourse import Course
 from gcserver.runtime.plannerlink import PlannerError
-from gcserver.runtime.planning import TOO_SOON, Course, NotPlannable, planner_of
+from gcserver.runtime.planning import TOO_SOON, NotPlannable, planner_of
 from gcserver.runtime.planstatus import plan_status
 from gcserver.runtime.steptrace import AskTrace, TracedStep
 from gcserver.runtime.tensors import space

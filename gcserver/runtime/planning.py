@@ -16,7 +16,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -35,6 +34,7 @@ from gcserver.planner.live import LiveStep
 from gcserver.planner.profile import Profile, StepTime
 from gcserver.runtime import planwish
 from gcserver.runtime.peek import Watched
+from gcserver.runtime.plancourse import LOOK_EVERY, RETRY_AFTER, Course
 from gcserver.runtime.plannerlink import (
     Advise,
     Advised,
@@ -54,9 +54,6 @@ if TYPE_CHECKING:
 
 #: A plan waits so many steps for a measurement of the link. Payloads that never queue up say nothing of it.
 LINK_PATIENCE: Final = 30
-#: Seconds between two looks at whether a job's profile has drifted, and after a question that failed.
-LOOK_EVERY: Final = 5.0
-RETRY_AFTER: Final = 30.0
 #: Links for which advice is given unless told otherwise, bytes a second: 0.1, 1, 10 and 100 Gbit/s.
 USUAL: Final = (12.5e6, 125e6, 1.25e9, 12.5e9)
 TOO_SOON: Final = "too little has been measured yet: let a model declared by gcclient.state make some ten steps"
@@ -70,16 +67,6 @@ class NotPlannable(Exception):
 
 class Overtaken(NotPlannable):
     """Something else happened to the job's plans while one was made: that counts, this one is dropped."""
-
-
-@dataclass(slots=True)
-class Course:
-    """How planning for a job stands: what is saved, what operators are told, when to look again, work under way."""
-
-    standing: Standing
-    says: str = ""
-    looked: float = 0.0
-    task: asyncio.Task[AnswerRequest | None] | None = None
 
 
 class Planning:
@@ -113,7 +100,7 @@ class Planning:
         course = self.course(job)
         old = course.standing
         mode, quality = mode or old.mode, quality or old.quality
-        course.looked, course.says = 0.0, ""
+        course.looked, course.says, course.failed = 0.0, "", 0
         if mode == STATIC:
             self._now(job, mode=mode, quality=quality, before=None)
             return "plans are made by operators from now on; the one in force stays"
@@ -240,7 +227,9 @@ class Planning:
 
         async def guarded() -> AnswerRequest | None:
             try:
-                return await work()
+                answer = await work()
+                course.failed = 0
+                return answer
             except (NotPlannable, PlannerError) as error:
                 self._failed(job, course, f"no plan for now: {error}", isinstance(error, Overtaken))
                 raise
@@ -258,7 +247,7 @@ class Planning:
 
     def _failed(self, job: Job, course: Course, says: str, overtaken: bool = False) -> None:
         log.warning("job %r: %s", job.record.label, says)
-        course.looked = time.monotonic() + (LOOK_EVERY if overtaken else RETRY_AFTER)
+        course.later(time.monotonic(), overtaken)
         if course.standing.mode != STATIC:
             course.says = says
 

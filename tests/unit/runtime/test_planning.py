@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from gcserver.planner.profile import StepTime
+from gcserver.runtime.plancourse import DOUBLINGS, LOOK_EVERY, RETRY_AFTER
 from gcserver.runtime.plannerlink import Measure, PlannerError
-from gcserver.runtime.planning import FAILED, LOOK_EVERY, RETRY_AFTER, NotPlannable
+from gcserver.runtime.planning import FAILED, NotPlannable
 from tests.unit.runtime.planned_job import HAND, TOPK, Daemon, proposal, second_job
 
 Test = Callable[[Daemon], Awaitable[None]]
@@ -287,6 +288,23 @@ def test_no_answer_is_said_and_asked_again_later(tmp_path: Path) -> None:
         d.planning.tick()
         assert d.course.task is None, "not at once"
         assert (await d.look()).startswith("plan 1")
+
+    run(tmp_path, test)
+
+
+def test_what_fails_again_and_again_is_tried_ever_less_often(tmp_path: Path) -> None:
+    async def test(d: Daemon) -> None:
+        waits = []
+        for _ in range(DOUBLINGS + 3):
+            d.link.error = PlannerError("no answer to Plan within 120 s")
+            await d.look()
+            waits.append(round((d.course.looked - time.monotonic()) / RETRY_AFTER))
+        assert waits == [*(2**i for i in range(DOUBLINGS + 1)), 2**DOUBLINGS, 2**DOUBLINGS]
+        assert (await d.look()).startswith("plan 1")
+        d.planning.set_mode(d.job, "auto", "")
+        d.link.error = PlannerError("killed")
+        await d.look()
+        assert d.course.looked < time.monotonic() + RETRY_AFTER + 1, "what succeeded is forgiven"
 
     run(tmp_path, test)
 
