@@ -163,7 +163,7 @@ def load(text: bytes, name: str) -> Profile:
     """The profile in a file's content; ``name`` is the file's. Raises :class:`ProfileError`."""
     try:
         profile = msgspec.json.decode(text, type=Profile)
-    except (msgspec.MsgspecError, ProfileError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, ProfileError) as error:
         raise ProfileError(f"{name} is no profile: {error}") from error
     if profile.form != FORM:
         raise ProfileError(f"{name}: expected a profile of form {FORM}, got {profile.form}; it has to be measured anew")

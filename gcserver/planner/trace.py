@@ -60,7 +60,7 @@ def parse_trace(text: bytes, name: str) -> Trace:
     """The trace in a file's content; ``name`` is the file's. Raises :class:`TraceError`."""
     try:
         file = msgspec.json.decode(text, type=_File)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise TraceError(f"{name} is no trace: {error}") from error
     tensors = []
     ready = 0.0

@@ -177,7 +177,7 @@ def _name(codec: Codec) -> str:
 def _read(path: Path) -> Known:
     try:
         return msgspec.json.decode(path.read_bytes(), type=Known)
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
         return {}
 
 

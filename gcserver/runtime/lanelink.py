@@ -183,7 +183,7 @@ def _decode(data: object) -> Any:
     try:
         envelope = _envelope.decode(data)  # type: ignore[arg-type]
         return _decoders[envelope.kind].decode(envelope.content)
-    except (msgspec.MsgspecError, KeyError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, KeyError) as error:
         raise MessageError(f"between supervisor and lane: {error}") from error
 
 

@@ -163,7 +163,7 @@ class JobStore:
         for directory in sorted((self.state / "jobs").glob("*")):
             try:
                 memory = msgspec.msgpack.decode((directory / "job.msgpack").read_bytes(), type=JobMemory)
-            except (OSError, msgspec.MsgspecError):
+            except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
                 shutil.rmtree(directory, ignore_errors=True)
                 continue
             job = memory.record.job

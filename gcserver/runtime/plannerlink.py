@@ -126,7 +126,7 @@ class PlannerLink:
             except TimeoutError:
                 self.close()
                 raise PlannerError(f"no answer to {type(request).__name__} within {self._patience:g} s") from None
-            except (OSError, asyncio.IncompleteReadError, msgspec.MsgspecError) as error:
+            except (OSError, asyncio.IncompleteReadError, msgspec.MsgspecError, UnicodeDecodeError) as error:
                 self.close()
                 raise PlannerError(f"the planning process failed at {type(request).__name__}: {error}") from None
             except asyncio.CancelledError:

@@ -140,8 +140,8 @@ class Planning:
         begun, saved = Standing(job.record.mode, job.record.quality), self._s.store.planning(job.id)
         try:
             return msgspec.msgpack.decode(saved, type=Standing) if saved else begun
-        except msgspec.MsgspecError:
-            # Another release's. Plans that are there count as operators'.
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            # Another release's, or damaged. Plans that are there count as operators'.
             return begun
 
     # ------------------------------------------------------------------------------------------- course

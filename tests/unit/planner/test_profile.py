@@ -55,7 +55,9 @@ def test_computing_takes_forward_and_backward() -> None:
     assert (profile.elements, profile.backward, profile.compute) == (16, 0.25, 0.75)
 
 
-@pytest.mark.parametrize("text", [b"{}", b"[", dump(a_profile()).replace(b'"nodes":2', b'"nodes":"two"')])
+@pytest.mark.parametrize(
+    "text", [b"{}", b"[", b'{"job":"\xff"}', dump(a_profile()).replace(b'"nodes":2', b'"nodes":"two"')]
+)
 def test_what_is_no_profile_names_the_file(text: bytes) -> None:
     with pytest.raises(ProfileError, match="f is no profile"):
         load(text, "f")

@@ -22,6 +22,7 @@ def test_a_trace_is_in_the_order_of_back_propagation(model: str, tensors: int) -
     ("text", "said"),
     [
         ("[]", "Expected `object`"),
+        ('{"model": "\udcff"}', "utf-8"),
         ('{"model": "m"}', "tensors"),
         ('{"model": "m", "tensors": [{"name": "w", "elements": 0, "gap_us": 1}]}', "'w' has 0 elements"),
         ('{"model": "m", "tensors": [{"name": "w", "elements": 4, "gap_us": -1}]}', "gap of -1"),
@@ -29,4 +30,4 @@ def test_a_trace_is_in_the_order_of_back_propagation(model: str, tensors: int) -
 )
 def test_what_is_no_trace_is_refused_by_name(text: str, said: str) -> None:
     with pytest.raises(TraceError, match="odd.json.*" + said):
-        parse_trace(text.encode(), "odd.json")
+        parse_trace(text.encode(errors="surrogateescape"), "odd.json")

@@ -55,7 +55,9 @@ def test_without_a_folder_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.Mo
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b'{"none": {"encode": 1}}', b'{"none+x": null}'])
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[1]", b'{"none": {"encode": 1}}', b'{"none+x": null}', b'{"\xff": {}}']
+)
 def test_a_broken_file_is_measured_anew(tmp_path: Path, content: bytes) -> None:
     before, _ = measure(tmp_path, ("none",))
     (file,) = tmp_path.iterdir()

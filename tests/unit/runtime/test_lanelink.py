@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import socket
 
+import msgspec
 import pytest
 
 from gcproto.packed import MessageError
 from gcserver.core import events as ev
-from gcserver.runtime.lanelink import AddPeer, LaneLink
+from gcserver.runtime.lanelink import AddPeer, Envelope, LaneLink
 
 DENSE = ev.CodecChoice("none", 0, 0, False, False, drains=True)
 TOPK = ev.CodecChoice("topk", 16, 9, True, True, levels=(1, 1_000_000), own=9, exact=1_000_000, tunable=True)
@@ -32,4 +33,11 @@ def test_what_is_in_no_list_is_refused() -> None:
     here, there = (LaneLink(s) for s in socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM))
     here.send(AddPeer("a", "tcp://a:1"), ev.Tick())
     with pytest.raises(MessageError, match="Tick"):
+        there.receive()
+
+
+def test_what_cannot_be_read_is_refused() -> None:
+    here, there = (LaneLink(s) for s in socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM))
+    here.channel.send(Envelope("AddPeer", msgspec.Raw(b"\x81\xa4name\xa1\xff")))
+    with pytest.raises(MessageError, match="utf-8"):
         there.receive()

@@ -73,6 +73,7 @@ def test_garbage_is_no_answer() -> None:
     async def test() -> None:
         write = "import sys; sys.stdin.buffer.read(4); sys.stdout.buffer.write({!r}); sys.stdout.flush()"
         await refused(says(write.format(b"\x05\0\0\0hello")), "failed at Predict")
+        await refused(says(write.format(b"\x08\0\0\0\x81\xa4type\xa1\xff")), "failed at Predict: 'utf-8'")
         await refused(says(write.format(b"\xff\xff\xff\xffhello")), "4294967295 bytes")
         await refused(says(write.format(b"\x05\0")), "failed at Predict")
         await refused(says("raise SystemExit(3)"), "failed at Predict")

@@ -261,9 +261,10 @@ def test_a_restart_while_a_plan_is_on_its_way_knows_it_as_its_own(tmp_path: Path
     run(tmp_path, test)
 
 
-def test_what_cannot_be_read_begins_anew(tmp_path: Path) -> None:
+@pytest.mark.parametrize("saved", [b"\xc1 of another release", b"\x81\xa4mode\xa1\xff"])
+def test_what_cannot_be_read_begins_anew(tmp_path: Path, saved: bytes) -> None:
     async def test(d: Daemon) -> None:
-        d.store.save_planning(d.job.id, b"\xc1 of another release")
+        d.store.save_planning(d.job.id, saved)
         assert d.course.standing.mode == "auto"
         d.newest(HAND)
         await d.look()

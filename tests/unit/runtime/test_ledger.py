@@ -1,0 +1,32 @@
+"""What a supervisor finds again after it died.
+
+What may live here: tests of `gcserver/runtime/ledger.py`. What may not: taking a job up again (`core/test_job.py`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gcserver.runtime.ledger import JobStore
+from tests.unit.core.control_machine import formed
+
+
+def damages(whole: bytes) -> list[bytes]:
+    """What a file may have become."""
+    assert b"train" in whole
+    return [b"", b"\xc1", b"\x80", whole[:-1], whole.replace(b"train", b"\xffrain")]
+
+
+@pytest.mark.parametrize("which", range(5))
+def test_a_job_whose_memory_cannot_be_read_is_dropped_and_the_others_are_served(tmp_path: Path, which: int) -> None:
+    store = JobStore(tmp_path)
+    (job,) = formed().jobs.values()
+    memory = job.save().memory
+    for number in (b"j" * 16, b"k" * 16):
+        store.save(number, memory)
+    file = store.directory(b"k" * 16) / "job.msgpack"
+    file.write_bytes(damages(file.read_bytes())[which])
+    assert [found for found, _ in store.load()] == [memory]
+    assert not file.parent.exists()
