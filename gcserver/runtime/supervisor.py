@@ -239,6 +239,8 @@ class Supervisor:
     def _tick(self) -> None:
         if self.stopped.is_set():
             return
+        # First of all: peers take a daemon whose clock stands still for dead.
+        self.loop.call_later(TICK, self._tick)
         self.registrations.tick()
         self.peers.tick()
         self.feed(ev.Tick())
@@ -246,7 +248,6 @@ class Supervisor:
         self.lanes.time_trips()
         self.planning.tick()
         self.profiler.tick()
-        self.loop.call_later(TICK, self._tick)
 
     def aside(self, work: Callable[[], T], then: Callable[[T], None]) -> None:
         """Do ``work`` in another thread, and ``then`` in this one with what it returns. For what reads or writes disks;
