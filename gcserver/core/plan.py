@@ -15,7 +15,7 @@ from functools import lru_cache
 from itertools import islice, pairwise
 
 from gcproto.dtypes import DType
-from gcproto.manifest import Block, Section
+from gcproto.manifest import MAX_NAME, Block, Section
 from gcproto.messages import Rule
 from gcproto.records import Record
 from gcserver.core.events import CodecChoice, Plan, PlanRule
@@ -33,6 +33,11 @@ SCHEMES = (OWNER, ALL)
 #: through an owner takes two trips instead of one, and saves nothing worth it.
 SMALL_MEMBERS = 8
 SMALL_BYTES = 32 << 10
+
+#: Characters of a codec's spec.
+MAX_SPEC = 1024
+#: of a pattern in a complaint about its rule
+SHOWN = 200
 
 
 class PlanError(ValueError):
@@ -58,6 +63,11 @@ def compiled(rule: Rule, resolve: Callable[[str], CodecChoice], origin: str = "p
     """A rule as a plan holds it. Raises PlanError, or what ``resolve`` raises (a ValueError) for its codec."""
     if not rule.pattern:
         raise PlanError("pattern: expected a glob of tensor names such as 'layer.*', got an empty one")
+    # What a glob or a spec is made of takes time that grows with the square of its length, in loops that must not wait.
+    if len(_ESCAPED.sub(r"\1", rule.pattern)) > MAX_NAME or len(rule.pattern) > 3 * MAX_NAME:
+        raise PlanError(f"pattern: expected at most {MAX_NAME} characters, as names have, got {len(rule.pattern)}")
+    if len(rule.spec) > MAX_SPEC:
+        raise PlanError(f"codec: expected at most {MAX_SPEC} characters, got {len(rule.spec)}")
     if rule.scheme and rule.scheme not in SCHEMES:
         raise PlanError(f"scheme: expected one of {', '.join(SCHEMES)}, or nothing for the owner; got {rule.scheme!r}")
     codec = resolve(rule.spec)
@@ -83,7 +93,7 @@ def unusable(rules: Iterable[Rule], resolve: Callable[[str], CodecChoice]) -> tu
                         f"{len(rule.levels)}"
                     )
         except ValueError as error:
-            return i, f"rule {rule.pattern!r}: {error}"
+            return i, f"rule {rule.pattern[:SHOWN]!r}: {error}"
     return None
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from gcproto import wire
 from gcproto.audits import AuditReport
+from gcproto.manifest import MAX_NAME
 from gcproto.messages import Rule
 from gcserver import __version__
 from gcserver.admin.planning import Advice, DomainProfile
@@ -297,6 +298,9 @@ class Status:
     async def tensors(self, job: str, domain: str, pattern: str) -> list[TensorStatus]:
         """See Source. Bytes and residual norms are asked of the lanes."""
         found = self._job(job)
+        if len(pattern) > MAX_NAME:
+            text = f"pattern: expected at most {MAX_NAME} characters, as names have, got {len(pattern)}"
+            raise AdminError(ErrorKind.INVALID, text, "pattern")
         out: list[TensorStatus] = []
         matching = [d for d in found.domains.values() if domain in ("", d.config.label, str(d.config.domain))]
         if domain and not matching:

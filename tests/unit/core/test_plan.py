@@ -284,6 +284,28 @@ def test_levels_of_rules_are_checked() -> None:
     assert found == (3, "rule 'w': levels: expected at 3 notches, as rule 'v' has them; got 2")
 
 
+@pytest.mark.parametrize(
+    ("rule", "said"),
+    [
+        (Rule("[!" * 2049, "topk"), "pattern: expected at most 4096 characters"),
+        (Rule("[*]" * 4097, "topk"), "pattern: expected at most 4096 characters"),
+        (Rule("w", "topk" + "+ef" * 400), "codec: expected at most 1024 characters"),
+    ],
+)
+def test_what_is_too_long_is_refused_before_it_is_looked_into(rule: Rule, said: str) -> None:
+    """Making a regular expression of 40,000 characters takes a quarter of a minute."""
+
+    def resolve(spec: str) -> CodecChoice:
+        raise AssertionError("nothing is resolved")
+
+    bad = unusable((rule,), resolve)
+    assert bad is not None and said in bad[1] and len(bad[1]) < 400
+
+
+def test_a_name_may_be_as_long_as_names_are() -> None:
+    assert unusable((Rule("[*]" * 4096, "none"), Rule("w" * 4096, "none")), lambda spec: DENSE) is None
+
+
 class Counted(str):
     """A pattern that counts how often it is looked at as a key."""
 

@@ -6,11 +6,15 @@ asks for it (`tests/unit/admin`).
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from gcproto.manifest import Section, TensorSpec
 from gcproto.messages import DeclareDomain, DeclareSection
+from gcserver.admin.source import AdminError, ErrorKind
 from gcserver.core import control_events as ce
 from gcserver.core.control import ControlMachine
 from gcserver.core.effects import ReportStep
@@ -47,3 +51,17 @@ def test_without_a_model_every_call_is_a_step() -> None:
     job, calls = domain_of(m)
     settle(m, job, calls, 3)
     assert step_of(m) == 3
+
+
+def test_a_pattern_longer_than_any_name_is_refused_before_it_is_looked_into() -> None:
+    async def nothing(question: Any, patience: float) -> list[Any]:
+        return []
+
+    daemon: Any = SimpleNamespace(
+        machine=formed(), lanes=SimpleNamespace(table=[None]), questions=SimpleNamespace(ask=nothing)
+    )
+    status = Status(daemon)
+    with pytest.raises(AdminError, match="at most 4096 characters") as refused:
+        asyncio.run(status.tensors("", "", "[!" * 2049))
+    assert (refused.value.kind, refused.value.field) == (ErrorKind.INVALID, "pattern")
+    assert [t.name for t in asyncio.run(status.tensors("", "", "w*"))] == ["w"]
