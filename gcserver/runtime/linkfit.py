@@ -20,8 +20,9 @@ from typing import Final
 
 from gcserver.planner.profile import LinkCost
 
-#: frames of fewer bytes count, but begin and end no train: how soon the loop wakes would matter more than their time
-LARGE: Final = 64 << 10
+#: Frames of fewer bytes count, but begin and end no train: how soon the loop wakes would matter more than their time.
+#: And compressed blocks are smaller: they leave when the worker has computed them, whose pace would pass for a link's.
+LARGE: Final = 256 << 10
 #: bytes after which a train ends and the next one begins, so that a long transfer is many samples
 LONG: Final = 16 << 20
 #: trains of fewer bytes or frames say nothing
@@ -194,6 +195,15 @@ class LinkFit:
     def cost(self, guess: LinkCost) -> LinkCost:
         """The link; what has not been seen yet is ``guess``'s."""
         return fit([min(trips) for trips in self._trips.values()], self._trains.kept, guess)
+
+    def news(self, known: LinkCost, guess: LinkCost) -> LinkCost | None:
+        """What is to count instead of ``known``; None if that still does.
+
+        A measurement, and a lower bound that ``known`` is below: then it was wrong, and the link is a guess again.
+        """
+        found = self.cost(guess)
+        least = rate(self._trains.kept) if self._trains.kept else 0.0
+        return found if found.samples or least > known.bandwidth else None
 
 
 def fit(trips: Sequence[float], trains: Iterable[Train], guess: LinkCost) -> LinkCost:

@@ -215,9 +215,10 @@ class Planning:
 
     def _seen(self, job: Job, domain: ControlDomain) -> Profile | None:
         """What was measured of the running job, with the link's cost; codecs and errors as far as they are known."""
-        link = self._s.lanes.link.cost(GUESS)
+        known = self._s.profiler.profile(job.id, domain.config.domain)
         # A guess is worth less than what an earlier run measured.
-        return self._s.profiler.profile(job.id, domain.config.domain, link=link if link.samples else None)
+        link = self._s.lanes.link.news(known.link if known is not None else GUESS, GUESS)
+        return self._s.profiler.profile(job.id, domain.config.domain, link=link) if link is not None else known
 
     def _begin(
         self, job: Job, course: Course, work: Callable[[], Awaitable[AnswerRequest | None]]

@@ -77,7 +77,7 @@ class Daemon:
         self.job.record = msgspec.structs.replace(self.job.record, mode=mode, quality="fast")
         plan = SimpleNamespace(warmup_steps=10, exclude=("b",), profiles=None)
         self.config = SimpleNamespace(plan=plan, node=SimpleNamespace(lanes=1))
-        self.lanes = SimpleNamespace(table=[None], link=SimpleNamespace(cost=lambda guess: guess))
+        self.lanes = SimpleNamespace(table=[None], link=SimpleNamespace(news=lambda known, guess: None))
         self.profiler = SimpleNamespace(profile=self.profile)
         self.loop = asyncio.get_running_loop()
         self.seen: Profile | None = msgspec.structs.replace(PROFILE, steps=(StepTime(0, 0.4, 0.01, 7),))

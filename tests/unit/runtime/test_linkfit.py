@@ -151,6 +151,18 @@ def test_payloads_compressed_from_the_first_step_on_measure_nothing() -> None:
     assert (found.bandwidth, found.samples) == (GUESS.bandwidth, 0)
 
 
+def test_what_was_known_counts_until_something_better_is() -> None:
+    link, wrong, right = LinkFit(), LinkCost(1e-4, 4.6e6, 0.01, 12), LinkCost(1e-4, 9e8, 0.01, 50)
+    assert link.news(wrong, GUESS) is None
+    link._trains.kept.extend(Train(float(i), i + 1e7 / r, 10_000_000) for i, r in enumerate((1e7, 2e7, 4e7, 8e7)))
+    assert link.news(right, GUESS) is None, "a lower bound says nothing against more"
+    found = link.news(wrong, GUESS)
+    assert found is not None and (found.bandwidth, found.samples) == (GUESS.bandwidth, 0)
+    link._trains.kept.clear()
+    link._trains.kept.extend(Train(float(i), i + 0.1, 10_000_000) for i in range(5))
+    assert link.news(right, GUESS) == LinkCost(1e-4, pytest.approx(1e8), 0.0, 5), "it became slower"
+
+
 def test_trains_count_by_their_bytes() -> None:
     assert rate([Train(0.0, 1.0, 100), Train(2.0, 2.5, 1), Train(4.0, 4.01, 1)]) == 100.0
 
