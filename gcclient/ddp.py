@@ -180,7 +180,7 @@ class State:
             if self._scope is None:
                 self._look_back()
                 self._scope = Backward(self, float(self.scaler.get_scale()) if self.scaler is not None else 1.0)
-            began = time.perf_counter()
+            began = self.timing.clock()
             self._scope.add(work)
             self.timing.copied(buffer.nbytes, began)
             self.session.counters.bytes_pushed += buffer.nbytes

@@ -96,7 +96,7 @@ class Exchange(Scope):
                 f"{parameter.dtype.label} {list(parameter.tensor.shape)}: gradients are exchanged as their parameter is"
             )
         flat = device.flattened(grad)
-        began = time.perf_counter()
+        began = self.layout.timing.clock()
         self.brought[parameter] = Brought(grad, grad._version, flat)
         self.fill(parameter.pieces, device.memory_of(flat))
         self.session.counters.bytes_pushed += flat.nbytes

@@ -6,6 +6,10 @@ may not: what is made of it (the daemon's profiler), pushing.
 Every parameter gets one hook when it is declared. It runs right after the gradient was accumulated and before DDP sees
 it; in a step that is not measured it is one attribute test. All times are the host's: on CUDA a gradient then counts as
 ready when its kernels are queued, which copying a bucket, for which the host waits, puts right once a bucket.
+
+What computing takes is what it takes alone: time in which the thread of the backward pass was ready to run and had no
+core, because daemons and others shared them, is no part of it. It is part of a whole step. The planner puts the two
+beside each other (`gcserver.planner.auto.interference`).
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ from typing import Final
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from gcclient.corewait import CoreWait
 from gcproto.timings import TensorTimes
 
 #: The first steps compile, allocate and let DDP rebuild its buckets: measuring begins with this one,
@@ -47,6 +52,7 @@ class Timing:
     def __init__(self, domain: int, send: Callable[[TensorTimes], None]) -> None:
         self.on = False
         self._domain, self._send = domain, send
+        self._cores = CoreWait()
         #: when each gradient was ready, by the order of declaration; 0: not in this step
         self._ready: list[float] = []
         self._copying = 0.0
@@ -70,7 +76,8 @@ class Timing:
     def _hook(self, index: int) -> Callable[[torch.Tensor], None]:
         def ready(_: torch.Tensor) -> None:
             if self.on:
-                now = self._now()
+                self._cores.here()
+                now = self.clock()
                 if self._ready[index]:
                     # Gradients accumulate over several passes; what counts is the one that is pushed.
                     self._clear()
@@ -83,9 +90,9 @@ class Timing:
         self._copying, self._copied = 0.0, 0
 
     def copied(self, nbytes: int, began: float) -> None:
-        """Since ``began`` (``perf_counter``) the pass stood still while ``nbytes`` were copied and pushed."""
+        """Since ``began`` (:meth:`clock`) the pass stood still while ``nbytes`` were copied and pushed."""
         if self.on:
-            self._copying += perf_counter() - began
+            self._copying += self.clock() - began
             self._copied += nbytes
 
     def stood(self, began: float) -> None:
@@ -96,8 +103,13 @@ class Timing:
         """The time, on a clock that stood still whenever training did."""
         return perf_counter() - self._stood
 
+    def clock(self) -> float:
+        """The same, on one that stood still also while the thread of the backward pass waited for a core."""
+        return self._now() - self._cores.seconds()
+
     def closed(self, step: int) -> None:
         """The backward pass of ``step`` is over and pushed."""
+        self._cores.here()
         now = self._now()
         between = now - self._closed_at if self._step == step - 1 > 0 else -1.0
         self._step, self._closed_at = step, now
@@ -112,7 +124,7 @@ class Timing:
     def back(self, step: int) -> None:
         """All results of ``step`` are there; called by whichever thread finds out, twice at most."""
         if step > self._back[0]:
-            self._back = (step, self._now())
+            self._back = (step, self.clock())
 
     def _message(self, step: int, between: float) -> TensorTimes:
         first = min((t for t in self._ready if t), default=0.0)

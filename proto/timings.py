@@ -21,8 +21,9 @@ class TensorTimes(Message, frozen=True, tag="times"):
 
     ``ready``: from the step's first gradient to each tensor's, tensors in the order of the domain's sections (-1: it
     brought none), less what copying took. ``forward``: from the end of the results before to the first gradient.
-    ``between``: from the end of the backward pass before to this one's; ``typical``: the median of these over the last
-    steps. ``copied`` bytes went into the arena in ``copying``.
+    ``copied`` bytes went into the arena in ``copying``. None of these counts what the worker waited for a core.
+    ``between``: from the end of the backward pass before to this one's, all of it; ``typical``: the median of these
+    over the last steps.
     """
 
     domain: int

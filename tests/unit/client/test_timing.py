@@ -30,10 +30,23 @@ class Clock:
         return self.now
 
 
+class Cores:
+    """Stands for the system's word about a thread that waits for a core."""
+
+    def __init__(self) -> None:
+        self.waited = 0.0
+
+    def here(self) -> None: ...
+
+    def seconds(self) -> float:
+        return self.waited
+
+
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
     monkeypatch.setattr(timing, "perf_counter", made)
+    monkeypatch.setattr(timing, "CoreWait", Cores)
     return made
 
 
@@ -44,6 +57,7 @@ class Worker:
         self.clock = clock
         self.sent: list[TensorTimes] = []
         self.timing = Timing(7, self.sent.append)
+        self.cores = self.timing._cores
         self.tensors = [torch.zeros(2, requires_grad=True) for _ in range(3)]
         self.timing.watch(self.tensors)
         self.step = 0
@@ -51,6 +65,10 @@ class Worker:
     def ready(self, index: int, after: float) -> None:
         self.clock.now += after
         self.tensors[index].sum().backward()
+
+    def wait_for_a_core(self, seconds: float) -> None:
+        self.clock.now += seconds
+        self.cores.waited += seconds
 
     def end(self, back: float = 0.01) -> None:
         self.step += 1
@@ -108,6 +126,24 @@ def test_a_measured_step_says_when_each_gradient_came(worker: Worker) -> None:
     assert (message.domain, message.step, message.ready) == (7, FIRST, (100_000, 200_000, 0))
     assert (message.forward, message.between, message.typical) == (300_000, 530_000, 510_000)
     assert (message.copied, message.copying) == (1000, 20_000)
+
+
+def test_waiting_for_a_core_is_part_of_the_step_alone(worker: Worker) -> None:
+    worker.until(FIRST)
+    worker.wait_for_a_core(0.05)
+    worker.ready(2, 0.3)
+    worker.wait_for_a_core(0.07)
+    worker.ready(0, 0.1)
+    began = worker.timing.clock()
+    worker.clock.now += 0.02
+    worker.wait_for_a_core(0.03)
+    worker.timing.copied(1000, began)
+    worker.ready(1, 0.1)
+    worker.end()
+    (message,) = worker.sent
+    assert message.ready == (100_000, 200_000, 0)
+    assert (message.forward, message.copying) == (300_000, 20_000)
+    assert message.between == 680_000
 
 
 def test_a_parameter_without_a_gradient_is_not_known(worker: Worker) -> None:
