@@ -9,14 +9,15 @@ from pathlib import Path
 
 import pytest
 
-#: Tests that start daemons wait for processes: one process runs them all, one after the other, beside the others.
+#: Tests that start daemons: those of a file share some, so that one process has to run them all.
 _DAEMONS = {"integration", "system", "soak"}
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     for item in items:
         if _DAEMONS & set(item.path.relative_to(here).parts) or "real_run" in item.name:
-            item.add_marker(pytest.mark.xdist_group("daemons"))
-    # The longest group first, so that it does not begin when everything else is over.
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+    # The longest groups first, so that none begins when everything else is over.
     items.sort(key=lambda item: item.get_closest_marker("xdist_group") is None)

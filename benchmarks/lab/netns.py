@@ -45,7 +45,7 @@ class Probe:
 
 
 def bits_per_second(rate: str) -> int:
-    """``"100mbit"``, ``"1.5gbit"`` or a plain number of bits per second; ValueError saying what is accepted."""
+    """``"100mbit"``, ``"8000bit"`` as bits per second; ValueError saying what is accepted."""
     return round(8 * read_rate(rate))
 
 

@@ -119,7 +119,7 @@ def test_ports_are_successive_and_free() -> None:
             probe.bind(("127.0.0.1", port))
 
 
-@pytest.mark.parametrize(("rate", "bits"), [("100mbit", 10**8), ("1.5gbit", 1_500_000_000), ("8000", 8000)])
+@pytest.mark.parametrize(("rate", "bits"), [("100mbit", 10**8), ("1.5gbit", 1_500_000_000), ("8000bit", 8000)])
 def test_rates_are_read(rate: str, bits: int) -> None:
     assert netns.bits_per_second(rate) == bits
 
