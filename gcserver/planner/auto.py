@@ -138,12 +138,25 @@ def interference(live: Live, rules: Sequence[PlannedRule], measured: float) -> f
     lanes and network compute meanwhile: workers that share their cores with them wait. More than all of that cannot be.
     0 under rules whose codecs have no cost here (an operator's, the model's own): of their steps nothing can be told.
     """
+    unexplained, cpu = _unexplained(live, rules, measured)
+    return min(max(unexplained / cpu, 0.0), 1.0) if cpu > 0 else 0.0
+
+
+def slowness(live: Live, rules: Sequence[PlannedRule], measured: float) -> float:
+    """Seconds of a step under ``rules`` that not even an interference of 1 explains: the machine is slower than it was
+    when the profile was measured, and would be so under every plan. At most as much as computing takes. 0 where the
+    link is a guess, which may be what is wrong."""
+    unexplained, cpu = _unexplained(live, rules, measured)
+    return min(max(unexplained - cpu, 0.0), live.profile.compute) if live.profile.link.samples else 0.0
+
+
+def _unexplained(live: Live, rules: Sequence[PlannedRule], measured: float) -> tuple[float, float]:
+    """(seconds beyond the prediction, CPU time of lanes and network), both 0 where nothing can be told."""
     try:
         options = applied(live, rules)
     except ProfileError:
-        return 0.0
-    unexplained, cpu = measured - live.seconds(options), live.cpu(options)
-    return min(max(unexplained / cpu, 0.0), 1.0) if cpu > 0 else 0.0
+        return 0.0, 0.0
+    return measured - live.seconds(options), live.cpu(options)
 
 
 def worth(now: StepTime | float, proposal: Proposal, noise: float = 0.0) -> tuple[bool, str]:
@@ -167,9 +180,11 @@ def compose(profile: Profile, wish: Wish | None = None) -> Proposal:
     """
     wish = wish or Wish()
     _check(wish)
-    live = Live(profile, portions(profile, wish.buckets))
+    live, compute = Live(profile, portions(profile, wish.buckets)), profile.compute
     if wish.step > 0:
-        profile = msgspec.structs.replace(profile, interference=interference(live, wish.rules, wish.step))
+        learned = interference(live, wish.rules, wish.step)
+        forward = profile.forward + slowness(live, wish.rules, wish.step)
+        profile = msgspec.structs.replace(profile, interference=learned, forward=forward)
         live = Live(profile, live.brought)
     plans, unknown = _tried(live, wish)
     plans = [dataclasses.replace(p, seconds=wish.took.get(p.spec.text, p.seconds)) for p in plans]
@@ -210,7 +225,7 @@ def compose(profile: Profile, wish: Wish | None = None) -> Proposal:
         expected,
         regrouped,
         expected if winner.spec.name == DENSE else plans[0].seconds,
-        profile.compute,
+        compute,
         sum(live.sent(b, option) for b, option in enumerate(options)),
         explain(live, winner.table, winner.columns, winner.options, groups.portions, winner.notes),
         (*considered, *unknown),

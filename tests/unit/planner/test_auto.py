@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from gcserver.planner.auto import AutoError, Proposal, Wish, compose, interference, margin, worth
+from gcserver.planner.auto import AutoError, Proposal, Wish, compose, interference, margin, slowness, worth
 from gcserver.planner.auto_rules import PlannedRule, applied
 from gcserver.planner.live import ALL, Live
 from gcserver.planner.live_layout import portions
@@ -251,6 +251,24 @@ def test_what_a_step_takes_beyond_its_prediction_is_laid_at_the_cpu_that_lanes_t
     plain, crowded = (compose(profile, Wish(rules=rules, step=s)) for s in (dense, dense + cpu))
     assert crowded.dense > plain.dense
     assert crowded.expected / crowded.dense < plain.expected / plain.dense
+
+
+def test_a_machine_that_became_slower_is_so_under_every_plan() -> None:
+    profile = gpt(2, GBIT1)
+    live = Live(profile)
+    rules = (PlannedRule("*", "none"),)
+    dense, cpu = live.seconds(applied(live, rules)), live.cpu(applied(live, rules))
+    measured = dense + cpu + 0.1
+    assert slowness(live, rules, dense + cpu / 2) == 0.0
+    assert slowness(live, rules, measured) == pytest.approx(0.1)
+    assert slowness(live, rules, 1e3) == profile.compute
+    guessed = msgspec.structs.replace(profile, link=msgspec.structs.replace(profile.link, samples=0))
+    assert slowness(Live(guessed), rules, measured) == 0.0, "the link may be what is slower"
+    crowded, slower = (compose(profile, Wish(rules=rules, step=s)) for s in (dense + cpu, measured))
+    assert slower.compute == crowded.compute == profile.compute
+    assert slower.dense - crowded.dense == pytest.approx(0.1)
+    more = [a.expected - b.expected for a, b in zip(slower.considered, crowded.considered, strict=True) if b.expected]
+    assert more == pytest.approx([0.1] * len(more))
 
 
 def test_rules_in_force_that_auto_has_no_cost_of_do_not_keep_it_from_planning() -> None:
