@@ -33,7 +33,7 @@ warmup: $(STAMP)
 	@$(ONE_THREAD) $(BIN)/gcserver warmup
 
 test: warmup ## the fast tests: no root, no system packages
-	@$(ONE_THREAD) $(RUBBISH) $(BIN)/python -m pytest -q -m "not system and not soak" -n $(JOBS) --dist loadgroup $(ARGS)
+	@$(ONE_THREAD) $(RUBBISH) $(BIN)/python -m pytest -q -m "not system and not soak" -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-system: warmup ## the tests that need root or system packages (installs those as root, says which)
 	@tools/system_packages.sh

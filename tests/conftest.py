@@ -9,15 +9,12 @@ from pathlib import Path
 
 import pytest
 
-#: Tests that start daemons: those of a file share some, so that one process has to run them all.
+#: Tests that start daemons take longest. `--dist loadfile` gives a file to one process, so that what its tests share is
+#: started once (groups by mark would need an xdist that knows pytest 9.2).
 _DAEMONS = {"integration", "system", "soak"}
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
-    for item in items:
-        if _DAEMONS & set(item.path.relative_to(here).parts) or "real_run" in item.name:
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
-    # The longest groups first, so that none begins when everything else is over.
-    items.sort(key=lambda item: item.get_closest_marker("xdist_group") is None)
+    # They come first, so that none begins when everything else is over.
+    items.sort(key=lambda item: not _DAEMONS & set(item.path.relative_to(here).parts))
