@@ -7,7 +7,7 @@ not: measuring, how a plan is composed (`auto.py`).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -53,6 +53,18 @@ class Advice(msgspec.Struct, frozen=True):
     rows: tuple[AdviceRow, ...]
     stops_paying: float
     verdict: str
+
+    def steps(self, measured: float) -> Iterator[tuple[float, bool, str, str, float]]:
+        """Every plan on every link, as operators and workers are told: bandwidth, whether that is the ``measured`` one,
+        name, spec, seconds."""
+        for row in self.rows:
+            for plan in row.plans:
+                yield row.bandwidth, row.bandwidth == measured, plan.name, plan.spec, plan.seconds
+
+    @property
+    def pays_below(self) -> float | None:
+        """``stops_paying``; None where that is beyond every link."""
+        return self.stops_paying if self.stops_paying < MOST else None
 
 
 def advise(profile: Profile, bandwidths: Sequence[float] = (), quality: str = "balanced") -> Advice:

@@ -15,7 +15,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from gcproto.messages import AdviceRow, Advised, AskAdvice
-from gcserver.planner.advice import MOST
 from gcserver.runtime.plannerlink import PlannerError
 from gcserver.runtime.planning import TOO_SOON, NotPlannable
 
@@ -76,10 +75,5 @@ class Advising:
             return refused(str(error))
         except PlannerError as error:
             return refused(f"the planner failed: {error}", "look at the daemon's log on this node")
-        rows = tuple(
-            AdviceRow(row.bandwidth, row.bandwidth == link, plan.name, plan.spec, plan.seconds)
-            for row in found.rows
-            for plan in row.plans
-        )
-        stops = found.stops_paying if found.stops_paying < MOST else None
-        return Advised(message.request, found.verdict, found.compute, stops, rows)
+        rows = tuple(AdviceRow(*step) for step in found.steps(link))
+        return Advised(message.request, found.verdict, found.compute, found.pays_below, rows)

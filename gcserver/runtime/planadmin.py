@@ -14,7 +14,7 @@ from gcserver.admin import planning as said
 from gcserver.admin.source import AdminError, DomainPlan, ErrorKind, PlanChange, PlanStatus
 from gcserver.core.control_domain import ControlDomain
 from gcserver.core.job import Job
-from gcserver.planner.advice import MOST, Advice
+from gcserver.planner.advice import Advice
 from gcserver.planner.auto import Proposal
 from gcserver.planner.course import Standing, step_under
 from gcserver.planner.live import LiveStep
@@ -190,9 +190,5 @@ def _profile(p: Profile) -> said.DomainProfile:
 
 
 def _advice(label: str, a: Advice, link: float) -> said.Advice:
-    rows = tuple(
-        said.AdviceRow(row.bandwidth, row.bandwidth == link, plan.name, plan.spec, plan.seconds)
-        for row in a.rows
-        for plan in row.plans
-    )
-    return said.Advice(label, a.verdict, a.compute, a.stops_paying if a.stops_paying < MOST else None, rows)
+    rows = tuple(said.AdviceRow(*step) for step in a.steps(link))
+    return said.Advice(label, a.verdict, a.compute, a.pays_below, rows)
