@@ -129,6 +129,12 @@ class Daemon:
         await self.idle()
         return self.course.says
 
+    async def until_plans(self) -> None:
+        """Planning looks, and waits for the planner until ``link.gate`` is set."""
+        self.link.gate.clear()
+        self.planning.tick()
+        await asyncio.sleep(0)
+
     async def idle(self) -> None:
         while (task := self.course.task) is not None:
             await asyncio.wait({task})

@@ -127,9 +127,7 @@ def test_a_plan_that_cannot_be_taken_back_is_tried_again(tmp_path: Path) -> None
 
 def test_an_operators_rules_win_over_a_plan_under_way(tmp_path: Path) -> None:
     async def test(d: Daemon) -> None:
-        d.link.gate.clear()
-        d.planning.tick()
-        await asyncio.sleep(0)
+        await d.until_plans()
         d.newest(HAND)
         d.link.gate.set()
         await d.idle()
@@ -200,9 +198,7 @@ def test_rules_given_at_another_node_or_by_an_audit_are_noticed(tmp_path: Path) 
 
 def test_a_change_of_mode_drops_the_plan_under_way(tmp_path: Path) -> None:
     async def test(d: Daemon) -> None:
-        d.link.gate.clear()
-        d.planning.tick()
-        await asyncio.sleep(0)
+        await d.until_plans()
         assert "espresso" in d.planning.set_mode(d.job, "espresso", "")
         d.link.gate.set()
         await d.idle()
