@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from gcproto.manifest import PAGE
+from gcproto.modes import MODES, QUALITIES, STATIC
 from gcserver import values
-from gcserver.modes import MODES, QUALITIES, STATIC
 from gcserver.planner import controllers
 from gcserver.values import Address
 

@@ -10,6 +10,8 @@ from typing import Any, Final, Generic, TypeVar
 import msgspec
 
 MAX_MESSAGE_BYTES: Final = 64 << 20
+#: what decoding raises for bytes of something else; the second for text that is none
+UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError)
 T = TypeVar("T")
 
 
@@ -37,6 +39,6 @@ class Decoder(Generic[T]):
             raise MessageError(f"a message has at most {MAX_MESSAGE_BYTES} bytes, got {size}")
         try:
             message: T = self._decoder.decode(data)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except UNREADABLE as error:
             raise MessageError(str(error)) from error
         return message

@@ -14,6 +14,8 @@ from typing import Final
 
 import msgspec
 
+from gcproto.packed import UNREADABLE
+
 #: a profile of another form is measured anew, never guessed at
 FORM: Final = 1
 
@@ -163,7 +165,7 @@ def load(text: bytes, name: str) -> Profile:
     """The profile in a file's content; ``name`` is the file's. Raises :class:`ProfileError`."""
     try:
         profile = msgspec.json.decode(text, type=Profile)
-    except (msgspec.MsgspecError, UnicodeDecodeError, ProfileError) as error:
+    except (*UNREADABLE, ProfileError) as error:
         raise ProfileError(f"{name} is no profile: {error}") from error
     if profile.form != FORM:
         raise ProfileError(f"{name}: expected a profile of form {FORM}, got {profile.form}; it has to be measured anew")

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 import msgspec
 
+from gcproto.packed import UNREADABLE
+
 
 class TraceError(ValueError):
     """A trace file that cannot be read: names the file, what was expected and what is there."""
@@ -60,7 +62,7 @@ def parse_trace(text: bytes, name: str) -> Trace:
     """The trace in a file's content; ``name`` is the file's. Raises :class:`TraceError`."""
     try:
         file = msgspec.json.decode(text, type=_File)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise TraceError(f"{name} is no trace: {error}") from error
     tensors = []
     ready = 0.0

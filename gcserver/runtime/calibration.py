@@ -26,6 +26,7 @@ import msgspec
 import numpy as np
 
 from gcproto import wire
+from gcproto.packed import UNREADABLE
 from gcserver import bench, codecs
 from gcserver.codecs import Codec, parse, reduce
 from gcserver.codecs.tworounds import TwoRounds
@@ -177,7 +178,7 @@ def _name(codec: Codec) -> str:
 def _read(path: Path) -> Known:
     try:
         return msgspec.json.decode(path.read_bytes(), type=Known)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+    except (OSError, *UNREADABLE):
         return {}
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from gcproto.channel import Channel
-from gcproto.packed import Message, MessageError
+from gcproto.packed import UNREADABLE, Message, MessageError
 from gcserver.core import effects, events
 from gcserver.core.control_events import OpenSection
 from gcserver.runtime.linkfit import Arrival
@@ -183,7 +183,7 @@ def _decode(data: object) -> Any:
     try:
         envelope = _envelope.decode(data)  # type: ignore[arg-type]
         return _decoders[envelope.kind].decode(envelope.content)
-    except (msgspec.MsgspecError, UnicodeDecodeError, KeyError) as error:
+    except (*UNREADABLE, KeyError) as error:
         raise MessageError(f"between supervisor and lane: {error}") from error
 
 

@@ -23,6 +23,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
+from gcproto.packed import UNREADABLE
 from gcserver.core.control_events import DomainLedger, JobMemory
 from gcserver.core.events import DomainKey
 from gcserver.runtime.statefiles import map_file, private_directory
@@ -163,7 +164,7 @@ class JobStore:
         for directory in sorted((self.state / "jobs").glob("*")):
             try:
                 memory = msgspec.msgpack.decode((directory / "job.msgpack").read_bytes(), type=JobMemory)
-            except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+            except (OSError, *UNREADABLE):
                 shutil.rmtree(directory, ignore_errors=True)
                 continue
             job = memory.record.job

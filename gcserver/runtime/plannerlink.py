@@ -20,6 +20,7 @@ from typing import Final
 
 import msgspec
 
+from gcproto.packed import UNREADABLE
 from gcserver.planner.advice import Advice
 from gcserver.planner.auto import Proposal, Wish
 from gcserver.planner.auto_rules import PlannedRule
@@ -126,7 +127,7 @@ class PlannerLink:
             except TimeoutError:
                 self.close()
                 raise PlannerError(f"no answer to {type(request).__name__} within {self._patience:g} s") from None
-            except (OSError, asyncio.IncompleteReadError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+            except (OSError, asyncio.IncompleteReadError, *UNREADABLE) as error:
                 self.close()
                 raise PlannerError(f"the planning process failed at {type(request).__name__}: {error}") from None
             except asyncio.CancelledError:

@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from gcproto.modes import AUTO, STATIC
+from gcproto.packed import UNREADABLE
 from gcproto.rates import say_rate
 from gcserver.core.control_domain import ControlDomain
 from gcserver.core.control_events import AnswerRequest
 from gcserver.core.job import Job
-from gcserver.modes import AUTO, STATIC
 from gcserver.planner import course as decide
 from gcserver.planner.advice import Advice
 from gcserver.planner.auto import Wish
@@ -140,7 +141,7 @@ class Planning:
         begun, saved = Standing(job.record.mode, job.record.quality), self._s.store.planning(job.id)
         try:
             return msgspec.msgpack.decode(saved, type=Standing) if saved else begun
-        except (msgspec.MsgspecError, UnicodeDecodeError):
+        except UNREADABLE:
             # Another release's, or damaged. Plans that are there count as operators'.
             return begun
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from gcproto.modes import AUTO, STATIC
 from gcserver.core.control_domain import ControlDomain
 from gcserver.core.job import Job
-from gcserver.modes import AUTO, STATIC
 from gcserver.planner.auto import PARTS, Wish
 from gcserver.planner.auto_rules import PlannedRule
 from gcserver.planner.course import Standing

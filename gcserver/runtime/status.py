@@ -15,6 +15,7 @@ from gcproto import wire
 from gcproto.audits import AuditReport
 from gcproto.manifest import MAX_NAME
 from gcproto.messages import Rule
+from gcproto.modes import MODES, QUALITIES
 from gcserver import __version__
 from gcserver.admin.planning import Advice, DomainProfile
 from gcserver.admin.source import (
@@ -40,7 +41,6 @@ from gcserver.core import control_events as cx
 from gcserver.core.control_domain import ControlDomain
 from gcserver.core.job import Job
 from gcserver.core.plan import unusable
-from gcserver.modes import MODES, QUALITIES
 from gcserver.runtime.lanelink import AskBlocks, BlockFacts, StepTimes
 from gcserver.runtime.planadmin import PlanAdmin
 from gcserver.runtime.planstatus import without_tensors
