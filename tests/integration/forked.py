@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
@@ -72,6 +73,8 @@ class Forked:
 def _script(main: Callable[[], None], environ: dict[str, str], cwd: str, log: str) -> None:
     """In the process: ``main`` as ``__main__`` of an interpreter would run, from its environment to its exit."""
     ends_with_parent()
+    # The forking process ends when nobody holds the other end of this pipe: its own children must not keep it alive.
+    os.close(forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(environ)
