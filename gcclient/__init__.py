@@ -48,6 +48,7 @@ from gcclient.errors import (
     NotAuthorised,
     NotInitialized,
     NotRegistered,
+    OutOfDescriptors,
     OutOfMemory,
     PeerLost,
     StepIndeterminate,
@@ -100,6 +101,7 @@ __all__ = [
     "NotRegistered",
     "CodecError",
     "OutOfMemory",
+    "OutOfDescriptors",
 ]
 
 _major, _minor = (int(part) for part in _torch.__version__.split(".")[:2])

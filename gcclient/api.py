@@ -85,7 +85,7 @@ def init(
     try:
         session.connect()
         peers: tuple[tuple[str, str], ...] = ()
-        store = rendezvous.find_store() if rank is None and world.size > 1 else None
+        store = rendezvous.find_store(patience) if rank is None and world.size > 1 else None
         if store is not None:
             identity = session.who()
             mine = rendezvous.Place(identity.node, identity.address)

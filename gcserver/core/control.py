@@ -37,7 +37,7 @@ from gcserver.core.control_events import (
 from gcserver.core.effects import ReportClosed, ReportFault, ReportLink, ReportStep, ReportWaiting
 from gcserver.core.events import CodecChoice, DomainClosed, FrameDamaged, FrameReceived, PeerAdded, PeerReset, Tick
 from gcserver.core.gathering import Formation, Gathering, fault_without_job, why_unusable
-from gcserver.core.job import Job, any_controller, any_plan
+from gcserver.core.job import Job, NoSpace, any_controller, any_plan, any_section
 from gcserver.core.link import Link
 from gcserver.core.peers import Peers, PeerUp
 
@@ -62,6 +62,7 @@ class ControlMachine:
     resolve: Callable[[str], CodecChoice]
     no_controller: Callable[[str], str] = any_controller
     no_room: Callable[[Job, messages.PlanText], str] = any_plan
+    no_space: NoSpace = any_section
     jobs: dict[bytes, Job] = field(default_factory=dict)
     connections: dict[Connection, tuple[bytes, int]] = field(default_factory=dict)
     early: job_messages.Early = field(default_factory=list)
@@ -119,7 +120,7 @@ class ControlMachine:
         elif isinstance(what, messages.Beat):
             for job_id, domain, step, digest in what.closed:
                 if (job := self.jobs.get(job_id)) is not None:
-                    self.out.extend(settling.compare_closed(job, name, domain, step, digest))
+                    self.out.extend(settling.compare_closed(job, name, domain, step, digest, now))
         else:
             self._on_control(name, what)
 
@@ -200,7 +201,7 @@ class ControlMachine:
 
     def _job(self, record: EpochDecided) -> Job:
         hello = self.config.hello
-        return Job(record, hello.node, hello.lanes, self.resolve, self.no_controller, self.no_room)
+        return Job(record, hello.node, hello.lanes, self.resolve, self.no_controller, self.no_room, self.no_space)
 
     def _registered(self, job: Job) -> Registered:
         r = job.record

@@ -41,6 +41,10 @@ class ControlDomain:
     closing: dict[int, dict[int, int]] = field(default_factory=dict)
     closed: dict[int, int] = field(default_factory=dict)
     waiting: dict[int, ReportWaiting] = field(default_factory=dict)
+    #: the newest step that a peer has closed and no rank of this node begun, and since when that is known
+    behind: tuple[int, float] = (0, 0.0)
+    #: since when a section that not all have declared yet is waited for
+    declaring: dict[int, float] = field(default_factory=dict)
 
     @property
     def lossless(self) -> bool:

@@ -193,13 +193,18 @@ class ReportClosed(Record, frozen=True, gc=False):
 
 
 class ReportWaiting(Record, frozen=True, gc=False):
-    """To the control machine: the oldest open step and whom it waits for (empty ``missing``: nothing open)."""
+    """To the control machine: the oldest open step and whom it waits for (empty ``missing``: nothing open).
+
+    ``wanted``: of each in ``missing`` what is awaited: "push", "contribution", "aggregate" or "contribution and
+    aggregate".
+    """
 
     domain: DomainKey
     step: int
     since: float
     phase: str
     missing: tuple[str, ...]
+    wanted: tuple[str, ...]
 
 
 class ReportFault(Record, frozen=True, gc=False):

@@ -198,6 +198,7 @@ class LaneMachine:
         domain = self.domains.get(key)
         if h.job in self.ended or (domain is not None and domain.faulted):
             self._drop(e)
+            self.out.append(Count("frames_stale", h.sender))
             return
         if domain is None or (h.key not in domain.partitions and h.epoch == domain.config.epoch):
             self.early.keep_frame(key, e, now)
