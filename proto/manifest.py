@@ -380,16 +380,3 @@ class ArenaPlan:
             self._used, slot = self._place(self._used, block)
             self.slots[block.key] = slot
         return new
-
-
-def memory_bytes(
-    parameters: int, itemsize: int = 4, local_ranks: int = 1, members: int = 2, feedback: bool = True
-) -> int:
-    """Shared memory one node needs for a model, bytes: inputs, outputs, residuals, retained aggregates.
-
-    One input a local rank and one output; with error feedback two versions of the node's residual and of
-    the owner's share; one retained aggregate of the owned share.
-    """
-    size = parameters * itemsize
-    owned = -(-size // max(members, 1))
-    return size * (local_ranks + 1) + owned + ((2 * size + 2 * owned) if feedback else 0)

@@ -38,6 +38,7 @@ from gcserver.core import effects as fx
 from gcserver.core import events as ev
 from gcserver.core.control_events import OpenSection
 from gcserver.core.lane import LaneConfig, LaneMachine
+from gcserver.runtime import shortage
 from gcserver.runtime.blocks import DomainMemory
 from gcserver.runtime.counters import Counters
 from gcserver.runtime.delays import Delays
@@ -91,6 +92,8 @@ class LaneProcess:
         self.queue: deque[ev.LaneEvent] = deque()
         #: questions about blocks that are being answered: request, what is left, what was found
         self.asked: deque[tuple[int, Iterator[tuple[int, int, float]], list[tuple[int, int, float]]]] = deque()
+        #: domains that ended here for want of memory, until the supervisor closes them too
+        self.given_up: set[ev.DomainKey] = set()
         self.running = True
         domains, handles = self.executor.domains, self.executor.handles
         self.perform: dict[type, Callable[[Any], object]] = {
@@ -171,7 +174,16 @@ class LaneProcess:
             event, now = self.queue.popleft(), time.monotonic()
             self.delays.on(event, now)
             for effect in self.machine.on(event, now):
-                self.perform[type(effect)](effect)
+                if self.given_up and domain_of(effect) in self.given_up:
+                    continue
+                try:
+                    self.perform[type(effect)](effect)
+                except (MemoryShort, MemoryError) as error:
+                    domain = domain_of(effect)
+                    if domain is None:
+                        raise
+                    self._give_up(domain, error)
+                    self.queue.append(ev.DomainClosed(domain))
 
     # ---------------------------------------------------------------------------------------- frames
     def _frames(self, prompt: bool) -> None:
@@ -230,10 +242,13 @@ class LaneProcess:
         for message in received:
             try:
                 self._from_supervisor(message)
-            except MemoryShort as error:
-                domain = message.config.id if isinstance(message, ev.DomainOpened) else message.domain
-                self.executor.close(domain)
-                self._memory_short(domain[0], error)
+            except (MemoryShort, MemoryError) as error:
+                opened = isinstance(message, ev.DomainOpened)
+                domain = message.config.id if opened else getattr(message, "domain", None)
+                if domain is None:
+                    raise
+                self._give_up(domain, error)
+                self.feed(ev.DomainClosed(domain))
 
     def _from_supervisor(self, message: Any) -> None:
         if isinstance(message, AddPeer):
@@ -251,6 +266,7 @@ class LaneProcess:
             self.reports.forget(message.domain)
             self.tracer.forget(message.domain)
             self.executor.close(message.domain)
+            self.given_up.discard(message.domain)
         elif isinstance(message, ForgetJob):
             self.workers.drop_job(message.job)
             # A section that was being opened while the supervisor removed the folder has made it anew.
@@ -297,9 +313,13 @@ class LaneProcess:
         self.feed(ev.SectionOpened(e.domain, e.section, memory.space.blocks[e.section.index], remembered))
         self.workers.section_opened()
 
-    def _memory_short(self, job: bytes, error: MemoryShort) -> None:
-        advice = "make /dev/shm larger or the model smaller; `gcserver doctor --params N` prints the need"
-        self.send_up(LaneTrouble(job, "OutOfMemory", str(error.strerror or error), advice))
+    def _give_up(self, domain: ev.DomainKey, error: MemoryShort | MemoryError) -> None:
+        """What a domain needs cannot be had: the end of its job, and of the domain here at once. Nothing that it is
+        still sent, and no effect of it that is still to come, may meet memory that is not there."""
+        kind, advice = shortage.kind_of(error)
+        self.send_up(LaneTrouble(domain[0], kind, shortage.text_of(error), advice))
+        self.given_up.add(domain)
+        self.executor.close(domain)
 
     # --------------------------------------------------------------------------------------- effects
     def _do_send(self, e: fx.Send) -> None:
@@ -311,10 +331,7 @@ class LaneProcess:
             self.counters.count("frames_unroutable", e.peer)
 
     def _do_encode(self, e: fx.Encode) -> None:
-        try:
-            self.queue.append(self.executor.encode(e))
-        except MemoryShort as error:
-            self._memory_short(e.domain[0], error)
+        self.queue.append(self.executor.encode(e))
 
     def _do_accumulate(self, e: fx.Accumulate) -> None:
         if not self.executor.accumulate(e):
@@ -324,10 +341,7 @@ class LaneProcess:
         if e.codec is None or e.codec.rounds == 1 or e.stage:
             rounds = self.counters.rounds
             rounds[e.domain[0]] = rounds.get(e.domain[0], 0) + 1
-        try:
-            self.queue.append(self.executor.finalise(e))
-        except MemoryShort as error:
-            self._memory_short(e.domain[0], error)
+        self.queue.append(self.executor.finalise(e))
 
     def _do_log_step(self, e: fx.LogStep) -> None:
         self.executor.domains[e.domain].log_step(ev.StepRecord(e.step, e.nonfinite, e.proposal, e.digest))
@@ -335,6 +349,13 @@ class LaneProcess:
     def _stats(self) -> LaneStats:
         bytes_in, bytes_out = self.transport.bytes_in, self.transport.bytes_out
         return self.counters.stats(bytes_in, bytes_out, self.executor.domains, self.arrivals.take())
+
+
+def domain_of(effect: fx.LaneEffect) -> ev.DomainKey | None:
+    """The domain an effect is for, if it is for one."""
+    if isinstance(effect, fx.Send):
+        return (effect.header.job, effect.header.domain) if effect.header.job != wire.NO_JOB else None
+    return getattr(effect, "domain", None)
 
 
 def main() -> int:

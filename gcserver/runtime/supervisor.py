@@ -32,6 +32,7 @@ from gcserver.core.control import ControlMachine
 from gcserver.core.control_config import ControlConfig
 from gcserver.core.events import DomainKey
 from gcserver.planner import controllers
+from gcserver.runtime import shortage
 from gcserver.runtime.audits import Audits
 from gcserver.runtime.lanelink import ForgetJob, LaneTrouble
 from gcserver.runtime.lanes import Lanes
@@ -43,7 +44,7 @@ from gcserver.runtime.profiler import Profiler
 from gcserver.runtime.questions import Questions
 from gcserver.runtime.registrations import Registrations
 from gcserver.runtime.resolve import resolve
-from gcserver.runtime.room import no_room
+from gcserver.runtime.room import no_room, no_space
 from gcserver.runtime.statefiles import MemoryShort, incarnation, private_directory
 from gcserver.runtime.status import Status
 from gcserver.runtime.steering import Course, Steering
@@ -104,6 +105,7 @@ class Supervisor:
         generation, self.incarnation = self.store.generation(), incarnation(self.state / "supervisor.incarnation")
         self.hello = Hello(self.node, self.hello.address, self.hello.lanes, self.hello.lane, generation, __version__)
         c = self.config
+        self.store.keep_reserve()
         self.lanes.start()
         # Imported late: the planner's kernels come with it, which takes as long as the rest of a daemon's start.
         from gcserver.runtime.advising import Advising
@@ -128,6 +130,7 @@ class Supervisor:
             resolve,
             controllers.unusable,
             lambda job, text: no_room(self.state, c.node.lanes, job, text),
+            lambda job, domain, section: no_space(self.state, c.node.lanes, job, domain, section),
         )
         try:
             self.peers = Peers(self)
@@ -260,6 +263,11 @@ class Supervisor:
         if self._new(text):
             log.warning("%s", text)
 
+    def short(self, job: bytes, what: str, error: OSError) -> None:
+        """Something a job needs cannot be had: its end."""
+        kind, advice = shortage.kind_of(error)
+        self.trouble(LaneTrouble(job, kind, f"{what}: {shortage.text_of(error)}", advice))
+
     def trouble(self, message: LaneTrouble) -> None:
         """Of a job: its end. Of none: a line for the log."""
         job = self.machine.jobs.get(message.job)
@@ -280,7 +288,7 @@ class Supervisor:
         try:
             self.store.save(e.job, e.memory)
         except OSError as error:
-            self.trouble(LaneTrouble(e.job, "OutOfMemory", f"the job's memory cannot be written: {error}"))
+            self.short(e.job, "the job's memory cannot be written", error)
         self.profiler.on_declared(e.job)
 
     def _do_forget(self, e: cx.ForgetJob) -> None:
@@ -297,7 +305,7 @@ class Supervisor:
         try:
             self.store.ledger(e.domain).settle(e.step, e.void, e.plan, e.lag)
         except MemoryShort as error:
-            self.trouble(LaneTrouble(e.domain[0], "OutOfMemory", str(error)))
+            self.short(e.domain[0], "steps cannot be logged", error)
         self.status.on_settled(e)
         self.profiler.on_settled(e)
         self.audits.on_settled(e)
@@ -322,7 +330,7 @@ class Supervisor:
         try:
             self.store.save_steering(job, saved)
         except OSError as error:
-            self.trouble(LaneTrouble(job, "OutOfMemory", f"the job's controllers cannot be saved: {error}"))
+            self.short(job, "the job's controllers cannot be saved", error)
 
     def _do_arbitrate(self, e: cx.Arbitrate) -> None:
         self.queue.append(cx.EpochWon(self.arbiter.compare_and_swap(e.expected, e.record)))
@@ -381,6 +389,7 @@ def run(config: Config) -> int:
         stream=sys.stderr,
         format=f"%(asctime)s %(levelname)s {config.node.name}: %(message)s",
     )
+    shortage.raise_descriptors()
     try:
         return asyncio.run(Supervisor(config).run())
     except (StartError, MemoryShort, OSError) as error:

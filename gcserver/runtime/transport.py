@@ -12,6 +12,7 @@ reported, because ZeroMQ loses frames silently then.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from typing import Final
 
@@ -59,6 +60,8 @@ class ZmqTransport:
         self._out: dict[int, zmq.Socket[bytes]] = {}
         self._monitors: dict[int, zmq.Socket[bytes]] = {}
         self._dropped: set[int] = set()
+        #: peers that there was no descriptor for yet
+        self._unopened: set[int] = set()
         self.bytes_in = 0
         self.bytes_out = 0
 
@@ -140,8 +143,12 @@ class ZmqTransport:
         return bool(self._in.getsockopt(_EVENTS) & _POLLIN)  # type: ignore[operator]
 
     def reconnected(self) -> list[int]:
-        """Peers whose connection was lost and made again since the last call."""
+        """Peers whose connection was lost and made again since the last call. Tries again what had no descriptor."""
         found = []
+        for peer in sorted(self._unopened):
+            self._connect(peer)
+            if peer not in self._unopened:
+                found.append(peer)
         for peer, monitor in self._monitors.items():
             while True:
                 try:
@@ -158,7 +165,12 @@ class ZmqTransport:
 
     def _connect(self, peer: int) -> None:
         self._disconnect(peer, 0)
-        socket = self._context.socket(zmq.PUSH)
+        self._unopened.discard(peer)
+        try:
+            socket = self._context.socket(zmq.PUSH)
+        except zmq.ZMQError as error:
+            self._put_off(peer, error)
+            return
         socket.setsockopt(zmq.SNDHWM, 0)
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
@@ -169,9 +181,21 @@ class ZmqTransport:
         except zmq.ZMQError:
             socket.close(0)
             raise
-        self._monitors[peer] = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        try:
+            monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        except zmq.ZMQError as error:
+            socket.close(0)
+            self._put_off(peer, error)
+            return
+        self._monitors[peer] = monitor
         self._out[peer] = socket
         self._dropped.discard(peer)
+
+    def _put_off(self, peer: int, error: zmq.ZMQError) -> None:
+        """Without a descriptor a peer is connected to later; what is sent until then is asked for again."""
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise error
+        self._unopened.add(peer)
 
     def _disconnect(self, peer: int, linger_ms: int) -> None:
         socket = self._out.pop(peer, None)
