@@ -1,4 +1,5 @@
-"""The command `gcserver`: run the daemon, compile its kernels, examine and measure the machine, show the configuration.
+"""The command `gcserver`: run the daemon, compile its kernels, examine and measure the machine, show the configuration,
+make certificates.
 
 What may live here: parsing arguments, printing, exit statuses. What may not: what the commands do; each is imported
 only when it is asked for, so that `gcserver run` starts quickly and `gcserver version` at once.
@@ -17,7 +18,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from gcserver import __version__, config, values
+from gcserver import __version__, config, pki_command, values
 from gcserver.config import Config, ConfigError
 from gcserver.config_keys import KEYS, unknown
 
@@ -53,6 +54,7 @@ def parser() -> argparse.ArgumentParser:
     what = bench.add_subparsers(dest="bench", required=True, metavar="WHAT")
     about = "speed of every codec on one core, beside memcpy and numpy, measured in turn"
     _add_bench(what.add_parser("codecs", help=about, description=about, allow_abbrev=False))
+    pki_command.add_arguments(add("pki", pki_command.ABOUT, False))
     add("version", "print the version", False)
     return top
 
@@ -215,6 +217,16 @@ def _bench(options: argparse.Namespace) -> int:
     return OK
 
 
+def _pki(options: argparse.Namespace) -> int:
+    from gcserver.pki import PkiError
+
+    try:
+        pki_command.run(options)
+    except PkiError as error:
+        return _complain(str(error), FAILED)
+    return OK
+
+
 def _version(options: argparse.Namespace) -> int:
     from gcproto.wire import PROTOCOL_VERSION
 
@@ -228,6 +240,7 @@ _COMMANDS = {
     "doctor": _doctor,
     "config": _config,
     "bench": _bench,
+    "pki": _pki,
     "version": _version,
 }
 
