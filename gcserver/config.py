@@ -28,12 +28,13 @@ from gcserver.config_keys import BY_NAME, BY_VARIABLE, KEYS, Key, Peer, unknown
 from gcserver.values import Address, toml_value
 
 __all__ = [
-    "Config", "NodeConfig", "ClusterConfig", "JobConfig", "CodecConfig", "PlanConfig", "LogConfig", "Peer",
-    "ConfigError", "load", "to_toml", "describe", "value_of",
+    "Config", "NodeConfig", "AdminConfig", "ClusterConfig", "JobConfig", "CodecConfig", "PlanConfig", "LogConfig",
+    "Peer", "ConfigError", "load", "to_toml", "describe", "value_of",
 ]  # fmt: skip
 
 #: What the names of our variables begin with, apart from those of keys without a table.
 _PREFIXES: Final = tuple(sorted({f"GC_{key.name.partition('.')[0].upper()}_" for key in KEYS if "." in key.name}))
+_TLS_KEYS: Final = ("admin.ca", "admin.cert", "admin.key")
 #: A file is bounded before it is read: a slip may name anything.
 _MAX_FILE_BYTES: Final = 1 << 20
 
@@ -66,6 +67,22 @@ class NodeConfig:
     def control(self) -> Address:
         """Where the control link listens: the port after the last lane's."""
         return self.listen.plus(self.lanes)
+
+
+@dataclass(frozen=True, slots=True)
+class AdminConfig:
+    """``admin.*``: who is let in where operators connect. Files in PEM form; ``ca``, ``cert`` and ``key`` are all given
+    or all None. ``audit_log``: None: none is kept."""
+
+    ca: Path | None
+    cert: Path | None
+    key: Path | None
+    audit_log: Path | None
+
+    @property
+    def files(self) -> tuple[Path, Path, Path] | None:
+        """The CA, the certificate and its key; None without TLS."""
+        return None if self.ca is None or self.cert is None or self.key is None else (self.ca, self.cert, self.key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +136,7 @@ class Config:
     """Everything a daemon is told. Sizes in bytes, durations in seconds."""
 
     node: NodeConfig
+    admin: AdminConfig
     cluster: ClusterConfig
     job: JobConfig
     codec: CodecConfig
@@ -235,7 +253,8 @@ def _build(read: dict[str, Any], sources: dict[str, str]) -> Config:
         read["node.admin"], read["node.metrics"], lanes, read["node.cores"],
     )  # fmt: skip
     config = Config(
-        node, ClusterConfig(read["cluster.peers"], read["cluster.lease"]),
+        node, AdminConfig(read["admin.ca"], read["admin.cert"], read["admin.key"], read["admin.audit_log"]),
+        ClusterConfig(read["cluster.peers"], read["cluster.lease"]),
         JobConfig(read["job.deadline"], read["job.on_loss"]), CodecConfig(read["codec.default"]),
         PlanConfig(
             read["plan.mode"], read["plan.quality"], read["plan.warmup_steps"], read["plan.exclude"],
@@ -282,13 +301,24 @@ def _check(config: Config) -> None:
             if extra.overlaps(address):
                 refuse(key, f"port {extra.port} of {what} is also the port of {other}; choose another")
         used.append((what, key, extra))
-    if not config.insecure:
-        for key, bound in (("node.listen", node.listen), ("node.admin", admin), ("node.metrics", node.metrics)):
+    missing = [key for key in _TLS_KEYS if value_of(config, key) == ""]
+    if 0 < len(missing) < len(_TLS_KEYS):
+        given = next(key for key in _TLS_KEYS if key not in missing)
+        refuse(given, f"expected {', '.join(_TLS_KEYS)} together, and {' and '.join(missing)} is missing")
+    if not config.insecure and not node.listen.loopback:
+        refuse(
+            "node.listen", f"{node.listen.endpoint} can be reached by other machines, and this release has no keys "
+            "yet: nothing is encrypted or authenticated (keys come in a later release). On a network you trust, "
+            "set insecure = true (--insecure, GC_INSECURE=1); otherwise bind 127.0.0.1",
+        )  # fmt: skip
+    if not config.insecure and config.admin.files is None:
+        for key, bound in (("node.admin", admin), ("node.metrics", node.metrics)):
             if bound is not None and not bound.loopback:
                 refuse(
-                    key, f"{bound.endpoint} can be reached by other machines, and this release has no keys yet: "
-                    "nothing is encrypted or authenticated (keys come in a later release). On a network you trust, "
-                    "set insecure = true (--insecure, GC_INSECURE=1); otherwise bind 127.0.0.1",
+                    key, f"{bound.endpoint} can be reached by other machines, and nothing says who may use it: set "
+                    f"{', '.join(_TLS_KEYS)} (`gcserver pki` makes such files), bind 127.0.0.1"
+                    f"{' or a Unix socket' if key == 'node.admin' else ''}, or on a network you trust set "
+                    "insecure = true (--insecure, GC_INSECURE=1)",
                 )  # fmt: skip
 
 
@@ -306,7 +336,7 @@ def value_of(config: Config, name: str) -> object:
         return "auto" if part is None else list(part)
     if name == "node.metrics":
         return "" if part is None else part.endpoint
-    if name == "plan.profiles":
+    if name == "plan.profiles" or name.startswith("admin."):
         return "" if part is None else str(part)
     if isinstance(part, tuple):
         return [str(item) for item in part]

@@ -146,6 +146,15 @@ def _profiles(raw: object) -> Path | None:
         raise ValueError('expected an absolute path, or "" to keep none') from None
 
 
+def _file(raw: object) -> Path | None:
+    if isinstance(raw, str) and not raw.strip():
+        return None
+    try:
+        return _path(raw)
+    except ValueError:
+        raise ValueError('expected the absolute path of a file, or "" for none') from None
+
+
 def _on_loss(raw: object) -> str:
     if raw in ("skip", "shrink"):
         raise ValueError('this release knows only "fail"; "skip" and "shrink" come in a later one')
@@ -228,6 +237,17 @@ KEYS: Final[tuple[Key, ...]] = (
     Key(
         "node.cores", values.read_cores, values.CORES_FORM,
         "Cores the lanes are pinned to, as far as the system lets the daemon use them; auto pins nothing.", "auto",
+    ),
+    Key(
+        "admin.ca", _file, 'an absolute path or ""',
+        "Certificates of the CA whose operators are let in (PEM); with admin.cert and admin.key, node.admin and "
+        "node.metrics speak TLS.", "",
+    ),
+    Key("admin.cert", _file, 'an absolute path or ""', "Certificate of this node for operators (PEM).", ""),
+    Key("admin.key", _file, 'an absolute path or ""', "Private key of admin.cert (PEM).", ""),
+    Key(
+        "admin.audit_log", _file, 'an absolute path or ""',
+        "File that gets a line for every attempt to change something through node.admin; empty: none is kept.", "",
     ),
     Key(
         "cluster.peers", _peers, '["name=tcp://host:port", ...]',

@@ -73,6 +73,7 @@ def preflight(config: Config) -> list[Check]:
     if served.fatal:
         return [*found, served]
     found += _places(config)
+    found += _certificates(config)
     found.append(checks.directory_usable("socket", "node.socket", config.node.socket.parent))
     found.append(checks.directory_usable("state", "node.state", config.node.state))
     found.append(checks.shared_memory(config))
@@ -94,6 +95,7 @@ def examine(config: Config, need: Need | None = None, timeout: float = 2.0) -> l
     else:
         found += _places(config)
         found.append(checks.socket_served(config.node.socket, timeout))
+    found += _certificates(config)
     found.append(checks.advertised(config, timeout))
     found.append(checks.directory_usable("socket", "node.socket", config.node.socket.parent))
     found.append(checks.directory_usable("state", "node.state", config.node.state))
@@ -117,6 +119,16 @@ def _places(config: Config) -> list[Check]:
     if config.node.admin.startswith("unix:"):
         found.append(checks.admin_socket_served(Path(config.node.admin.removeprefix("unix:")), 0.2))
     return found
+
+
+def _certificates(config: Config) -> list[Check]:
+    """Whether operators can be let in by certificate, and for how long; nothing where none are configured."""
+    if config.admin.files is None:
+        return []
+    # Imported late: most configurations have none.
+    from gcserver.checks_certificates import certificates
+
+    return certificates(*config.admin.files)
 
 
 def _running(config: Config) -> Check | None:

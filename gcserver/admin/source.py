@@ -251,7 +251,7 @@ class DrainResult:
 
 
 class ErrorKind(enum.StrEnum):
-    """Why a request was refused; each has its gRPC status in `service.py`."""
+    """Why a request was refused; each has its gRPC status in `statuses.py`."""
 
     INVALID = "invalid"  # the request itself is wrong: a spec that does not parse
     NOT_FOUND = "not_found"  # no such job, domain or tensor here
@@ -259,6 +259,8 @@ class ErrorKind(enum.StrEnum):
     UNAVAILABLE = "unavailable"  # a peer or lane that is needed does not answer
     DEADLINE = "deadline"  # it did not happen in time
     INTERNAL = "internal"  # a defect of ours
+    DENIED = "denied"  # right, but not for who asks: another role is needed
+    UNAUTHENTICATED = "unauthenticated"  # who asks cannot be told, or no longer
 
 
 class AdminError(Exception):

@@ -41,6 +41,7 @@ from gcserver.core import control_events as cx
 from gcserver.core.control_domain import ControlDomain
 from gcserver.core.job import Job
 from gcserver.core.plan import unusable
+from gcserver.runtime.access import access
 from gcserver.runtime.lanelink import AskBlocks, BlockFacts, StepTimes
 from gcserver.runtime.planadmin import PlanAdmin
 from gcserver.runtime.planstatus import without_tensors
@@ -66,17 +67,17 @@ class Status:
 
     # ------------------------------------------------------------------------------------- start, stop
     async def start(self) -> None:
-        """Serve gRPC and metrics where the configuration says so. Raises OSError naming the address."""
+        """Serve gRPC and metrics where the configuration says so. Raises OSError naming the address or the file."""
         node = self._s.config.node
+        let_in = access(self._s)
         if node.admin:
-            # Imported late: gRPC is the slowest import of the daemon, and nobody trains through it.
             from gcserver.admin import service
 
-            self._service = await service.serve(self, node.admin)
+            self._service = await service.serve(self, node.admin, let_in)
         if node.metrics is not None:
             from gcserver.runtime.observe import Observer
 
-            self._metrics = Observer(self._s, self)
+            self._metrics = Observer(self._s, self, let_in)
             await self._metrics.start(node.metrics.host, node.metrics.port)
 
     async def stop(self) -> None:
@@ -154,6 +155,8 @@ class Status:
 
     def counters(self) -> dict[tuple[str, int], int]:
         """(name, peer id) -> count, supervisor and lanes together."""
+        if self._service is not None:
+            self._service.settle()
         total = dict(self._s.counts)
         for lane in self._s.lanes.table:
             if lane is not None and lane.stats is not None:
@@ -170,6 +173,8 @@ class Status:
 
     def errors_by_source(self) -> list[tuple[str, str, int]]:
         """(process, kind, count): a lane that starts anew counts from zero."""
+        if self._service is not None:
+            self._service.settle()
         found: dict[tuple[str, str], int] = {}
         for (name, _), n in self._s.counts.items():
             found["supervisor", name] = found.get(("supervisor", name), 0) + n

@@ -335,8 +335,12 @@ class Supervisor:
     def _do_drained(self, e: cx.Drained) -> None:
         self.stopped.set()
 
+    def count(self, name: str, peer: int = 0, value: int = 1) -> None:
+        """Something that should not happen; of no peer in particular without one."""
+        self.counts[name, peer] = self.counts.get((name, peer), 0) + value
+
     def _do_count(self, e: fx.Count) -> None:
-        self.counts[e.name, e.peer] = self.counts.get((e.name, e.peer), 0) + e.value
+        self.count(e.name, e.peer, e.value)
 
     def _do_log(self, e: cx.Log) -> None:
         log.log(getattr(logging, e.level.upper()), "%s", e.text)

@@ -156,8 +156,15 @@ def test_a_controller_is_checked_and_normalised() -> None:
         ({"flags": {"cluster.peers": "a=tcp://h:1,a=tcp://h:1"}}, ["'a' is there twice"]),
         ({"environ": {"GC_CLUSTER_PEERS": "b=tcp://h:1,c=tcp://h:1"}}, ["tcp://h:1 is there twice, as 'b' and as 'c'"]),
         ({"flags": {"node.listen": "tcp://0.0.0.0:7470"}}, ["node.listen (flag)", "no keys yet", "insecure = true"]),
-        ({"flags": {"node.admin": "0.0.0.0:7460"}}, ["node.admin", "insecure"]),
-        ({"flags": {"node.metrics": "0.0.0.0:7461"}}, ["node.metrics", "insecure"]),
+        (
+            {"flags": {"node.admin": "0.0.0.0:7460"}},
+            ["node.admin (flag)", "admin.ca, admin.cert, admin.key", "gcserver pki", "Unix socket", "insecure = true"],
+        ),
+        ({"flags": {"node.metrics": "0.0.0.0:7461"}}, ["node.metrics (flag)", "gcserver pki", "insecure = true"]),
+        ({"flags": {"admin.cert": "/c"}}, ["admin.cert (flag)", "together, and admin.ca and admin.key is missing"]),
+        ({"flags": {"admin.ca": "/c", "admin.key": "/k"}}, ["admin.ca (flag)", "and admin.cert is missing"]),
+        ({"flags": {"admin.ca": "here.pem"}}, ["admin.ca", "the absolute path of a file"]),
+        ({"environ": {"GC_ADMIN_CERTS": "/c"}}, ["did you mean GC_ADMIN_CERT?"]),
         ({"flags": {"node.listen": "tcp://some-host:7470"}}, ["can be reached by other machines"]),
         ({"flags": {"node.advertise": "tcp://0.0.0.0:7470"}}, ["no address a peer could connect to"]),
         ({"flags": {"node.listen": "tcp://127.0.0.1:65535"}}, ["beyond 65535"]),
@@ -214,6 +221,15 @@ def test_variables_of_others_are_left_alone() -> None:
 def test_insecure_allows_any_address() -> None:
     flags = {"insecure": "yes", "node.listen": "tcp://0.0.0.0:7470", "node.admin": "0.0.0.0:7460"}
     assert config.load(flags=flags).node.listen.wildcard
+
+
+def test_certificates_allow_operators_from_elsewhere_and_nothing_else() -> None:
+    flags = {"admin.ca": "/ca.pem", "admin.cert": "/a.pem", "admin.key": "/a.key", "node.admin": "0.0.0.0:7460"}
+    c = config.load(flags={**flags, "node.metrics": "0.0.0.0:7461", "admin.audit_log": "/var/log/gc.jsonl"})
+    assert c.admin.files == (Path("/ca.pem"), Path("/a.pem"), Path("/a.key")) and c.insecure is False
+    assert c.admin.audit_log == Path("/var/log/gc.jsonl") and 'audit_log = "/var/log/gc.jsonl"' in config.to_toml(c)
+    assert config.load().admin.files is None
+    assert "node.listen" in refusal(flags={**flags, "node.listen": "tcp://0.0.0.0:7470"})
 
 
 def test_admin_and_metrics_can_be_off_or_elsewhere() -> None:
