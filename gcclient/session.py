@@ -186,12 +186,12 @@ class Session:
         me = self.me.rank
         if link.lane == CONTROL:
             self._attached = False
-            link.post(messages.Reattach(self.registered.job, me, self.pid))
+            link.post(messages.Reattach(self.registered.job, me, self.pid, self.registered.ticket))
             return
         for stale in self._descriptors[link.lane]:
             os.close(stale)
         self._descriptors[link.lane].clear()
-        link.post(lane_messages.Attach(self.registered.job, me))
+        link.post(lane_messages.Attach(self.registered.job, me, self.registered.ticket))
         for domain in list(self.domains.values()):
             for message in domain.to_repeat(link.lane):
                 link.post(message)

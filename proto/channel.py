@@ -56,6 +56,11 @@ class Channel(Generic[T]):
 
     # ------------------------------------------------------------------------------------- sending
     @property
+    def unsent_descriptors(self) -> int:
+        """How many descriptors wait to be written; each is kept open until then."""
+        return sum(len(descriptors) for _, descriptors in self._outgoing)
+
+    @property
     def backlog(self) -> bool:
         """Whether something waits to be written: poll for writing, then :meth:`flush`."""
         return bool(self._outgoing)
@@ -116,6 +121,8 @@ class Channel(Generic[T]):
                     received = array.array("i")
                     received.frombytes(raw[: len(raw) - len(raw) % 4])
                     self._descriptors.extend(received)
+            if len(self._descriptors) > MAX_DESCRIPTORS:
+                raise MessageError(f"at most {MAX_DESCRIPTORS} descriptors come with a message")
             if not data:
                 closed = True
                 break

@@ -282,15 +282,19 @@ class Register(Message, frozen=True, tag="register"):
 
 
 class Reattach(Message, frozen=True, tag="reattach"):
-    """The same worker again, after its daemon came back."""
+    """The same worker again, after its daemon came back. ``ticket``: the one that came with Registered."""
 
     job: bytes
     rank: int
     pid: int
+    ticket: bytes = b""
 
 
 class Registered(Message, frozen=True, tag="registered"):
-    """The job is formed: its number, epoch and members, where the lanes listen, and who makes its plans at first."""
+    """The job is formed: its number, epoch and members, where the lanes listen, and who makes its plans at first.
+
+    ``ticket`` is what this worker shows to be let in again, here and at the lanes.
+    """
 
     job: bytes
     epoch: int
@@ -300,6 +304,7 @@ class Registered(Message, frozen=True, tag="registered"):
     partition_bytes: int
     deadline: float
     mode: str = STATIC
+    ticket: bytes = b""
 
 
 class WhoAreYou(Message, frozen=True, tag="who"):

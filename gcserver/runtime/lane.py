@@ -60,6 +60,7 @@ from gcserver.runtime.setup import LaneSetup, lane_address, listen_unix
 from gcserver.runtime.statefiles import MemoryShort, incarnation
 from gcserver.runtime.stepreports import StepReports
 from gcserver.runtime.steptrace import AskTrace, StepTracer
+from gcserver.runtime.tickets import Tickets
 from gcserver.runtime.transport import ZmqTransport
 
 TICK: Final = 0.5
@@ -85,7 +86,7 @@ class LaneProcess:
         self.arrivals = Arrivals()
         self.delays = Delays(machine)
         self.reports = StepReports(machine, self.delays, self.send_up)
-        self.workers = LaneWorkers(self, listener)
+        self.workers = LaneWorkers(self, listener, Tickets(Path(setup.state)))
         self.tracer = StepTracer(self)
         self._new = Once()
         self.queue: deque[ev.LaneEvent] = deque()

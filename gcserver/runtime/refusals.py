@@ -38,6 +38,29 @@ def stranger(uid: int) -> Fault:
     )
 
 
+def no_ticket(job: bytes, rank: int) -> Fault:
+    """To whoever names a job and rank without having registered as that."""
+    return Fault(
+        job,
+        "NotAuthorised",
+        f"this process did not register as rank {rank} of the job it names",
+        phase="attach",
+        advice="call gcclient.init() first; if this worker did, the daemon has lost its memory: start the job again "
+        "from its last checkpoint",
+    )
+
+
+def out_of_order(job: bytes, what: str) -> Fault:
+    """To a worker that says what cannot come from a gcclient."""
+    return Fault(
+        job,
+        "NotRegistered",
+        f"the daemon closed this worker's connection: {what}",
+        phase="attach",
+        advice="install the same version of gradcomm for the daemon and its workers; if it is the same, report this",
+    )
+
+
 def tell(channel: Channel[Any], why: Fault) -> None:
     """Say ``why``, as far as the socket takes it now; whoever calls closes it next."""
     with contextlib.suppress(ChannelClosed):

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from gcproto import messages, packed
 from gcproto.audits import AuditReport
 from gcproto.channel import Channel, ChannelClosed
-from gcproto.messages import Advised, AskAdvice, Fault, Registered, ToWorker
+from gcproto.messages import Advised, AskAdvice, Fault, Reattach, Registered, ToWorker
 from gcproto.packed import MessageError
 from gcproto.timings import TensorTimes
 from gcserver.core import control_events as cx
@@ -84,17 +84,25 @@ class Registrations:
             self._s.warn_once(f"a worker sent something that is not a message: {error}")
             self._drop(descriptor, refusals.unreadable(error, descriptor in self._s.machine.connections))
             return
-        for message, descriptors in received:
-            for extra in descriptors:
-                os.close(extra)
+        for extra in (d for _, descriptors in received for d in descriptors):
+            os.close(extra)
+        for message, _ in received:
             if isinstance(message, TensorTimes):
                 self._s.profiler.on_tensor_times(self._s.machine.connections.get(descriptor), message)
             elif isinstance(message, AuditReport):
                 self._s.audits.on_report(descriptor, message)
             elif isinstance(message, AskAdvice):
                 self._advise(descriptor, message)
+            elif isinstance(message, Reattach) and not self._known(message):
+                self._s.count("workers_refused")
+                self._s.warn_once(f"a worker without the ticket of rank {message.rank} wants to be it")
+                self._drop(descriptor, refusals.no_ticket(message.job, message.rank))
+                return
             else:
                 self._s.feed(cx.WorkerSaid(descriptor, message))
+
+    def _known(self, m: Reattach) -> bool:
+        return self._s.tickets.valid(m.job, m.rank, m.ticket)
 
     def _advise(self, descriptor: int, message: AskAdvice) -> None:
         channel = self.channels[descriptor]
@@ -120,7 +128,9 @@ class Registrations:
         """One message to one worker, if it is still there."""
         message = e.message
         if isinstance(message, Registered):
-            message = replace(message, lane_sockets=tuple(self._s.lanes.sockets()))
+            _, rank = self._s.machine.connections.get(e.connection, (b"", -1))
+            ticket = self._s.tickets.ticket(message.job, rank)
+            message = replace(message, lane_sockets=tuple(self._s.lanes.sockets()), ticket=ticket)
         if e.connection in self.channels:
             self._send(e.connection, message)
 

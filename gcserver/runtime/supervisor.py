@@ -47,6 +47,7 @@ from gcserver.runtime.room import no_room
 from gcserver.runtime.statefiles import MemoryShort, incarnation, private_directory
 from gcserver.runtime.status import Status
 from gcserver.runtime.steering import Course, Steering
+from gcserver.runtime.tickets import Tickets
 from gcserver.runtime.transport import BindError
 
 TICK: Final = 0.5
@@ -104,6 +105,7 @@ class Supervisor:
         generation, self.incarnation = self.store.generation(), incarnation(self.state / "supervisor.incarnation")
         self.hello = Hello(self.node, self.hello.address, self.hello.lanes, self.hello.lane, generation, __version__)
         c = self.config
+        self.tickets = Tickets(self.state)
         self.lanes.start()
         # Imported late: the planner's kernels come with it, which takes as long as the rest of a daemon's start.
         from gcserver.runtime.advising import Advising

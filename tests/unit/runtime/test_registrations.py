@@ -13,10 +13,11 @@ import pytest
 
 from gcproto import messages, packed
 from gcproto.channel import Channel, connect
-from gcproto.messages import Fault, Register, WhoAreYou
+from gcproto.messages import Fault, Reattach, Register, WhoAreYou
 from gcproto.timings import TensorTimes
 from gcserver.core import control_events as cx
 from gcserver.runtime.registrations import Registrations
+from gcserver.runtime.tickets import Tickets
 
 _decode = packed.Decoder[messages.ToWorker](messages.ToWorker)
 
@@ -33,12 +34,19 @@ class Supervisor:
             remove_writer=lambda fd: None,
         )
         self.readers: dict[int, Any] = {}
+        self.registrations: Registrations
         self.fed: list[Any] = []
         self.measured: list[Any] = []
         self.profiler = SimpleNamespace(on_tensor_times=lambda *said: self.measured.append(said))
         self.asked: list[Any] = []
         self.advising = SimpleNamespace(asked=lambda *said: self.asked.append(said))
         self.warnings: list[str] = []
+        self.tickets = Tickets(path.parent)
+        self.counted: list[str] = []
+        self.lanes = SimpleNamespace(sockets=lambda: ["lane0"])
+
+    def count(self, name: str) -> None:
+        self.counted.append(name)
 
     def feed(self, event: Any) -> None:
         self.fed.append(event)
@@ -54,7 +62,7 @@ class Supervisor:
 @pytest.fixture
 def supervisor(tmp_path: Path) -> Iterator[Supervisor]:
     fake = Supervisor(tmp_path / "daemon.sock")
-    registrations = Registrations(fake)  # type: ignore[arg-type]
+    registrations = fake.registrations = Registrations(fake)  # type: ignore[arg-type]
     registrations.start()
     yield fake
     registrations.close()
@@ -130,6 +138,40 @@ def test_the_same_complaint_is_the_same_text(supervisor: Supervisor) -> None:
         supervisor.turn()
         worker.close()
     assert len(supervisor.warnings) == 3 and len(set(supervisor.warnings)) == 1
+
+
+def test_a_worker_comes_back_with_its_ticket_only(supervisor: Supervisor) -> None:
+    """The number of a job and a rank, which operators see, are not enough."""
+    job, mine = b"j" * 16, messages.Registered(b"j" * 16, 1, "a", (), (), 4096, 30.0)
+    worker, _ = _connected(supervisor)
+    ours = max(supervisor.readers)
+    supervisor.machine.connections[ours] = (job, 1)
+    supervisor.registrations.tell(cx.Tell(ours, mine))
+    ((told, _),) = worker.receive()
+    assert isinstance(told, messages.Registered) and told.lane_sockets == ("lane0",) and len(told.ticket) == 32
+    worker.close()
+    supervisor.turn()
+    supervisor.fed.clear()
+    for wrong in (
+        Reattach(job, 1, 7), Reattach(job, 0, 7, told.ticket), Reattach(b"k" * 16, 1, 7, told.ticket),
+        Reattach(job, 1, 7, told.ticket[:-1]),
+    ):  # fmt: skip
+        worker, _ = _connected(supervisor)
+        worker.send_all([wrong, WhoAreYou()])
+        supervisor.turn()
+        ((fault, _),) = worker.receive()
+        assert isinstance(fault, Fault) and (fault.kind, fault.job) == ("NotAuthorised", wrong.job)
+        assert f"rank {wrong.rank} " in fault.message and "init()" in fault.advice
+        assert [type(e) for e in supervisor.fed] == [cx.WorkerGone], "nothing it says is heard, nor what follows"
+        supervisor.fed.clear()
+        worker.close()
+    assert supervisor.counted == ["workers_refused"] * 4
+    worker, _ = _connected(supervisor)
+    back = Reattach(job, 1, 7, told.ticket)
+    worker.send(back)
+    supervisor.turn()
+    assert supervisor.fed == [cx.WorkerSaid(max(supervisor.readers), back)]
+    worker.close()
 
 
 def test_a_worker_of_another_user_is_told_so(supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch) -> None:
