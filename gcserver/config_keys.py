@@ -137,22 +137,13 @@ def _partition(raw: object) -> int:
     return size
 
 
-def _profiles(raw: object) -> Path | None:
+def _path_or_none(raw: object) -> Path | None:
     if isinstance(raw, str) and not raw.strip():
         return None
     try:
         return _path(raw)
     except ValueError:
-        raise ValueError('expected an absolute path, or "" to keep none') from None
-
-
-def _file(raw: object) -> Path | None:
-    if isinstance(raw, str) and not raw.strip():
-        return None
-    try:
-        return _path(raw)
-    except ValueError:
-        raise ValueError('expected the absolute path of a file, or "" for none') from None
+        raise ValueError('expected an absolute path, or "" for none') from None
 
 
 def _on_loss(raw: object) -> str:
@@ -239,14 +230,14 @@ KEYS: Final[tuple[Key, ...]] = (
         "Cores the lanes are pinned to, as far as the system lets the daemon use them; auto pins nothing.", "auto",
     ),
     Key(
-        "admin.ca", _file, 'an absolute path or ""',
+        "admin.ca", _path_or_none, 'an absolute path or ""',
         "Certificates of the CA whose operators are let in (PEM); with admin.cert and admin.key, node.admin and "
         "node.metrics speak TLS.", "",
     ),
-    Key("admin.cert", _file, 'an absolute path or ""', "Certificate of this node for operators (PEM).", ""),
-    Key("admin.key", _file, 'an absolute path or ""', "Private key of admin.cert (PEM).", ""),
+    Key("admin.cert", _path_or_none, 'an absolute path or ""', "Certificate of this node for operators (PEM).", ""),
+    Key("admin.key", _path_or_none, 'an absolute path or ""', "Private key of admin.cert (PEM).", ""),
     Key(
-        "admin.audit_log", _file, 'an absolute path or ""',
+        "admin.audit_log", _path_or_none, 'an absolute path or ""',
         "File that gets a line for every attempt to change something through node.admin; empty: none is kept.", "",
     ),
     Key(
@@ -281,7 +272,7 @@ KEYS: Final[tuple[Key, ...]] = (
         "What steers each node's compression by the delays it sees, in jobs that begin here.", "none",
     ),
     Key(
-        "plan.profiles", _profiles, 'an absolute path or ""',
+        "plan.profiles", _path_or_none, 'an absolute path or ""',
         "Directory of the profiles of jobs, from which the next run of a job starts; empty: none is kept.",
         derived="$CACHE_DIRECTORY/profiles, else $XDG_CACHE_HOME/gradcomm/profiles, else ~/.cache/gradcomm/profiles",
     ),

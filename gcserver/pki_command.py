@@ -33,7 +33,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     init.add_argument("dir", type=Path, metavar="DIR", help="folder for it; is made if it is not there")
     init.add_argument("--name", default="gradcomm", help="its common name (default gradcomm)")
     node = add(
-        "node", "make a node's certificate: node-NAME.pem and node-NAME.key, for admin.cert and admin.key", "825"
+        "node", "make a node's certificate: node-NAME.pem and node-NAME.key, for admin.cert and admin.key", NODE_DAYS
     )
     node.add_argument("name", metavar="NAME", help="of the node")
     node.add_argument("--dir", type=Path, default=Path(), help="folder of the CA (default: the current one)")

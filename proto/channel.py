@@ -122,7 +122,8 @@ class Channel(Generic[T]):
                     received.frombytes(raw[: len(raw) - len(raw) % 4])
                     self._descriptors.extend(received)
             if len(self._descriptors) > MAX_DESCRIPTORS:
-                raise MessageError(f"at most {MAX_DESCRIPTORS} descriptors come with a message")
+                count = len(self._descriptors)
+                raise MessageError(f"a message brings at most {MAX_DESCRIPTORS} descriptors, got {count}")
             if not data:
                 closed = True
                 break

@@ -49,14 +49,12 @@ def caller(context: Any, tls: bool) -> Caller:
     if not tls:
         return Caller("", OPERATOR, peer)
     # Imported late: a daemon without certificates does not need what reads them.
-    from cryptography import x509
-
-    from gcserver.admin.certificates import identity
+    from gcserver.admin.certificates import shown
 
     pem = context.auth_context().get("x509_pem_cert")
     if not pem:
         return Caller("", None, peer)
-    who = identity(x509.load_pem_x509_certificate(pem[0]))
+    who = shown(pem[0])
     return Caller(who.name, who.role, peer, who.until)
 
 

@@ -11,6 +11,7 @@ import datetime as dt
 import logging
 import os
 import ssl
+import stat
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -53,12 +54,21 @@ class Identity:
 
 
 def identity(certificate: x509.Certificate) -> Identity:
-    """Never raises: a certificate that says nothing of this kind has the name "" and no role."""
+    """A certificate that says nothing of this kind has the name "" and no role. ValueError where it cannot be read."""
     names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     uris = _alternatives(certificate, x509.UniformResourceIdentifier)
     roles = [role for role in ROLES if ROLE_URN + role in uris]
     name = str(names[0].value) if names else ""
     return Identity(name, roles[-1] if roles else None, certificate.not_valid_after_utc)
+
+
+def shown(raw: bytes) -> Identity:
+    """Whose certificate a client has shown, in PEM or DER form. One that cannot be read has no name and no role."""
+    try:
+        read_as = x509.load_pem_x509_certificate if raw.startswith(b"-----") else x509.load_der_x509_certificate
+        return identity(read_as(raw))
+    except ValueError:
+        return Identity("", None, dt.datetime.max.replace(tzinfo=dt.UTC))
 
 
 def hosts(certificate: x509.Certificate) -> list[str]:
@@ -118,6 +128,9 @@ def load(paths: Paths, now: dt.datetime | None = None) -> Material:
 def read(path: Path) -> bytes:
     """A file's bytes. Raises :class:`CertificateError`."""
     try:
+        # Looked at first: opening a pipe without a writer waits.
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise CertificateError(f"{path} is no regular file; expected certificates or a key in PEM form")
         with path.open("rb") as file:
             held = file.read(MAX_FILE + 1)
     except OSError as error:

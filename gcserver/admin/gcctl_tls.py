@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import datetime as dt
+import os
 import socket
 import ssl
 from collections.abc import Mapping
@@ -63,11 +64,8 @@ def files(options: argparse.Namespace, environ: Mapping[str, str], address: str)
     if given and missing:
         raise TlsUsage(f"{', '.join(given)}: expected all three files, and {' and '.join(missing)} is missing")
     for flag, path in given.items():
-        try:
-            with path.open("rb"):
-                pass
-        except OSError as error:
-            raise TlsUsage(f"{flag}: {path} cannot be read: {error.strerror}") from None
+        if not path.is_file() or not os.access(path, os.R_OK):
+            raise TlsUsage(f"{flag}: {path} is no file that uid {os.getuid()} can read")
     return Files(given["--tls-ca"], given["--tls-cert"], given["--tls-key"]) if given else None
 
 

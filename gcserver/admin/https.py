@@ -10,9 +10,7 @@ import ssl
 from collections.abc import Callable
 from typing import Any
 
-from cryptography import x509
-
-from gcserver.admin.certificates import Certificates, Identity, identity
+from gcserver.admin.certificates import Certificates, Identity, shown
 
 
 def renewed(certificates: Certificates, refused: Callable[[], None]) -> ssl.SSLContext:
@@ -39,8 +37,5 @@ def renewed(certificates: Certificates, refused: Callable[[], None]) -> ssl.SSLC
 
 
 def identity_of(connection: ssl.SSLObject) -> Identity:
-    """Whose certificate the client showed. ValueError without one, which the handshake does not allow."""
-    shown = connection.getpeercert(binary_form=True)
-    if shown is None:
-        raise ValueError("the connection has no client certificate")
-    return identity(x509.load_der_x509_certificate(shown))
+    """Whose certificate the client showed; without one, which the handshake does not allow, nobody's."""
+    return shown(connection.getpeercert(binary_form=True) or b"")

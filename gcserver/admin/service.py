@@ -43,6 +43,8 @@ _MAX_REQUEST: Final = 64 << 10
 _GRACE: Final = 1.0
 #: A connection is made anew after this long at the latest, so that a CA that is no longer trusted ends what it let in.
 _MAX_AGE_MS: Final = 3_600_000
+#: and calls that are under way then may take so much longer
+_LAST_CALLS_MS: Final = 600_000
 #: kind of error that a TLS connection is counted as which led to no call
 HANDSHAKE_FAILED: Final = "admin_handshake_failed"
 
@@ -189,6 +191,7 @@ async def serve(source: Source, address: str, access: Access = OPEN) -> AdminSer
             ("grpc.max_receive_message_length", _MAX_REQUEST),
             ("grpc.max_send_message_length", -1),
             ("grpc.max_connection_age_ms", _MAX_AGE_MS),
+            ("grpc.max_connection_age_grace_ms", _LAST_CALLS_MS),
         ],
     )
     health_service = Health(source)

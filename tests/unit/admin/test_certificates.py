@@ -7,9 +7,10 @@ import os
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives import serialization
 
 from gcserver import pki
-from gcserver.admin.certificates import CertificateError, Certificates, Paths, hosts, identity, load, signed_by
+from gcserver.admin.certificates import CertificateError, Certificates, Paths, hosts, identity, load, shown, signed_by
 from tests.unit.admin.credentials import LONG_AGO, Folder
 
 
@@ -36,12 +37,15 @@ def test_what_cannot_be_used_is_named(ours: Folder, tmp_path: Path) -> None:
     missing = tmp_path / "missing.pem"
     rubbish = tmp_path / "rubbish.pem"
     rubbish.write_bytes(b"\xff\0 nonsense")
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)  # nobody writes to it: opening it would wait
     long = tmp_path / "long.pem"
     long.write_bytes(b"#" * ((1 << 20) + 1))
     assert refusal(Paths(missing, good.certificate, good.key)) == f"{missing} cannot be read: No such file or directory"
     assert "holds no certificate in PEM form" in refusal(Paths(rubbish, good.certificate, good.key))
     assert "holds no certificate in PEM form" in refusal(Paths(good.ca, rubbish, good.key))
     assert "holds no private key in PEM form" in refusal(Paths(good.ca, good.certificate, rubbish))
+    assert f"{pipe} is no regular file" in refusal(Paths(good.ca, good.certificate, pipe))
     assert "has more than 1048576 bytes" in refusal(Paths(long, good.certificate, good.key))
     assert f"{other.key} is not the key of {good.certificate}" in refusal(Paths(good.ca, good.certificate, other.key))
     said = refusal(Paths(good.ca, other.certificate, other.key))
@@ -57,6 +61,11 @@ def test_what_cannot_be_used_is_named(ours: Folder, tmp_path: Path) -> None:
 def test_a_certificate_that_says_nothing_has_no_role(ours: Folder) -> None:
     who = identity(ours.ca.certificate)
     assert (who.name, who.role) == ("ours", None)
+    pair = pki.operator(ours.ca, "alice", "operator", 5)
+    der = pair.certificate.public_bytes(serialization.Encoding.DER)
+    assert shown(der) == shown(pair.certificate_pem) == identity(pair.certificate)
+    for rubbish in (b"", b"rubbish", der[:-1], pair.certificate_pem[:100]):
+        assert (shown(rubbish).name, shown(rubbish).role) == ("", None)
 
 
 def test_a_chain_leads_to_a_ca(ours: Folder, tmp_path: Path) -> None:

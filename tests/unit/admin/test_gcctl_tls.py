@@ -165,7 +165,7 @@ def test_files_that_are_missing_or_unusable(daemon: Daemon, capsys: pytest.Captu
         "--tls-cert: expected all three files, and --tls-ca (GC_TLS_CA) and --tls-key (GC_TLS_KEY) is missing" in said
     )
     assert gcctl.main([*options(Paths(tmp_path / "none", alice.certificate, alice.key)), *ctl]) == 2
-    assert f"--tls-ca: {tmp_path}/none cannot be read: No such file" in capsys.readouterr().err
+    assert f"--tls-ca: {tmp_path}/none is no file that uid" in capsys.readouterr().err
     eve = daemon.ours.operator("eve", "viewer")
     status, said = run(capsys, daemon.address, Paths(alice.ca, alice.certificate, eve.key))
     assert status == 1 and f"{eve.key} is not the key of {alice.certificate}" in said

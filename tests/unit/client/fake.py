@@ -27,6 +27,8 @@ from gcproto.packed import Message
 from gcproto.timings import TensorTimes
 
 PARTITION = 256 << 10
+#: what a worker is given with Registered
+TICKET = b"ticket"
 _from_worker = packed.Decoder[messages.FromWorker](messages.FromWorker)
 _from_lane_worker = packed.Decoder[lane_messages.FromLaneWorker](lane_messages.FromLaneWorker)
 
@@ -215,7 +217,7 @@ class FakeDaemon:
             members = (MemberInfo("fake", "tcp://127.0.0.1:1", (0,)),)
             channel.send(
                 messages.Registered(
-                    b"j" * 16, 1, "fake", members, tuple(self.paths[:-1]), PARTITION, self.deadline, self.mode
+                    b"j" * 16, 1, "fake", members, tuple(self.paths[:-1]), PARTITION, self.deadline, self.mode, TICKET
                 )
             )  # fmt: skip
         elif isinstance(message, DeclareDomain):
