@@ -1,5 +1,4 @@
-"""The command `gcserver`: run the daemon, compile its kernels, examine and measure the machine, show the configuration,
-make certificates.
+"""The command `gcserver`: run the daemon, compile its kernels, examine and measure the machine, show the configuration.
 
 What may live here: parsing arguments, printing, exit statuses. What may not: what the commands do; each is imported
 only when it is asked for, so that `gcserver run` starts quickly and `gcserver version` at once.

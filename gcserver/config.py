@@ -70,22 +70,6 @@ class NodeConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class AdminConfig:
-    """``admin.*``: who is let in where operators connect. Files in PEM form; ``ca``, ``cert`` and ``key`` are all given
-    or all None. ``audit_log``: None: none is kept."""
-
-    ca: Path | None
-    cert: Path | None
-    key: Path | None
-    audit_log: Path | None
-
-    @property
-    def files(self) -> tuple[Path, Path, Path] | None:
-        """The CA, the certificate and its key; None without TLS."""
-        return None if self.ca is None or self.cert is None or self.key is None else (self.ca, self.cert, self.key)
-
-
-@dataclass(frozen=True, slots=True)
 class ClusterConfig:
     """``cluster.*``: the other daemons. ``lease`` in seconds."""
 
@@ -125,6 +109,22 @@ class PlanConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class AdminConfig:
+    """``admin.*``: who is let in where operators connect. Files in PEM form; ``ca``, ``cert`` and ``key`` are all given
+    or all None. ``audit_log``: None: none is kept."""
+
+    ca: Path | None
+    cert: Path | None
+    key: Path | None
+    audit_log: Path | None
+
+    @property
+    def files(self) -> tuple[Path, Path, Path] | None:
+        """The CA, the certificate and its key; None without TLS."""
+        return None if self.ca is None or self.cert is None or self.key is None else (self.ca, self.cert, self.key)
+
+
+@dataclass(frozen=True, slots=True)
 class LogConfig:
     """``log.*``. ``level`` is one of debug, info, warning, error."""
 
@@ -136,11 +136,11 @@ class Config:
     """Everything a daemon is told. Sizes in bytes, durations in seconds."""
 
     node: NodeConfig
-    admin: AdminConfig
     cluster: ClusterConfig
     job: JobConfig
     codec: CodecConfig
     plan: PlanConfig
+    admin: AdminConfig
     log: LogConfig
     partition_bytes: int
     min_compress_bytes: int
@@ -253,13 +253,13 @@ def _build(read: dict[str, Any], sources: dict[str, str]) -> Config:
         read["node.admin"], read["node.metrics"], lanes, read["node.cores"],
     )  # fmt: skip
     config = Config(
-        node, AdminConfig(read["admin.ca"], read["admin.cert"], read["admin.key"], read["admin.audit_log"]),
-        ClusterConfig(read["cluster.peers"], read["cluster.lease"]),
+        node, ClusterConfig(read["cluster.peers"], read["cluster.lease"]),
         JobConfig(read["job.deadline"], read["job.on_loss"]), CodecConfig(read["codec.default"]),
         PlanConfig(
             read["plan.mode"], read["plan.quality"], read["plan.warmup_steps"], read["plan.exclude"],
             read["plan.controller"], read["plan.profiles"] if "plan.profiles" in read else _profiles(),
         ),
+        AdminConfig(read["admin.ca"], read["admin.cert"], read["admin.key"], read["admin.audit_log"]),
         LogConfig(read["log.level"]), read["partition_bytes"], read["min_compress_bytes"], read["insecure"], sources,
     )  # fmt: skip
     _check(config)
@@ -301,25 +301,31 @@ def _check(config: Config) -> None:
             if extra.overlaps(address):
                 refuse(key, f"port {extra.port} of {what} is also the port of {other}; choose another")
         used.append((what, key, extra))
-    missing = [key for key in _TLS_KEYS if value_of(config, key) == ""]
-    if 0 < len(missing) < len(_TLS_KEYS):
-        given = next(key for key in _TLS_KEYS if key not in missing)
-        refuse(given, f"expected {', '.join(_TLS_KEYS)} together, and {' and '.join(missing)} is missing")
+    _check_operators(config, admin, refuse)
     if not config.insecure and not node.listen.loopback:
         refuse(
             "node.listen", f"{node.listen.endpoint} can be reached by other machines, and this release has no keys "
             "yet: nothing is encrypted or authenticated (keys come in a later release). On a network you trust, "
             "set insecure = true (--insecure, GC_INSECURE=1); otherwise bind 127.0.0.1",
         )  # fmt: skip
-    if not config.insecure and config.admin.files is None:
-        for key, bound in (("node.admin", admin), ("node.metrics", node.metrics)):
-            if bound is not None and not bound.loopback:
-                refuse(
-                    key, f"{bound.endpoint} can be reached by other machines, and nothing says who may use it: set "
-                    f"{', '.join(_TLS_KEYS)} (`gcserver pki` makes such files), bind 127.0.0.1"
-                    f"{' or a Unix socket' if key == 'node.admin' else ''}, or on a network you trust set "
-                    "insecure = true (--insecure, GC_INSECURE=1)",
-                )  # fmt: skip
+
+
+def _check_operators(config: Config, admin: Address | None, refuse: Callable[[str, str], None]) -> None:
+    """Certificates are given whole, and an address that others reach needs them."""
+    missing = [key for key in _TLS_KEYS if value_of(config, key) == ""]
+    if 0 < len(missing) < len(_TLS_KEYS):
+        given = next(key for key in _TLS_KEYS if key not in missing)
+        refuse(given, f"expected {', '.join(_TLS_KEYS)} together, and {' and '.join(missing)} is missing")
+    if config.insecure or not missing:
+        return
+    for key, bound in (("node.admin", admin), ("node.metrics", config.node.metrics)):
+        if bound is not None and not bound.loopback:
+            refuse(
+                key, f"{bound.endpoint} can be reached by other machines, and nothing says who may use it: set "
+                f"{', '.join(_TLS_KEYS)} (`gcserver pki` makes such files), bind 127.0.0.1"
+                f"{' or a Unix socket' if key == 'node.admin' else ''}, or on a network you trust set "
+                "insecure = true (--insecure, GC_INSECURE=1)",
+            )  # fmt: skip
 
 
 # ---------------------------------------------------------------------------------------------- describing
@@ -334,9 +340,11 @@ def value_of(config: Config, name: str) -> object:
         return values.show_size(part)
     if name == "node.cores":
         return "auto" if part is None else list(part)
+    if name.startswith("admin."):
+        return "" if part is None else str(part)
     if name == "node.metrics":
         return "" if part is None else part.endpoint
-    if name == "plan.profiles" or name.startswith("admin."):
+    if name == "plan.profiles":
         return "" if part is None else str(part)
     if isinstance(part, tuple):
         return [str(item) for item in part]

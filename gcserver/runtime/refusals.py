@@ -27,17 +27,6 @@ def unreadable(error: MessageError, joined: bool) -> Fault:
     )
 
 
-def stranger(uid: int) -> Fault:
-    """To a worker of another user, should the socket's permissions have let it in."""
-    return Fault(
-        b"",
-        "NotAuthorised",
-        f"only workers of uid {os.getuid()} and root may connect to this daemon, this one is of uid {uid}",
-        phase="join",
-        advice="run the worker as the daemon's user, or start a daemon as this one and set GC_NODE_SOCKET",
-    )
-
-
 def no_ticket(job: bytes, rank: int) -> Fault:
     """To whoever names a job and rank without having registered as that."""
     return Fault(
@@ -58,6 +47,17 @@ def out_of_order(job: bytes, what: str) -> Fault:
         f"the daemon closed this worker's connection: {what}",
         phase="attach",
         advice="install the same version of gradcomm for the daemon and its workers; if it is the same, report this",
+    )
+
+
+def stranger(uid: int) -> Fault:
+    """To a worker of another user, should the socket's permissions have let it in."""
+    return Fault(
+        b"",
+        "NotAuthorised",
+        f"only workers of uid {os.getuid()} and root may connect to this daemon, this one is of uid {uid}",
+        phase="join",
+        advice="run the worker as the daemon's user, or start a daemon as this one and set GC_NODE_SOCKET",
     )
 
 

@@ -338,11 +338,8 @@ class Supervisor:
         self.stopped.set()
 
     def count(self, name: str, peer: int = 0, value: int = 1) -> None:
-        """Something that should not happen; of no peer in particular without one."""
+        """Something that should not happen; ``peer`` 0: of nobody that is known."""
         self.counts[name, peer] = self.counts.get((name, peer), 0) + value
-
-    def _do_count(self, e: fx.Count) -> None:
-        self.count(e.name, e.peer, e.value)
 
     def _do_log(self, e: cx.Log) -> None:
         log.log(getattr(logging, e.level.upper()), "%s", e.text)
@@ -365,7 +362,7 @@ class Supervisor:
 _PERFORM: dict[type, Any] = {
     fx.Send: Supervisor._do_send,
     fx.Reconnect: lambda self, e: self.peers.transport.reset(e.peer),
-    fx.Count: Supervisor._do_count,
+    fx.Count: lambda self, e: self.count(e.name, e.peer, e.value),
     fx.ReportLink: lambda self, e: None,
     cx.Tell: lambda self, e: self.registrations.tell(e),
     cx.ToLane: lambda self, e: self.lanes.tell(e.event, e.lane),
