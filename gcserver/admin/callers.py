@@ -38,7 +38,7 @@ class Caller:
     def who(self) -> str:
         """For the audit log: the certificate's name, else the uid of a connection from this machine, else the peer."""
         if self.until is not None:
-            return self.name
+            return self.name or self.peer
         uid = uid_of(self.peer)
         return self.peer if uid is None else f"uid {uid}"
 

@@ -15,6 +15,8 @@ from typing import Final
 
 #: A connection that has led to no call for so long counts as refused, seconds.
 SETTLED: Final = 10.0
+#: Of so many connections it is remembered that they began; a flood of more is not counted whole.
+MAX_BEGUN: Final = 1 << 16
 #: Of so many peers it is remembered that their connection led to a call.
 MAX_PEERS: Final = 1024
 
@@ -25,7 +27,7 @@ class Handshakes:
     def __init__(self, refused: Callable[[], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._refused = refused
         self._clock = clock
-        self._began: deque[float] = deque()
+        self._began: deque[float] = deque(maxlen=MAX_BEGUN)
         self._met: OrderedDict[str, None] = OrderedDict()
 
     def began(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import os
 import socket
 from pathlib import Path
@@ -24,6 +25,12 @@ def test_a_real_connection(family: socket.AddressFamily, host: str, peer: str) -
         there = peer.format(client.getsockname()[1])
         assert uid_of(there) == os.getuid()
         assert Caller("", "operator", there).who == f"uid {os.getuid()}"
+
+
+def test_a_certificate_says_who_it_is() -> None:
+    until = dt.datetime(2026, 5, 1, tzinfo=dt.UTC)
+    assert Caller("alice", "operator", "ipv4:127.0.0.1:1", until).who == "alice"
+    assert Caller("", None, "ipv4:127.0.0.1:1", until).who == "ipv4:127.0.0.1:1", "not whose process it came from"
 
 
 def test_another_users_connection(tmp_path: Path) -> None:

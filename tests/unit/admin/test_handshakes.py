@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gcserver.admin.handshakes import MAX_PEERS, SETTLED, Handshakes
+from gcserver.admin.handshakes import MAX_BEGUN, MAX_PEERS, SETTLED, Handshakes
 
 
 class Clock:
@@ -51,3 +51,6 @@ def test_what_is_remembered_is_bounded() -> None:
     assert len(c.handshakes._met) == MAX_PEERS and c.after(SETTLED) == 0
     c.handshakes.called("a call without a connection that is known")
     assert c.after(SETTLED) == 0
+    for _ in range(MAX_BEGUN + 50):
+        c.handshakes.began()
+    assert c.after(SETTLED) == MAX_BEGUN
