@@ -3,6 +3,7 @@
 
 PYTHON  ?= python3
 SEEDS   ?= 1000
+INPUTS  ?= 100000
 JOBS ?= 2
 MINUTES ?= 10
 
@@ -15,7 +16,7 @@ ONE_THREAD := OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1
 RUBBISH := MALLOC_PERTURB_=165 GLIBC_TUNABLES=glibc.malloc.tcache_count=0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup warmup test test-system lint format proto demo soak simulate clean distclean
+.PHONY: help setup warmup test test-system lint format proto demo soak simulate fuzz clean distclean
 # setup has to come first also under -j
 .NOTPARALLEL:
 
@@ -61,6 +62,9 @@ soak: warmup ## load with every aggregate checked (MINUTES=10)
 
 simulate: $(STAMP) ## seeded worlds against the guarantees (SEEDS=1000)
 	@$(BIN)/python -m tests.simulation.run --seeds $(SEEDS) $(ARGS)
+
+fuzz: warmup ## hostile inputs to all that reads what others wrote (INPUTS=100000)
+	@$(ONE_THREAD) $(RUBBISH) $(BIN)/python -m tests.fuzz --inputs $(INPUTS) $(ARGS)
 
 clean: ## remove what builds and tests leave behind, but not .venv
 	@rm -rf build dist out *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage

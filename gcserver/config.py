@@ -192,7 +192,8 @@ def _from_file(file: Path) -> Iterable[tuple[str, tuple[object, str]]]:
         raise ConfigError(f"cannot be read: {error.strerror}", str(file)) from None
     except UnicodeDecodeError:
         raise ConfigError("is not UTF-8 text", str(file)) from None
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
+        # Of numbers with thousands of digits and of nested lists the parser says so in its own way.
         raise ConfigError(f"is not TOML: {error}", str(file)) from None
     for name, value in _flatten(tree):
         source = f"{file}:{_line(text, name)}".removesuffix(":0")

@@ -148,7 +148,7 @@ def _toml_list(text: str) -> list[object] | None:
         return None
     try:
         found = tomllib.loads(f"x = {text}")
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return None
     return found["x"] if set(found) == {"x"} and isinstance(found["x"], list) else None
 

@@ -21,6 +21,8 @@ Seed = Annotated[int, msgspec.Meta(ge=0, le=LAST_SEED)]
 #: of a plan: 0 is what a job begins with, and frames have 32 bits for it
 Version = Annotated[int, msgspec.Meta(ge=1, le=(1 << 32) - 1)]
 MAX_BANDWIDTHS: Final = 64
+#: A receiver that misses more asks for these first.
+MAX_NACK: Final = 1024
 
 
 class MemberInfo(msgspec.Struct, frozen=True, array_like=True):
@@ -87,7 +89,7 @@ class Beat(Message, frozen=True, tag="beat"):
 class Nack(Message, frozen=True, tag="nack"):
     """Link sequences the receiver is missing."""
 
-    missing: tuple[int, ...]
+    missing: Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_NACK)]
 
 
 class JobJoin(Message, frozen=True, tag="join"):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import inf
 
 from gcproto import messages, modes, wire
 from gcproto.manifest import PAGE
@@ -24,6 +25,9 @@ from gcserver.core.peers import Peers
 from gcserver.core.plan import unusable
 
 JOB_BYTES = len(wire.NO_JOB)
+#: An epoch has 32 bits in a frame header; a partition travels in one frame.
+MAX_EPOCH = 2**32 - 1
+MAX_PARTITION = 1 << 31
 #: What to do when ranks and sizes do not fit together.
 CHECK_RANKS = "check RANK, WORLD_SIZE and LOCAL_RANK on every machine"
 #: A worker that waits is told what for after this long, then again as often, seconds.
@@ -56,22 +60,36 @@ class Gathering:
         return MemberInfo(hello.node, hello.address, ranks)
 
 
-def why_unusable(
-    m: EpochDecided, node: str, resolve: Callable[[str], CodecChoice], no_controller: Callable[[str], str]
-) -> tuple[str, str] | None:
-    """(kind, why) a peer's record cannot be followed on ``node``, or None."""
+def misfit(m: EpochDecided) -> tuple[str, str] | None:
+    """(kind, why) a job's record is none that any node can have decided, or None."""
     ranks = [r for member in m.members for r in member.ranks]
     whole = sorted(ranks) == list(range(m.world_size)) if m.world_size == len(ranks) else False
-    if len(m.members) != len(m.nonces) or not whole or any(not member.ranks for member in m.members):
+    names = {member.node for member in m.members}
+    fitting = len(m.members) == len(m.nonces) == len(names)
+    if not fitting or not whole or any(not member.ranks for member in m.members):
         return "JoinRefused", (
             f"the record of job {m.label!r} does not fit together: {len(m.members)} members, {len(m.nonces)} "
             f"nonces, {len(ranks)} ranks of {m.world_size}"
         )
-    if len(m.job) != JOB_BYTES or m.partition_bytes <= 0 or m.partition_bytes % PAGE:
+    if len(m.job) != JOB_BYTES or not 0 < m.partition_bytes <= MAX_PARTITION or m.partition_bytes % PAGE:
         return "JoinRefused", (
             f"the record of job {m.label!r} has a number of {len(m.job)} bytes and partitions of "
-            f"{m.partition_bytes}; expected {JOB_BYTES} and a positive multiple of {PAGE}"
+            f"{m.partition_bytes}; expected {JOB_BYTES} and a positive multiple of {PAGE} up to {MAX_PARTITION}"
         )
+    if not 0 < m.epoch <= MAX_EPOCH or m.min_compress_bytes < 0 or not 0 < m.deadline < inf:
+        return "JoinRefused", (
+            f"the record of job {m.label!r} has epoch {m.epoch}, min_compress_bytes {m.min_compress_bytes} and "
+            f"deadline {m.deadline}; expected 1..{MAX_EPOCH}, 0 or more bytes and a time"
+        )
+    return None
+
+
+def why_unusable(
+    m: EpochDecided, node: str, resolve: Callable[[str], CodecChoice], no_controller: Callable[[str], str]
+) -> tuple[str, str] | None:
+    """(kind, why) a peer's record cannot be followed on ``node``, or None."""
+    if bad := misfit(m):
+        return bad
     if all(member.node != node for member in m.members):
         return None
     if bad := unusable(m.rules, resolve):
@@ -117,6 +135,10 @@ class Formation:
                 f"on_loss={m.on_loss!r} comes in a later release; this one knows 'fail' only",
                 "leave on_loss out",
             )
+            return
+        if not 0 <= m.deadline < inf:
+            why = f"a deadline of {m.deadline} s: expected a finite time, or 0 for the daemon's"
+            self._refuse(connection, "JoinRefused", why, "correct the deadline (GC_JOB_DEADLINE)")
             return
         if why := modes.unknown(m.plan, m.quality):
             self._refuse(connection, "JoinRefused", why, "correct plan or quality (GC_PLAN, GC_QUALITY)")

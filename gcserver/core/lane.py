@@ -174,6 +174,10 @@ class LaneMachine:
             link.on_beat(e.body, now, self.out.append)
         elif h.type is FrameType.NACK:
             self.out.extend(link.on_nack(e.body))
+        elif h.type is FrameType.DATA and self.early.full and (h.job, h.domain) not in self.domains:
+            # Not taken, so that it is sent again: what nobody here knows of must not fill memory.
+            self._drop(e, known=False)
+            self.out.append(Count("frames_refused", link.peer))
         elif not link.accept(h, self.out.append):
             self._drop(e, known=False)
         elif h.type is FrameType.FILLER:

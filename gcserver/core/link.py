@@ -35,7 +35,6 @@ from gcserver.core.events import DomainKey, Handle
 DEFAULT_CREDIT = 32 << 20
 #: A receiver that has returned this share of the credit without saying so says so at once.
 CREDIT_NOTICE = 4
-MAX_NACK = 1024
 #: Numbers further ahead than this are not believed.
 MAX_AHEAD = 1 << 20
 #: So many frames with damaged headers in a row, and none good between them, fault what the link serves.
@@ -206,7 +205,7 @@ class Link:
     # ---------------------------------------------------------------------------------- receiving
     def missing(self) -> tuple[int, ...]:
         gap = (s for s in range(self.received + 1, self.highest + 1) if s not in self.ahead)
-        return tuple(islice(gap, MAX_NACK))
+        return tuple(islice(gap, messages.MAX_NACK))
 
     def nack(self) -> list[LinkEffect]:
         missing = self.missing()
@@ -316,7 +315,8 @@ class Link:
             self.rtt = trip if self.rtt is None else self.rtt + SMOOTHING * (trip - self.rtt)
 
     def on_nack(self, body: bytes) -> list[LinkEffect]:
-        return self._resend(list(_nack(body).missing))
+        # Each once, however often it is named.
+        return self._resend(list(dict.fromkeys(_nack(body).missing)))
 
     def on_damaged(self, h: Header | None, out: Sink) -> bool:
         """A frame of this link failed its digest. Asks again; True when the same frame failed a second time.

@@ -57,7 +57,7 @@ from gcserver.runtime.laneworkers import LaneWorkers
 from gcserver.runtime.linkfit import Arrivals
 from gcserver.runtime.once import Once
 from gcserver.runtime.setup import LaneSetup, lane_address, listen_unix
-from gcserver.runtime.statefiles import MemoryShort, incarnation
+from gcserver.runtime.statefiles import MemoryDamaged, MemoryShort, incarnation
 from gcserver.runtime.stepreports import StepReports
 from gcserver.runtime.steptrace import AskTrace, StepTracer
 from gcserver.runtime.transport import ZmqTransport
@@ -228,12 +228,16 @@ class LaneProcess:
             self.running = False
             return
         for message in received:
-            try:
-                self._from_supervisor(message)
-            except MemoryShort as error:
-                domain = message.config.id if isinstance(message, ev.DomainOpened) else message.domain
-                self.executor.close(domain)
-                self._memory_short(domain[0], error)
+            self.take(message)
+
+    def take(self, message: Any) -> None:
+        """What the supervisor says; a job whose memory cannot be had or used ends by it."""
+        try:
+            self._from_supervisor(message)
+        except (MemoryShort, MemoryDamaged) as error:
+            domain = message.config.id if isinstance(message, ev.DomainOpened) else message.domain
+            self.executor.close(domain)
+            self._memory_unusable(domain[0], error)
 
     def _from_supervisor(self, message: Any) -> None:
         if isinstance(message, AddPeer):
@@ -297,7 +301,12 @@ class LaneProcess:
         self.feed(ev.SectionOpened(e.domain, e.section, memory.space.blocks[e.section.index], remembered))
         self.workers.section_opened()
 
-    def _memory_short(self, job: bytes, error: MemoryShort) -> None:
+    def _memory_unusable(self, job: bytes, error: MemoryShort | MemoryDamaged) -> None:
+        if isinstance(error, MemoryDamaged):
+            # Served from such memory the job would not know what it gets; a lane that died of it would die again.
+            text = f"what an earlier life of this lane left is damaged: {error}"
+            self.send_up(LaneTrouble(job, "PeerLost", text, "start the job again from its last checkpoint"))
+            return
         advice = "make /dev/shm larger or the model smaller; `gcserver doctor --params N` prints the need"
         self.send_up(LaneTrouble(job, "OutOfMemory", str(error.strerror or error), advice))
 
@@ -314,7 +323,7 @@ class LaneProcess:
         try:
             self.queue.append(self.executor.encode(e))
         except MemoryShort as error:
-            self._memory_short(e.domain[0], error)
+            self._memory_unusable(e.domain[0], error)
 
     def _do_accumulate(self, e: fx.Accumulate) -> None:
         if not self.executor.accumulate(e):
@@ -327,7 +336,7 @@ class LaneProcess:
         try:
             self.queue.append(self.executor.finalise(e))
         except MemoryShort as error:
-            self._memory_short(e.domain[0], error)
+            self._memory_unusable(e.domain[0], error)
 
     def _do_log_step(self, e: fx.LogStep) -> None:
         self.executor.domains[e.domain].log_step(ev.StepRecord(e.step, e.nonfinite, e.proposal, e.digest))

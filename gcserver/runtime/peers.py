@@ -17,6 +17,7 @@ from gcserver.core import events as ev
 from gcserver.runtime.lanelink import AddPeer
 from gcserver.runtime.setup import lane_address
 from gcserver.runtime.transport import ZmqTransport
+from gcserver.values import read_tcp
 
 if TYPE_CHECKING:
     from gcserver.runtime.supervisor import Supervisor
@@ -50,7 +51,7 @@ class Peers:
         node = wire.node_id(name)
         try:
             # Workers and peers may name peers too, so the address is tried before it is believed.
-            self.transport.open(node, lane_address(address, self._s.config.node.lanes))
+            self.transport.open(node, lane_address(str(read_tcp(address)), self._s.config.node.lanes))
         except (ValueError, zmq.ZMQError) as error:
             self._s.warn_once(f"peer {name!r} cannot be reached at {address!r}: {error}; expected tcp://host:port")
             return

@@ -12,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gcproto import messages, packed, wire
+from gcproto.messages import MAX_NACK
 from gcproto.records import replace
 from gcproto.wire import Flag, FrameType, Header, Phase
 from gcserver.core.effects import Reconnect, ReportLink, Send
-from gcserver.core.link import MAX_AHEAD, MAX_BLIND, MAX_NACK, Link
+from gcserver.core.link import MAX_AHEAD, MAX_BLIND, Link
 
 A, B = wire.node_id("a"), wire.node_id("b")
 D, OTHER = (b"j" * 16, 0), (b"j" * 16, 1)
@@ -222,6 +223,15 @@ def test_absurd_numbers_are_bounded() -> None:
     assert kinds(out) == ["frames_refused"]
     b.on_beat(packed.encode(messages.Beat(2**60)), 0.0, out.append)
     assert len(b.missing()) == MAX_NACK
+
+
+def test_what_is_asked_for_many_times_is_sent_once() -> None:
+    a, _ = pair()
+    a.send(data())
+    out = a.on_nack(packed.encode(messages.Nack((1,) * MAX_NACK)))
+    assert kinds(out) == ["DATA", "frames_resent"]
+    with pytest.raises(packed.MessageError):
+        a.on_nack(packed.encode(messages.Nack((1,) * (MAX_NACK + 1))))
 
 
 def test_ticks_say_hello_then_beat_and_report_silence() -> None:

@@ -120,6 +120,15 @@ def test_a_message_has_a_largest_size() -> None:
         Decoder[messages.Nack](messages.Nack)(Huge())
 
 
+@pytest.mark.parametrize("opening", [b"\x91", b"\x81\xa1a"])
+def test_what_is_nested_too_deep_is_a_message_error(opening: bytes) -> None:
+    decode = Decoder[typing.Any](messages.FromWorker)
+    # In a field that nobody knows, which is passed over.
+    data = b"\x82\xa1t\xa3who\xa1x" + opening * 5000 + b"\x01"
+    with pytest.raises(MessageError):
+        decode(data)
+
+
 def test_a_section_without_cuts_is_read() -> None:
     """As kept by a daemon that knew none."""
     kept = msgspec.msgpack.encode((0, (("w", (3, 4), 0),)))
