@@ -88,8 +88,8 @@ def why_unusable(
     m: EpochDecided, node: str, resolve: Callable[[str], CodecChoice], no_controller: Callable[[str], str]
 ) -> tuple[str, str] | None:
     """(kind, why) a peer's record cannot be followed on ``node``, or None."""
-    if bad := misfit(m):
-        return bad
+    if wrong := misfit(m):
+        return wrong
     if all(member.node != node for member in m.members):
         return None
     if bad := unusable(m.rules, resolve):

@@ -20,6 +20,7 @@ from typing import Any, Final
 from tests.fuzz import harness
 from tests.fuzz.harness import Failure, Result
 from tests.fuzz.targets import LIVE, LIVE_INPUTS, TARGETS, share
+from tests.integration.forked import ends_with_parent
 
 #: Inputs of one target that one process is given at a time.
 SLICE: Final = 25_000
@@ -68,7 +69,8 @@ def slices(names: list[str], inputs: int, seed: int, jobs: int) -> list[Slice]:
 
 
 def _work(part: Slice, pipe: connection.Connection, at: Any) -> None:
-    """One slice, in a process of its own."""
+    """One slice, in a process of its own, which does not outlive the one that started it."""
+    ends_with_parent()
     faulthandler.enable()
     if part.target != LIVE:
         size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
