@@ -95,8 +95,9 @@ class CodecConfig:
 class PlanConfig:
     """``plan.*``: who makes the plans of jobs formed here (see `modes.py`). ``exclude``: globs of tensors' names.
 
-    ``controller``: what steers their levels, such as ``dc2-da2``; "none": nothing does. ``profiles``: directory of the
-    profiles of jobs; None: none is kept.
+    ``controller``: what steers their levels, such as ``dc2-da2``; "none": nothing does. ``probe_every``: seconds from
+    one round of probes of the link to the next; 0: none. ``profiles``: directory of the profiles of jobs; None: none is
+    kept.
     """
 
     mode: str
@@ -104,6 +105,7 @@ class PlanConfig:
     warmup_steps: int
     exclude: tuple[str, ...]
     controller: str
+    probe_every: float
     profiles: Path | None
 
 
@@ -240,7 +242,8 @@ def _build(read: dict[str, Any], sources: dict[str, str]) -> Config:
         JobConfig(read["job.deadline"], read["job.on_loss"]), CodecConfig(read["codec.default"]),
         PlanConfig(
             read["plan.mode"], read["plan.quality"], read["plan.warmup_steps"], read["plan.exclude"],
-            read["plan.controller"], read["plan.profiles"] if "plan.profiles" in read else _profiles(),
+            read["plan.controller"], read["plan.probe_every"],
+            read["plan.profiles"] if "plan.profiles" in read else _profiles(),
         ),
         LogConfig(read["log.level"]), read["partition_bytes"], read["min_compress_bytes"], read["insecure"], sources,
     )  # fmt: skip

@@ -261,6 +261,10 @@ KEYS: Final[tuple[Key, ...]] = (
         "What steers each node's compression by the delays it sees, in jobs that begin here.", "none",
     ),
     Key(
+        "plan.probe_every", _duration(0, 86400), "0s to 86400s",
+        "How often the link is measured where a planned job's frames are too small to tell; 0s: never.", "120s",
+    ),
+    Key(
         "plan.profiles", _profiles, 'an absolute path or ""',
         "Directory of the profiles of jobs, from which the next run of a job starts; empty: none is kept.",
         derived="$CACHE_DIRECTORY/profiles, else $XDG_CACHE_HOME/gradcomm/profiles, else ~/.cache/gradcomm/profiles",

@@ -76,6 +76,8 @@ class Beat(Message, frozen=True, tag="beat"):
 
     ``sent``: the sender's clock; ``echo``: the receiver's, as its last heartbeat said it ``held`` seconds ago. What is
     left of the time since then is the round trip.
+
+    ``pad``: bytes without meaning, by whose time on the way the sender measures the link.
     """
 
     highest: int
@@ -84,6 +86,7 @@ class Beat(Message, frozen=True, tag="beat"):
     sent: float = 0.0
     echo: float = 0.0
     held: float = 0.0
+    pad: bytes = b""
 
 
 class Nack(Message, frozen=True, tag="nack"):

@@ -107,9 +107,10 @@ class Supervisor:
         self.lanes.start()
         # Imported late: the planner's kernels come with it, which takes as long as the rest of a daemon's start.
         from gcserver.runtime.advising import Advising
+        from gcserver.runtime.linkprobe import LinkProbes
         from gcserver.runtime.planning import Planning
 
-        self.planning, self.advising = Planning(self), Advising(self)
+        self.planning, self.advising, self.probes = Planning(self), Advising(self), LinkProbes(self)
         rules = () if c.codec.default == "none" else (Rule("*", c.codec.default),)
         self.machine = ControlMachine(
             ControlConfig(
@@ -247,6 +248,7 @@ class Supervisor:
         self.peers.frames()
         self.lanes.time_trips()
         self.planning.tick()
+        self.probes.tick()
         self.profiler.tick()
 
     def aside(self, work: Callable[[], T], then: Callable[[T], None]) -> None:

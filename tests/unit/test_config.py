@@ -47,6 +47,7 @@ def test_defaults() -> None:
     assert (c.job.deadline, c.job.on_loss) == (1800.0, "fail")
     assert (c.codec.default, c.partition_bytes, c.min_compress_bytes) == ("none", 8 << 20, 64 << 10)
     assert c.plan.controller == "none"
+    assert (c.plan.probe_every, config.load(flags={"plan.probe_every": "0s"}).plan.probe_every) == (120.0, 0.0)
     assert c.insecure is False
     assert c.log.level == "info"
 
