@@ -6,16 +6,20 @@ What may live here: requests of the admin service about planning, in its words. 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Awaitable, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from gcproto.modes import STATIC
 from gcserver.admin import planning as said
 from gcserver.admin.source import AdminError, DomainPlan, ErrorKind, PlanChange, PlanStatus
 from gcserver.core.control_domain import ControlDomain
 from gcserver.core.job import Job
 from gcserver.planner.advice import Advice
 from gcserver.planner.auto import Proposal
+from gcserver.planner.controllers import controlled
 from gcserver.planner.course import Standing, step_under
 from gcserver.planner.live import LiveStep
 from gcserver.planner.profile import Profile, dump
@@ -117,10 +121,22 @@ class PlanAdmin:
     async def set_controller(self, job: Job, controller: str, parameters: dict[str, float]) -> PlanChange:
         """See ``Source.set_controller``."""
         try:
+            wanted = controlled(controller, parameters)
+            still = self._s.notches.still(job, job.proposal) if wanted.law is not None else ""
+            planned = self._s.planning.course(job).standing.mode if job.node == job.first else job.record.mode
+            if still and planned == STATIC:
+                raise AdminError(
+                    ErrorKind.PRECONDITION,
+                    f"{controller} would move nothing: the plan in force uses {still}, which has no ratio that differs "
+                    f"from step to step; give the job one of {', '.join(tunable())} first, as in "
+                    "gcctl set-codec 'topk(ratio=0.01)'",
+                    "controller",
+                )
             answer = await self._s.steering.set_controller(job.id.hex(), controller, parameters)
         except ValueError as error:
             raise AdminError(ErrorKind.INVALID, str(error), "controller") from None
-        return PlanChange(answer.plan, answer.step, answer.message)
+        waits = f"; it moves nothing until the planner ({planned}) chooses another codec than {still}" if still else ""
+        return PlanChange(answer.plan, answer.step, answer.message + waits)
 
     async def profile(self, job: Job) -> tuple[said.DomainProfile, ...]:
         """See ``Source.profile``."""
@@ -137,6 +153,20 @@ class PlanAdmin:
             raise AdminError(ErrorKind.PRECONDITION, f"job {job.record.label!r}: {TOO_SOON}", "job")
         advice, link = await _or_refused(self._s.planning.advise(job, domain, bandwidths))
         return (_advice(domain.config.label, advice, link),)
+
+
+@cache
+def tunable() -> tuple[str, ...]:
+    """Names of the codecs whose ratio a controller can move."""
+    from gcserver.codecs import names, parse
+
+    found = []
+    for name in names():
+        for spec in (name, f"{name}(ratio=0.01)"):
+            with contextlib.suppress(ValueError):
+                if parse(spec).tunable and name not in found:
+                    found.append(name)
+    return tuple(found)
 
 
 async def _or_refused(work: Awaitable[T]) -> T:

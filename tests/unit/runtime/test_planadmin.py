@@ -22,7 +22,7 @@ from gcserver.planner.auto import Considered
 from gcserver.planner.auto_why import GroupWhy
 from gcserver.planner.live import LiveJob, LiveStep
 from gcserver.planner.profile import LinkCost, StepTime, load
-from gcserver.runtime.planadmin import PlanAdmin
+from gcserver.runtime.planadmin import PlanAdmin, tunable
 from gcserver.runtime.plannerlink import Advise, Advised, Measure, PlannerError, Predict, Predicted, Request
 from gcserver.runtime.steering import Steered
 from gcserver.runtime.steptrace import TracedJob, TracedStep
@@ -51,6 +51,8 @@ class Service(Daemon):
         self.steered = (Steered("ddp", "dc2-da2", 0.1, -1, 0.02, 0.01, 5), Steered("other", "dc2-da2", 1, 2, 0, 0, 0))
         self.steering = SimpleNamespace(describe=lambda job: self.steered, set_controller=self.set_controller)
         self.questions = SimpleNamespace(ask=self.trace)
+        self.still = ""
+        self.notches = SimpleNamespace(still=lambda job, version: self.still)
         self.admin = PlanAdmin(self)  # type: ignore[arg-type]
         plain = self.link.ask
 
@@ -187,6 +189,28 @@ def test_changes_are_answered_and_refused(tmp_path: Path) -> None:
         await refused(d.admin.set_controller(d.job, "pid", {}), ErrorKind.INVALID, "dc2-da2")
 
     run(tmp_path, test)
+
+
+def test_a_controller_that_would_move_nothing(tmp_path: Path) -> None:
+    async def test(d: Service) -> None:
+        d.still = "fp16"
+        found = await d.admin.set_controller(d.job, "dc2-da2", {})
+        assert (
+            found.message == "takes effect; it moves nothing until the planner (auto) chooses another codec than fp16"
+        )
+        d.admin.set_mode(d.job, "static", "")
+        wanted = r"would move nothing: the plan in force uses fp16, .* one of .*topk.* gcctl set-codec"
+        await refused(d.admin.set_controller(d.job, "dc2-da2", {}), ErrorKind.PRECONDITION, wanted)
+        await refused(d.admin.set_controller(d.job, "none", {}), ErrorKind.INVALID, "got none")
+        d.still = ""
+        assert (await d.admin.set_controller(d.job, "dc2-da2", {})).message == "takes effect"
+
+    run(tmp_path, test)
+
+
+def test_names_of_codecs_with_a_ratio_to_move() -> None:
+    assert {"topk", "dgc", "redsync", "gaussiank", "sidco-e"} <= set(tunable())
+    assert not {"none", "fp16", "qsgd", "powersgd", "randomk"} & set(tunable())
 
 
 def test_a_profile_is_shown_and_handed_out(tmp_path: Path) -> None:
