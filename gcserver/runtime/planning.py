@@ -361,7 +361,9 @@ class Planning:
         if seen is None:
             raise NotPlannable(TOO_SOON)
         profile = await self._measured(job, domain, course, seen, errors=False)
-        answer = await self._link.ask(Advise(profile, bandwidths or USUAL, course.standing.quality))
+        plain, step = self._wish(course, domain), self._step_now(domain, seen)
+        now = planwish.informed(plain, course.standing, job, domain, step)
+        answer = await self._link.ask(Advise(profile, bandwidths or USUAL, course.standing.quality, now))
         assert isinstance(answer, Advised)
         if profile.link.samples:
             return answer.advice, profile.link.bandwidth
