@@ -80,7 +80,10 @@ class PlanAdmin:
             if proposal is not None and standing.profile is not None:
                 step = await _or_refused(self._s.planning.predict(domain, standing.profile, proposal.rules))
                 predicted = _predicted(step, standing.profile, [m.name for m in domain.config.members])
-        return replace(shown, forecast=forecast, controllers=controllers, predicted=predicted, measured=measured)
+        note = shown.note or _others_rules(job, domain, standing)
+        return replace(
+            shown, note=note, forecast=forecast, controllers=controllers, predicted=predicted, measured=measured
+        )
 
     def _measured_step(self, job: Job, domain: ControlDomain, standing: Standing) -> float:
         """Seconds of a step under the proposal's plan; 0 before it is one, and before any has been measured."""
@@ -153,6 +156,17 @@ class PlanAdmin:
             raise AdminError(ErrorKind.PRECONDITION, f"job {job.record.label!r}: {TOO_SOON}", "job")
         advice, link = await _or_refused(self._s.planning.advise(job, domain, bandwidths))
         return (_advice(domain.config.label, advice, link),)
+
+
+def _others_rules(job: Job, domain: ControlDomain, standing: Standing) -> str:
+    """Of a model that is not the one a job's plans are made for: why it has no plan of its own; empty for others."""
+    of = job.domains.get(standing.domain) if standing.proposal is not None else None
+    if of is None or of is domain or not domain.declared_as.scoped:
+        return ""
+    return (
+        f"no plan of its own: a plan is the whole job's and its rules go by tensors' names, so it is made for the "
+        f"largest model, {of.config.label}, and holds here as far as the names match"
+    )
 
 
 @cache

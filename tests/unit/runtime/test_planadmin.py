@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -211,6 +212,21 @@ def test_a_controller_that_would_move_nothing(tmp_path: Path) -> None:
 def test_names_of_codecs_with_a_ratio_to_move() -> None:
     assert {"topk", "dgc", "redsync", "gaussiank", "sidco-e"} <= set(tunable())
     assert not {"none", "fp16", "qsgd", "powersgd", "randomk"} & set(tunable())
+
+
+def test_another_model_is_told_why_it_has_no_plan_of_its_own(tmp_path: Path) -> None:
+    async def test(d: Service) -> None:
+        other = copy.copy(d.domain)
+        other.config = msgspec.structs.replace(d.domain.config, domain=d.domain.config.domain + 1, label="ddp.1")
+        d.job.domains[other.config.domain] = other
+        other.sections = other.sections[:0]
+        assert [x.note for x in (await d.admin.plan(d.job, timeline=False)).domains] == ["", ""]
+        await d.look()
+        planned, apart = (await d.admin.plan(d.job, timeline=False)).domains
+        assert planned.note == "" and planned.forecast is not None and apart.forecast is None
+        assert f"made for the largest model, {d.domain.config.label}," in apart.note
+
+    run(tmp_path, test)
 
 
 def test_a_profile_is_shown_and_handed_out(tmp_path: Path) -> None:
