@@ -19,6 +19,7 @@ import signal
 import socket
 import sys
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -37,8 +38,10 @@ from gcserver.codecs.warmup import warmup
 from gcserver.core import effects as fx
 from gcserver.core import events as ev
 from gcserver.core.control_events import OpenSection
+from gcserver.core.events import DomainKey
 from gcserver.core.lane import LaneConfig, LaneMachine
 from gcserver.runtime.blocks import DomainMemory
+from gcserver.runtime.codecfaults import codec_fault
 from gcserver.runtime.counters import Counters
 from gcserver.runtime.delays import Delays
 from gcserver.runtime.executor import Executor
@@ -92,6 +95,8 @@ class LaneProcess:
         #: questions about blocks that are being answered: request, what is left, what was found
         self.asked: deque[tuple[int, Iterator[tuple[int, int, float]], list[tuple[int, int, float]]]] = deque()
         self.running = True
+        #: domains that were closed because a codec failed
+        self.broken: list[DomainKey] = []
         domains, handles = self.executor.domains, self.executor.handles
         self.perform: dict[type, Callable[[Any], object]] = {
             fx.Send: self._do_send,
@@ -167,11 +172,29 @@ class LaneProcess:
     def feed(self, event: ev.LaneEvent) -> None:
         """One event through the machine, and whatever its effects answer."""
         self.queue.append(event)
-        while self.queue:
+        while self.queue or self.broken:
+            if not self.queue:
+                self._forget_domain(self.broken.pop())
+                continue
             event, now = self.queue.popleft(), time.monotonic()
             self.delays.on(event, now)
-            for effect in self.machine.on(event, now):
+            self._carry_out(iter(self.machine.on(event, now)))
+
+    def _carry_out(self, effects: Iterator[fx.LaneEffect]) -> None:
+        for effect in effects:
+            try:
                 self.perform[type(effect)](effect)
+            except Exception as error:
+                fault = codec_fault(effect, error, self.executor.domains)
+                if fault is None:
+                    raise
+                log = "".join(traceback.format_exception(error))
+                self.send_up(fault, LaneTrouble(b"", "Log", f"{fault.message}\n{log}"))
+                # What is still asked of this domain needs what could not be made; the others are served on.
+                self._carry_out(e for e in effects if getattr(e, "domain", None) != fault.domain)
+                self.queue = deque(e for e in self.queue if getattr(e, "domain", None) != fault.domain)
+                self.queue.append(ev.DomainClosed(fault.domain))
+                self.broken.append(fault.domain)
 
     # ---------------------------------------------------------------------------------------- frames
     def _frames(self, prompt: bool) -> None:
@@ -205,6 +228,9 @@ class LaneProcess:
                 self.executor.check(header, payload)
             except (CodecError, ValueError) as error:
                 self.feed(ev.Unusable(header, str(error)))
+                continue
+            except Exception as error:  # a third party's code
+                self.feed(ev.Unusable(header, f"checking it failed: {type(error).__name__}: {error}"))
                 continue
             handle = self.executor.handles.add(payload) if payload is not None and len(payload) else None
             self.feed(ev.FrameReceived(header, handle))
@@ -251,10 +277,7 @@ class LaneProcess:
             self._open_section(message)
         elif isinstance(message, ev.DomainClosed):
             self.feed(message)
-            self.counters.rounds.pop(message.domain[0], None)
-            self.reports.forget(message.domain)
-            self.tracer.forget(message.domain)
-            self.executor.close(message.domain)
+            self._forget_domain(message.domain)
         elif isinstance(message, ForgetJob):
             self.workers.drop_job(message.job)
             # A section that was being opened while the supervisor removed the folder has made it anew.
@@ -265,6 +288,13 @@ class LaneProcess:
             self.tracer.on_ask(message)
         else:
             self.feed(message)
+
+    def _forget_domain(self, domain: DomainKey) -> None:
+        """The domain is closed."""
+        self.counters.rounds.pop(domain[0], None)
+        self.reports.forget(domain)
+        self.tracer.forget(domain)
+        self.executor.close(domain)
 
     def send_up(self, *messages: Any) -> None:
         """To the supervisor; what its socket does not take now goes when it is writable."""
