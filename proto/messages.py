@@ -51,8 +51,9 @@ class Rule(msgspec.Struct, frozen=True, array_like=True):
 class Hello(Message, frozen=True, tag="hello"):
     """First frame on a link: who is there, of which release, what it remembers.
 
-    ``generation`` names the node's memory (a new one means that shared memory was lost). ``version``: the release, for
-    whoever reads a capture; what daemons speak is in the header of every frame, and nothing is decided by this.
+    ``generation`` names the node's memory (a new one means that shared memory was lost). ``version``: the release,
+    which the log tells where it is another one; what daemons speak is in the header of every frame, and nothing is
+    decided by this.
     """
 
     node: str

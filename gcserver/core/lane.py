@@ -158,7 +158,9 @@ class LaneMachine:
         link = self.links.get(h.sender)
         if link is None:
             self._drop(e, known=False)
-            self.out.append(Count("frames_unknown_sender"))
+            # A peer that heard of this node before this node heard of it; it says hello again until it is answered.
+            if h.type is not FrameType.HELLO:
+                self.out.append(Count("frames_unknown_sender"))
             return
         if h.type is FrameType.HELLO:
             self._on_hello(link, h, e.body, now)

@@ -158,7 +158,9 @@ class Peers:
             again = link.theirs != 0
             self.out.extend(e for e in link.adopt(h.incarnation, now) if not isinstance(e, ReportLink))
             self.out.append(link.hello(self.config.hello))
-            self.out.append(Log("info", f"peer {link.name} is {'back' if again else 'up'}"))
+            ours = self.config.hello.version
+            other = f" with release {hello.version}; this is {ours}" if hello.version != ours else ""
+            self.out.append(Log("info", f"peer {link.name} is {'back' if again else 'up'}{other}"))
         elif h.to_incarnation != self.config.incarnation:
             self.out.append(link.hello(self.config.hello))
         link.heard = now

@@ -218,7 +218,7 @@ def _predicted(step: LiveStep, profile: Profile, members: Sequence[str]) -> tupl
 
 
 #: the timeline's resources in the words of a drawing
-_RESOURCES: Final = {"worker": "worker", "link out": "out", "link in": "in", "lane 0": "lane"}
+_RESOURCES: Final = {"worker": "worker", "link out": "out", "link in": "in"}
 
 
 def _profile(p: Profile) -> said.DomainProfile:

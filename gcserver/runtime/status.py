@@ -15,7 +15,7 @@ from gcproto import wire
 from gcproto.audits import AuditReport
 from gcproto.manifest import MAX_NAME
 from gcproto.messages import Rule
-from gcproto.modes import MODES, QUALITIES
+from gcproto.modes import unknown
 from gcserver import __version__
 from gcserver.admin.planning import Advice, DomainProfile
 from gcserver.admin.source import (
@@ -330,10 +330,9 @@ class Status:
 
     async def set_mode(self, job: str, mode: str, quality: str) -> PlanChange:
         """See Source."""
-        for field, word, words in (("mode", mode, MODES), ("quality", quality, QUALITIES)):
-            if word and word not in words:
-                text = f"{field}: expected one of {', '.join(words)}, got {word!r}"
-                raise AdminError(ErrorKind.INVALID, text, field)
+        for field, words in (("mode", (mode, "")), ("quality", ("", quality))):
+            if why := unknown(*words):
+                raise AdminError(ErrorKind.INVALID, why, field)
         return self._plans.set_mode(self._job(job), mode, quality)
 
     async def replan(self, job: str) -> PlanChange:

@@ -10,6 +10,7 @@ import pytest
 
 from gcproto import wire
 from gcproto.manifest import AddressSpace
+from gcproto.records import replace
 from gcserver.core import early
 from gcserver.core import events as ev
 from tests.unit.core.lane_machine import ID, SECTION, B, contribution, faults, hello, kinds, machine, open_domain
@@ -18,6 +19,9 @@ from tests.unit.core.lane_machine import ID, SECTION, B, contribution, faults, h
 def test_strangers_and_unknown_domains() -> None:
     m = machine()
     assert kinds(m.on(contribution(sender=99), 0.0)) == ["Release", "frames_unknown_sender"]
+    early = hello(5)
+    stranger = replace(early, header=replace(early.header, sender=99))
+    assert m.on(stranger, 0.0) == [], "it heard of this node first, and says hello again"
     assert m.on(contribution(), 0.0) == [], "kept: the domain may be about to open here"
     open_domain(m)
     assert m.domains[ID].partitions[0].rounds[1].now.have == {1}

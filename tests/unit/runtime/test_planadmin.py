@@ -70,7 +70,7 @@ class Service(Daemon):
     async def trace(self, question: Callable[[int], Any], patience: float) -> list[TracedStep]:
         asked = question(4)
         assert (asked.request, asked.domain) == (4, self.domain.config.id)
-        return [TracedStep(4, asked.domain, 9, (TracedJob("encode", "lane", 0, 0.1, 0.2),))]
+        return [TracedStep(4, asked.domain, 9, (TracedJob("encode", "lane 1", 0, 0.1, 0.2),))]
 
     async def set_controller(self, job: str, name: str, parameters: dict[str, float]) -> AnswerRequest:
         if name != "dc2-da2":
@@ -158,7 +158,7 @@ def test_another_node_names_the_one_that_plans(tmp_path: Path) -> None:
 
 def test_a_step_as_predicted_and_as_measured(tmp_path: Path) -> None:
     async def test(d: Service) -> None:
-        traced = TimelineJob("encode w", "lane", "a", 0.1, 0.2)
+        traced = TimelineJob("encode w", "lane 1", "a", 0.1, 0.2)
         members = (Member(2, "b", 1), *d.domain.config.members)
         d.domain.config = msgspec.structs.replace(d.domain.config, members=members)
         (domain,) = (await d.admin.plan(d.job, timeline=True)).domains
@@ -167,7 +167,7 @@ def test_a_step_as_predicted_and_as_measured(tmp_path: Path) -> None:
         (domain,) = (await d.admin.plan(d.job, timeline=True)).domains
         assert domain.measured == (traced,)
         assert [(j.what, j.resource, j.node) for j in domain.predicted] == [
-            ("forward", "worker", "b"), ("compute t1", "worker", "b"), ("send 0", "out", "a"), ("add 0", "lane", "a"),
+            ("forward", "worker", "b"), ("compute t1", "worker", "b"), ("send 0", "out", "a"), ("add 0", "lane 0", "a"),
         ]  # fmt: skip
         d.step = msgspec.structs.replace(STEP, jobs=STEP.jobs[:2])
         (domain,) = (await d.admin.plan(d.job, timeline=True)).domains
