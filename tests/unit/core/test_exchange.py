@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from gcproto.manifest import AddressSpace
+from gcproto.records import replace
 from gcproto.wire import Flag, FrameType, Phase
 from gcserver.core import effects as fx
 from gcserver.core import events as ev
@@ -86,6 +87,16 @@ def test_answers_are_not_answered() -> None:
     assert answer.header.aux == 1 and answer.handle == 5
     again = m.on(contribution(3, flags=int(Flag.ALL), aux=1), 0.0)
     assert kinds(again) == ["Release", "frames_stale"]
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_an_owner_draws_for_the_sum_what_it_did_not_draw_for_its_contribution(shared: bool) -> None:
+    m = machine()
+    open_domain(m, codec=replace(DENSE, shared_seed=shared))
+    (encode,) = (e for e in m.on(ev.Pushed(ID, 0, 1, (0,), True), 0.0) if isinstance(e, fx.Encode))
+    m.on(ev.Encoded(ID, 0, 1, 5, 128, 1, False), 0.0)
+    (finalise,) = (e for e in m.on(contribution(), 0.0) if isinstance(e, fx.Finalise))
+    assert (finalise.seed == encode.seed) == shared
 
 
 def test_two_exchanges_at_the_owner() -> None:
