@@ -118,8 +118,6 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("steps.py", "self.voids.add(number)", "pass", "a void step's residuals become current"),
     Mutant("settling.py", "void = any(r.nonfinite for r in reports)", "void = all(r.nonfinite for r in reports)",
            "a NaN on one lane only does not void the step"),
-    Mutant("settling.py", "if domain is None or report.step <= domain.settled:", "if domain is None:",
-           "a step that is reported again is settled again", CRASHES),
     # ------------------------------------------------------------------------------------------------ links
     Mutant("link.py", "self.returned[domain] = min(total, spent)", "self.returned[domain] = total",
            "a peer may return more credit than was spent"),

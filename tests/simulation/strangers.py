@@ -265,8 +265,11 @@ def odd_messages(w: World, r: Random) -> None:
 
 
 # --------------------------------------------------------------------------------- faulty members: data
-def _frame(w: World, r: Random, **change: Any) -> bool:
-    """A contribution or aggregate to the next round of some block, over a proper link, with fields changed."""
+def _frame(w: World, r: Random, away: bool = False, **change: Any) -> bool:
+    """A contribution or aggregate to the next round of some block, over a proper link, with fields changed.
+
+    ``away``: to a node that does not own the block. False where there was none to send.
+    """
     lanes = [p for n in w.nodes for p in n.processes() if isinstance(p, LaneProcess) and not p.paused]
     for p in r.sample(lanes, len(lanes)):
         for d in p.machine.domains.values():
@@ -275,8 +278,10 @@ def _frame(w: World, r: Random, **change: Any) -> bool:
                 continue
             part = d.partitions[r.choice(list(d.partitions))]
             owner = d.config.members[part.block.owner].node
-            away = [n for n in peers if n != owner] if change.pop("away", False) else []
-            peer = r.choice(away) if away else owner if owner in peers else peers[0]
+            others = [n for n in peers if n != owner]
+            if away and not others:
+                continue
+            peer = r.choice(others) if away else owner if owner in peers else peers[0]
             phase = Phase.AGGREGATE if owner == p.node.id else Phase.CONTRIBUTION
             c, fields = d.config, {"type": FrameType.DATA, "elements": part.block.elements, "codec": CODECS["none"].id}
             h = Header(**(fields | {
