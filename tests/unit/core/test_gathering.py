@@ -12,11 +12,13 @@ import pytest
 
 from gcproto import messages
 from gcproto.messages import Register
+from gcserver.core import control_events as ce
 from gcserver.core.events import PeerAdded, Tick
 from tests.unit.core.control_machine import (
     B,
     control_from_b,
     control_sent,
+    formed_with_b,
     gathered,
     hello_from,
     machine,
@@ -123,3 +125,13 @@ def test_another_world_size_elsewhere_is_named_to_who_waits() -> None:
     m.on(control_from_b(messages.JobJoin("train", 4, messages.MemberInfo("b", "tcp://b:7000", (0,)), 5), 1), 0.0)
     (waiting,) = told(m.on(Tick(), 3.0))
     assert "ranks [0]" in waiting.what and "WORLD_SIZE differs: 2 here, 4 on b" in waiting.what
+
+
+def test_what_is_left_of_an_earlier_run_never_enters_a_later_one() -> None:
+    m, _ = formed_with_b()
+    member = messages.MemberInfo("b", "tcp://b:7000", (1,))
+    m.on(control_from_b(messages.JobJoin("train", 2, member, 5), 2), 0.0)
+    again = said(m, 2, register(0, 2))
+    assert not any(isinstance(e, ce.Arbitrate) for e in again), "that join made the first run"
+    out = m.on(control_from_b(messages.JobJoin("train", 2, member, 6), 3), 0.0)
+    assert [e.record.nonces[1] for e in out if isinstance(e, ce.Arbitrate)] == [6]

@@ -60,6 +60,12 @@ def test_every_number_is_taken_once_in_any_order(order: list[int], again: list[i
     assert b.received == 8 and not b.ahead and not b.missing()
 
 
+def test_a_number_that_comes_early_and_again_is_taken_once() -> None:
+    a, b = pair()
+    first, second = a.send(data()), a.send(data())
+    assert [receive(b, sent)[0] for sent in (second, second, first, first)] == [True, False, True, False]
+
+
 def test_a_gap_is_asked_for_when_a_higher_number_comes() -> None:
     a, b = pair()
     first, second = a.send(data(), 7), a.send(data(), 8)
