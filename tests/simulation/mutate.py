@@ -31,7 +31,7 @@ UNIT = ("tests/unit/core", "tests/simulation/test_scenarios.py")
 #: seeds before and after the unit tests
 FEW, MANY = 25, 250
 #: of one fault, seconds: the suites take a tenth of it
-LIMIT = 900.0
+LIMIT = 600.0
 PLANTED = "planted: "
 
 
