@@ -28,8 +28,8 @@ from gcserver.config_keys import BY_NAME, BY_VARIABLE, KEYS, Key, Peer, unknown
 from gcserver.values import Address, toml_value
 
 __all__ = [
-    "Config", "NodeConfig", "ClusterConfig", "JobConfig", "CodecConfig", "PlanConfig", "LogConfig", "Peer",
-    "ConfigError", "load", "to_toml", "describe", "value_of",
+    "Config", "NodeConfig", "ClusterConfig", "SecurityConfig", "JobConfig", "CodecConfig", "PlanConfig", "LogConfig",
+    "Peer", "ConfigError", "load", "to_toml", "describe", "value_of", "hostname",
 ]  # fmt: skip
 
 #: What the names of our variables begin with, apart from those of keys without a table.
@@ -74,6 +74,14 @@ class ClusterConfig:
 
     peers: tuple[Peer, ...]
     lease: float
+
+
+@dataclass(frozen=True, slots=True)
+class SecurityConfig:
+    """``security.*``: files of this node's secret key and of the nodes that are admitted; both or neither."""
+
+    key: Path | None
+    peers: Path | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +130,7 @@ class Config:
 
     node: NodeConfig
     cluster: ClusterConfig
+    security: SecurityConfig
     job: JobConfig
     codec: CodecConfig
     plan: PlanConfig
@@ -227,11 +236,11 @@ def _line(text: str, name: str) -> int:
 
 def _build(read: dict[str, Any], sources: dict[str, str]) -> Config:
     """Derived defaults, and what must hold between keys."""
-    name = read.get("node.name") or _hostname()
+    name = read.get("node.name") or hostname()
     listen, lanes = read["node.listen"], read["node.lanes"]
     advertise = read.get("node.advertise")
     if advertise is None:
-        advertise = Address(_hostname(), listen.port) if listen.wildcard else listen
+        advertise = Address(hostname(), listen.port) if listen.wildcard else listen
     state = read.get("node.state") or Path(f"/dev/shm/gradcomm-{os.getuid()}") / name
     node = NodeConfig(
         name, listen, advertise, read.get("node.socket") or Path(paths.default_socket()), state,
@@ -239,6 +248,7 @@ def _build(read: dict[str, Any], sources: dict[str, str]) -> Config:
     )  # fmt: skip
     config = Config(
         node, ClusterConfig(read["cluster.peers"], read["cluster.lease"]),
+        SecurityConfig(read["security.key"], read["security.peers"]),
         JobConfig(read["job.deadline"], read["job.on_loss"]), CodecConfig(read["codec.default"]),
         PlanConfig(
             read["plan.mode"], read["plan.quality"], read["plan.warmup_steps"], read["plan.exclude"],
@@ -251,7 +261,7 @@ def _build(read: dict[str, Any], sources: dict[str, str]) -> Config:
     return config
 
 
-def _hostname() -> str:
+def hostname() -> str:
     """The machine's name as far as it can be a node's name."""
     name = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname()).strip("._-")[:128].rstrip("._-")
     return name or "localhost"
@@ -286,14 +296,31 @@ def _check(config: Config) -> None:
             if extra.overlaps(address):
                 refuse(key, f"port {extra.port} of {what} is also the port of {other}; choose another")
         used.append((what, key, extra))
+    _check_keys(config, refuse)
     if not config.insecure:
-        for key, bound in (("node.listen", node.listen), ("node.admin", admin), ("node.metrics", node.metrics)):
+        for key, bound in (("node.admin", admin), ("node.metrics", node.metrics)):
             if bound is not None and not bound.loopback:
                 refuse(
-                    key, f"{bound.endpoint} can be reached by other machines, and this release has no keys yet: "
-                    "nothing is encrypted or authenticated (keys come in a later release). On a network you trust, "
-                    "set insecure = true (--insecure, GC_INSECURE=1); otherwise bind 127.0.0.1",
+                    key, f"{bound.endpoint} can be reached by other machines, and nothing is encrypted or "
+                    "authenticated there. On a network you trust, set insecure = true (--insecure, GC_INSECURE=1); "
+                    "otherwise bind 127.0.0.1",
                 )  # fmt: skip
+
+
+def _check_keys(config: Config, refuse: Callable[[str, str], None]) -> None:
+    """Keys are given whole, and an address that others reach needs them."""
+    security, listen = config.security, config.node.listen
+    if security.key is not None and security.peers is None:
+        refuse("security.key", "a node with a key admits those in security.peers, which is not set; set both")
+    if security.peers is not None and security.key is None:
+        refuse("security.peers", "this node has no key of its own: make one (`gcserver keygen`) and set security.key")
+    if not listen.loopback and security.key is None and not config.insecure:
+        refuse(
+            "node.listen", f"{listen.endpoint} can be reached by other machines, and without keys nothing is "
+            "encrypted or authenticated. Make keys (`gcserver keygen` on each node, then security.key and "
+            "security.peers); or, on a network you trust, set insecure = true (--insecure, GC_INSECURE=1); or bind "
+            "127.0.0.1",
+        )  # fmt: skip
 
 
 # ---------------------------------------------------------------------------------------------- describing
@@ -310,7 +337,7 @@ def value_of(config: Config, name: str) -> object:
         return "auto" if part is None else list(part)
     if name == "node.metrics":
         return "" if part is None else part.endpoint
-    if name == "plan.profiles":
+    if name in ("plan.profiles", "security.key", "security.peers"):
         return "" if part is None else str(part)
     if isinstance(part, tuple):
         return [str(item) for item in part]

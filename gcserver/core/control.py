@@ -254,7 +254,7 @@ class ControlMachine:
     # ------------------------------------------------------------------------------- peers' messages
     def _on_control(self, node: str, m: messages.Control) -> None:
         if isinstance(m, JobJoin):
-            self.formation.on_join(m)
+            self.formation.on_peer_join(node, m)
         elif isinstance(m, JobLeft):
             self._on_left(node, m)
         elif isinstance(m, JoinRefusal):

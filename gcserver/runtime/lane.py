@@ -40,17 +40,21 @@ from gcserver.core import events as ev
 from gcserver.core.control_events import OpenSection
 from gcserver.core.events import DomainKey
 from gcserver.core.lane import LaneConfig, LaneMachine
+from gcserver.keys import KeyPair
 from gcserver.runtime.blocks import DomainMemory
 from gcserver.runtime.codecfaults import codec_fault
 from gcserver.runtime.counters import Counters
 from gcserver.runtime.delays import Delays
 from gcserver.runtime.executor import Executor
+from gcserver.runtime.guard import Guard
 from gcserver.runtime.kernelclock import KernelClock
 from gcserver.runtime.lanelink import (
     AddPeer,
+    Admit,
     AskBlocks,
     BlockFacts,
     ForgetJob,
+    LaneKeys,
     LaneLink,
     LaneReady,
     LaneStats,
@@ -75,11 +79,15 @@ class LaneProcess:
     """The loop and its tables."""
 
     def __init__(
-        self, setup: LaneSetup, machine: LaneMachine, transport: ZmqTransport, link: LaneLink, listener: socket.socket
+        self,
+        setup: LaneSetup,
+        machine: LaneMachine,
+        context: zmq.Context[Any],
+        link: LaneLink,
+        listener: socket.socket,
     ) -> None:
         self.setup = setup
         self.machine = machine
-        self.transport = transport
         self.link = link
         self.executor = Executor()
         self.clock = KernelClock(self.executor)
@@ -97,6 +105,8 @@ class LaneProcess:
         self.running = True
         #: domains that were closed because a codec failed
         self.broken: list[DomainKey] = []
+        self.guard = self._guard(context) if setup.secured else None
+        self.transport = transport = ZmqTransport(context, setup.listen, self.guard)
         domains, handles = self.executor.domains, self.executor.handles
         self.perform: dict[type, Callable[[Any], object]] = {
             fx.Send: self._do_send,
@@ -119,12 +129,27 @@ class LaneProcess:
             fx.Count: lambda e: self.counters.count(e.name, e.peer, e.value),
         }
 
+    def _guard(self, context: zmq.Context[Any]) -> Guard:
+        """Waits for the keys: nothing may be bound before."""
+        select.select([self.link], [], [])
+        keys: LaneKeys = self.link.receive()[0]
+        return Guard(
+            context,
+            KeyPair(keys.name, keys.public, keys.secret),
+            keys.admitted,
+            lambda kind: self.counters.count(kind, 0),
+            lambda text: self.send_up(LaneTrouble(b"", "Log", text)),
+        )
+
     # ------------------------------------------------------------------------------------------ loop
     def run(self) -> None:
         """Serve until the supervisor is gone."""
         frames, reports, workers = self.transport.fileno(), self.reports, self.workers
         for descriptor in (frames, self.link.fileno(), workers.listener.fileno()):
             self.poller.register(descriptor, select.EPOLLIN)
+        if self.guard is not None:
+            self.poller.register(self.guard.fileno(), select.EPOLLIN)
+            self.guard.answer()
         cores = tuple(sorted(os.sched_getaffinity(0)))
         self.send_up(LaneReady(os.getpid(), self.machine.config.incarnation, cores))
         next_tick = time.monotonic()
@@ -133,7 +158,7 @@ class LaneProcess:
             now = time.monotonic()
             if now >= next_tick:
                 next_tick = now + TICK
-                for peer in self.transport.reconnected():
+                for peer in self.transport.tick(now):
                     self.feed(ev.PeerReset(peer))
                 self.feed(ev.Tick())
                 workers.housekeeping()
@@ -149,6 +174,8 @@ class LaneProcess:
             ready = dict(self.poller.poll(wait))
             if self.asked:
                 self._answer()
+            if self.guard is not None and self.guard.fileno() in ready:
+                self.guard.answer()
             if busy or frames in ready:
                 self._frames(not busy)
             if self.link.fileno() in ready:
@@ -271,6 +298,8 @@ class LaneProcess:
             self.counters.names[node] = message.name
             self.transport.open(node, lane_address(message.address, self.setup.hello.lane))
             self.feed(ev.PeerAdded(node, message.name))
+        elif isinstance(message, Admit):
+            self.transport.admit(message.admitted)
         elif isinstance(message, ev.DomainOpened):
             self._open_domain(message)
         elif isinstance(message, OpenSection):
@@ -390,9 +419,8 @@ def main() -> int:
     number = incarnation(Path(setup.state) / f"lane{setup.hello.lane}.incarnation")
     config = LaneConfig(setup.hello, number, setup.credit)
     context: zmq.Context[Any] = zmq.Context()
-    transport = ZmqTransport(context, setup.listen)
     listener = listen_unix(setup.worker_socket)
-    process = LaneProcess(setup, LaneMachine(config), transport, link, listener)
+    process = LaneProcess(setup, LaneMachine(config), context, link, listener)
     # What is loaded now stays; looking through it for garbage again and again is time between frames.
     gc.collect()
     gc.freeze()
@@ -400,7 +428,7 @@ def main() -> int:
     try:
         process.run()
     finally:
-        transport.close()
+        process.transport.close()
         context.destroy(0)
     return 0
 

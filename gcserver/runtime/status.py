@@ -188,7 +188,9 @@ class Status:
             node = wire.node_id(name)
             link = s.machine.links[node]
             state, reason = PeerState.CONNECTING, "no answer yet"
-            if link.refused:
+            if trouble := s.peers.transport.troubles.get(node, ""):
+                state, reason = PeerState.REFUSED, trouble
+            elif link.refused:
                 state, reason = PeerState.REFUSED, link.refused
             elif link.up:
                 quiet = now - link.heard
@@ -212,6 +214,7 @@ class Status:
                     sent,
                     counters.get(("frames_resent", node), 0),
                     counters.get(("frames_corrupt", node), 0),
+                    s.keys is not None,
                 )
             )
         return out

@@ -31,8 +31,10 @@ from gcserver.core.arbiter import MemoryArbiter
 from gcserver.core.control import ControlMachine
 from gcserver.core.control_config import ControlConfig
 from gcserver.core.events import DomainKey
+from gcserver.keys import KeyFileError
 from gcserver.planner import controllers
 from gcserver.runtime.audits import Audits
+from gcserver.runtime.keyring import Keyring, open_keyring
 from gcserver.runtime.lanelink import ForgetJob, LaneTrouble
 from gcserver.runtime.lanes import Lanes
 from gcserver.runtime.ledger import JobStore
@@ -73,6 +75,7 @@ class Supervisor:
         self.arbiter = MemoryArbiter()
         self.queue: deque[cx.ControlEvent] = deque()
         self.lanes = Lanes(self)
+        self.keys: Keyring | None = None
         self.counts: dict[tuple[str, int], int] = {}
         self._new = Once()
         self.signalled = False
@@ -101,6 +104,10 @@ class Supervisor:
                 "start with the old number until they end, or remove that folder to drop them"
             )
         # Lanes need the longest to start; the rest is done while they load their kernels.
+        try:
+            self.keys = open_keyring(self, self.node, self.config.security)
+        except KeyFileError as error:
+            raise StartError(str(error)) from None
         generation, self.incarnation = self.store.generation(), incarnation(self.state / "supervisor.incarnation")
         self.hello = Hello(self.node, self.hello.address, self.hello.lanes, self.hello.lane, generation, __version__)
         c = self.config
@@ -244,6 +251,8 @@ class Supervisor:
         self.loop.call_later(TICK, self._tick)
         self.registrations.tick()
         self.peers.tick()
+        if self.keys is not None:
+            self.keys.tick()
         self.feed(ev.Tick())
         self.peers.frames()
         self.lanes.time_trips()
@@ -337,8 +346,9 @@ class Supervisor:
     def _do_drained(self, e: cx.Drained) -> None:
         self.stopped.set()
 
-    def _do_count(self, e: fx.Count) -> None:
-        self.counts[e.name, e.peer] = self.counts.get((e.name, e.peer), 0) + e.value
+    def count(self, name: str, peer: int = 0, value: int = 1) -> None:
+        """Something that should not happen; ``peer`` 0: of nobody that is known."""
+        self.counts[name, peer] = self.counts.get((name, peer), 0) + value
 
     def _do_log(self, e: cx.Log) -> None:
         log.log(getattr(logging, e.level.upper()), "%s", e.text)
@@ -361,7 +371,7 @@ class Supervisor:
 _PERFORM: dict[type, Any] = {
     fx.Send: Supervisor._do_send,
     fx.Reconnect: lambda self, e: self.peers.transport.reset(e.peer),
-    fx.Count: Supervisor._do_count,
+    fx.Count: lambda self, e: self.count(e.name, e.peer, e.value),
     fx.ReportLink: lambda self, e: None,
     cx.Tell: lambda self, e: self.registrations.tell(e),
     cx.ToLane: lambda self, e: self.lanes.tell(e.event, e.lane),
