@@ -21,8 +21,10 @@ def keys_of(config: Config) -> list[Check]:
     security = config.security
     if security.key is None or security.peers is None:
         if config.node.listen.loopback:
-            return [Check(_NAME, "ok", "none: daemons on this machine only")]
-        text = f"none, though {config.node.listen.endpoint} can be reached by others: whoever reaches it can take part"
+            return [Check(_NAME, "ok", "no keys: for daemons on this machine only")]
+        text = (
+            f"no keys, and {config.node.listen.endpoint} can be reached by others: whoever does can take part in jobs"
+        )
         return [Check(_NAME, "warn", text, _MAKE)]
     try:
         pair, admitted = keys.read_pair(security.key), keys.read_admitted(security.peers)

@@ -171,7 +171,7 @@ class ZmqTransport:
             if peer in gone or peer not in self._out:
                 self._connect(peer)
         if gone:
-            self._in.unbind(self._in.last_endpoint)
+            self._in.unbind(self._in.getsockopt_string(zmq.LAST_ENDPOINT))
             self._unbound = True
             self._bind_again()
 
