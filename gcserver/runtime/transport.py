@@ -51,7 +51,8 @@ _WATCHED: Final = _DISCONNECTED | _SUCCEEDED | _KEY_REFUSED | _MISUNDERSTOOD | _
 NO_KEY: Final = "it is not in this node's security.peers"
 UNWANTED: Final = "it does not admit this node's key; add that to the security.peers of its daemon"
 MISMATCH: Final = (
-    "the handshake fails: it has another key than this node's security.peers says, or only one of the two has keys"
+    "the handshake fails: it has another key than this node's security.peers says, only one of the two has keys, or "
+    "something else answers there"
 )
 
 Payload = memoryview | bytes
@@ -169,8 +170,11 @@ class ZmqTransport:
         gone = self._guard.admit(admitted)
         for peer in self._addresses:
             if peer in gone or peer not in self._out:
-                self._connect(peer)
-        if gone:
+                try:
+                    self._connect(peer)
+                except zmq.ZMQError as error:  # nobody had tried its address yet
+                    self.troubles[peer] = f"{self._addresses[peer]}: {error.strerror}"
+        if gone and not self._unbound:
             self._in.unbind(self._in.getsockopt_string(zmq.LAST_ENDPOINT))
             self._unbound = True
             self._bind_again()
@@ -244,6 +248,8 @@ class ZmqTransport:
             socket.close(0)
             self.troubles[peer] = NO_KEY
             return
+        if self.troubles.get(peer) == NO_KEY:
+            del self.troubles[peer]
         socket.setsockopt(zmq.SNDHWM, 0)
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)

@@ -155,8 +155,8 @@ def test_a_peer_without_a_key_here_is_not_connected_to_until_it_has_one(make: Ma
     a.open("b", b)
     assert a.trouble("b") == transport.NO_KEY and not a.send("b", *frame("a"))
     a.transport.admit(ALL)
-    assert a.send("b", *frame("a", 3))
-    until([a, b], lambda: b.got and not a.trouble("b"))
+    assert a.send("b", *frame("a", 3)) and not a.trouble("b")
+    until([a, b], lambda: b.got)
     assert b.got == [(3, b"")] and not b.counts
 
 
@@ -174,6 +174,23 @@ def test_a_removed_key_is_cut_off_and_others_come_back(make: Make) -> None:
     a.send("b", *frame("a", 3))
     until([a, b, c], lambda: b.got)
     assert b.got == [(4, b"")] and b.counts[KEY_REFUSED]
+
+
+def test_lists_may_follow_one_another_at_once(make: Make) -> None:
+    b, c = make(B), make(C)
+    c.open("b", b)
+    for admitted in ({"c": C.public}, ALL, {"c": C.public}, {"c": C.public, "b": B.public}):
+        b.transport.admit(admitted)
+    until([b, c], lambda: c.send("b", *frame("c", 1)) and b.got)
+    assert b.got[0] == (1, b"")
+
+
+def test_an_address_that_is_none_harms_nobody_when_its_key_comes(make: Make) -> None:
+    b = make(B, {"b": B.public})
+    b.transport.open(wire.node_id("a"), "nonsense://127.0.0.1:1")
+    assert b.trouble("a") == transport.NO_KEY
+    b.transport.admit(ALL)
+    assert "nonsense://127.0.0.1:1: " in b.trouble("a") and not b.send("a", *frame("b"))
 
 
 def test_a_replaced_key_takes_over(make: Make) -> None:
