@@ -12,6 +12,7 @@ ZeroMQ admits everybody while nobody answers; such messages have no user id, and
 from __future__ import annotations
 
 import contextlib
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -25,10 +26,12 @@ ZAP_ADDRESS: Final = "inproc://zeromq.zap.01"
 _VERSION: Final = b"1.0"
 #: At most so often a line about those who were refused, seconds.
 SAY_EVERY: Final = 10.0
+#: A connection that has not shown an encrypted key after this has failed, seconds.
+PATIENCE: Final = 2.0
 _NOBLOCK: Final = int(zmq.NOBLOCK)
 
-#: What is counted: an unknown key; a connection that showed no key, was meant for another node's or was cut off before;
-#: a frame in the name of another node than the key's.
+#: What is counted: an unknown key; a connection that showed none, was meant for another node's or ended before; a frame
+#: in the name of another node than the key's.
 KEY_REFUSED: Final = "keys_refused"
 HANDSHAKE_FAILED: Final = "handshakes_failed"
 FRAME_FORGED: Final = "frames_forged"
@@ -52,7 +55,10 @@ class Guard:
         self._keys: dict[int, bytes] = {}
         self._names: dict[bytes, str] = {}
         self._senders: dict[str, int] = {}
-        self._said_at, self._unsaid = -SAY_EVERY, 0
+        self._said_at, self._unsaid, self._what = -SAY_EVERY, 0, ""
+        #: connections that were made, that asked to be let in, that never did; how many were made by which time
+        self._knocked = self._asked = self._failed = 0
+        self._history: deque[tuple[float, int]] = deque()
         self._zap: Any = context.socket(zmq.REP)
         self._zap.setsockopt(zmq.LINGER, 0)
         self._zap.bind(ZAP_ADDRESS)
@@ -100,6 +106,7 @@ class Guard:
         with contextlib.suppress(zmq.Again):
             while True:
                 question = self._zap.recv_multipart(_NOBLOCK)
+                self._asked += 1
                 self._zap.send_multipart(self._decide(question))
 
     def _decide(self, question: list[bytes]) -> list[bytes]:
@@ -121,8 +128,18 @@ class Guard:
         self._unsaid += 1
         self._what = what
 
-    def tick(self, now: float) -> None:
-        """Say what is due. ``now``: any monotonic clock, seconds."""
+    def tick(self, now: float, knocked: int = 0) -> None:
+        """``knocked`` more connections were made; count those that never asked, and say what is due.
+
+        ``now``: any monotonic clock, seconds.
+        """
+        self._knocked += knocked
+        self._history.append((now, self._knocked))
+        while now - self._history[0][0] >= PATIENCE:
+            # Who asked since may have come since: that is made good by the next entries.
+            for _ in range(self._history.popleft()[1] - self._asked - self._failed):
+                self._failed += 1
+                self.refused(HANDSHAKE_FAILED, "a connection that showed no key, or was meant for another node's")
         if self._unsaid and now - self._said_at >= SAY_EVERY:
             more = f" (the last of {self._unsaid} refusals)" if self._unsaid > 1 else ""
             self._say(f"refused: {self._what}{more}")

@@ -23,7 +23,7 @@ import zmq
 
 from gcproto.wire import HEADER_BYTES, MAX_PAYLOAD_BYTES, sender_hint
 from gcserver.keys import Admitted
-from gcserver.runtime.guard import HANDSHAKE_FAILED, Guard
+from gcserver.runtime.guard import Guard
 
 #: Payloads from this size on are sent without copying; pyzmq's bookkeeping for that costs some microseconds.
 ZERO_COPY_BYTES: Final = 64 << 10
@@ -39,6 +39,7 @@ _NOBLOCK: Final = int(zmq.NOBLOCK)
 _MORE: Final = int(zmq.NOBLOCK | zmq.SNDMORE)
 _EVENTS: Final = int(zmq.EVENTS)
 _POLLIN: Final = int(zmq.POLLIN)
+_ACCEPTED: Final = int(zmq.EVENT_ACCEPTED)
 _DISCONNECTED: Final = int(zmq.EVENT_DISCONNECTED)
 _SUCCEEDED: Final = int(zmq.EVENT_HANDSHAKE_SUCCEEDED)
 _KEY_REFUSED: Final = int(zmq.EVENT_HANDSHAKE_FAILED_AUTH)
@@ -76,7 +77,9 @@ class ZmqTransport:
         self._knocks: zmq.Socket[bytes] | None = None
         if guard is not None:
             guard.serve(self._in)
-            self._knocks = self._in.get_monitor_socket(_MISUNDERSTOOD | _CUT_OFF)
+            # Not for failed handshakes: ZeroMQ reports a message that cannot be decrypted in the same way, and while
+            # somebody listens for that it does not end the connection, which then carries nothing any more.
+            self._knocks = self._in.get_monitor_socket(_ACCEPTED)
         try:
             self._in.bind(listen)
         except zmq.ZMQError as error:
@@ -199,9 +202,7 @@ class ZmqTransport:
             if self._unbound:
                 self._bind_again()
             assert self._knocks is not None
-            for _ in _events(self._knocks):
-                self._guard.refused(HANDSHAKE_FAILED, "a connection that showed no key, or was meant for another")
-            self._guard.tick(now)
+            self._guard.tick(now, sum(1 for _ in _events(self._knocks)))
         return found
 
     # ---------------------------------------------------------------------------------------- polling

@@ -215,7 +215,8 @@ def test_a_plain_client_is_refused_and_counted(make: Make) -> None:
     plain, b = make(), make(B)
     plain.open("b", b)
     plain.send("b", *frame("a"))
-    until([plain, b], lambda: b.counts[HANDSHAKE_FAILED] and plain.trouble("b"))
+    until([plain, b], lambda: b.said and plain.trouble("b"))
+    assert b.counts[HANDSHAKE_FAILED]
     assert not b.got and plain.trouble("b") == transport.MISMATCH and "showed no key" in b.said[0]
 
 
@@ -275,14 +276,40 @@ def test_a_recorded_connection_played_again_is_refused(make: Make) -> None:
     assert not b.got
 
 
+def test_a_message_that_somebody_changes_is_lost_and_nothing_else_is(make: Make) -> None:
+    """ZeroMQ may end the connection or not; links notice what is lost."""
+    a, b = make(A), make(B)
+    with Relay(b.address, bytearray()) as relay:
+        a.transport.open(wire.node_id("b"), relay.address)
+        a.send("b", *frame("a", 1))
+        until([a, b, relay], lambda: b.got)
+        relay.damage = True
+        a.send("b", *frame("a", 2, b"x" * 1000))
+        until([a, b, relay], lambda: not relay.damage)
+        until([a, b, relay], lambda: a.send("b", *frame("a", 3)) and len(b.got) > 1)
+    assert set(b.got) == {(1, b""), (3, b"")}
+
+
+def test_a_connection_that_says_nothing_is_counted(make: Make) -> None:
+    b = make(B)
+    host, port = b.address.removeprefix("tcp://").split(":")
+    with socket.create_connection((host, int(port))):
+        until([b], lambda: b.counts[HANDSHAKE_FAILED])
+    assert b.counts == {HANDSHAKE_FAILED: 1}
+
+
 class Relay:
-    """A TCP hop before ``target`` that remembers in ``seen`` what goes towards it. Runs as nodes do."""
+    """A TCP hop before ``target`` that remembers in ``seen`` what goes towards it. Runs as nodes do.
+
+    ``damage``: one bit of what goes there next is changed.
+    """
 
     def __init__(self, target: str, seen: bytearray) -> None:
         self._target, self._seen = target.removeprefix("tcp://").split(":"), seen
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._listener.setblocking(False)
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
+        self.damage = False
         self.address = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
 
     def __enter__(self) -> Relay:
@@ -303,15 +330,25 @@ class Relay:
                 end.setblocking(False)
         except BlockingIOError:
             pass
-        for near, far in self._pairs:
+        for near, far in list(self._pairs):
             self._pass(near, far, self._seen)
-            self._pass(far, near, None)
+            if far.fileno() >= 0:
+                self._pass(far, near, None)
 
     def _pass(self, source: socket.socket, sink: socket.socket, seen: bytearray | None) -> None:
         try:
             data = source.recv(1 << 16)
-        except (BlockingIOError, ConnectionResetError):
+        except BlockingIOError:
+            return
+        except ConnectionResetError:
+            data = b""
+        if not data:
+            self._pairs.remove((source, sink) if seen is not None else (sink, source))
+            source.close()
+            sink.close()
             return
         if seen is not None:
             seen += data
+            if self.damage:
+                data, self.damage = data[:-1] + bytes([data[-1] ^ 1]), False
         sink.sendall(data)
