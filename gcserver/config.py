@@ -28,8 +28,8 @@ from gcserver.config_keys import BY_NAME, BY_VARIABLE, KEYS, Key, Peer, unknown
 from gcserver.values import Address, toml_value
 
 __all__ = [
-    "Config", "NodeConfig", "AdminConfig", "ClusterConfig", "JobConfig", "CodecConfig", "PlanConfig", "LogConfig",
-    "Peer", "ConfigError", "load", "to_toml", "describe", "value_of",
+    "Config", "NodeConfig", "AdminConfig", "ClusterConfig", "SecurityConfig", "JobConfig", "CodecConfig", "PlanConfig",
+    "LogConfig", "Peer", "ConfigError", "load", "to_toml", "describe", "value_of", "hostname",
 ]  # fmt: skip
 
 #: What the names of our variables begin with, apart from those of keys without a table.
@@ -78,6 +78,14 @@ class ClusterConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class SecurityConfig:
+    """``security.*``: files of this node's secret key and of the nodes that are admitted; both or neither."""
+
+    key: Path | None
+    peers: Path | None
+
+
+@dataclass(frozen=True, slots=True)
 class JobConfig:
     """``job.*``: what jobs formed here get. ``deadline`` in seconds."""
 
@@ -96,8 +104,9 @@ class CodecConfig:
 class PlanConfig:
     """``plan.*``: who makes the plans of jobs formed here (see `modes.py`). ``exclude``: globs of tensors' names.
 
-    ``controller``: what steers their levels, such as ``dc2-da2``; "none": nothing does. ``profiles``: directory of the
-    profiles of jobs; None: none is kept.
+    ``controller``: what steers their levels, such as ``dc2-da2``; "none": nothing does. ``probe_every``: seconds from
+    one round of probes of the link to the next; 0: none. ``profiles``: directory of the profiles of jobs; None: none is
+    kept.
     """
 
     mode: str
@@ -105,6 +114,7 @@ class PlanConfig:
     warmup_steps: int
     exclude: tuple[str, ...]
     controller: str
+    probe_every: float
     profiles: Path | None
 
 
@@ -137,6 +147,7 @@ class Config:
 
     node: NodeConfig
     cluster: ClusterConfig
+    security: SecurityConfig
     job: JobConfig
     codec: CodecConfig
     plan: PlanConfig
@@ -210,7 +221,8 @@ def _from_file(file: Path) -> Iterable[tuple[str, tuple[object, str]]]:
         raise ConfigError(f"cannot be read: {error.strerror}", str(file)) from None
     except UnicodeDecodeError:
         raise ConfigError("is not UTF-8 text", str(file)) from None
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
+        # Of numbers with thousands of digits and of nested lists the parser says so in its own way.
         raise ConfigError(f"is not TOML: {error}", str(file)) from None
     for name, value in _flatten(tree):
         source = f"{file}:{_line(text, name)}".removesuffix(":0")
@@ -242,11 +254,11 @@ def _line(text: str, name: str) -> int:
 
 def _build(read: dict[str, Any], sources: dict[str, str]) -> Config:
     """Derived defaults, and what must hold between keys."""
-    name = read.get("node.name") or _hostname()
+    name = read.get("node.name") or hostname()
     listen, lanes = read["node.listen"], read["node.lanes"]
     advertise = read.get("node.advertise")
     if advertise is None:
-        advertise = Address(_hostname(), listen.port) if listen.wildcard else listen
+        advertise = Address(hostname(), listen.port) if listen.wildcard else listen
     state = read.get("node.state") or Path(f"/dev/shm/gradcomm-{os.getuid()}") / name
     node = NodeConfig(
         name, listen, advertise, read.get("node.socket") or Path(paths.default_socket()), state,
@@ -254,10 +266,12 @@ def _build(read: dict[str, Any], sources: dict[str, str]) -> Config:
     )  # fmt: skip
     config = Config(
         node, ClusterConfig(read["cluster.peers"], read["cluster.lease"]),
+        SecurityConfig(read["security.key"], read["security.peers"]),
         JobConfig(read["job.deadline"], read["job.on_loss"]), CodecConfig(read["codec.default"]),
         PlanConfig(
             read["plan.mode"], read["plan.quality"], read["plan.warmup_steps"], read["plan.exclude"],
-            read["plan.controller"], read["plan.profiles"] if "plan.profiles" in read else _profiles(),
+            read["plan.controller"], read["plan.probe_every"],
+            read["plan.profiles"] if "plan.profiles" in read else _profiles(),
         ),
         AdminConfig(read["admin.ca"], read["admin.cert"], read["admin.key"], read["admin.audit_log"]),
         LogConfig(read["log.level"]), read["partition_bytes"], read["min_compress_bytes"], read["insecure"], sources,
@@ -266,7 +280,7 @@ def _build(read: dict[str, Any], sources: dict[str, str]) -> Config:
     return config
 
 
-def _hostname() -> str:
+def hostname() -> str:
     """The machine's name as far as it can be a node's name."""
     name = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname()).strip("._-")[:128].rstrip("._-")
     return name or "localhost"
@@ -301,13 +315,8 @@ def _check(config: Config) -> None:
             if extra.overlaps(address):
                 refuse(key, f"port {extra.port} of {what} is also the port of {other}; choose another")
         used.append((what, key, extra))
+    _check_keys(config, refuse)
     _check_operators(config, admin, refuse)
-    if not config.insecure and not node.listen.loopback:
-        refuse(
-            "node.listen", f"{node.listen.endpoint} can be reached by other machines, and this release has no keys "
-            "yet: nothing is encrypted or authenticated (keys come in a later release). On a network you trust, "
-            "set insecure = true (--insecure, GC_INSECURE=1); otherwise bind 127.0.0.1",
-        )  # fmt: skip
 
 
 def _check_operators(config: Config, admin: Address | None, refuse: Callable[[str, str], None]) -> None:
@@ -328,6 +337,22 @@ def _check_operators(config: Config, admin: Address | None, refuse: Callable[[st
             )  # fmt: skip
 
 
+def _check_keys(config: Config, refuse: Callable[[str, str], None]) -> None:
+    """Keys are given whole, and an address that others reach needs them."""
+    security, listen = config.security, config.node.listen
+    if security.key is not None and security.peers is None:
+        refuse("security.key", "a node with a key admits those in security.peers, which is not set; set both")
+    if security.peers is not None and security.key is None:
+        refuse("security.peers", "this node has no key of its own: make one (`gcserver keygen`) and set security.key")
+    if not listen.loopback and security.key is None and not config.insecure:
+        refuse(
+            "node.listen", f"{listen.endpoint} can be reached by other machines, and without keys nothing is "
+            "encrypted or authenticated. Make keys (`gcserver keygen` on each node, then security.key and "
+            "security.peers); or, on a network you trust, set insecure = true (--insecure, GC_INSECURE=1); or bind "
+            "127.0.0.1",
+        )  # fmt: skip
+
+
 # ---------------------------------------------------------------------------------------------- describing
 def value_of(config: Config, name: str) -> object:
     """The value of a key as one would write it in the file."""
@@ -340,11 +365,9 @@ def value_of(config: Config, name: str) -> object:
         return values.show_size(part)
     if name == "node.cores":
         return "auto" if part is None else list(part)
-    if name.startswith("admin."):
-        return "" if part is None else str(part)
     if name == "node.metrics":
         return "" if part is None else part.endpoint
-    if name == "plan.profiles":
+    if name in ("plan.profiles", "security.key", "security.peers") or name.startswith("admin."):
         return "" if part is None else str(part)
     if isinstance(part, tuple):
         return [str(item) for item in part]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import difflib
 import os
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +23,6 @@ from gcserver.values import Address
 MIN_PARTITION: Final = 256 << 10
 MAX_PARTITION: Final = 64 << 20
 MAX_LANES: Final = 64
-_NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,126}[A-Za-z0-9])?")
 _ONCE: Final = "every node has one name and one address"
 _LEVELS: Final = ("debug", "info", "warning", "error")
 
@@ -70,14 +68,6 @@ def _text(raw: object, expected: str) -> str:
     return raw.strip()
 
 
-def _name(raw: object) -> str:
-    expected = "1 to 128 letters, digits, '.', '_' or '-', the first and last a letter or digit"
-    name = _text(raw, expected)
-    if not _NAME.fullmatch(name):
-        raise ValueError(f"expected {expected}")
-    return name
-
-
 def _path(raw: object) -> Path:
     path = Path(_text(raw, "an absolute path")).expanduser()
     if not path.is_absolute():
@@ -118,7 +108,7 @@ def _peers(raw: object) -> tuple[Peer, ...]:
         try:
             if not equals:
                 raise ValueError("expected name=tcp://host:port")
-            peers.append(Peer(_name(name), values.read_tcp(address)))
+            peers.append(Peer(values.read_name(name), values.read_tcp(address)))
         except ValueError as error:
             raise ValueError(f"{item!r}: {error}") from None
     for i, peer in enumerate(peers):
@@ -196,7 +186,7 @@ def _duration(low: float, high: float) -> Callable[[object], float]:
 
 
 KEYS: Final[tuple[Key, ...]] = (
-    Key("node.name", _name, "a name unique in the cluster", "Name of this node.", derived="the host name"),
+    Key("node.name", values.read_name, "a name unique in the cluster", "Name of this node.", derived="the host name"),
     Key(
         "node.listen", values.read_tcp, values.TCP_FORM,
         "Where other daemons reach this one: lane i takes port + i, the control link the port after the last lane.",
@@ -249,6 +239,15 @@ KEYS: Final[tuple[Key, ...]] = (
         "A peer that has been silent for this long counts as dead.", "30s",
     ),
     Key(
+        "security.key", _path_or_none, 'an absolute path or ""',
+        "File of this node's secret key, made by `gcserver keygen`; with it all traffic between daemons is encrypted.",
+        "",
+    ),
+    Key(
+        "security.peers", _path_or_none, 'an absolute path or ""',
+        "File of the public keys of all nodes that are admitted, a line each; read again when it changes.", "",
+    ),
+    Key(
         "job.deadline", _duration(1, 7 * 86400), "1s to 604800s",
         "What bounds every wait of a job whose workers do not say otherwise.", "1800s",
     ),
@@ -272,6 +271,10 @@ KEYS: Final[tuple[Key, ...]] = (
         "What steers each node's compression by the delays it sees, in jobs that begin here.", "none",
     ),
     Key(
+        "plan.probe_every", _duration(0, 86400), "0s to 86400s",
+        "How often the link is measured where a planned job's frames are too small to tell; 0s: never.", "120s",
+    ),
+    Key(
         "plan.profiles", _path_or_none, 'an absolute path or ""',
         "Directory of the profiles of jobs, from which the next run of a job starts; empty: none is kept.",
         derived="$CACHE_DIRECTORY/profiles, else $XDG_CACHE_HOME/gradcomm/profiles, else ~/.cache/gradcomm/profiles",
@@ -286,7 +289,7 @@ KEYS: Final[tuple[Key, ...]] = (
     ),
     Key(
         "insecure", values.read_bool, "true or false",
-        "Allow addresses that other machines can reach although nothing is encrypted or authenticated yet.", False,
+        "Allow addresses that other machines can reach although nothing there is encrypted or authenticated.", False,
     ),
     Key("log.level", _one_of(_LEVELS), ", ".join(_LEVELS), "How much is logged.", "info"),
 )  # fmt: skip

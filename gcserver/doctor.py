@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from gcproto.manifest import memory_bytes
-from gcserver import checks
+from gcserver import checks, keychecks
 from gcserver.checks import Check
 from gcserver.config import Config
 from gcserver.values import human_size
@@ -76,6 +76,7 @@ def preflight(config: Config) -> list[Check]:
     found += _certificates(config)
     found.append(checks.directory_usable("socket", "node.socket", config.node.socket.parent))
     found.append(checks.directory_usable("state", "node.state", config.node.state))
+    found += keychecks.keys_of(config)
     found.append(checks.shared_memory(config))
     found.append(checks.locked_memory(memory_bytes(config.partition_bytes, itemsize=1, members=1)))
     found.append(checks.cores(config.node.cores, config.node.lanes))
@@ -99,6 +100,7 @@ def examine(config: Config, need: Need | None = None, timeout: float = 2.0) -> l
     found.append(checks.advertised(config, timeout))
     found.append(checks.directory_usable("socket", "node.socket", config.node.socket.parent))
     found.append(checks.directory_usable("state", "node.state", config.node.state))
+    found += keychecks.keys_of(config)
     wrong = checks.peer_names(config)
     found += wrong
     found += checks.in_parallel([partial(checks.peer_reachable, peer, timeout) for peer in config.others])

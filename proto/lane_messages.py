@@ -46,8 +46,8 @@ class Mapped(Message, frozen=True, tag="mapped"):
 class Push(Message, frozen=True, tag="push"):
     """Doorbell: blocks ``keys`` of ``step`` are in the arena; ``close``: nothing more comes in this step.
 
-    ``flags`` are wire flags (AVERAGE); ``grad_scale`` is the loss scale the gradients carry. Both are in the slots'
-    headers as well; lanes read the scale there, where it outlives them.
+    ``flags`` are wire flags (AVERAGE), which are in the slots' headers as well. The loss scale that the gradients carry
+    is there alone, where it outlives lanes.
     """
 
     domain: Count
@@ -55,7 +55,6 @@ class Push(Message, frozen=True, tag="push"):
     keys: Annotated[tuple[Count, ...], msgspec.Meta(max_length=MAX_KEYS)]
     close: bool
     flags: int = 0
-    grad_scale: float = 1.0
 
 
 class Done(Message, frozen=True, tag="done"):

@@ -129,7 +129,11 @@ class MetricsServer:
     def _route(self, path: str, accept: str) -> Answer:
         if path == "/metrics":
             self._refresh()
-            encode, kind = exposition.choose_encoder(accept)
+            try:
+                encode, kind = exposition.choose_encoder(accept)
+            except (TypeError, ValueError):
+                # The library trips over versions that are no numbers: the plain form will do for whoever asks for one.
+                encode, kind = exposition.choose_encoder("")
             return 200, kind, encode(self._metrics.registry)
         if path == "/healthz":
             return 200, _TEXT, b"ok\n"

@@ -81,7 +81,8 @@ class NodeStatus:
 
 @dataclass(frozen=True, slots=True)
 class PeerStatus:
-    """Another node as this one sees it. ``last_heard`` and ``rtt`` are None before the first time."""
+    """Another node as this one sees it. ``last_heard`` and ``rtt`` are None before the first time; ``encrypted``: each
+    knows the other by its key."""
 
     name: str
     address: str
@@ -94,6 +95,7 @@ class PeerStatus:
     bytes_out: int = 0
     frames_resent: int = 0
     frames_corrupt: int = 0
+    encrypted: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,6 +61,17 @@ def stranger(uid: int) -> Fault:
     )
 
 
+def unadmitted(node: str, why: str) -> Fault:
+    """To a worker of a job with nodes whose keys are not admitted here."""
+    return Fault(
+        b"",
+        "NotAuthorised",
+        f"the daemon of {node} does not admit all nodes of this job: {why}",
+        phase="join",
+        advice="run all daemons with keys or none, and give all the same up to date security.peers",
+    )
+
+
 def tell(channel: Channel[Any], why: Fault) -> None:
     """Say ``why``, as far as the socket takes it now; whoever calls closes it next."""
     with contextlib.suppress(ChannelClosed):

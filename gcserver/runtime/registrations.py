@@ -15,11 +15,11 @@ from msgspec.structs import replace
 from gcproto import messages, packed
 from gcproto.audits import AuditReport
 from gcproto.channel import Channel, ChannelClosed
-from gcproto.messages import Advised, AskAdvice, Fault, Registered, ToWorker
+from gcproto.messages import Advised, AskAdvice, Fault, IAm, Register, Registered, ToWorker
 from gcproto.packed import MessageError
 from gcproto.timings import TensorTimes
 from gcserver.core import control_events as cx
-from gcserver.runtime import refusals
+from gcserver.runtime import keyring, refusals
 from gcserver.runtime.knocking import admit
 from gcserver.runtime.setup import listen_unix
 
@@ -98,6 +98,9 @@ class Registrations:
                 self._s.audits.on_report(descriptor, message)
             elif isinstance(message, AskAdvice):
                 self._advise(descriptor, message)
+            elif isinstance(message, Register) and (why := keyring.why_not(self._s.keys, message.keys)):
+                self._s.count("keys_refused")
+                self._send(descriptor, refusals.unadmitted(self._s.config.node.name, why))
             else:
                 self._s.feed(cx.WorkerSaid(descriptor, message))
 
@@ -136,6 +139,8 @@ class Registrations:
         message = self._with_ticket(e)
         if isinstance(message, Registered):
             message = replace(message, lane_sockets=tuple(self._s.lanes.sockets()))
+        elif isinstance(message, IAm) and self._s.keys is not None:
+            message = replace(message, key=self._s.keys.pair.public.decode())
         if e.connection in self.channels:
             self._send(e.connection, message)
 

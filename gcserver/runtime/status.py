@@ -15,7 +15,7 @@ from gcproto import wire
 from gcproto.audits import AuditReport
 from gcproto.manifest import MAX_NAME
 from gcproto.messages import Rule
-from gcproto.modes import MODES, QUALITIES
+from gcproto.modes import unknown
 from gcserver import __version__
 from gcserver.admin.planning import Advice, DomainProfile
 from gcserver.admin.source import (
@@ -193,7 +193,9 @@ class Status:
             node = wire.node_id(name)
             link = s.machine.links[node]
             state, reason = PeerState.CONNECTING, "no answer yet"
-            if link.refused:
+            if trouble := s.peers.transport.troubles.get(node, ""):
+                state, reason = PeerState.REFUSED, trouble
+            elif link.refused:
                 state, reason = PeerState.REFUSED, link.refused
             elif link.up:
                 quiet = now - link.heard
@@ -217,6 +219,7 @@ class Status:
                     sent,
                     counters.get(("frames_resent", node), 0),
                     counters.get(("frames_corrupt", node), 0),
+                    s.keys is not None,
                 )
             )
         return out
@@ -335,10 +338,9 @@ class Status:
 
     async def set_mode(self, job: str, mode: str, quality: str) -> PlanChange:
         """See Source."""
-        for field, word, words in (("mode", mode, MODES), ("quality", quality, QUALITIES)):
-            if word and word not in words:
-                text = f"{field}: expected one of {', '.join(words)}, got {word!r}"
-                raise AdminError(ErrorKind.INVALID, text, field)
+        for field, words in (("mode", (mode, "")), ("quality", ("", quality))):
+            if why := unknown(*words):
+                raise AdminError(ErrorKind.INVALID, why, field)
         return self._plans.set_mode(self._job(job), mode, quality)
 
     async def replan(self, job: str) -> PlanChange:

@@ -31,8 +31,10 @@ from gcserver.core.arbiter import MemoryArbiter
 from gcserver.core.control import ControlMachine
 from gcserver.core.control_config import ControlConfig
 from gcserver.core.events import DomainKey
+from gcserver.keys import KeyFileError
 from gcserver.planner import controllers
 from gcserver.runtime.audits import Audits
+from gcserver.runtime.keyring import Keyring, open_keyring
 from gcserver.runtime.lanelink import ForgetJob, LaneTrouble
 from gcserver.runtime.lanes import Lanes
 from gcserver.runtime.ledger import JobStore
@@ -74,6 +76,7 @@ class Supervisor:
         self.arbiter = MemoryArbiter()
         self.queue: deque[cx.ControlEvent] = deque()
         self.lanes = Lanes(self)
+        self.keys: Keyring | None = None
         self.counts: dict[tuple[str, int], int] = {}
         self._new = Once()
         self.signalled = False
@@ -102,6 +105,10 @@ class Supervisor:
                 "start with the old number until they end, or remove that folder to drop them"
             )
         # Lanes need the longest to start; the rest is done while they load their kernels.
+        try:
+            self.keys = open_keyring(self, self.node, self.config.security)
+        except KeyFileError as error:
+            raise StartError(str(error)) from None
         generation, self.incarnation = self.store.generation(), incarnation(self.state / "supervisor.incarnation")
         self.hello = Hello(self.node, self.hello.address, self.hello.lanes, self.hello.lane, generation, __version__)
         c = self.config
@@ -109,9 +116,10 @@ class Supervisor:
         self.lanes.start()
         # Imported late: the planner's kernels come with it, which takes as long as the rest of a daemon's start.
         from gcserver.runtime.advising import Advising
+        from gcserver.runtime.linkprobe import LinkProbes
         from gcserver.runtime.planning import Planning
 
-        self.planning, self.advising = Planning(self), Advising(self)
+        self.planning, self.advising, self.probes = Planning(self), Advising(self), LinkProbes(self)
         rules = () if c.codec.default == "none" else (Rule("*", c.codec.default),)
         self.machine = ControlMachine(
             ControlConfig(
@@ -245,10 +253,13 @@ class Supervisor:
         self.loop.call_later(TICK, self._tick)
         self.registrations.tick()
         self.peers.tick()
+        if self.keys is not None:
+            self.keys.tick()
         self.feed(ev.Tick())
         self.peers.frames()
         self.lanes.time_trips()
         self.planning.tick()
+        self.probes.tick()
         self.profiler.tick()
 
     def aside(self, work: Callable[[], T], then: Callable[[T], None]) -> None:

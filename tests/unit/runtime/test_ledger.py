@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gcserver.runtime.ledger import JobStore
+from gcserver.runtime.ledger import JobStore, Ledger
+from gcserver.runtime.statefiles import MemoryDamaged
 from tests.unit.core.control_machine import formed
 
 
@@ -30,3 +31,23 @@ def test_a_job_whose_memory_cannot_be_read_is_dropped_and_the_others_are_served(
     file.write_bytes(damages(file.read_bytes())[which])
     assert [found for found, _ in store.load()] == [memory]
     assert not file.parent.exists()
+
+
+def test_a_job_under_another_ones_number_is_dropped(tmp_path: Path) -> None:
+    store = JobStore(tmp_path)
+    (job,) = formed().jobs.values()
+    store.save(b"x" * 16, job.save().memory)
+    assert store.load() == []
+    assert not store.directory(b"x" * 16).exists()
+
+
+@pytest.mark.parametrize("field", ["void_count", "switch_count"])
+def test_a_ledger_that_counts_what_no_job_has_is_damaged_and_its_job_dropped(tmp_path: Path, field: str) -> None:
+    store = JobStore(tmp_path)
+    (job,) = formed().jobs.values()
+    store.save(job.id, job.save().memory)
+    ledger: Ledger = store.ledger((job.id, 0))
+    ledger._data[field] = 2**64 - 1
+    with pytest.raises(MemoryDamaged):
+        ledger.read()
+    assert JobStore(tmp_path).load() == []

@@ -15,6 +15,7 @@ from gcproto import messages, packed
 from gcproto.channel import Channel, connect
 from gcproto.messages import Fault, Reattach, Register, WhoAreYou
 from gcproto.timings import TensorTimes
+from gcserver import keys
 from gcserver.core import control_events as cx
 from gcserver.runtime.registrations import Registrations
 from gcserver.runtime.tickets import Tickets
@@ -26,7 +27,7 @@ class Supervisor:
     """As much of one as registrations use: readers are called when the test says so."""
 
     def __init__(self, path: Path) -> None:
-        self.config = SimpleNamespace(node=SimpleNamespace(socket=path))
+        self.config = SimpleNamespace(node=SimpleNamespace(name="a", socket=path))
         self.machine = SimpleNamespace(connections={})
         self.loop = SimpleNamespace(
             add_reader=lambda fd, call, *args: self.readers.__setitem__(fd, (call, args)),
@@ -42,6 +43,7 @@ class Supervisor:
         self.advising = SimpleNamespace(asked=lambda *said: self.asked.append(said))
         self.warnings: list[str] = []
         self.tickets = Tickets(path.parent)
+        self.keys: Any = None
         self.counted: list[str] = []
         self.lanes = SimpleNamespace(sockets=lambda: ["lane0"])
 
@@ -181,4 +183,61 @@ def test_a_worker_of_another_user_is_told_so(supervisor: Supervisor, monkeypatch
     assert isinstance(fault, Fault) and fault.kind == "NotAuthorised"
     assert f"this one is of uid {os.getuid() + 1}" in fault.message and "GC_NODE_SOCKET" in fault.advice
     assert len(supervisor.warnings) == 1 and supervisor.fed == [] and len(supervisor.readers) == 1
+    worker.close()
+
+
+A, B, C = (keys.generate(name) for name in "abc")
+
+
+def ring(own: keys.KeyPair, *admitted: keys.KeyPair) -> Any:
+    return SimpleNamespace(pair=own, admitted={pair.name: pair.public for pair in admitted})
+
+
+@pytest.mark.parametrize(
+    ("ours", "published", "why"),
+    [
+        (ring(A, B), (("b", C.public.decode()),), "b has another key"),
+        (ring(A, B), (("b", B.public.decode()), ("c", C.public.decode())), "c is not in"),
+        (ring(A, B), (("b", ""),), "b runs without keys"),
+        (None, (("b", B.public.decode()),), "b runs with keys, and this node without"),
+    ],
+)
+def test_a_job_with_a_node_whose_key_is_not_admitted_is_refused(
+    supervisor: Supervisor, ours: Any, published: tuple[tuple[str, str], ...], why: str
+) -> None:
+    supervisor.keys = ours
+    worker, _ = _connected(supervisor)
+    worker.send(Register("job", 0, 2, 0, 1, 7, keys=published))
+    supervisor.turn()
+    ((fault, _),) = worker.receive()
+    assert isinstance(fault, Fault) and fault.kind == "NotAuthorised"
+    assert why in fault.message and "security.peers" in fault.advice
+    assert supervisor.counted == ["keys_refused"] and not supervisor.fed
+    worker.close()
+
+
+@pytest.mark.parametrize(
+    ("ours", "published"), [(ring(A, B), (("b", B.public.decode()),)), (ring(A), ()), (None, (("b", ""),)), (None, ())]
+)
+def test_admitted_keys_and_none_at_all_are_fine(
+    supervisor: Supervisor, ours: Any, published: tuple[tuple[str, str], ...]
+) -> None:
+    supervisor.keys = ours
+    worker, _ = _connected(supervisor)
+    worker.send(Register("job", 0, 2, 0, 1, 7, keys=published))
+    supervisor.turn()
+    assert len(supervisor.fed) == 1 and not supervisor.counted
+    worker.close()
+
+
+@pytest.mark.parametrize(("ours", "key"), [(None, ""), (ring(A), A.public.decode())])
+def test_a_daemon_says_its_public_key(supervisor: Supervisor, ours: Any, key: str) -> None:
+    supervisor.keys = ours
+    worker, _ = _connected(supervisor)
+    registrations = Registrations.__new__(Registrations)
+    registrations._s, registrations.channels = supervisor, {5: worker}  # type: ignore[assignment, dict-item]
+    said: list[Any] = []
+    registrations._send = lambda _, message: said.append(message)  # type: ignore[method-assign]
+    registrations.tell(cx.Tell(5, messages.IAm("a", "tcp://a:1", 1)))
+    assert said == [messages.IAm("a", "tcp://a:1", 1, key)]
     worker.close()
