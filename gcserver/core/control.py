@@ -28,6 +28,7 @@ from gcserver.core.control_events import (
     LaneSaid,
     LaneUp,
     Log,
+    ProbeLink,
     SetPlan,
     Tell,
     ToLane,
@@ -36,15 +37,14 @@ from gcserver.core.control_events import (
 )
 from gcserver.core.effects import ReportClosed, ReportFault, ReportLink, ReportStep, ReportWaiting
 from gcserver.core.events import CodecChoice, DomainClosed, FrameDamaged, FrameReceived, PeerAdded, PeerReset, Tick
-from gcserver.core.gathering import Formation, Gathering, fault_without_job, why_unusable
+from gcserver.core.gathering import Formation, Gathering, fault_without_job, misfit, why_unusable
 from gcserver.core.job import Job, NoSpace, any_controller, any_plan, any_section
 from gcserver.core.link import Link
 from gcserver.core.peers import Peers, PeerUp
+from gcserver.core.restoring import damage
 
 #: In JobLeft of a job: an answer, which needs none.
 ANSWER = 1
-#: Messages of jobs not known yet are kept, but not more than these.
-MAX_EARLY = 4096
 #: so many jobs that failed are remembered with the reason
 MAX_FAILED = 64
 
@@ -148,9 +148,8 @@ class ControlMachine:
             hello = self.config.hello
             self.out.append(Tell(e.connection, messages.IAm(hello.node, hello.address, hello.lanes)))
         elif isinstance(m, Register):
-            if self.draining:
-                why = f"this daemon takes no new jobs: {self.draining}"
-                self.out.append(fault_without_job(e.connection, "Draining", why))
+            if why := self.draining:
+                self.out.append(fault_without_job(e.connection, "Draining", f"this daemon takes no new jobs: {why}"))
             else:
                 self.formation.register(e.connection, m, now)
         elif isinstance(m, messages.Reattach):
@@ -168,14 +167,13 @@ class ControlMachine:
                 self.out.append(Tell(e.connection, job.ended))
             elif isinstance(m, messages.DeclareDomain):
                 self.out.extend(declarations.declare_domain(job, rank, m))
-                self._replay_early()
+                self.out.extend(job_messages.replay(self.jobs, self.early))
             else:
                 self.out.extend(declarations.declare_section(job, rank, m))
 
     def _on_epoch_won(self, e: EpochWon, now: float) -> None:
         self._form(e.record)
-        job = self.jobs.get(e.record.job)
-        if job is not None:
+        if (job := self.jobs.get(e.record.job)) is not None:
             job.tell_members(e.record)
 
     def _form(self, record: EpochDecided) -> None:
@@ -197,7 +195,7 @@ class ControlMachine:
         ranks = ", ".join(f"{m.node}: {len(m.ranks)}" for m in record.members)
         self.out.append(Log("info", f"job {record.label} formed, {record.world_size} ranks ({ranks})"))
         self.out.extend(job.tell_workers(self._registered(job)))
-        self._replay_early()
+        self.out.extend(job_messages.replay(self.jobs, self.early))
 
     def _job(self, record: EpochDecided) -> Job:
         hello = self.config.hello
@@ -208,8 +206,7 @@ class ControlMachine:
         return Registered(job.id, r.epoch, job.node, r.members, (), r.partition_bytes, r.deadline, r.mode)
 
     def _reattach(self, connection: Connection, m: messages.Reattach) -> None:
-        job = self.jobs.get(m.job)
-        if job is None and m.job in self.failed:
+        if (job := self.jobs.get(m.job)) is None and m.job in self.failed:
             self.out.append(Tell(connection, self.failed[m.job]))
             return
         if job is None or m.rank not in job.workers:
@@ -226,8 +223,7 @@ class ControlMachine:
     def _on_worker_gone(self, e: WorkerGone, now: float) -> None:
         self.formation.worker_gone(e.connection)
         job_id, rank = self.connections.pop(e.connection, (b"", -1))
-        job = self.jobs.get(job_id)
-        if job is None or job.workers.get(rank) != e.connection:
+        if (job := self.jobs.get(job_id)) is None or job.workers.get(rank) != e.connection:
             return
         if job.ended is None:
             self.out.extend(
@@ -257,7 +253,7 @@ class ControlMachine:
     # ------------------------------------------------------------------------------- peers' messages
     def _on_control(self, node: str, m: messages.Control) -> None:
         if isinstance(m, JobJoin):
-            self.formation.on_join(m)
+            self.formation.on_peer_join(node, m)
         elif isinstance(m, JobLeft):
             self._on_left(node, m)
         elif isinstance(m, JoinRefusal):
@@ -265,17 +261,12 @@ class ControlMachine:
         elif isinstance(m, EpochDecided):
             self._on_record(node, m)
         else:
-            job = self.jobs.get(m.job)
-            if job is None:
-                if not isinstance(m, Fault):
-                    self.early.append((node, m))
-            else:
-                self.out.extend(job_messages.on_message(job, node, m, self.early))
-            del self.early[:-MAX_EARLY]
+            self.out.extend(job_messages.take(self.jobs, node, m, self.early))
 
     def _on_record(self, node: str, m: EpochDecided) -> None:
         me = self.config.hello.node
-        if m.job not in self.jobs and (bad := why_unusable(m, me, self.resolve, self.no_controller)) is not None:
+        bad = why_unusable(m, me, self.resolve, self.no_controller) if m.job not in self.jobs else misfit(m)
+        if bad is not None:
             self.formation.refuse_record(node, m, *bad)
             return
         self._form(m)
@@ -299,15 +290,6 @@ class ControlMachine:
         elif m.nonce != ANSWER:
             # It came back after we had heard from everyone and forgot the job.
             self.peers.send(node, JobLeft(m.label, m.job, ANSWER))
-
-    def _replay_early(self) -> None:
-        early, self.early = self.early, []
-        for node, message in early:
-            job = self.jobs.get(getattr(message, "job", b""))
-            if job is None:
-                self.early.append((node, message))
-            else:
-                self.out.extend(job_messages.on_message(job, node, message, self.early))
 
     # ----------------------------------------------------------------------------------------- lanes
     def _on_lane_up(self, e: LaneUp, now: float) -> None:
@@ -340,8 +322,7 @@ class ControlMachine:
             what = "no such job" if not matching else "more than one job matches"
             self.out.append(AnswerRequest(e.request, error=f"{what}: {e.job!r}; jobs here: {have}"))
             return
-        number = wish_number(self.config.incarnation, e.request)
-        self.out.extend(job_plans.set_plan(matching[0], number, e))
+        self.out.extend(job_plans.set_plan(matching[0], wish_number(self.config.incarnation, e.request), e))
 
     def _on_drain(self, e: DrainAsked, now: float) -> None:
         self.draining = e.reason or "draining"
@@ -353,7 +334,12 @@ class ControlMachine:
             self.out.append(Drained())
 
     def _on_restored(self, e: JobRestored, now: float) -> None:
-        job = self._job(e.memory.record)
+        record = e.memory.record
+        if why := damage(e.memory, e.ledgers, self.config.hello.node):
+            text = f"the memory of job {record.label!r} cannot be used and is dropped: {why}"
+            self.out += (Log("error", text), ForgetJob(record.job))
+            return
+        job = self._job(record)
         job.restore(e.memory, e.ledgers)
         for rank in e.memory.ranks:
             job.workers[rank] = None
@@ -393,6 +379,7 @@ _HANDLERS: dict[type, Callable[[ControlMachine, Any, float], None]] = {
     LaneSaid: ControlMachine._on_lane,
     EpochWon: ControlMachine._on_epoch_won,
     SetPlan: ControlMachine._on_set_plan,
+    ProbeLink: lambda machine, e, now: machine.peers.on_probe(e, now),
     DrainAsked: ControlMachine._on_drain,
     JobRestored: ControlMachine._on_restored,
     Tick: ControlMachine._on_tick,

@@ -103,6 +103,14 @@ class SetPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class ProbeLink:
+    """Measure the link to ``peer`` (a name) by a heartbeat with ``pad``; the link's ``probe`` says what it took."""
+
+    peer: str
+    pad: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class DrainAsked:
     """Take no new jobs; say Drained when the last one has left."""
 
@@ -146,6 +154,7 @@ ControlEvent = (
     | LaneSaid
     | EpochWon
     | SetPlan
+    | ProbeLink
     | DrainAsked
     | JobRestored
     | PeerAdded

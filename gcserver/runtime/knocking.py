@@ -52,7 +52,7 @@ class Door:
                 return None
             except OSError as error:
                 return self._full(error)
-            channel: Channel[Any] = Channel(sock, self._decode)
+            channel: Channel[Any] = Channel(sock, self._decode, 0)
             if channel.peer_uid() in (os.getuid(), 0):
                 self._full_since = None
                 self._welcome(channel)
@@ -87,7 +87,7 @@ class Door:
                 sock, _ = self._listener.accept()
             except OSError:
                 break
-            self._turn_away(Channel(sock, self._decode), refusals.full(error))
+            self._turn_away(Channel(sock, self._decode, 0), refusals.full(error))
             self._spare = _reserve()
         if self._spare is None:
             self._spare = _reserve()

@@ -31,24 +31,30 @@ from gcproto import wire
 from gcproto.channel import ChannelClosed
 from gcproto.packed import MessageError
 from gcproto.records import replace
-from gcproto.wire import Flag, FrameError, FrameType
-from gcserver.codecs import CodecError
+from gcproto.wire import Flag
 from gcserver.codecs.warmup import warmup
 from gcserver.core import effects as fx
 from gcserver.core import events as ev
 from gcserver.core.control_events import OpenSection
-from gcserver.core.lane import LaneConfig, LaneMachine
-from gcserver.runtime import shortage
+from gcserver.core.events import DomainKey
+from gcserver.core.lane import LaneMachine
+from gcserver.core.lane_config import LaneConfig
+from gcserver.keys import KeyPair
+from gcserver.runtime import incoming
 from gcserver.runtime.blocks import DomainMemory
 from gcserver.runtime.counters import Counters
 from gcserver.runtime.delays import Delays
+from gcserver.runtime.endings import Endings
 from gcserver.runtime.executor import Executor
+from gcserver.runtime.guard import Guard
 from gcserver.runtime.kernelclock import KernelClock
 from gcserver.runtime.lanelink import (
     AddPeer,
+    Admit,
     AskBlocks,
     BlockFacts,
     ForgetJob,
+    LaneKeys,
     LaneLink,
     LaneReady,
     LaneStats,
@@ -58,9 +64,10 @@ from gcserver.runtime.laneworkers import LaneWorkers
 from gcserver.runtime.linkfit import Arrivals
 from gcserver.runtime.once import Once
 from gcserver.runtime.setup import LaneSetup, lane_address, listen_unix
-from gcserver.runtime.statefiles import MemoryShort, incarnation
+from gcserver.runtime.statefiles import incarnation
 from gcserver.runtime.stepreports import StepReports
 from gcserver.runtime.steptrace import AskTrace, StepTracer
+from gcserver.runtime.tickets import Tickets
 from gcserver.runtime.transport import ZmqTransport
 
 TICK: Final = 0.5
@@ -73,11 +80,15 @@ class LaneProcess:
     """The loop and its tables."""
 
     def __init__(
-        self, setup: LaneSetup, machine: LaneMachine, transport: ZmqTransport, link: LaneLink, listener: socket.socket
+        self,
+        setup: LaneSetup,
+        machine: LaneMachine,
+        context: zmq.Context[Any],
+        link: LaneLink,
+        listener: socket.socket,
     ) -> None:
         self.setup = setup
         self.machine = machine
-        self.transport = transport
         self.link = link
         self.executor = Executor()
         self.clock = KernelClock(self.executor)
@@ -86,15 +97,16 @@ class LaneProcess:
         self.arrivals = Arrivals()
         self.delays = Delays(machine)
         self.reports = StepReports(machine, self.delays, self.send_up)
-        self.workers = LaneWorkers(self, listener)
+        self.workers = LaneWorkers(self, listener, Tickets(Path(setup.state)))
         self.tracer = StepTracer(self)
         self._new = Once()
         self.queue: deque[ev.LaneEvent] = deque()
         #: questions about blocks that are being answered: request, what is left, what was found
         self.asked: deque[tuple[int, Iterator[tuple[int, int, float]], list[tuple[int, int, float]]]] = deque()
-        #: domains that ended here for want of memory, until the supervisor closes them too
-        self.given_up: set[ev.DomainKey] = set()
+        self.endings = Endings(self.executor.domains, self._forget_domain, self.send_up)
         self.running = True
+        self.guard = self._guard(context) if setup.secured else None
+        self.transport = transport = ZmqTransport(context, setup.listen, self.guard)
         domains, handles = self.executor.domains, self.executor.handles
         self.perform: dict[type, Callable[[Any], object]] = {
             fx.Send: self._do_send,
@@ -117,12 +129,27 @@ class LaneProcess:
             fx.Count: lambda e: self.counters.count(e.name, e.peer, e.value),
         }
 
+    def _guard(self, context: zmq.Context[Any]) -> Guard:
+        """Waits for the keys: nothing may be bound before."""
+        select.select([self.link], [], [])
+        keys: LaneKeys = self.link.receive()[0]
+        return Guard(
+            context,
+            KeyPair(keys.name, keys.public, keys.secret),
+            keys.admitted,
+            lambda kind: self.counters.count(kind, 0),
+            lambda text: self.send_up(LaneTrouble(b"", "Log", text)),
+        )
+
     # ------------------------------------------------------------------------------------------ loop
     def run(self) -> None:
         """Serve until the supervisor is gone."""
         frames, reports, workers = self.transport.fileno(), self.reports, self.workers
         for descriptor in (frames, self.link.fileno(), workers.listener.fileno()):
             self.poller.register(descriptor, select.EPOLLIN)
+        if self.guard is not None:
+            self.poller.register(self.guard.fileno(), select.EPOLLIN)
+            self.guard.answer()
         cores = tuple(sorted(os.sched_getaffinity(0)))
         self.send_up(LaneReady(os.getpid(), self.machine.config.incarnation, cores))
         next_tick = time.monotonic()
@@ -131,7 +158,7 @@ class LaneProcess:
             now = time.monotonic()
             if now >= next_tick:
                 next_tick = now + TICK
-                for peer in self.transport.reconnected():
+                for peer in self.transport.tick(now):
                     self.feed(ev.PeerReset(peer))
                 self.feed(ev.Tick())
                 workers.housekeeping()
@@ -147,8 +174,10 @@ class LaneProcess:
             ready = dict(self.poller.poll(wait))
             if self.asked:
                 self._answer()
+            if self.guard is not None and self.guard.fileno() in ready:
+                self.guard.answer()
             if busy or frames in ready:
-                self._frames(not busy)
+                incoming.receive(self, not busy)
             if self.link.fileno() in ready:
                 self._supervisor(ready[self.link.fileno()])
             if workers.listener.fileno() in ready:
@@ -174,52 +203,13 @@ class LaneProcess:
             event, now = self.queue.popleft(), time.monotonic()
             self.delays.on(event, now)
             for effect in self.machine.on(event, now):
-                if self.given_up and domain_of(effect) in self.given_up:
+                if self.endings.over and self.endings.concern(effect):
                     continue
                 try:
                     self.perform[type(effect)](effect)
-                except (MemoryShort, MemoryError) as error:
-                    domain = domain_of(effect)
-                    if domain is None:
-                        raise
-                    self._give_up(domain, error)
-                    self.queue.append(ev.DomainClosed(domain))
-
-    # ---------------------------------------------------------------------------------------- frames
-    def _frames(self, prompt: bool) -> None:
-        for raw, payload in self.transport.receive():
-            try:
-                header = wire.parse(raw)
-            except FrameError as error:
-                if error.field in ("magic", "version", "length"):
-                    self.counters.count("frames_refused", 0)
-                if error.field == "version":
-                    self.trouble_once(f"a peer speaks another protocol version: {error}")
-                elif error.field == "digest":
-                    self.feed(ev.FrameDamaged(None, wire.sender_hint(raw), str(error)))
-                continue
-            self.counters.measure(header, header.sender, 0)
-            self.arrivals.on_frame(header.sender, header.payload_bytes, time.monotonic(), prompt)
-            prompt = False
-            try:
-                wire.check_payload(header, payload)
-            except FrameError as error:
-                self.feed(ev.FrameDamaged(header, header.sender, str(error)))
-                continue
-            if header.type is not FrameType.DATA:
-                try:
-                    self.feed(ev.FrameReceived(header, None, bytes(payload) if payload is not None else b""))
-                except MessageError as error:
-                    self.counters.count("frames_refused", header.sender)
-                    self.trouble_once(f"from {self.counters.names.get(header.sender, hex(header.sender))}: {error}")
-                continue
-            try:
-                self.executor.check(header, payload)
-            except (CodecError, ValueError) as error:
-                self.feed(ev.Unusable(header, str(error)))
-                continue
-            handle = self.executor.handles.add(payload) if payload is not None and len(payload) else None
-            self.feed(ev.FrameReceived(header, handle))
+                except Exception as error:
+                    # First of all: what else waits for this domain then meets one that is closed.
+                    self.queue.appendleft(ev.DomainClosed(self.endings.end(effect, error)))
 
     def trouble_once(self, text: str) -> None:
         """A line for the log of the daemon, the first time it is said."""
@@ -240,15 +230,14 @@ class LaneProcess:
             self.running = False
             return
         for message in received:
-            try:
-                self._from_supervisor(message)
-            except (MemoryShort, MemoryError) as error:
-                opened = isinstance(message, ev.DomainOpened)
-                domain = message.config.id if opened else getattr(message, "domain", None)
-                if domain is None:
-                    raise
-                self._give_up(domain, error)
-                self.feed(ev.DomainClosed(domain))
+            self.take(message)
+
+    def take(self, message: Any) -> None:
+        """What the supervisor says. A job whose memory cannot be had or used ends by it."""
+        try:
+            self._from_supervisor(message)
+        except Exception as error:
+            self.feed(ev.DomainClosed(self.endings.end(message, error)))
 
     def _from_supervisor(self, message: Any) -> None:
         if isinstance(message, AddPeer):
@@ -256,17 +245,15 @@ class LaneProcess:
             self.counters.names[node] = message.name
             self.transport.open(node, lane_address(message.address, self.setup.hello.lane))
             self.feed(ev.PeerAdded(node, message.name))
+        elif isinstance(message, Admit):
+            self.transport.admit(message.admitted)
         elif isinstance(message, ev.DomainOpened):
             self._open_domain(message)
         elif isinstance(message, OpenSection):
             self._open_section(message)
         elif isinstance(message, ev.DomainClosed):
             self.feed(message)
-            self.counters.rounds.pop(message.domain[0], None)
-            self.reports.forget(message.domain)
-            self.tracer.forget(message.domain)
-            self.executor.close(message.domain)
-            self.given_up.discard(message.domain)
+            self.endings.closed(message.domain)
         elif isinstance(message, ForgetJob):
             self.workers.drop_job(message.job)
             # A section that was being opened while the supervisor removed the folder has made it anew.
@@ -277,6 +264,13 @@ class LaneProcess:
             self.tracer.on_ask(message)
         else:
             self.feed(message)
+
+    def _forget_domain(self, domain: DomainKey) -> None:
+        """The domain is closed."""
+        self.counters.rounds.pop(domain[0], None)
+        self.reports.forget(domain)
+        self.tracer.forget(domain)
+        self.executor.close(domain)
 
     def send_up(self, *messages: Any) -> None:
         """To the supervisor; what its socket does not take now goes when it is writable."""
@@ -293,7 +287,7 @@ class LaneProcess:
 
     def _open_domain(self, e: ev.DomainOpened) -> None:
         c = e.config
-        if c.id in self.executor.domains or not self._job_directory(c.job).exists():
+        if c.id in self.executor.domains or self.endings.concern(e) or not self._job_directory(c.job).exists():
             # Known already; or the job is gone, and its end is on the way.
             return
         hello = self.setup.hello
@@ -312,14 +306,6 @@ class LaneProcess:
             remembered[key] = replace(known, retained=kept)
         self.feed(ev.SectionOpened(e.domain, e.section, memory.space.blocks[e.section.index], remembered))
         self.workers.section_opened()
-
-    def _give_up(self, domain: ev.DomainKey, error: MemoryShort | MemoryError) -> None:
-        """What a domain needs cannot be had: the end of its job, and of the domain here at once. Nothing that it is
-        still sent, and no effect of it that is still to come, may meet memory that is not there."""
-        kind, advice = shortage.kind_of(error)
-        self.send_up(LaneTrouble(domain[0], kind, shortage.text_of(error), advice))
-        self.given_up.add(domain)
-        self.executor.close(domain)
 
     # --------------------------------------------------------------------------------------- effects
     def _do_send(self, e: fx.Send) -> None:
@@ -351,13 +337,6 @@ class LaneProcess:
         return self.counters.stats(bytes_in, bytes_out, self.executor.domains, self.arrivals.take())
 
 
-def domain_of(effect: fx.LaneEffect) -> ev.DomainKey | None:
-    """The domain an effect is for, if it is for one."""
-    if isinstance(effect, fx.Send):
-        return (effect.header.job, effect.header.domain) if effect.header.job != wire.NO_JOB else None
-    return getattr(effect, "domain", None)
-
-
 def main() -> int:
     """Entry point of a lane process: one argument, the setup as JSON."""
     setup = msgspec.json.decode(sys.argv[1].encode(), type=LaneSetup)
@@ -372,9 +351,8 @@ def main() -> int:
     number = incarnation(Path(setup.state) / f"lane{setup.hello.lane}.incarnation")
     config = LaneConfig(setup.hello, number, setup.credit)
     context: zmq.Context[Any] = zmq.Context()
-    transport = ZmqTransport(context, setup.listen)
     listener = listen_unix(setup.worker_socket)
-    process = LaneProcess(setup, LaneMachine(config), transport, link, listener)
+    process = LaneProcess(setup, LaneMachine(config), context, link, listener)
     # What is loaded now stays; looking through it for garbage again and again is time between frames.
     gc.collect()
     gc.freeze()
@@ -382,7 +360,7 @@ def main() -> int:
     try:
         process.run()
     finally:
-        transport.close()
+        process.transport.close()
         context.destroy(0)
     return 0
 

@@ -25,8 +25,10 @@ from gcserver.core import control_events as cx
 from gcserver.core.link import DEFAULT_CREDIT
 from gcserver.runtime.lanelink import (
     AddPeer,
+    Admit,
     BlockFacts,
     KernelTimes,
+    LaneKeys,
     LaneLink,
     LaneReady,
     LaneStats,
@@ -119,9 +121,12 @@ class Lanes:
         c, hello = self._s.config.node, msgspec.structs.replace(self._s.hello, lane=index)
         setup = LaneSetup(
             hello, str(c.listen.plus(index)), self.sockets()[index], str(self._s.state), -1,
-            cores_for(index, c.lanes, c.cores), DEFAULT_CREDIT,
+            cores_for(index, c.lanes, c.cores), DEFAULT_CREDIT, self._s.keys is not None,
         )  # fmt: skip
         lane = self.table[index] = _spawn(setup, restarts)
+        if self._s.keys is not None:
+            pair = self._s.keys.pair
+            self.send(lane, LaneKeys(pair.name, pair.public, pair.secret, self._s.keys.admitted))
         self._s.loop.add_reader(lane.link.fileno(), self._receive, lane)
 
     def _receive(self, lane: Lane) -> None:
@@ -152,6 +157,8 @@ class Lanes:
 
     def _ready(self, lane: Lane, message: LaneReady) -> None:
         lane.ready, lane.incarnation, lane.cores = True, message.incarnation, message.cores
+        if self._s.keys is not None:
+            self.send(lane, Admit(self._s.keys.admitted))  # it may have changed while the lane started
         for name, address in self._s.peers.addresses.items():
             self.send(lane, AddPeer(name, address))
         self._s.feed(cx.LaneUp(lane.index))

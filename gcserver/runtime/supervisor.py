@@ -31,9 +31,11 @@ from gcserver.core.arbiter import MemoryArbiter
 from gcserver.core.control import ControlMachine
 from gcserver.core.control_config import ControlConfig
 from gcserver.core.events import DomainKey
+from gcserver.keys import KeyFileError
 from gcserver.planner import controllers
 from gcserver.runtime import shortage
 from gcserver.runtime.audits import Audits
+from gcserver.runtime.keyring import Keyring, open_keyring
 from gcserver.runtime.lanelink import ForgetJob, LaneTrouble
 from gcserver.runtime.lanes import Lanes
 from gcserver.runtime.ledger import JobStore
@@ -48,6 +50,7 @@ from gcserver.runtime.room import no_room, no_space
 from gcserver.runtime.statefiles import MemoryShort, incarnation, private_directory
 from gcserver.runtime.status import Status
 from gcserver.runtime.steering import Course, Steering
+from gcserver.runtime.tickets import Tickets
 from gcserver.runtime.transport import BindError
 
 TICK: Final = 0.5
@@ -74,6 +77,7 @@ class Supervisor:
         self.arbiter = MemoryArbiter()
         self.queue: deque[cx.ControlEvent] = deque()
         self.lanes = Lanes(self)
+        self.keys: Keyring | None = None
         self.counts: dict[tuple[str, int], int] = {}
         self._new = Once()
         self.signalled = False
@@ -102,16 +106,22 @@ class Supervisor:
                 "start with the old number until they end, or remove that folder to drop them"
             )
         # Lanes need the longest to start; the rest is done while they load their kernels.
+        try:
+            self.keys = open_keyring(self, self.node, self.config.security)
+        except KeyFileError as error:
+            raise StartError(str(error)) from None
         generation, self.incarnation = self.store.generation(), incarnation(self.state / "supervisor.incarnation")
         self.hello = Hello(self.node, self.hello.address, self.hello.lanes, self.hello.lane, generation, __version__)
         c = self.config
         self.store.keep_reserve()
+        self.tickets = Tickets(self.state)
         self.lanes.start()
         # Imported late: the planner's kernels come with it, which takes as long as the rest of a daemon's start.
         from gcserver.runtime.advising import Advising
+        from gcserver.runtime.linkprobe import LinkProbes
         from gcserver.runtime.planning import Planning
 
-        self.planning, self.advising = Planning(self), Advising(self)
+        self.planning, self.advising, self.probes = Planning(self), Advising(self), LinkProbes(self)
         rules = () if c.codec.default == "none" else (Rule("*", c.codec.default),)
         self.machine = ControlMachine(
             ControlConfig(
@@ -246,10 +256,13 @@ class Supervisor:
         self.loop.call_later(TICK, self._tick)
         self.registrations.tick()
         self.peers.tick()
+        if self.keys is not None:
+            self.keys.tick()
         self.feed(ev.Tick())
         self.peers.frames()
         self.lanes.time_trips()
         self.planning.tick()
+        self.probes.tick()
         self.profiler.tick()
 
     def aside(self, work: Callable[[], T], then: Callable[[T], None]) -> None:
@@ -343,8 +356,9 @@ class Supervisor:
     def _do_drained(self, e: cx.Drained) -> None:
         self.stopped.set()
 
-    def _do_count(self, e: fx.Count) -> None:
-        self.counts[e.name, e.peer] = self.counts.get((e.name, e.peer), 0) + e.value
+    def count(self, name: str, peer: int = 0, value: int = 1) -> None:
+        """Something that should not happen; ``peer`` 0: of nobody that is known."""
+        self.counts[name, peer] = self.counts.get((name, peer), 0) + value
 
     def _do_log(self, e: cx.Log) -> None:
         log.log(getattr(logging, e.level.upper()), "%s", e.text)
@@ -367,7 +381,7 @@ class Supervisor:
 _PERFORM: dict[type, Any] = {
     fx.Send: Supervisor._do_send,
     fx.Reconnect: lambda self, e: self.peers.transport.reset(e.peer),
-    fx.Count: Supervisor._do_count,
+    fx.Count: lambda self, e: self.count(e.name, e.peer, e.value),
     fx.ReportLink: lambda self, e: None,
     cx.Tell: lambda self, e: self.registrations.tell(e),
     cx.ToLane: lambda self, e: self.lanes.tell(e.event, e.lane),

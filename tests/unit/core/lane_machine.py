@@ -13,7 +13,8 @@ from gcproto.records import replace
 from gcproto.wire import Flag, FrameType, Header, Phase
 from gcserver.core import effects as fx
 from gcserver.core import events as ev
-from gcserver.core.lane import LaneConfig, LaneMachine
+from gcserver.core.lane import LaneMachine
+from gcserver.core.lane_config import LaneConfig
 
 A, B = wire.node_id("a"), wire.node_id("b")
 JOB = b"j" * 16
@@ -37,10 +38,10 @@ def hello(incarnation: int, lanes: int = 1) -> ev.FrameReceived:
     return ev.FrameReceived(header, body=body)
 
 
-def open_domain(m: LaneMachine, section: bool = True) -> None:
+def open_domain(m: LaneMachine, section: bool = True, codec: ev.CodecChoice = DENSE) -> None:
     members = (ev.Member(A, "a", 1), ev.Member(B, "b", 1))
     config = ev.DomainConfig(JOB, 0, "ddp", 1, members, 0, 1, 2, 2, 0)
-    m.on(ev.DomainOpened(config, (ev.Plan(0, (), DENSE),)), 0.0)
+    m.on(ev.DomainOpened(config, (ev.Plan(0, (), codec),)), 0.0)
     if section:
         m.on(ev.SectionOpened(ID, SECTION, AddressSpace(2, 1, 4 << 20).append(SECTION), {}), 0.0)
 

@@ -59,6 +59,16 @@ def test_a_section_that_the_plan_in_force_would_cut_is_refused() -> None:
         assert isinstance(told(out)[0], messages.SectionAgreed)
 
 
+def test_tensors_are_agreed_once_all_members_have_offered_them() -> None:
+    m, _ = formed_with_b()
+    said(m, 1, DeclareDomain("ddp", 0, (0, 1), True))
+    out = said(m, 1, DeclareSection(0, LARGE))
+    (offer,) = control_sent(out)
+    assert isinstance(offer, messages.SectionOffer) and told(out) == []
+    (agreed,) = told(m.on(control_from_b(offer, 2), 0.0))
+    assert agreed == messages.SectionAgreed(0, 0, offer.digest)
+
+
 def test_members_agree_on_what_is_whole() -> None:
     m, record = formed_with_b()
     said(m, 1, DeclareDomain("ddp", 0, (0, 1), True))

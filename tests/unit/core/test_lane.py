@@ -13,7 +13,8 @@ from gcproto.records import replace
 from gcproto.wire import FrameType, Header
 from gcserver.core import effects as fx
 from gcserver.core import events as ev
-from gcserver.core.lane import LaneConfig, LaneMachine
+from gcserver.core.lane import LaneMachine
+from gcserver.core.lane_config import LaneConfig
 from tests.unit.core.lane_machine import ID, B, contribution, hello, kinds, machine, open_domain
 
 

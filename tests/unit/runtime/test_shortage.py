@@ -1,6 +1,6 @@
 """What a job is told when the system refuses something.
 
-What may live here: tests of `gcserver/runtime/shortage.py`. What may not: who is told (`test_lane_memory.py`,
+What may live here: tests of `gcserver/runtime/shortage.py`. What may not: who is told (`test_endings.py`,
 `test_knocking.py`).
 """
 
