@@ -38,6 +38,7 @@ from gcserver.runtime.lane import LaneProcess
 from gcserver.runtime.lanelink import AddPeer, ForgetJob
 from gcserver.runtime.resolve import resolve
 from gcserver.runtime.setup import LaneSetup
+from gcserver.runtime.tickets import Tickets
 
 NAMES: Final = ("a", "b")
 NODES: Final = tuple(map(wire.node_id, NAMES))
@@ -126,12 +127,25 @@ class Shape:
         return Section(0, (TensorSpec("w", shape, self.dtype), TensorSpec("v", shape, self.dtype)))
 
 
+def with_key(folder: Path) -> Tickets:
+    """The tickets of every daemon here: what a worker shows can be part of an input."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "tickets.key").write_bytes(bytes(32))
+    return Tickets(folder)
+
+
+def ticket(job: bytes, rank: int) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        return with_key(Path(folder)).ticket(job, rank)
+
+
 class Lane:
     """One life of one node's lane. ``folder`` outlives it."""
 
     def __init__(self, me: int, incarnation: int, folder: Path) -> None:
         self.me, self.folder = me, folder
         self.pipe, self.above = Pipe(), Above()
+        with_key(folder)
         hello = Hello(NAMES[me], f"tcp://{NAMES[me]}:1", 1, 0, 1, "fuzz")
         setup = LaneSetup(hello, "", "", str(folder), -1, (), 1 << 20)
         machine = LaneMachine(LaneConfig(hello, incarnation))
