@@ -49,7 +49,7 @@ def test_who_is_waited_for_longest_comes_first() -> None:
 def test_without_jobs_and_with_peers() -> None:
     peer = {
         "name": "b", "address": "tcp://b:1", "state": "up", "last_heard_seconds": 0.25, "rtt_seconds": None,
-        "bytes_in": 0, "bytes_out": 0, "frames_resent": 0, "frames_corrupt": 0, "reason": "",
+        "bytes_in": 0, "bytes_out": 0, "frames_resent": 0, "frames_corrupt": 0, "encrypted": False, "reason": "",
     }  # fmt: skip
     shown = top.overview(
         STATUS | {"state": "degraded", "reason": "lane 0 is silent"}, {"peers": [peer]}, {"jobs": []}, {}
