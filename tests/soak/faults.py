@@ -25,7 +25,7 @@ from benchmarks import common
 from benchmarks.lab import daemons, netns, processes, procfs
 from tests.soak import report, schedule, verdicts
 from tests.soak.crew import Crew
-from tests.soak.injectors import Field, InjectionError, Injector, injector
+from tests.soak.injectors import Field, InjectionError, Injector, impossible, injector
 from tests.soak.proxy import Proxy, Route
 from tests.soak.record import Injected, Record, Sample
 from tests.soak.schedule import KINDS, Fault, Times
@@ -55,10 +55,14 @@ class Trouble(RuntimeError):
 
 
 def settings(seconds: float, seed: int, rate: str, kinds: Sequence[str] | None = None) -> Settings:
-    """A run of so many seconds. Below three minutes there is no time for faults longer than the lease."""
+    """A run of so many seconds. Below three minutes there is no time for faults longer than the lease.
+
+    Without ``kinds``: all for which there is time, and the programs they are done with.
+    """
     brief = seconds < 180
     times = Times(gap=(1.5, 3.0), hold=(0.5, 2.0)) if brief else Times()
-    chosen = tuple(kinds) if kinds else schedule.BRIEF if brief else tuple(KINDS)
+    lacking = impossible()
+    chosen = tuple(kinds) if kinds else tuple(k for k in (schedule.BRIEF if brief else KINDS) if k not in lacking)
     return Settings(seconds, min(30.0, max(5.0, seconds / 12)), seed, rate, times, chosen)
 
 
@@ -245,6 +249,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValueError as error:
         parser.error(str(error))
     wanted = args.faults if args.faults is not None else max(4, math.floor((seconds - 60) / 20))
+    lacking = [f"{kind} ({program} is not installed)" for kind, program in impossible().items()]
+    if lacking and not args.kinds:
+        say(f"left out: {', '.join(lacking)}")
     say(f"faults on {NODES} nodes at {args.rate} for {seconds:g} s, seed {args.seed}")
     try:
         with processes.exits_on_signals():

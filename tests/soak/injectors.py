@@ -360,6 +360,14 @@ INJECTORS: dict[str, type[Injector]] = {
     "upgrade": Upgrade,
 }
 
+#: Programs that kinds of fault are done with, besides those of a lab.
+PROGRAMS = {"partition": "nft", "isolation": "nft", "loss": "nft", "reset": "ss"}
+
+
+def impossible() -> dict[str, str]:
+    """Kinds of fault that cannot be done on this machine, each with the program that it lacks."""
+    return {kind: program for kind, program in PROGRAMS.items() if processes.which(program) is None}
+
 
 def injector(field: Field, fault: Fault) -> Injector:
     """What does ``fault``."""

@@ -6,7 +6,7 @@ from itertools import islice
 
 import pytest
 
-from tests.soak import faults
+from tests.soak import faults, injectors
 from tests.soak.injectors import INJECTORS
 from tests.soak.schedule import BRIEF, KINDS, Kind, Times, limit, plan
 
@@ -70,7 +70,15 @@ def test_each_kind_has_its_limit() -> None:
     assert limit(Kind("x", "", "while", "maybe", frozenset({"StepTimeout"})), TIMES) == 20.0
 
 
-def test_a_short_run_has_short_faults_and_a_long_one_all() -> None:
+def test_what_a_machine_lacks_the_programs_for_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(injectors.processes, "which", lambda program: None if program == "nft" else f"/bin/{program}")
+    assert injectors.impossible() == {"partition": "nft", "isolation": "nft", "loss": "nft"}
+    assert set(faults.settings(600, 1, "100mbit").kinds) == set(KINDS) - {"partition", "isolation", "loss"}
+    assert faults.settings(600, 1, "100mbit", ["loss"]).kinds == ("loss",)  # asked for: it will say what it lacks
+
+
+def test_a_short_run_has_short_faults_and_a_long_one_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(injectors.processes, "which", lambda program: f"/bin/{program}")
     brief, full = faults.settings(60, 1, "100mbit"), faults.settings(600, 1, "100mbit")
     assert brief.kinds == BRIEF and full.kinds == tuple(KINDS)
     assert brief.times.hold[1] < full.times.hold[1]
