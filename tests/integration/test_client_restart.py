@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 from tests.integration.cluster import Cluster, Daemon
+from tests.integration.operators import ask, reachable
 
 COUNTING = "tests.integration.client_workers:counting"
 TRAINING = "tests.integration.ddp_workers:training"
@@ -75,6 +76,21 @@ def test_the_wrappers_groups_survive_a_kill(tmp_path: Path) -> None:
         shaken = [o.ok() for o in job.wait(90)]
     assert all(v["reconnects"] >= 1 for v in shaken)
     assert len({v["hash"] for v in (*calm, *shaken)}) == 1
+
+
+def test_a_restarted_daemon_finds_its_peers_where_it_was_told(tmp_path: Path) -> None:
+    """The configuration says where a peer is reached from here, which may be another address than it advertises."""
+    cluster = reachable(Cluster(tmp_path, nodes=2))
+    a, b = cluster.daemons
+    told = b.address.replace("127.0.0.1", "localhost")
+    a.options["cluster.peers"] = f"{b.name}={told}"
+    with cluster:
+        job = cluster.start(COUNTING, [0, 1], steps=40, elements=10_000)
+        job.wait_mark("step 10")
+        _kill_all(a)
+        for outcome in job.wait(60):
+            assert outcome.ok()["wrong"] == 0
+        assert [p["address"] for p in ask(a, "peers")["peers"]] == [told]
 
 
 def test_a_lane_that_is_killed_while_it_starts_is_started_again(tmp_path: Path) -> None:
