@@ -235,7 +235,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1, help="of the schedule and of the gradients")
     parser.add_argument("--rate", default="100mbit", help="of every link (default %(default)s)")
     parser.add_argument("--kinds", help=f"faults to draw from, comma separated, of {', '.join(KINDS)}")
-    parser.add_argument("--faults", type=int, help="at least so many must happen (default 3 a minute, after a minute)")
+    parser.add_argument("--faults", type=int, help="at least so many must happen (default 3 a minute)")
     parser.add_argument("--share", type=float, default=0.95, help="of the undisturbed throughput (default %(default)s)")
     parser.add_argument("--page", type=Path, default=Path("out/faults.html"), metavar="FILE")
     parser.add_argument("--json", metavar="FILE")
@@ -248,7 +248,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         schedule.plan(args.seed, NODES, chosen.times, chosen.kinds)
     except ValueError as error:
         parser.error(str(error))
-    wanted = args.faults if args.faults is not None else max(4, math.floor((seconds - 60) / 20))
+    wanted = args.faults if args.faults is not None else math.floor(seconds / 20)
     lacking = [f"{kind} ({program} is not installed)" for kind, program in impossible().items()]
     if lacking and not args.kinds:
         say(f"left out: {', '.join(lacking)}")
