@@ -61,19 +61,19 @@ class Trial:
 
 
 def draw(seed: int, kills: int, specs: Sequence[str]) -> list[Trial]:
-    """``kills`` shared among ``specs`` as evenly as can be, the first ones getting one more; specs that get none are
-    left out. ValueError for no kills or no specs."""
+    """``kills`` shared among ``specs`` as evenly as can be, the first ones getting one more; where there are fewer, a
+    kill for each of as many specs drawn at random. ValueError for no kills or no specs."""
     if kills < 1 or not specs:
         raise ValueError(f"{kills} kills for {len(specs)} codecs: expected at least one of each")
     chance = random.Random(seed)
+    drawn = [specs[i] for i in sorted(chance.sample(range(len(specs)), min(kills, len(specs))))]
     trials = []
-    for index, spec in enumerate(specs):
-        share = kills // len(specs) + (index < kills % len(specs))
-        if share:
-            steps = share * APART + 2 * EDGE
-            at = sorted(chance.sample(range(EDGE, steps - EDGE), share))
-            planned = [Kill(s, chance.uniform(0.0, SPREAD), chance.randrange(NODES), chance.choice(WHAT)) for s in at]
-            trials.append(Trial(spec, planned, steps))
+    for index, spec in enumerate(drawn):
+        share = kills // len(drawn) + (index < kills % len(drawn))
+        steps = share * APART + 2 * EDGE
+        at = sorted(chance.sample(range(EDGE, steps - EDGE), share))
+        planned = [Kill(s, chance.uniform(0.0, SPREAD), chance.randrange(NODES), chance.choice(WHAT)) for s in at]
+        trials.append(Trial(spec, planned, steps))
     return trials
 
 
