@@ -37,6 +37,7 @@ from gcserver.runtime.lane import LaneProcess
 from gcserver.runtime.lanelink import AddPeer, ForgetJob
 from gcserver.runtime.resolve import resolve
 from gcserver.runtime.setup import LaneSetup
+from tests.fuzz.tickets import lay_key
 
 NAMES: Final = ("a", "b")
 NODES: Final = tuple(map(wire.node_id, NAMES))
@@ -49,7 +50,7 @@ KINDS: Final = (
     ("powersgd(rank=1)", True, 0), ("randomk(ratio=0.1)", False, 0), ("fp16", False, 0),
 )  # fmt: skip
 #: kinds of faults by which a lane may end a job
-FAULTS: Final = frozenset({"CorruptFrame", "TensorMismatch", "OutOfMemory", "PeerLost"})
+FAULTS: Final = frozenset({"CorruptFrame", "TensorMismatch", "OutOfMemory", "PeerLost", "CodecError"})
 
 Frame = tuple[bytes, bytes | None]
 
@@ -134,6 +135,7 @@ class Lane:
         hello = Hello(NAMES[me], f"tcp://{NAMES[me]}:1", 1, 0, 1, "fuzz")
         setup = LaneSetup(hello, "", "", str(folder), -1, (), 1 << 20)
         machine = LaneMachine(LaneConfig(hello, incarnation))
+        lay_key(folder)
         self.process = LaneProcess(setup, machine, self.pipe, self.above, None)  # type: ignore[arg-type]
         self.process.take(AddPeer(NAMES[1 - me], "tcp://x:1"))
 
@@ -193,6 +195,7 @@ class Pair:
             patch.object(manifest, "MIN_CHUNK_BYTES", 4096),
             patch.object(statefiles, "MIN_CHUNK", 1 << 14),
             patch.object(lane_process, "time", self.clock),
+            patch.object(lane_process, "ZmqTransport", lambda pipe, listen, guard: pipe),
         )
         for changed in self._patches:
             changed.start()
