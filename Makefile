@@ -6,6 +6,7 @@ SEEDS   ?= 1000
 INPUTS  ?= 100000
 JOBS ?= 2
 MINUTES ?= 10
+KILLS ?= 200
 
 BIN   := .venv/bin
 STAMP := .venv/.up-to-date
@@ -16,7 +17,8 @@ ONE_THREAD := OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1
 RUBBISH := MALLOC_PERTURB_=165 GLIBC_TUNABLES=glibc.malloc.tcache_count=0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup warmup test test-system lint format proto demo soak simulate simulate-coverage mutants fuzz clean distclean
+.PHONY: help setup warmup test test-system lint format proto demo soak soak-faults soak-kills simulate simulate-coverage \
+	mutants fuzz clean distclean
 # setup has to come first also under -j
 .NOTPARALLEL:
 
@@ -59,6 +61,12 @@ demo: warmup ## train over two daemons and slow links, beside gloo
 
 soak: warmup ## load with every aggregate checked (MINUTES=10)
 	@$(ONE_THREAD) $(BIN)/python -m tests.soak.throughput --minutes $(MINUTES) $(ARGS)
+
+soak-faults: warmup ## four nodes under real faults, and a report of it (MINUTES=10)
+	@$(ONE_THREAD) PATH="$$PATH:/usr/sbin:/sbin" $(BIN)/python -m tests.soak.faults --minutes $(MINUTES) $(ARGS)
+
+soak-kills: warmup ## kill -9 at random instants, weights compared, codec by codec (KILLS=200)
+	@$(ONE_THREAD) $(BIN)/python -m tests.soak.kills --kills $(KILLS) $(ARGS)
 
 simulate: $(STAMP) ## seeded worlds against the guarantees, on all cores (SEEDS=1000)
 	@$(ONE_THREAD) $(BIN)/python -m tests.simulation.run --seeds $(SEEDS) $(ARGS)

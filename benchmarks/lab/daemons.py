@@ -65,8 +65,9 @@ class Daemons(processes.Owner):
     """A context manager: on entry one daemon per host, all ready; on exit all ended and their files removed.
 
     settings: keys of the configuration for every daemon, such as ``{"node.lanes": "2"}``. port: the first that they
-    take in namespaces, where two clusters share the hosts. secured: each gets keys, and encrypts. Raises DaemonError if
-    one ends or is not ready within ``patience`` seconds.
+    take in namespaces, where two clusters share the hosts. secured: each gets keys, and encrypts. routes: by (index,
+    index of a peer) the endpoint at which the one is told to find the other, where something lies in between. Raises
+    DaemonError if one ends or is not ready within ``patience`` seconds.
     """
 
     def __init__(
@@ -76,9 +77,11 @@ class Daemons(processes.Owner):
         patience: float = 30.0,
         port: int = PORT,
         secured: bool = False,
+        routes: Mapping[tuple[int, int], str] | None = None,
     ) -> None:
         self.hosts, self.settings, self.patience = tuple(hosts), dict(settings or {}), patience
         self.port, self.secured = port, secured
+        self.routes = dict(routes or {})
         self.all: list[Daemon] = []
         self.folder = self.state = Path()
 
@@ -142,13 +145,14 @@ class Daemons(processes.Owner):
         first = free_ports(each * len(self.hosts))
         ports = [self.port if h.address != "127.0.0.1" else first + i * each for i, h in enumerate(self.hosts)]
         endpoints = [f"tcp://{h.address}:{p}" for h, p in zip(self.hosts, ports, strict=True)]
-        peers = ",".join(f"{n}={e}" for n, e in zip(names, endpoints, strict=True))
         if self.secured:
             pairs = [keys.generate(name) for name in names]
             for pair in pairs:
                 keys.write(pair, self.folder)
             (self.folder / "peers").write_text("".join(keys.line(p.name, p.public) + "\n" for p in pairs))
-        for name, host, endpoint in zip(names, self.hosts, endpoints, strict=True):
+        for i, (name, host, endpoint) in enumerate(zip(names, self.hosts, endpoints, strict=True)):
+            seen = [self.routes.get((i, j), e) for j, e in enumerate(endpoints)]
+            peers = ",".join(f"{n}={e}" for n, e in zip(names, seen, strict=True))
             admin = f"unix:{self.folder / name}.admin"
             given = {
                 "node.name": name,

@@ -147,6 +147,9 @@ class Supervisor:
         except BindError as error:
             raise StartError(f"{error}; another daemon? choose other ports with node.listen") from error
         self.registrations = Registrations(self)
+        # Before the jobs, which name their members as those advertise themselves: the configuration knows better.
+        for peer in c.others:
+            self.peers.know(peer.name, str(peer.address))
         for memory, ledgers in self.store.load():
             self.feed(cx.JobRestored(memory, ledgers))
             self.steering.restore(memory.record.job, self.store.steering(memory.record.job))
@@ -154,8 +157,6 @@ class Supervisor:
         self.registrations.start()
         for number in (signal.SIGTERM, signal.SIGINT):
             self.loop.add_signal_handler(number, self._on_signal)
-        for peer in c.others:
-            self.peers.know(peer.name, str(peer.address))
         self._tick()
         try:
             await self._serve()

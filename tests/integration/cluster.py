@@ -108,6 +108,10 @@ class Daemon:
             except ProcessLookupError:
                 pass
 
+    def kill_lane(self) -> None:
+        """SIGKILL its first lane; the supervisor starts it again by itself."""
+        os.kill(self.lane_pids()[0], signal.SIGKILL)
+
     def kill_supervisor(self) -> None:
         """SIGKILL the supervisor alone."""
         assert self.process is not None

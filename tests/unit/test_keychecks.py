@@ -9,8 +9,9 @@ import pytest
 from gcserver import config, doctor, keychecks, keys
 from gcserver.checks import Check
 from gcserver.config import Config
+from tests.unit.key_pairs import fixed_pair
 
-A, B = keys.generate("a"), keys.generate("b")
+A, B = fixed_pair("a"), fixed_pair("b")
 
 
 def configured(folder: Path, listed: str, **more: str) -> Config:
@@ -50,7 +51,7 @@ def test_no_keys() -> None:
     [
         ("rubbish\n", "fail", ":1: expected"),
         (lines(B), "warn", "a is not in"),
-        (lines(B, keys.generate("a")), "fail", "another key for a"),
+        (lines(B, fixed_pair("a", "new")), "fail", "another key for a"),
     ],
 )
 def test_a_list_that_does_not_fit(tmp_path: Path, listed: str, result: str, part: str) -> None:

@@ -11,6 +11,7 @@ import zmq
 
 from gcserver import keys
 from gcserver.keys import KeyFileError
+from tests.unit.key_pairs import fixed_pair
 
 
 def test_a_pair_is_written_and_read_back(tmp_path: Path) -> None:
@@ -57,8 +58,8 @@ def test_a_list_is_what_cat_makes_of_public_keys(tmp_path: Path) -> None:
     assert keys.read_admitted(tmp_path / "peers") == {pair.name: pair.public for pair in pairs}
 
 
-ONE = keys.generate("one")
-OTHER = keys.generate("other")
+ONE = fixed_pair("one")
+OTHER = fixed_pair("other")
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,9 @@ from gcserver.config import SecurityConfig
 from gcserver.keys import KeyFileError
 from gcserver.runtime.keyring import open_keyring
 from gcserver.runtime.lanelink import Admit
+from tests.unit.key_pairs import fixed_pair
 
-A, B, C = (keys.generate(name) for name in "abc")
+A, B, C = (fixed_pair(name) for name in "abc")
 
 
 class Supervisor:

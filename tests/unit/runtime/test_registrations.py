@@ -19,6 +19,7 @@ from gcserver import keys
 from gcserver.core import control_events as cx
 from gcserver.runtime.registrations import Registrations
 from gcserver.runtime.tickets import Tickets
+from tests.unit.key_pairs import fixed_pair
 
 _decode = packed.Decoder[messages.ToWorker](messages.ToWorker)
 
@@ -186,7 +187,7 @@ def test_a_worker_of_another_user_is_told_so(supervisor: Supervisor, monkeypatch
     worker.close()
 
 
-A, B, C = (keys.generate(name) for name in "abc")
+A, B, C = (fixed_pair(name) for name in "abc")
 
 
 def ring(own: keys.KeyPair, *admitted: keys.KeyPair) -> Any:

@@ -22,8 +22,9 @@ from gcserver.keys import KeyPair
 from gcserver.runtime import transport
 from gcserver.runtime.guard import FRAME_FORGED, HANDSHAKE_FAILED, KEY_REFUSED, SAY_EVERY, Guard
 from gcserver.runtime.transport import ZmqTransport
+from tests.unit.key_pairs import fixed_pair
 
-A, B, C = (keys.generate(name) for name in "abc")
+A, B, C = (fixed_pair(name) for name in "abc")
 ALL = {pair.name: pair.public for pair in (A, B, C)}
 
 
