@@ -112,9 +112,8 @@ class Daemon:
             parts = [b"", *_frame(rng), *(rng.randbytes(9) for _ in range(rng.choice((0, 0, 0, 1, 50))))]
         else:
             raw, payload = _frame(rng)
-            sent = (
-                GREETING + READY + b"\x01" + bytes([len(raw)]) + raw + b"\x00" + bytes([len(payload) % 256]) + payload
-            )
+            first, last = (bytes([len(part) % 256]) + part for part in (raw, payload))
+            sent = GREETING + READY + b"\x01" + first + b"\x00" + last
             parts = [mutate.spoil(rng, sent) if rng.random() < 0.8 else GREETING + READY + b"\x02" + b"\xff" * 8]
         return msgspec.msgpack.encode((door, parts))
 
