@@ -12,6 +12,7 @@ import pytest
 from gcserver.runtime.memory import SHARED, total
 from gcserver.runtime.statefiles import Heap, MemoryShort, map_file
 from tests.integration.cluster import Cluster
+from tests.integration.operators import until
 from tests.job_memory import expected
 
 WORKERS = "tests.integration.memory_workers"
@@ -33,6 +34,8 @@ def test_a_job_takes_what_the_formula_says_and_one_that_does_not_fit_ends(tmp_pa
                 job.wait_mark("averaged", rank)
             for daemon in cluster.daemons:
                 (folder,) = daemon.state.glob("jobs/*")
+                # The supervisor writes it once it has heard that the step is settled, which workers may know first.
+                until("the step to be in the ledger", lambda folder=folder: list(folder.glob("*.ledger")))
                 sizes = {path.name: path.stat().st_size for path in folder.iterdir() if path.suffix != ".msgpack"}
                 heaps = sum(size for name, size in sizes.items() if ".heap" in name)
                 parts = expected(folder, daemon.name)

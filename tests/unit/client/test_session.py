@@ -72,7 +72,10 @@ def test_a_refusal_ends_init(daemon: FakeDaemon) -> None:
     assert not gcclient.is_initialized()
 
 
-def test_what_the_daemon_waits_for_is_logged(daemon: FakeDaemon, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_the_daemon_waits_for_is_logged(
+    daemon: FakeDaemon, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_module, "GRACE", 0.5)
     daemon.answer = lambda m: Waiting("ranks [1] of job 'unit'") if isinstance(m, Register) else None
     with pytest.raises(gcclient.StepTimeout, match="the job to form") as caught:
         gcclient.init(0, 1, socket=daemon.socket, deadline=0.1)
