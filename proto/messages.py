@@ -107,6 +107,16 @@ class JoinRefusal(Message, frozen=True, tag="norun"):
     reason: str
 
 
+class EpochStart(msgspec.Struct, frozen=True, array_like=True):
+    """Where a domain stands as an epoch begins: its steps up to ``committed`` count with what the epoch before gave
+    them, those up to ``settled`` do not count at all (skipped), all later ones run in the new epoch."""
+
+    epoch: int
+    domain: int
+    committed: int
+    settled: int
+
+
 class EpochDecided(Message, frozen=True, tag="epoch"):
     """The arbiter's decision on a job's membership; members are in order of their lowest rank.
 
@@ -114,6 +124,9 @@ class EpochDecided(Message, frozen=True, tag="epoch"):
     codecs draw from instead of the job's number, so that two runs with the same one give the same bytes. ``controller``
     steers the levels of each node until a plan says otherwise ("none": nothing does). ``mode``: who makes the job's
     plans at first, ``quality``: what automatic ones may lose (words of `modes.py`; rank 0's worker may have said them).
+
+    ``lost``: who left at the beginning of each epoch after the first; ``starts``: where domains stood then, of all
+    epochs. ``world_size`` is that of the first epoch, and ranks keep their numbers.
     """
 
     label: str
@@ -131,6 +144,46 @@ class EpochDecided(Message, frozen=True, tag="epoch"):
     controller: str = "none"
     mode: str = STATIC
     quality: str = BALANCED
+    lost: tuple[tuple[MemberInfo, ...], ...] = ()
+    starts: tuple[EpochStart, ...] = ()
+
+    @property
+    def origin(self) -> tuple[MemberInfo, ...]:
+        """The members of the first epoch, in order."""
+        return tuple(sorted((*self.members, *(m for gone in self.lost for m in gone)), key=lambda m: m.ranks[0]))
+
+
+class StepReady(Message, frozen=True, tag="have"):
+    """In a job that goes on without a lost node: the sender holds every aggregate of a domain up to ``step``.
+
+    It is logged before it is said. A step commits once all members of the domain have said so.
+    """
+
+    job: bytes
+    epoch: int
+    domain: int
+    step: int
+
+
+class DomainState(msgspec.Struct, frozen=True, array_like=True):
+    """How far a member is in a domain: the step it is ready up to, the last one begun, and the domain's nodes."""
+
+    domain: int
+    ready: int
+    begun: int
+    nodes: tuple[str, ...]
+
+
+class Frozen(Message, frozen=True, tag="frozen"):
+    """The sender will not become ready in ``epoch`` beyond what it says here: the next epoch can be proposed.
+
+    ``lost``: those without whom it wants to go on.
+    """
+
+    job: bytes
+    epoch: int
+    domains: tuple[DomainState, ...]
+    lost: tuple[str, ...] = ()
 
 
 class DeclareDomain(Message, frozen=True, tag="domain"):
@@ -251,6 +304,8 @@ Control = (
     | PlanGo
     | Fault
     | JobLeft
+    | StepReady
+    | Frozen
 )
 Link = Hello | Refuse | Beat | Nack
 
@@ -290,7 +345,11 @@ class Reattach(Message, frozen=True, tag="reattach"):
 
 
 class Registered(Message, frozen=True, tag="registered"):
-    """The job is formed: its number, epoch and members, where the lanes listen, and who makes its plans at first."""
+    """The job is formed: its number, epoch and members, where the lanes listen, and who makes its plans at first.
+
+    ``members`` are those of the first epoch, which is what memory is laid out for; ``lost`` the nodes that are gone
+    since. ``commits``: results come once all members hold them, and not before the daemon says so.
+    """
 
     job: bytes
     epoch: int
@@ -300,6 +359,15 @@ class Registered(Message, frozen=True, tag="registered"):
     partition_bytes: int
     deadline: float
     mode: str = STATIC
+    lost: tuple[str, ...] = ()
+    commits: bool = False
+
+
+class EpochChanged(Message, frozen=True, tag="changed"):
+    """The job goes on with these members: those that a worker's node lost are missing. Ranks keep their numbers."""
+
+    epoch: int
+    members: tuple[MemberInfo, ...]
 
 
 class WhoAreYou(Message, frozen=True, tag="who"):
@@ -374,4 +442,4 @@ class Waiting(Message, frozen=True, tag="waiting"):
 
 WorkerAct = Register | Reattach | WhoAreYou | DeclareDomain | DeclareSection | Unregister
 FromWorker = WorkerAct | TensorTimes | AuditReport | AskAdvice
-ToWorker = Registered | IAm | SectionAgreed | Fault | Waiting | AuditAnswer | Advised
+ToWorker = Registered | EpochChanged | IAm | SectionAgreed | Fault | Waiting | AuditAnswer | Advised

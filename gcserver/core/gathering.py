@@ -35,6 +35,18 @@ def fault_without_job(connection: Connection, kind: str, message: str, advice: s
     return Tell(connection, Fault(b"", kind, message, advice=advice))
 
 
+def unknown_job(m: EpochDecided, node: str) -> Fault:
+    """What a peer is told whose record names a job that ``node`` should know and does not."""
+    return Fault(
+        m.job,
+        "PeerLost",
+        f"{node} does not know job {m.label!r}: it ended there, or its daemon restarted while the job was being formed",
+        epoch=m.epoch,
+        missing=(node,),
+        advice="start the job again from its last checkpoint",
+    )
+
+
 @dataclass(slots=True)
 class Gathering:
     """Workers of one label on this node that wait for their job."""
@@ -57,10 +69,11 @@ class Gathering:
 
 
 def why_unusable(
-    m: EpochDecided, node: str, resolve: Callable[[str], CodecChoice], no_controller: Callable[[str], str]
+    m: EpochDecided, config: ControlConfig, resolve: Callable[[str], CodecChoice], no_controller: Callable[[str], str]
 ) -> tuple[str, str] | None:
-    """(kind, why) a peer's record cannot be followed on ``node``, or None."""
-    ranks = [r for member in m.members for r in member.ranks]
+    """(kind, why) a peer's record cannot be followed on this node, or None."""
+    node = config.hello.node
+    ranks = [r for member in m.origin for r in member.ranks]
     whole = sorted(ranks) == list(range(m.world_size)) if m.world_size == len(ranks) else False
     if len(m.members) != len(m.nonces) or not whole or any(not member.ranks for member in m.members):
         return "JoinRefused", (
@@ -78,6 +91,8 @@ def why_unusable(
         return "CodecError", f"{node} cannot run the rules of job {m.label!r}: {bad[1]}"
     if why := no_controller(m.controller) or modes.unknown(m.mode, m.quality):
         return "JoinRefused", f"{node} cannot steer job {m.label!r} as it should be: {why}"
+    if why := config.no_policy(m.on_loss):
+        return "JoinRefused", f"{node} cannot run job {m.label!r}: {why}"
     return None
 
 
@@ -110,13 +125,8 @@ class Formation:
                 connection, "JoinRefused", f"rank 0 draws the job's number of {JOB_BYTES} bytes, got {len(m.number)}"
             )
             return
-        if m.on_loss not in ("", "fail"):
-            self._refuse(
-                connection,
-                "JoinRefused",
-                f"on_loss={m.on_loss!r} comes in a later release; this one knows 'fail' only",
-                "leave on_loss out",
-            )
+        if why := self.config.no_policy(m.on_loss or self.config.on_loss):
+            self._refuse(connection, "JoinRefused", why, "leave on_loss out, or set cluster.etcd on every node")
             return
         if why := modes.unknown(m.plan, m.quality):
             self._refuse(connection, "JoinRefused", why, "correct plan or quality (GC_PLAN, GC_QUALITY)")
@@ -218,11 +228,11 @@ class Formation:
         )
         self.out.append(Arbitrate(0, record))
 
-    def _refuse_gathering(self, g: Gathering, why: str) -> None:
+    def _refuse_gathering(self, g: Gathering, why: str, advice: str = CHECK_RANKS) -> None:
         joins = self.joins.pop(g.label, {})
         refusal = JoinRefusal(g.label, tuple((j.member.node, j.nonce) for j in joins.values()), why)
         self.peers.tell_all(refusal)
-        self._end_gathering(g, "JoinRefused", why, CHECK_RANKS)
+        self._end_gathering(g, "JoinRefused", why, advice)
 
     def _end_gathering(self, g: Gathering, kind: str, why: str, advice: str) -> None:
         self.gatherings.pop(g.label, None)
@@ -244,6 +254,15 @@ class Formation:
         join = self.joins.get(m.label, {}).get(node)
         if join is not None and join.nonce <= m.nonce:
             self._unjoin(m.label, node)
+
+    def on_silent(self, record: EpochDecided, reason: str) -> None:
+        """The arbiter of a job that needs one did not answer: there is no job."""
+        g = self.gatherings.get(record.label)
+        if g is not None and self.take(record) is not None:
+            self.gatherings[g.label] = g
+            self._refuse_gathering(
+                g, f"the first epoch cannot be decided: {reason}", "look at etcd; start the job again"
+            )
 
     def _unjoin(self, label: str, node: str) -> None:
         joins = self.joins.get(label, {})

@@ -6,9 +6,9 @@ What may live here: the dispatch. What may not: what the messages do.
 from __future__ import annotations
 
 from gcproto import messages
-from gcserver.core import declarations, job_plans
+from gcserver.core import declarations, epochs, job_plans
 from gcserver.core.control_events import ControlEffect, Log
-from gcserver.core.job import Job
+from gcserver.core.job import Job, abroad
 
 #: (node, message) that came before the job or the domain it is about
 Early = list[tuple[str, messages.Control]]
@@ -20,12 +20,16 @@ def on_message(job: Job, node: str, m: messages.Control, early: Early) -> list[C
     Nobody else has a say in it, and plans come from the first member alone: two that number them would have nodes run
     different ones under one number.
     """
+    if node not in job.others and epochs.departed(job, node):
+        job.tell_members(job.record, node)
+        return []
     if node not in job.others or (isinstance(m, messages.PlanText | messages.PlanGo) and node != job.first):
         return [Log("error", f"{node} sent {type(m).__name__} of job {job.record.label}, which is not its business")]
     if isinstance(m, messages.Fault):
-        return job.on_fault(m)
+        alone = job.commits and m.kind == "PeerLost" and m.missing == (node,)
+        return epochs.lose(job, node, m.message) if alone else job.on_fault(m)
     if job.ended is not None:
-        job.tell_members(job.ended, node)
+        job.tell_members(abroad(job.ended, job.record, job.node), node)
         return []
     if isinstance(m, messages.SectionOffer):
         return declarations.on_offer(job, node, m, early)
@@ -39,6 +43,11 @@ def on_message(job: Job, node: str, m: messages.Control, early: Early) -> list[C
         return job_plans.on_ready(job, node, m)
     if isinstance(m, messages.PlanGo):
         return job_plans.on_go(job, m)
+    if isinstance(m, messages.StepReady) and m.domain not in job.domains:
+        early.append((node, m))
+        return []
+    if isinstance(m, messages.StepReady | messages.Frozen):
+        return epochs.on_message(job, node, m)
     return []
 
 
@@ -47,3 +56,4 @@ def resend(job: Job, node: str) -> None:
     job.resend(node)
     declarations.resend(job, node)
     job_plans.resend(job, node)
+    epochs.resend(job, node)

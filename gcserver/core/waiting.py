@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from gcserver.core import epochs
 from gcserver.core.control_domain import ControlDomain
 from gcserver.core.control_events import ControlEffect
 from gcserver.core.effects import ReportWaiting
@@ -17,7 +18,7 @@ from gcserver.core.job import Job
 def on_waiting(job: Job, lane: int, report: ReportWaiting) -> None:
     """A lane says what its oldest step waits for; step 0: for nothing any more."""
     domain = job.domains.get(report.domain[1])
-    if domain is None:
+    if domain is None or report.epoch != domain.config.epoch:
         return
     if report.step:
         domain.waiting[lane] = report
@@ -78,6 +79,9 @@ def check_deadline(job: Job, now: float, patience: float) -> list[ControlEffect]
     for key, domain in job.domains.items():
         for report in domain.waiting.values():
             departed = _departed(job, domain, report) if now - report.since > patience else ()
+            if departed and job.commits and (away := [node for node in departed if node in job.others]):
+                why = f"its workers left while step {report.step} of {domain.config.label} waited for them"
+                return [effect for node in away for effect in epochs.lose(job, node, why)]
             if departed:
                 return job.fault(
                     "WorkerLost",
@@ -105,19 +109,39 @@ def check_deadline(job: Job, now: float, patience: float) -> list[ControlEffect]
     return []
 
 
+def check_commits(job: Job, now: float) -> list[ControlEffect]:
+    """End the job if what is ready here was not committed for as long as the deadline."""
+    for key, domain in job.domains.items():
+        if domain.ready <= domain.settled:
+            domain.held = None
+        elif domain.held is None or domain.held[0] != domain.settled + 1:
+            domain.held = domain.settled + 1, now
+        elif not job.frozen and now - domain.held[1] > job.record.deadline:
+            step = domain.settled + 1
+            missing = tuple(node for node in domain.others if domain.heard.get(node, 0) < step) or (job.node,)
+            return job.fault(
+                "StepTimeout",
+                f"step {step} of {domain.config.label} was ready here and not on {', '.join(missing)} within the "
+                f"deadline of {job.record.deadline:g} s",
+                domain=key,
+                step=step,
+                phase="commit",
+                missing=missing,
+                elapsed=now - domain.held[1],
+                advice="look at the named peers; raise job.deadline if they are merely slow",
+            )
+    return []
+
+
 def check_leases(job: Job, heard: Callable[[str], float | None], now: float, lease: float) -> list[ControlEffect]:
-    """End the job if a member's daemon was not heard of for a lease, seconds; ``heard`` says when it was last."""
+    """A member whose daemon was not heard of for a lease, seconds, is lost; ``heard`` says when it was last."""
+    out: list[ControlEffect] = []
     for name in job.others:
         last = heard(name)
         if last is not None and now - last > lease:
-            return job.fault(
-                "PeerLost",
-                f"nothing heard from {name} for {lease:g} s: its lease expired",
-                missing=(name,),
-                elapsed=now - last,
-                advice=f"look at the daemon on {name}; start the job again from its last checkpoint",
-            )
-    return []
+            why = f"nothing heard from {name} for {lease:g} s: its lease expired"
+            out += epochs.lose(job, name, why, now - last, f"look at the daemon on {name}; {epochs.AGAIN}")
+    return out
 
 
 def check_workers(job: Job, now: float, lease: float) -> list[ControlEffect]:

@@ -130,8 +130,9 @@ class ControlProcess(Process):
         hello = messages.Hello(node.name, node.address, shape.lanes, 0, node.memory.generation, "sim")
         rules = (messages.Rule("*", shape.codec),)
         config = ControlConfig(
-            hello, self.incarnation, rules, shape.partition_bytes, shape.min_compress_bytes, shape.deadline, "fail"
-        )
+            hello, self.incarnation, rules, shape.partition_bytes, shape.min_compress_bytes, shape.deadline, "fail",
+            arbiter=True,
+        )  # fmt: skip
         self.machine = ControlMachine(config, resolve)
         self.arbiter = MemoryArbiter()
         self.connections: dict[int, Any] = {}
@@ -180,8 +181,15 @@ class ControlProcess(Process):
         self.world.checks.on_settled(self, e, ledger)
         ledger.log(e)
 
+    def _log_ready(self, e: ce.LogReady) -> None:
+        self.world.checks.on_log_ready(self, e)
+        self.node.memory.ledger(e.domain).ready = e.step
+
     def _arbitrate(self, e: ce.Arbitrate) -> None:
-        self.answer(ce.EpochWon(self.arbiter.compare_and_swap(e.expected, e.record)))
+        if e.record.on_loss == "fail":
+            self.answer(ce.EpochWon(self.arbiter.compare_and_swap(e.expected, e.record)))
+        else:
+            self.world.register.ask(self, e)
 
     def _answer_request(self, e: ce.AnswerRequest) -> None:
         self.world.checks.on_answer(self, e)
@@ -203,6 +211,7 @@ class ControlProcess(Process):
         ce.SaveJob: _save_job,
         ce.ForgetJob: _forget_job,
         ce.LogSettled: _log_settled,
+        ce.LogReady: _log_ready,
         ce.Arbitrate: _arbitrate,
         ce.AnswerRequest: _answer_request,
         ce.Drained: _drained,

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 
 from tests.simulation.faults import KINDS, strike
 from tests.simulation.planted import PLANTED, planted
-from tests.simulation.shape import draw
+from tests.simulation.planted_epochs import NAMES as PLANTED_IN_EPOCHS
+from tests.simulation.shape import LOSSY, draw
 from tests.simulation.world import World
 
 #: seeds a process plays before it says so
@@ -36,6 +37,8 @@ class Outcome:
     faults: int
     fatal: str
     error: str
+    #: epochs after the first that jobs went on in
+    epochs: int = 0
 
 
 def command(seed: int, only: tuple[str, ...] = ()) -> str:
@@ -59,7 +62,8 @@ def play(seed: int, only: tuple[str, ...] = (), trace: bool = False) -> Outcome:
         if trace:
             traceback.print_exc()
     faults = sum(n for name, n in world.counts.items() if name in world.fault_names)
-    return Outcome(seed, world.events, world.steps_done, faults, world.fatal, error)
+    epochs = sum(max(decided) - 1 for decided in world.checks.epochs.values())
+    return Outcome(seed, world.events, world.steps_done, faults, world.fatal, error, epochs)
 
 
 def play_batch(seeds: range) -> list[Outcome]:
@@ -84,7 +88,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, help="only this one")
     parser.add_argument("--trace", action="store_true", help="print every event and effect (with --seed)")
     parser.add_argument("--faults", default="", help=f"many of these (with --seed): {', '.join(KINDS)}")
-    parser.add_argument("--planted", choices=sorted(PLANTED), help="with this fault planted in the core (with --seed)")
+    lossy = f"; {', '.join(sorted(PLANTED_IN_EPOCHS))} show from seed {LOSSY} on"
+    parser.add_argument("--planted", choices=sorted(PLANTED), help=f"with this fault in the core (with --seed){lossy}")
     args = parser.parse_args(argv)
     if args.seed is not None:
         return _one(args.seed, tuple(filter(None, args.faults.split(","))), args.trace, args.planted)

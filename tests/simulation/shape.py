@@ -6,7 +6,7 @@ faults strike (`faults.py`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from gcproto.dtypes import DType
@@ -14,6 +14,8 @@ from gcproto.manifest import Section, TensorSpec
 from tests.simulation.program import DomainSpec, JobSpec
 
 KIB = 1024
+#: worlds from this seed on lose nodes and go on
+LOSSY = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,8 @@ class Shape:
     answer_delay: float = 0.0
     static_peers: bool = True
     everyone: bool = False
+    #: how long the arbiter takes at most
+    arbiter_delay: float = 0.0
 
 
 def section(index: int, domain: int, sizes: list[int]) -> Section:
@@ -88,7 +92,15 @@ def draw_job(r: Random, label: str, nodes: int, codecs: list[str], seed: int) ->
 
 
 def draw(seed: int) -> Shape:
-    """The shape of world ``seed``."""
+    """The shape of world ``seed``; from LOSSY on its jobs go on without the nodes they lose."""
+    if seed >= LOSSY:
+        shape, r = _draw(seed), Random(seed * 16 + 3)
+        jobs = tuple(replace(job, on_loss=r.choice(["shrink", "shrink", "skip"])) for job in shape.jobs)
+        return replace(shape, jobs=jobs, arbiter_delay=r.choice([0.001, 0.02, 1.0]))
+    return _draw(seed)
+
+
+def _draw(seed: int) -> Shape:
     r = Random(seed * 2 + 1)
     nodes = r.choice([1, 2, 2, 2, 3, 3, 3, 4, 4, 5, 6])
     everyone = r.random() < 0.3
