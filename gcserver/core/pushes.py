@@ -22,16 +22,18 @@ def on_push(d: Domain, e: Pushed, now: float) -> None:
         d.out.append(Count("pushes_unusable"))
         return
     # Of a finished step that waits for its commit we must know whom to tell.
-    over = e.step <= d.steps.settled or (e.step in d.finished and not d.config.commits)
+    commits = d.config.commits
+    over = e.step <= d.steps.settled or (e.step in d.finished and not commits)
     step = None if over else d.steps.get(e.step, now)
-    if step is not None and e.step in d.finished:
+    if commits and step is not None and e.step in d.finished:
         step.finished = True
+    skipped = commits and d.config.skips(e.step)
     for key in e.keys:
         p = d.partitions.get(key)
         if p is None:
             d.fault("TensorMismatch", f"a worker pushed unknown address {key}", e.step, "push")
             return
-        if d.config.skips(e.step):
+        if skipped:
             d.notify(e.step, False, key, e.rank, skipped=True)
             continue
         late = e.step > p.out_step if step is None else e.rank in step.closed and key not in step.keys[e.rank]
@@ -52,7 +54,7 @@ def on_push(d: Domain, e: Pushed, now: float) -> None:
                 if e.step == p.out_step:
                     step.nonfinite |= p.out_nonfinite
                     step.proposal = max(step.proposal, p.out_proposal)
-            if over or not d.config.commits:
+            if over or not commits:
                 d.notify(e.step, p.out_nonfinite, key, e.rank)
         else:
             join(d, p, e.rank, e.step, e.flags, now)
