@@ -20,7 +20,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from gcproto import paths
 from gcserver import values
@@ -70,10 +70,11 @@ class NodeConfig:
 
 @dataclass(frozen=True, slots=True)
 class ClusterConfig:
-    """``cluster.*``: the other daemons. ``lease`` in seconds."""
+    """``cluster.*``: the other daemons. ``lease`` in seconds; ``etcd``: URLs, without a slash at the end."""
 
     peers: tuple[Peer, ...]
     lease: float
+    etcd: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,7 @@ class JobConfig:
     """``job.*``: what jobs formed here get. ``deadline`` in seconds."""
 
     deadline: float
-    on_loss: Literal["fail"]
+    on_loss: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +236,7 @@ def _build(read: dict[str, Any], sources: dict[str, str]) -> Config:
         read["node.admin"], read["node.metrics"], lanes, read["node.cores"],
     )  # fmt: skip
     config = Config(
-        node, ClusterConfig(read["cluster.peers"], read["cluster.lease"]),
+        node, ClusterConfig(read["cluster.peers"], read["cluster.lease"], read["cluster.etcd"]),
         JobConfig(read["job.deadline"], read["job.on_loss"]), CodecConfig(read["codec.default"]),
         PlanConfig(
             read["plan.mode"], read["plan.quality"], read["plan.warmup_steps"], read["plan.exclude"],
@@ -267,6 +268,10 @@ def _check(config: Config) -> None:
     def refuse(key: str, message: str) -> None:
         raise ConfigError(message, key, sources.get(key, "default"))
 
+    if config.job.on_loss != "fail" and not config.cluster.etcd:
+        refuse(
+            "job.on_loss", f"{config.job.on_loss} needs an etcd to decide who is left; set cluster.etcd on every node"
+        )
     for key, address in (("node.listen", node.listen), ("node.advertise", node.advertise)):
         if address.port + node.lanes > 65535:
             refuse(key, f"{node.lanes} lanes and the control link take the ports from {address.port} on, beyond 65535")

@@ -174,6 +174,8 @@ class ControlMachine:
         self._form(e.record)
         if (job := self.jobs.get(e.record.job)) is not None:
             job.tell_members(e.record)
+        else:
+            self.formation.left_out(e.record)
 
     def _on_arbiter_silent(self, e: ArbiterSilent, now: float) -> None:
         if (job := self.jobs.get(e.record.job)) is not None:
@@ -281,6 +283,7 @@ class ControlMachine:
         self._form(m)
         if m.job not in self.jobs and any(member.node == me for member in m.members):
             self.peers.send(node, abroad(self.failed.get(m.job) or unknown_job(m, me), m, me))
+            self.formation.left_out(m)
 
     def _on_left(self, node: str, m: JobLeft) -> None:
         if not m.job:

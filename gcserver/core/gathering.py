@@ -264,6 +264,13 @@ class Formation:
                 g, f"the first epoch cannot be decided: {reason}", "look at etcd; start the job again"
             )
 
+    def left_out(self, record: EpochDecided) -> None:
+        """A job was formed of gatherings that are over and goes on without this node: who waits here waits in vain."""
+        g = self.gatherings.get(record.label)
+        if g is not None and record.on_loss != "fail" and g.world_size == record.world_size:
+            why = f"job {g.label!r} was formed before a daemon was restarted, and goes on without this node's workers"
+            self._end_gathering(g, "JoinRefused", why, "start the job again")
+
     def _unjoin(self, label: str, node: str) -> None:
         joins = self.joins.get(label, {})
         joins.pop(node, None)

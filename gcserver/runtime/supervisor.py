@@ -33,9 +33,10 @@ from gcserver.core.control_config import ControlConfig
 from gcserver.core.events import DomainKey
 from gcserver.planner import controllers
 from gcserver.runtime.audits import Audits
+from gcserver.runtime.etcd import EtcdArbiter
 from gcserver.runtime.lanelink import ForgetJob, LaneTrouble
 from gcserver.runtime.lanes import Lanes
-from gcserver.runtime.ledger import JobStore
+from gcserver.runtime.ledger import JobStore, Ledger
 from gcserver.runtime.notches import Notches
 from gcserver.runtime.once import Once
 from gcserver.runtime.peers import Peers
@@ -71,6 +72,7 @@ class Supervisor:
         self.state = Path(config.node.state)
         self.store = JobStore(self.state)
         self.arbiter = MemoryArbiter()
+        self.etcd = EtcdArbiter(config.cluster.etcd)
         self.queue: deque[cx.ControlEvent] = deque()
         self.lanes = Lanes(self)
         self.counts: dict[tuple[str, int], int] = {}
@@ -124,6 +126,7 @@ class Supervisor:
                 controller=c.plan.controller,
                 mode=c.plan.mode,
                 quality=c.plan.quality,
+                arbiter=bool(c.cluster.etcd),
             ),
             resolve,
             controllers.unusable,
@@ -221,7 +224,9 @@ class Supervisor:
 
     # ---------------------------------------------------------------------------------------- machine
     def feed(self, event: cx.ControlEvent) -> None:
-        """One event through the control machine, and whatever its effects answer."""
+        """One event through the control machine, and whatever its effects answer; nothing once it has stopped."""
+        if self.stopped.is_set():
+            return
         self.queue.append(event)
         if len(self.queue) > 1:
             return
@@ -294,14 +299,17 @@ class Supervisor:
         self.store.forget(e.job)
 
     def _do_log_settled(self, e: cx.LogSettled) -> None:
-        try:
-            self.store.ledger(e.domain).settle(e.step, e.void, e.plan, e.lag)
-        except MemoryShort as error:
-            self.trouble(LaneTrouble(e.domain[0], "OutOfMemory", str(error)))
+        self._write(e.domain, lambda ledger: ledger.settle(e.step, e.void, e.plan, e.lag))
         self.status.on_settled(e)
         self.profiler.on_settled(e)
         self.audits.on_settled(e)
         self._steer(e)
+
+    def _write(self, domain: DomainKey, write: Callable[[Ledger], None]) -> None:
+        try:
+            write(self.store.ledger(domain))
+        except MemoryShort as error:
+            self.trouble(LaneTrouble(domain[0], "OutOfMemory", str(error)))
 
     def _steer(self, e: cx.LogSettled) -> None:
         """A step of a domain is over: what its controller makes of it goes to the lanes before the settlement."""
@@ -325,7 +333,10 @@ class Supervisor:
             self.trouble(LaneTrouble(job, "OutOfMemory", f"the job's controllers cannot be saved: {error}"))
 
     def _do_arbitrate(self, e: cx.Arbitrate) -> None:
-        self.queue.append(cx.EpochWon(self.arbiter.compare_and_swap(e.expected, e.record)))
+        if e.record.on_loss == "fail":
+            self.queue.append(cx.EpochWon(self.arbiter.compare_and_swap(e.expected, e.record)))
+        else:
+            self.aside(lambda: self.etcd.answer(e), self.feed)
 
     def _do_answer(self, e: cx.AnswerRequest) -> None:
         future = self.requests.pop(e.request, None)
@@ -367,6 +378,7 @@ _PERFORM: dict[type, Any] = {
     cx.SaveJob: Supervisor._do_save,
     cx.ForgetJob: Supervisor._do_forget,
     cx.LogSettled: Supervisor._do_log_settled,
+    cx.LogReady: lambda self, e: self._write(e.domain, lambda ledger: ledger.make_ready(e.step)),
     cx.Arbitrate: Supervisor._do_arbitrate,
     cx.AnswerRequest: Supervisor._do_answer,
     cx.Drained: Supervisor._do_drained,

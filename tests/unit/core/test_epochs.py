@@ -213,3 +213,11 @@ def test_a_policy_needs_an_arbiter() -> None:
     (asked,) = arbitrated(said(m, 1, msgspec.structs.replace(register(0, 1), on_loss="skip")))
     (fault,) = told(m.on(ce.ArbiterSilent(asked.record, "no route to etcd"), 1.0))
     assert fault.kind == "JoinRefused" and "no route to etcd" in fault.message and "etcd" in fault.advice
+
+
+def test_who_gathers_for_a_job_that_was_formed_without_them_is_told() -> None:
+    m = machine(arbiter=True)
+    (asked,) = arbitrated(said(m, 1, msgspec.structs.replace(register(0, 1), on_loss="skip")))
+    before = msgspec.structs.replace(asked.record, nonces=(1,))
+    (fault,) = told(m.on(ce.EpochWon(before), 1.0))
+    assert fault.kind == "JoinRefused" and "formed before a daemon was restarted" in fault.message
