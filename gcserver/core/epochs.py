@@ -23,7 +23,7 @@ from gcserver.core import commits, declarations, job_plans, settling
 from gcserver.core.change import Change
 from gcserver.core.control_domain import ControlDomain
 from gcserver.core.control_events import Arbitrate, ControlEffect, Log, LogReady, OpenSection, ToLane
-from gcserver.core.effects import ReportStep
+from gcserver.core.effects import Count, ReportStep
 from gcserver.core.job import Job
 
 AGAIN = "start the job again from its last checkpoint"
@@ -203,6 +203,7 @@ def _enter(job: Job) -> list[ControlEffect]:
         _renew(job, domain, gone)
         out.extend(job.open_domain(domain, None))
         out.extend(ToLane(OpenSection(domain.config.id, s)) for s in domain.sections)
+    out.append(Count("nodes_lost", value=len(gone)))
     out.append(
         Log("warning", f"job {record.label}: epoch {record.epoch} with {', '.join(m.node for m in record.members)}")
     )

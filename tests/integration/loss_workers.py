@@ -31,20 +31,27 @@ def _brought(step: int, elements: int) -> torch.Tensor:
     return torch.full((elements,), float(2 ** gcclient.api.current().me.rank * WHOLE * step))
 
 
+def _begin(step: int, stall: int) -> None:
+    """Note the step; rank 1 then brings nothing to step ``stall`` for so long that it is killed meanwhile."""
+    mark(f"step {step}")
+    if step == stall and gcclient.api.current().me.rank == 1:
+        time.sleep(120)
+
+
 def _facts(masks: list[int], **more: Any) -> dict[str, Any]:
     stats = gcclient.stats()
     facts = {"masks": masks, "rank": gcclient.rank(), "size": gcclient.size(), "epoch": stats["epoch"]}
     return facts | {"skipped": stats["skipped_steps"]} | more
 
 
-def sums(steps: int, elements: int, pause: float = 0.01, **terms: Any) -> dict[str, Any]:
-    """push_pull of a sum and of an average in every step; a skipped one counts as 0."""
+def sums(steps: int, elements: int, pause: float = 0.01, stall: int = 0, **terms: Any) -> dict[str, Any]:
+    """push_pull of a sum and of an average in every step; a skipped one counts as 0. ``stall``: see :func:`_begin`."""
     gcclient.init(**terms)
     changes: list[tuple[int, tuple[int, ...]]] = []
     gcclient.on_change(lambda epoch, ranks: changes.append((epoch, ranks)))
     masks, wrong = [], 0
     for step in range(1, steps + 1):
-        mark(f"step {step}")
+        _begin(step, stall)
         handles = [
             gcclient.push_pull_async(_brought(step, elements), name="sum", average=False),
             gcclient.push_pull_async(_brought(step, elements), name="mean", average=True),
@@ -67,15 +74,18 @@ def sums(steps: int, elements: int, pause: float = 0.01, **terms: Any) -> dict[s
     return facts
 
 
-def training(steps: int, elements: int, pause: float = 0.01, **terms: Any) -> dict[str, Any]:
-    """DistributedOptimizer over a parameter whose gradient is what the rank brings, and one that no rank uses."""
+def training(steps: int, elements: int, pause: float = 0.01, stall: int = 0, **terms: Any) -> dict[str, Any]:
+    """DistributedOptimizer over a parameter whose gradient is what the rank brings, and one that no rank uses.
+
+    ``stall``: see :func:`_begin`.
+    """
     gcclient.init(**terms)
     weight, unused = (torch.nn.Parameter(torch.zeros(elements)) for _ in range(2))
     inner = torch.optim.SGD([weight, unused], lr=1.0)
     optimizer = gcclient.DistributedOptimizer(inner, [("weight", weight), ("unused", unused)])
     means: list[float] = []
     for step in range(1, steps + 1):
-        mark(f"step {step}")
+        _begin(step, stall)
         before = float(weight.detach()[0])
         optimizer.zero_grad()
         (weight * _brought(step, elements)).sum().backward()

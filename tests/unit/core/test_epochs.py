@@ -25,7 +25,7 @@ from gcproto.messages import (
 )
 from gcserver.core import control_events as ce
 from gcserver.core.control import ControlMachine
-from gcserver.core.effects import ReportStep, ReportWaiting
+from gcserver.core.effects import Count, ReportStep, ReportWaiting
 from gcserver.core.events import DomainOpened, PeerAdded, Settled, Tick
 from tests.unit.core.control_machine import (
     B,
@@ -115,7 +115,7 @@ def test_a_step_that_is_not_ready_runs_again_or_is_skipped(on_loss: str, ends: i
     e = opened(out)
     assert (e.config.epoch, e.config.divisor, e.config.origin, e.config.remaining) == (2, 1, 2, ((0,),))
     assert (e.settled, e.config.begins, e.config.skips(1)) == (ends, 0, bool(ends))
-    assert messages.EpochChanged(2, asked.record.members) in told(out)
+    assert messages.EpochChanged(2, asked.record.members) in told(out) and Count("nodes_lost") in out
     assert finish(m, ends + 1, epoch=1) == [], "a report of the epoch before"
     assert settled(finish(m, ends + 1, epoch=2)) == [(ends + 1, False)], "alone, ready is committed"
 
