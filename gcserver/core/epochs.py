@@ -249,4 +249,5 @@ def resend(job: Job, node: str) -> None:
     """A member is a new process: say again how far this node is."""
     if (mine := job.change.states.get(job.node)) is not None:
         job.tell_members(mine, node)
-    commits.resend(job, node)
+    if job.commits:
+        commits.resend(job, node)

@@ -221,3 +221,15 @@ def test_who_gathers_for_a_job_that_was_formed_without_them_is_told() -> None:
     before = msgspec.structs.replace(asked.record, nonces=(1,))
     (fault,) = told(m.on(ce.EpochWon(before), 1.0))
     assert fault.kind == "JoinRefused" and "formed before a daemon was restarted" in fault.message
+
+
+def test_a_job_that_ends_with_its_first_loss_says_nothing_of_readiness() -> None:
+    m, _ = pair("fail")
+    finish(m, 1)
+    m.on(hello_from("b", 9, to=100), 2.0)
+    assert not [x for x in control_sent(m.on(Tick(), 3.0)) if isinstance(x, StepReady | Frozen)]
+    saved = next(iter(m.jobs.values())).save().memory
+    again = machine(arbiter=True)
+    again.on(ce.JobRestored(saved, (ce.DomainLedger(1, (), ((0, 0),)),)), 4.0)
+    again.on(PeerAdded(B, "b"), 4.0)
+    assert not [x for x in control_sent(again.on(hello_from("b", 9, to=100), 4.0)) if isinstance(x, StepReady)]
