@@ -3,8 +3,10 @@
 
 PYTHON  ?= python3
 SEEDS   ?= 1000
+INPUTS  ?= 100000
 JOBS ?= 2
 MINUTES ?= 10
+KILLS ?= 200
 
 BIN   := .venv/bin
 STAMP := .venv/.up-to-date
@@ -15,12 +17,13 @@ ONE_THREAD := OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1
 RUBBISH := MALLOC_PERTURB_=165 GLIBC_TUNABLES=glibc.malloc.tcache_count=0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup warmup test test-system lint format proto demo soak simulate clean distclean
+.PHONY: help setup warmup test test-system lint format proto demo soak soak-faults soak-kills simulate simulate-coverage \
+	mutants fuzz clean distclean
 # setup has to come first also under -j
 .NOTPARALLEL:
 
 help: ## list these targets
-	@sed -n 's/^\([a-z-]*\):[^#]*## */\1|/p' $(MAKEFILE_LIST) | while IFS='|' read -r t d; do printf '  make %-12s %s\n' "$$t" "$$d"; done
+	@sed -n 's/^\([a-z-]*\):[^#]*## */\1|/p' $(MAKEFILE_LIST) | while IFS='|' read -r t d; do printf '  make %-17s %s\n' "$$t" "$$d"; done
 
 setup: $(STAMP) ## build .venv (again only when pyproject.toml or constraints.txt changed)
 	@:
@@ -59,8 +62,23 @@ demo: warmup ## train over two daemons and slow links, beside gloo
 soak: warmup ## load with every aggregate checked (MINUTES=10)
 	@$(ONE_THREAD) $(BIN)/python -m tests.soak.throughput --minutes $(MINUTES) $(ARGS)
 
-simulate: $(STAMP) ## seeded worlds against the guarantees (SEEDS=1000)
-	@$(BIN)/python -m tests.simulation.run --seeds $(SEEDS) $(ARGS)
+soak-faults: warmup ## four nodes under real faults, and a report of it (MINUTES=10)
+	@$(ONE_THREAD) PATH="$$PATH:/usr/sbin:/sbin" $(BIN)/python -m tests.soak.faults --minutes $(MINUTES) $(ARGS)
+
+soak-kills: warmup ## kill -9 at random instants, weights compared, codec by codec (KILLS=200)
+	@$(ONE_THREAD) $(BIN)/python -m tests.soak.kills --kills $(KILLS) $(ARGS)
+
+simulate: $(STAMP) ## seeded worlds against the guarantees, on all cores (SEEDS=1000)
+	@$(ONE_THREAD) $(BIN)/python -m tests.simulation.run --seeds $(SEEDS) $(ARGS)
+
+simulate-coverage: $(STAMP) ## branches of the core that seeded worlds reach; fails under 95 % (SEEDS=1000)
+	@$(ONE_THREAD) $(BIN)/python -m tests.simulation.reach --seeds $(SEEDS) $(ARGS)
+
+mutants: $(STAMP) ## plant faults in the core, each of which some test must notice
+	@$(ONE_THREAD) $(BIN)/python -m tests.simulation.mutate $(ARGS)
+
+fuzz: warmup ## hostile inputs to all that reads what others wrote (INPUTS=100000)
+	@$(ONE_THREAD) $(RUBBISH) $(BIN)/python -m tests.fuzz --inputs $(INPUTS) $(ARGS)
 
 clean: ## remove what builds and tests leave behind, but not .venv
 	@rm -rf build dist out *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage

@@ -40,8 +40,8 @@ OWN_MACHINES = """The same on two machines of your own (ADDRESS_A, ADDRESS_B), i
   on B:     .venv/bin/gcserver run --node.name b --node.listen tcp://ADDRESS_B:7470 --insecure
   on both:  .venv/bin/torchrun --nnodes=2 --nproc-per-node=1 --node-rank=RANK --master-addr=ADDRESS_A \\
                 examples/train_gpt.py --seconds 45 --comm gradcomm --codec {codec}
-RANK is 0 on A and 1 on B; then again with --comm gloo. --insecure, because nothing is encrypted yet: only on a network
-that you trust."""
+RANK is 0 on A and 1 on B; then again with --comm gloo. --insecure does without keys, for a network that you trust;
+docs/security.md says how to make some."""
 
 
 @dataclass(slots=True)

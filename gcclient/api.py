@@ -54,7 +54,8 @@ def init(
     afresh for every job). ``plan`` (GC_PLAN; rank 0's counts) says who makes the job's plans: "static" (operators),
     "auto" (the planner), or one of its parts ("espresso", "mergecomp", "lgreco"); ``quality`` (GC_QUALITY; rank 0's
     counts) what automatic plans may lose: "safe", "balanced" or "fast" (default of both: plan.mode and plan.quality of
-    rank 0's daemon).
+    rank 0's daemon). GC_JOB_TOKEN, if set, is a secret of the job: daemons let only workers with the same one join
+    (default: drawn by rank 0 where ranks meet in torch's store).
 
     Raises TypeError and ValueError that name the argument (ranks that do not fit, no duration, no seed, no such word),
     :class:`~gcclient.NoDaemon`, :class:`~gcclient.NotAuthorised`, :class:`~gcclient.JoinRefused`,
@@ -80,20 +81,22 @@ def init(
         arguments.read_word(plan, "plan", environ, "GC_PLAN", modes.MODES),
         arguments.read_word(quality, "quality", environ, "GC_QUALITY", modes.QUALITIES),
     )
+    token = arguments.read_setting(None, "token", environ, "GC_JOB_TOKEN")
     patience = terms.deadline or JOIN_FOR
     session = Session(label, socket or environ.get("GC_NODE_SOCKET") or default_socket())
     try:
         session.connect()
-        peers: tuple[tuple[str, str], ...] = ()
+        introduction = rendezvous.Introduction(token=rendezvous.digest(token))
         store = rendezvous.find_store() if rank is None and world.size > 1 else None
         if store is not None:
             identity = session.who()
-            mine = rendezvous.Place(identity.node, identity.address)
+            drawn = rendezvous.draw(world.rank, token)
+            mine = rendezvous.Place(identity.node, identity.address, identity.key, drawn)
             places = rendezvous.meet(store, rendezvous.prefix(label), world.rank, world.size, mine, patience)
-            peers = rendezvous.peers(places, world.rank)
+            introduction = rendezvous.introduce(places, world.rank, token)
             if local_rank is None and local_size is None:
                 world = World(world.rank, world.size, *rendezvous.local_part(places, world.rank), world.source)
-        session.register(world, peers, terms, patience)
+        session.register(world, introduction, terms, patience)
     except BaseException:
         session.close(orderly=False)
         raise

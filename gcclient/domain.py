@@ -100,7 +100,7 @@ class Domain:
         """Commit the inputs of ``places`` (all of ``lane``) and tell the lane."""
         for place in places:
             place.commit(step, flags, grad_scale)
-        push = Push(self.id, step, tuple(p.block.key for p in places), close, flags, grad_scale)
+        push = Push(self.id, step, tuple(p.block.key for p in places), close, flags)
         self._post(lane, lambda: self._record(lane, push), push)
 
     def _record(self, lane: int, push: Push) -> None:

@@ -118,7 +118,11 @@ class CorruptFrame(GradcommError):
 
 
 class NotAuthorised(GradcommError):
-    """The daemon does not serve this user. Run the worker as the daemon's user, or start a daemon as this one."""
+    """The daemon does not serve this user, does not admit the key of another node, or knows the job by another token.
+
+    Run the worker as the daemon's user, or start a daemon as this one; correct security.peers; give all workers of the
+    job the same GC_JOB_TOKEN. The message says which it was.
+    """
 
 
 class JoinRefused(GradcommError):

@@ -6,12 +6,14 @@ the daemon's connection, what is done with the addresses.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
+import secrets
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -27,10 +29,22 @@ _ATTEMPTS = 0
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a rank lives: its daemon's name and advertised address."""
+    """Where a rank lives: its daemon's name, advertised address and public key. ``token``: rank 0's for the job."""
 
     node: str
     address: str
+    key: str = ""
+    token: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Introduction:
+    """What a worker tells its daemon of the nodes it is to work with: (name, address) and (name, public key) of each
+    other one, and the digest of the token by which they know each other."""
+
+    peers: tuple[tuple[str, str], ...] = ()
+    keys: tuple[tuple[str, str], ...] = ()
+    token: bytes = b""
 
 
 def find_store() -> Store | None:
@@ -61,7 +75,7 @@ def meet(store: Any, keys_under: str, rank: int, size: int, mine: Place, timeout
     Says every five seconds whom it waits for. Raises :class:`JoinRefused` after ``timeout`` seconds.
     """
     keys = [f"{keys_under}/{r}" for r in range(size)]
-    store.set(keys[rank], json.dumps({"node": mine.node, "address": mine.address}))
+    store.set(keys[rank], json.dumps(asdict(mine)))
     began = time.monotonic()
     while True:
         try:
@@ -82,7 +96,7 @@ def meet(store: Any, keys_under: str, rank: int, size: int, mine: Place, timeout
     places = []
     for raw in store.multi_get(keys):
         entry = json.loads(bytes(raw))
-        places.append(Place(str(entry["node"]), str(entry["address"])))
+        places.append(Place(*(str(entry[name]) for name in ("node", "address", "key", "token"))))
     return tuple(places)
 
 
@@ -91,6 +105,26 @@ def local_part(places: Sequence[Place], rank: int) -> tuple[int, int]:
     two nodes, whatever LOCAL_RANK says."""
     here = [r for r, place in enumerate(places) if place.node == places[rank].node]
     return here.index(rank), len(here)
+
+
+def introduce(places: Sequence[Place], me: int, token: str) -> Introduction:
+    """What rank ``me`` says of all; ``token``: the one it was given, which goes before the one drawn by rank 0.
+
+    Raises :class:`JoinRefused` as :func:`peers` does.
+    """
+    others = peers(places, me)
+    keys = {place.node: place.key for place in places}
+    return Introduction(others, tuple((name, keys[name]) for name, _ in others), digest(token or places[0].token))
+
+
+def draw(rank: int, token: str) -> str:
+    """The token that a rank publishes: rank 0 draws one where none was given."""
+    return secrets.token_hex(16) if rank == 0 and not token else ""
+
+
+def digest(token: str) -> bytes:
+    """As daemons see a token: they need not know it. Empty for none."""
+    return hashlib.blake2b(token.encode(), digest_size=32, person=b"gradcomm token").digest() if token else b""
 
 
 def peers(places: Sequence[Place], me: int) -> tuple[tuple[str, str], ...]:

@@ -25,6 +25,7 @@ from gcclient.domain import Domain
 from gcclient.errors import GradcommError, NotInitialized, StepTimeout, from_fault
 from gcclient.membership import Membership
 from gcclient.ranks import World
+from gcclient.rendezvous import Introduction
 from gcclient.waiters import Pending, Watched
 from gcproto import lane_messages, messages, packed
 from gcproto.audits import AuditAnswer
@@ -86,16 +87,15 @@ class Session:
         assert self.identity is not None
         return self.identity
 
-    def register(self, world: World, peers: tuple[tuple[str, str], ...], terms: Terms, patience: float) -> None:
+    def register(self, world: World, introduction: Introduction, terms: Terms, patience: float) -> None:
         """Join the job; returns when all ranks are there. Raises what the daemon answers otherwise."""
         self.world = world
         number = secrets.token_bytes(16) if world.rank == 0 else b""
-        self._ask(
-            Register(
-                self.label, world.rank, world.size, world.local_rank, world.local_size, self.pid, number,
-                terms.deadline, terms.on_loss, peers, VERSION, terms.seed, terms.plan, terms.quality,
-            )
-        )  # fmt: skip
+        self._ask(Register(
+            self.label, world.rank, world.size, world.local_rank, world.local_size, self.pid, number, terms.deadline,
+            terms.on_loss, introduction.peers, VERSION, terms.seed, terms.plan, terms.quality, introduction.keys,
+            introduction.token,
+        ))  # fmt: skip
         self.wait_for(lambda: self.registered is not None, "the job to form", "join", patience)
         assert self.registered is not None
         self._descriptors = [deque() for _ in self.registered.lane_sockets]
@@ -185,12 +185,12 @@ class Session:
         me = self.me.rank
         if link.lane == CONTROL:
             self._attached = False
-            link.post(messages.Reattach(self.registered.job, me, self.pid))
+            link.post(messages.Reattach(self.registered.job, me, self.pid, self.registered.ticket))
             return
         for stale in self._descriptors[link.lane]:
             os.close(stale)
         self._descriptors[link.lane].clear()
-        link.post(lane_messages.Attach(self.registered.job, me))
+        link.post(lane_messages.Attach(self.registered.job, me, self.registered.ticket))
         for domain in list(self.domains.values()):
             for message in domain.to_repeat(link.lane):
                 link.post(message)

@@ -245,7 +245,10 @@ def _existing(path: Path) -> Path:
 
 # --------------------------------------------------------------------------------------------------- memory
 def shared_memory(config: Config, need: int = 0) -> Check:
-    """Whether the file system of ``node.state`` holds ``need`` bytes; at least what one partition of a job takes."""
+    """Whether the file system of ``node.state`` holds ``need`` bytes; at least what one partition of a job takes.
+
+    A daemon with jobs to take up again has their memory already, and must not be kept from it: then it is a warning.
+    """
     there, name = _existing(config.node.state), "shared memory"
     system = os.statvfs(there)
     size, free = system.f_frsize * system.f_blocks, system.f_frsize * system.f_bavail
@@ -257,7 +260,10 @@ def shared_memory(config: Config, need: int = 0) -> Check:
     )
     if free < max(need, least):
         what = "this model needs" if need > least else "one partition needs"
-        return Check(name, "fail", f"{has}, {what} {human_size(max(need, least))}", larger)
+        text = f"{has}, {what} {human_size(max(need, least))}"
+        if not need and any((config.node.state / "jobs").glob("*")):
+            return Check(name, "warn", f"{text}: the jobs in {config.node.state} go on, new ones will not fit", larger)
+        return Check(name, "fail", text, larger)
     if kind not in _TMPFS:
         text = f"{config.node.state} lies on {mount}, a {kind}: every gradient would be written to it"
         return Check(name, "warn", text, "set node.state to a directory on a tmpfs such as /dev/shm")

@@ -1,4 +1,4 @@
-"""The command `gcserver`: run the daemon, compile its kernels, examine and measure the machine, show the configuration.
+"""The command `gcserver`: run the daemon, make keys, compile kernels, examine and measure the machine, show settings.
 
 What may live here: parsing arguments, printing, exit statuses. What may not: what the commands do; each is imported
 only when it is asked for, so that `gcserver run` starts quickly and `gcserver version` at once.
@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from gcserver import __version__, config, values
+from gcserver import __version__, config, pki_command, values
 from gcserver.config import Config, ConfigError
 from gcserver.config_keys import KEYS, unknown
 
@@ -36,6 +36,9 @@ def parser() -> argparse.ArgumentParser:
         return sub
 
     add("run", "run the daemon in the foreground; SIGTERM drains it", True)
+    keygen = add("keygen", "make the keys of a node, for encrypted and authenticated traffic between daemons", False)
+    keygen.add_argument("--name", metavar="NAME", help="its node.name (default: the host name)")
+    keygen.add_argument("--folder", type=Path, metavar="DIR", default=Path(), help="where to put them (default: here)")
     add("warmup", "compile the kernels of codecs and plans into the cache, so that the daemon starts at once", False)
     doctor = add("doctor", "examine this machine and the configuration; say what is wrong and how to mend it", True)
     doctor.add_argument("--json", action="store_true", help="the checks as JSON")
@@ -53,6 +56,7 @@ def parser() -> argparse.ArgumentParser:
     what = bench.add_subparsers(dest="bench", required=True, metavar="WHAT")
     about = "speed of every codec on one core, beside memcpy and numpy, measured in turn"
     _add_bench(what.add_parser("codecs", help=about, description=about, allow_abbrev=False))
+    pki_command.add_arguments(add("pki", pki_command.ABOUT, False))
     add("version", "print the version", False)
     return top
 
@@ -128,6 +132,25 @@ def _run(options: argparse.Namespace) -> int:
     from gcserver.runtime import supervisor
 
     return supervisor.run(settings)
+
+
+def _keygen(options: argparse.Namespace) -> int:
+    from gcserver import keys
+
+    try:
+        pair = keys.generate(options.name or config.hostname())
+    except ValueError as error:
+        return _complain(f"--name: {error}, got {options.name!r}", USAGE)
+    secret, public = keys.write(pair, options.folder.absolute())
+    print(f"secret key: {secret} (mode 0600; it stays on this machine)\npublic key: {public}")
+    print(keys.line(pair.name, pair.public))
+    print(
+        "\nNext, when every node has its keys:\n"
+        "  put all nodes' .pub files into one list, the same on every node:  cat *.pub > peers\n"
+        f"  start each with its own key and that list:  gcserver run --node.name {pair.name} "
+        f"--security.key {secret} --security.peers {secret.with_name('peers')}"
+    )
+    return OK
 
 
 def _warmup(options: argparse.Namespace) -> int:
@@ -215,6 +238,16 @@ def _bench(options: argparse.Namespace) -> int:
     return OK
 
 
+def _pki(options: argparse.Namespace) -> int:
+    from gcserver.pki import PkiError
+
+    try:
+        pki_command.run(options)
+    except PkiError as error:
+        return _complain(str(error), FAILED)
+    return OK
+
+
 def _version(options: argparse.Namespace) -> int:
     from gcproto.wire import PROTOCOL_VERSION
 
@@ -224,10 +257,12 @@ def _version(options: argparse.Namespace) -> int:
 
 _COMMANDS = {
     "run": _run,
+    "keygen": _keygen,
     "warmup": _warmup,
     "doctor": _doctor,
     "config": _config,
     "bench": _bench,
+    "pki": _pki,
     "version": _version,
 }
 

@@ -28,12 +28,13 @@ from gcserver.config_keys import BY_NAME, BY_VARIABLE, KEYS, Key, Peer, unknown
 from gcserver.values import Address, toml_value
 
 __all__ = [
-    "Config", "NodeConfig", "ClusterConfig", "JobConfig", "CodecConfig", "PlanConfig", "LogConfig", "Peer",
-    "ConfigError", "load", "to_toml", "describe", "value_of",
+    "Config", "NodeConfig", "AdminConfig", "ClusterConfig", "SecurityConfig", "JobConfig", "CodecConfig", "PlanConfig",
+    "LogConfig", "Peer", "ConfigError", "load", "to_toml", "describe", "value_of", "hostname",
 ]  # fmt: skip
 
 #: What the names of our variables begin with, apart from those of keys without a table.
 _PREFIXES: Final = tuple(sorted({f"GC_{key.name.partition('.')[0].upper()}_" for key in KEYS if "." in key.name}))
+_TLS_KEYS: Final = ("admin.ca", "admin.cert", "admin.key")
 #: A file is bounded before it is read: a slip may name anything.
 _MAX_FILE_BYTES: Final = 1 << 20
 
@@ -78,6 +79,14 @@ class ClusterConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class SecurityConfig:
+    """``security.*``: files of this node's secret key and of the nodes that are admitted; both or neither."""
+
+    key: Path | None
+    peers: Path | None
+
+
+@dataclass(frozen=True, slots=True)
 class JobConfig:
     """``job.*``: what jobs formed here get. ``deadline`` in seconds."""
 
@@ -96,8 +105,9 @@ class CodecConfig:
 class PlanConfig:
     """``plan.*``: who makes the plans of jobs formed here (see `modes.py`). ``exclude``: globs of tensors' names.
 
-    ``controller``: what steers their levels, such as ``dc2-da2``; "none": nothing does. ``profiles``: directory of the
-    profiles of jobs; None: none is kept.
+    ``controller``: what steers their levels, such as ``dc2-da2``; "none": nothing does. ``probe_every``: seconds from
+    one round of probes of the link to the next; 0: none. ``profiles``: directory of the profiles of jobs; None: none is
+    kept.
     """
 
     mode: str
@@ -105,7 +115,24 @@ class PlanConfig:
     warmup_steps: int
     exclude: tuple[str, ...]
     controller: str
+    probe_every: float
     profiles: Path | None
+
+
+@dataclass(frozen=True, slots=True)
+class AdminConfig:
+    """``admin.*``: who is let in where operators connect. Files in PEM form; ``ca``, ``cert`` and ``key`` are all given
+    or all None. ``audit_log``: None: none is kept."""
+
+    ca: Path | None
+    cert: Path | None
+    key: Path | None
+    audit_log: Path | None
+
+    @property
+    def files(self) -> tuple[Path, Path, Path] | None:
+        """The CA, the certificate and its key; None without TLS."""
+        return None if self.ca is None or self.cert is None or self.key is None else (self.ca, self.cert, self.key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +148,11 @@ class Config:
 
     node: NodeConfig
     cluster: ClusterConfig
+    security: SecurityConfig
     job: JobConfig
     codec: CodecConfig
     plan: PlanConfig
+    admin: AdminConfig
     log: LogConfig
     partition_bytes: int
     min_compress_bytes: int
@@ -193,7 +222,8 @@ def _from_file(file: Path) -> Iterable[tuple[str, tuple[object, str]]]:
         raise ConfigError(f"cannot be read: {error.strerror}", str(file)) from None
     except UnicodeDecodeError:
         raise ConfigError("is not UTF-8 text", str(file)) from None
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
+        # Of numbers with thousands of digits and of nested lists the parser says so in its own way.
         raise ConfigError(f"is not TOML: {error}", str(file)) from None
     for name, value in _flatten(tree):
         source = f"{file}:{_line(text, name)}".removesuffix(":0")
@@ -225,11 +255,11 @@ def _line(text: str, name: str) -> int:
 
 def _build(read: dict[str, Any], sources: dict[str, str]) -> Config:
     """Derived defaults, and what must hold between keys."""
-    name = read.get("node.name") or _hostname()
+    name = read.get("node.name") or hostname()
     listen, lanes = read["node.listen"], read["node.lanes"]
     advertise = read.get("node.advertise")
     if advertise is None:
-        advertise = Address(_hostname(), listen.port) if listen.wildcard else listen
+        advertise = Address(hostname(), listen.port) if listen.wildcard else listen
     state = read.get("node.state") or Path(f"/dev/shm/gradcomm-{os.getuid()}") / name
     node = NodeConfig(
         name, listen, advertise, read.get("node.socket") or Path(paths.default_socket()), state,
@@ -237,18 +267,21 @@ def _build(read: dict[str, Any], sources: dict[str, str]) -> Config:
     )  # fmt: skip
     config = Config(
         node, ClusterConfig(read["cluster.peers"], read["cluster.lease"], read["cluster.etcd"]),
+        SecurityConfig(read["security.key"], read["security.peers"]),
         JobConfig(read["job.deadline"], read["job.on_loss"]), CodecConfig(read["codec.default"]),
         PlanConfig(
             read["plan.mode"], read["plan.quality"], read["plan.warmup_steps"], read["plan.exclude"],
-            read["plan.controller"], read["plan.profiles"] if "plan.profiles" in read else _profiles(),
+            read["plan.controller"], read["plan.probe_every"],
+            read["plan.profiles"] if "plan.profiles" in read else _profiles(),
         ),
+        AdminConfig(read["admin.ca"], read["admin.cert"], read["admin.key"], read["admin.audit_log"]),
         LogConfig(read["log.level"]), read["partition_bytes"], read["min_compress_bytes"], read["insecure"], sources,
     )  # fmt: skip
     _check(config)
     return config
 
 
-def _hostname() -> str:
+def hostname() -> str:
     """The machine's name as far as it can be a node's name."""
     name = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname()).strip("._-")[:128].rstrip("._-")
     return name or "localhost"
@@ -287,14 +320,42 @@ def _check(config: Config) -> None:
             if extra.overlaps(address):
                 refuse(key, f"port {extra.port} of {what} is also the port of {other}; choose another")
         used.append((what, key, extra))
-    if not config.insecure:
-        for key, bound in (("node.listen", node.listen), ("node.admin", admin), ("node.metrics", node.metrics)):
-            if bound is not None and not bound.loopback:
-                refuse(
-                    key, f"{bound.endpoint} can be reached by other machines, and this release has no keys yet: "
-                    "nothing is encrypted or authenticated (keys come in a later release). On a network you trust, "
-                    "set insecure = true (--insecure, GC_INSECURE=1); otherwise bind 127.0.0.1",
-                )  # fmt: skip
+    _check_keys(config, refuse)
+    _check_operators(config, admin, refuse)
+
+
+def _check_operators(config: Config, admin: Address | None, refuse: Callable[[str, str], None]) -> None:
+    """Certificates are given whole, and an address that others reach needs them."""
+    missing = [key for key in _TLS_KEYS if value_of(config, key) == ""]
+    if 0 < len(missing) < len(_TLS_KEYS):
+        given = next(key for key in _TLS_KEYS if key not in missing)
+        refuse(given, f"expected {', '.join(_TLS_KEYS)} together, and {' and '.join(missing)} is missing")
+    if config.insecure or not missing:
+        return
+    for key, bound in (("node.admin", admin), ("node.metrics", config.node.metrics)):
+        if bound is not None and not bound.loopback:
+            refuse(
+                key, f"{bound.endpoint} can be reached by other machines, and nothing says who may use it: set "
+                f"{', '.join(_TLS_KEYS)} (`gcserver pki` makes such files), bind 127.0.0.1"
+                f"{' or a Unix socket' if key == 'node.admin' else ''}, or on a network you trust set "
+                "insecure = true (--insecure, GC_INSECURE=1)",
+            )  # fmt: skip
+
+
+def _check_keys(config: Config, refuse: Callable[[str, str], None]) -> None:
+    """Keys are given whole, and an address that others reach needs them."""
+    security, listen = config.security, config.node.listen
+    if security.key is not None and security.peers is None:
+        refuse("security.key", "a node with a key admits those in security.peers, which is not set; set both")
+    if security.peers is not None and security.key is None:
+        refuse("security.peers", "this node has no key of its own: make one (`gcserver keygen`) and set security.key")
+    if not listen.loopback and security.key is None and not config.insecure:
+        refuse(
+            "node.listen", f"{listen.endpoint} can be reached by other machines, and without keys nothing is "
+            "encrypted or authenticated. Make keys (`gcserver keygen` on each node, then security.key and "
+            "security.peers); or, on a network you trust, set insecure = true (--insecure, GC_INSECURE=1); or bind "
+            "127.0.0.1",
+        )  # fmt: skip
 
 
 # ---------------------------------------------------------------------------------------------- describing
@@ -311,7 +372,7 @@ def value_of(config: Config, name: str) -> object:
         return "auto" if part is None else list(part)
     if name == "node.metrics":
         return "" if part is None else part.endpoint
-    if name == "plan.profiles":
+    if name in ("plan.profiles", "security.key", "security.peers") or name.startswith("admin."):
         return "" if part is None else str(part)
     if isinstance(part, tuple):
         return [str(item) for item in part]

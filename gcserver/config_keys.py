@@ -25,7 +25,6 @@ from gcserver.values import Address
 MIN_PARTITION: Final = 256 << 10
 MAX_PARTITION: Final = 64 << 20
 MAX_LANES: Final = 64
-_NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,126}[A-Za-z0-9])?")
 _ONCE: Final = "every node has one name and one address"
 _LEVELS: Final = ("debug", "info", "warning", "error")
 
@@ -71,14 +70,6 @@ def _text(raw: object, expected: str) -> str:
     return raw.strip()
 
 
-def _name(raw: object) -> str:
-    expected = "1 to 128 letters, digits, '.', '_' or '-', the first and last a letter or digit"
-    name = _text(raw, expected)
-    if not _NAME.fullmatch(name):
-        raise ValueError(f"expected {expected}")
-    return name
-
-
 def _path(raw: object) -> Path:
     path = Path(_text(raw, "an absolute path")).expanduser()
     if not path.is_absolute():
@@ -119,7 +110,7 @@ def _peers(raw: object) -> tuple[Peer, ...]:
         try:
             if not equals:
                 raise ValueError("expected name=tcp://host:port")
-            peers.append(Peer(_name(name), values.read_tcp(address)))
+            peers.append(Peer(values.read_name(name), values.read_tcp(address)))
         except ValueError as error:
             raise ValueError(f"{item!r}: {error}") from None
     for i, peer in enumerate(peers):
@@ -138,13 +129,13 @@ def _partition(raw: object) -> int:
     return size
 
 
-def _profiles(raw: object) -> Path | None:
+def _path_or_none(raw: object) -> Path | None:
     if isinstance(raw, str) and not raw.strip():
         return None
     try:
         return _path(raw)
     except ValueError:
-        raise ValueError('expected an absolute path, or "" to keep none') from None
+        raise ValueError('expected an absolute path, or "" for none') from None
 
 
 def _etcd(raw: object) -> tuple[str, ...]:
@@ -202,7 +193,7 @@ def _duration(low: float, high: float) -> Callable[[object], float]:
 
 
 KEYS: Final[tuple[Key, ...]] = (
-    Key("node.name", _name, "a name unique in the cluster", "Name of this node.", derived="the host name"),
+    Key("node.name", values.read_name, "a name unique in the cluster", "Name of this node.", derived="the host name"),
     Key(
         "node.listen", values.read_tcp, values.TCP_FORM,
         "Where other daemons reach this one: lane i takes port + i, the control link the port after the last lane.",
@@ -236,6 +227,17 @@ KEYS: Final[tuple[Key, ...]] = (
         "Cores the lanes are pinned to, as far as the system lets the daemon use them; auto pins nothing.", "auto",
     ),
     Key(
+        "admin.ca", _path_or_none, 'an absolute path or ""',
+        "Certificates of the CA whose operators are let in (PEM); with admin.cert and admin.key, node.admin and "
+        "node.metrics speak TLS.", "",
+    ),
+    Key("admin.cert", _path_or_none, 'an absolute path or ""', "Certificate of this node for operators (PEM).", ""),
+    Key("admin.key", _path_or_none, 'an absolute path or ""', "Private key of admin.cert (PEM).", ""),
+    Key(
+        "admin.audit_log", _path_or_none, 'an absolute path or ""',
+        "File that gets a line for every attempt to change something through node.admin; empty: none is kept.", "",
+    ),
+    Key(
         "cluster.peers", _peers, '["name=tcp://host:port", ...]',
         "The other daemons. One list for all nodes will do: a node skips itself. Not needed under torchrun.", [],
     ),
@@ -246,6 +248,15 @@ KEYS: Final[tuple[Key, ...]] = (
     Key(
         "cluster.etcd", _etcd, '["http://host:port", ...]',
         "Members of the etcd that decides who is left of a job with skip or shrink. The same on every node.", [],
+    ),
+    Key(
+        "security.key", _path_or_none, 'an absolute path or ""',
+        "File of this node's secret key, made by `gcserver keygen`; with it all traffic between daemons is encrypted.",
+        "",
+    ),
+    Key(
+        "security.peers", _path_or_none, 'an absolute path or ""',
+        "File of the public keys of all nodes that are admitted, a line each; read again when it changes.", "",
     ),
     Key(
         "job.deadline", _duration(1, 7 * 86400), "1s to 604800s",
@@ -275,7 +286,11 @@ KEYS: Final[tuple[Key, ...]] = (
         "What steers each node's compression by the delays it sees, in jobs that begin here.", "none",
     ),
     Key(
-        "plan.profiles", _profiles, 'an absolute path or ""',
+        "plan.probe_every", _duration(0, 86400), "0s to 86400s",
+        "How often the link is measured where a planned job's frames are too small to tell; 0s: never.", "120s",
+    ),
+    Key(
+        "plan.profiles", _path_or_none, 'an absolute path or ""',
         "Directory of the profiles of jobs, from which the next run of a job starts; empty: none is kept.",
         derived="$CACHE_DIRECTORY/profiles, else $XDG_CACHE_HOME/gradcomm/profiles, else ~/.cache/gradcomm/profiles",
     ),
@@ -289,7 +304,7 @@ KEYS: Final[tuple[Key, ...]] = (
     ),
     Key(
         "insecure", values.read_bool, "true or false",
-        "Allow addresses that other machines can reach although nothing is encrypted or authenticated yet.", False,
+        "Allow addresses that other machines can reach although nothing there is encrypted or authenticated.", False,
     ),
     Key("log.level", _one_of(_LEVELS), ", ".join(_LEVELS), "How much is logged.", "info"),
 )  # fmt: skip

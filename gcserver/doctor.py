@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from gcproto.manifest import memory_bytes
-from gcserver import checks
+from gcserver import checks, keychecks
 from gcserver.checks import Check
 from gcserver.config import Config
 from gcserver.values import human_size
@@ -73,8 +73,10 @@ def preflight(config: Config) -> list[Check]:
     if served.fatal:
         return [*found, served]
     found += _places(config)
+    found += _certificates(config)
     found.append(checks.directory_usable("socket", "node.socket", config.node.socket.parent))
     found.append(checks.directory_usable("state", "node.state", config.node.state))
+    found += keychecks.keys_of(config)
     found.append(checks.shared_memory(config))
     found.append(checks.locked_memory(memory_bytes(config.partition_bytes, itemsize=1, members=1)))
     found.append(checks.cores(config.node.cores, config.node.lanes))
@@ -94,9 +96,11 @@ def examine(config: Config, need: Need | None = None, timeout: float = 2.0) -> l
     else:
         found += _places(config)
         found.append(checks.socket_served(config.node.socket, timeout))
+    found += _certificates(config)
     found.append(checks.advertised(config, timeout))
     found.append(checks.directory_usable("socket", "node.socket", config.node.socket.parent))
     found.append(checks.directory_usable("state", "node.state", config.node.state))
+    found += keychecks.keys_of(config)
     wrong = checks.peer_names(config)
     found += wrong
     found += checks.in_parallel([partial(checks.peer_reachable, peer, timeout) for peer in config.others])
@@ -117,6 +121,16 @@ def _places(config: Config) -> list[Check]:
     if config.node.admin.startswith("unix:"):
         found.append(checks.admin_socket_served(Path(config.node.admin.removeprefix("unix:")), 0.2))
     return found
+
+
+def _certificates(config: Config) -> list[Check]:
+    """Whether operators can be let in by certificate, and for how long; nothing where none are configured."""
+    if config.admin.files is None:
+        return []
+    # Imported late: most configurations have none.
+    from gcserver.checks_certificates import certificates
+
+    return certificates(*config.admin.files)
 
 
 def _running(config: Config) -> Check | None:

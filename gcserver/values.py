@@ -21,10 +21,12 @@ from typing import Final
 from gcproto.durations import DURATION_FORM as DURATION_FORM
 from gcproto.durations import read_duration as read_duration
 
+_NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,126}[A-Za-z0-9])?")
 _SIZE: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?i?B?)", re.IGNORECASE)
 _POWERS: Final = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _HOST: Final = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?")
 
+NAME_FORM: Final = "1 to 128 letters, digits, '.', '_' or '-', the first and last a letter or digit"
 SIZE_FORM: Final = 'a size such as 65536, "64KiB" or "4MiB"'
 TCP_FORM: Final = "tcp://host:port"
 ENDPOINT_FORM: Final = "host:port"
@@ -67,6 +69,13 @@ class Address:
     def overlaps(self, other: Address) -> bool:
         """Whether both could not be bound at once (as far as the text tells)."""
         return self.port == other.port and (self.host == other.host or self.wildcard or other.wildcard)
+
+
+def read_name(raw: object) -> str:
+    """The name of a node."""
+    if not isinstance(raw, str) or not _NAME.fullmatch(raw.strip()):
+        raise ValueError(f"expected {NAME_FORM}")
+    return raw.strip()
 
 
 def read_endpoint(raw: object, form: str = ENDPOINT_FORM) -> Address:
@@ -148,7 +157,7 @@ def _toml_list(text: str) -> list[object] | None:
         return None
     try:
         found = tomllib.loads(f"x = {text}")
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return None
     return found["x"] if set(found) == {"x"} and isinstance(found["x"], list) else None
 

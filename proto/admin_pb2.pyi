@@ -124,7 +124,7 @@ class ListPeersResponse(_message.Message):
     def __init__(self, peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ...) -> None: ...
 
 class Peer(_message.Message):
-    __slots__ = ("name", "address", "state", "reason", "incarnation", "last_heard_seconds", "rtt_seconds", "bytes_in", "bytes_out", "frames_resent", "frames_corrupt")
+    __slots__ = ("name", "address", "state", "reason", "incarnation", "last_heard_seconds", "rtt_seconds", "bytes_in", "bytes_out", "frames_resent", "frames_corrupt", "encrypted")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -136,6 +136,7 @@ class Peer(_message.Message):
     BYTES_OUT_FIELD_NUMBER: _ClassVar[int]
     FRAMES_RESENT_FIELD_NUMBER: _ClassVar[int]
     FRAMES_CORRUPT_FIELD_NUMBER: _ClassVar[int]
+    ENCRYPTED_FIELD_NUMBER: _ClassVar[int]
     name: str
     address: str
     state: PeerState
@@ -147,7 +148,8 @@ class Peer(_message.Message):
     bytes_out: int
     frames_resent: int
     frames_corrupt: int
-    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., state: _Optional[_Union[PeerState, str]] = ..., reason: _Optional[str] = ..., incarnation: _Optional[int] = ..., last_heard_seconds: _Optional[float] = ..., rtt_seconds: _Optional[float] = ..., bytes_in: _Optional[int] = ..., bytes_out: _Optional[int] = ..., frames_resent: _Optional[int] = ..., frames_corrupt: _Optional[int] = ...) -> None: ...
+    encrypted: bool
+    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., state: _Optional[_Union[PeerState, str]] = ..., reason: _Optional[str] = ..., incarnation: _Optional[int] = ..., last_heard_seconds: _Optional[float] = ..., rtt_seconds: _Optional[float] = ..., bytes_in: _Optional[int] = ..., bytes_out: _Optional[int] = ..., frames_resent: _Optional[int] = ..., frames_corrupt: _Optional[int] = ..., encrypted: bool = ...) -> None: ...
 
 class ListJobsRequest(_message.Message):
     __slots__ = ()

@@ -35,11 +35,14 @@ class Channel(Generic[T]):
     """One connection. The socket is non-blocking; whoever owns it polls :meth:`fileno`.
 
     ``decode`` turns message bytes into a message of the other side's union. A message that does not decode
-    raises :class:`~gcproto.packed.MessageError`; the connection should then be closed.
+    raises :class:`~gcproto.packed.MessageError`; the connection should then be closed. ``descriptors``: how many may
+    come with a message. Where none are expected the system closes them: one of the other side's own end, kept here,
+    would keep this connection from ever ending.
     """
 
-    def __init__(self, sock: socket.socket, decode: Callable[[object], T]) -> None:
+    def __init__(self, sock: socket.socket, decode: Callable[[object], T], descriptors: int = MAX_DESCRIPTORS) -> None:
         sock.setblocking(False)
+        self._room = socket.CMSG_LEN(4 * descriptors) if descriptors else 0
         self._sock = sock
         self._decode = decode
         self._incoming = bytearray()
@@ -55,6 +58,11 @@ class Channel(Generic[T]):
         return int(_CREDENTIALS.unpack(raw)[1])
 
     # ------------------------------------------------------------------------------------- sending
+    @property
+    def unsent_descriptors(self) -> int:
+        """How many descriptors wait to be written; each is kept open until then."""
+        return sum(len(descriptors) for _, descriptors in self._outgoing)
+
     @property
     def backlog(self) -> bool:
         """Whether something waits to be written: poll for writing, then :meth:`flush`."""
@@ -103,9 +111,10 @@ class Channel(Generic[T]):
         Messages received in full before an end of file are returned first.
         """
         closed = False
-        while True:
+        # Whoever writes as fast as this reads must not keep the loop here, nor fill memory: the rest comes next time.
+        while len(self._incoming) < _LENGTH.size + MAX_MESSAGE_BYTES:
             try:
-                data, ancillary, _, _ = self._sock.recvmsg(_READ, socket.CMSG_LEN(MAX_DESCRIPTORS * 4))
+                data, ancillary, _, _ = self._sock.recvmsg(_READ, self._room)
             except BlockingIOError:
                 break
             except OSError:
@@ -116,6 +125,9 @@ class Channel(Generic[T]):
                     received = array.array("i")
                     received.frombytes(raw[: len(raw) - len(raw) % 4])
                     self._descriptors.extend(received)
+            if len(self._descriptors) > MAX_DESCRIPTORS:
+                count = len(self._descriptors)
+                raise MessageError(f"a message brings at most {MAX_DESCRIPTORS} descriptors, got {count}")
             if not data:
                 closed = True
                 break

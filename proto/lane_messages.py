@@ -6,23 +6,32 @@ become bytes (`packed.py`), gradients (they stay in arenas), sockets.
 
 from __future__ import annotations
 
+from typing import Annotated, Final
+
+import msgspec
+
 from gcproto.messages import Fault
 from gcproto.packed import Message
 
+#: Most blocks that one doorbell can be about.
+MAX_KEYS: Final = 1 << 20
+Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+
 
 class Attach(Message, frozen=True, tag="attach"):
-    """First message on a lane's socket."""
+    """First message on a lane's socket, and the only one of its kind on it. ``ticket``: see Registered."""
 
     job: bytes
     rank: int
+    ticket: bytes = b""
 
 
 class MapSection(Message, frozen=True, tag="map"):
     """Ask for the arena chunks of an agreed section; ``have`` chunks are mapped already."""
 
-    domain: int
-    index: int
-    have: int
+    domain: Count
+    index: Count
+    have: Count
 
 
 class Mapped(Message, frozen=True, tag="mapped"):
@@ -37,16 +46,15 @@ class Mapped(Message, frozen=True, tag="mapped"):
 class Push(Message, frozen=True, tag="push"):
     """Doorbell: blocks ``keys`` of ``step`` are in the arena; ``close``: nothing more comes in this step.
 
-    ``flags`` are wire flags (AVERAGE); ``grad_scale`` is the loss scale the gradients carry. Both are in the slots'
-    headers as well; lanes read the scale there, where it outlives them.
+    ``flags`` are wire flags (AVERAGE), which are in the slots' headers as well. The loss scale that the gradients carry
+    is there alone, where it outlives lanes.
     """
 
-    domain: int
-    step: int
-    keys: tuple[int, ...]
+    domain: Count
+    step: Count
+    keys: Annotated[tuple[Count, ...], msgspec.Meta(max_length=MAX_KEYS)]
     close: bool
     flags: int = 0
-    grad_scale: float = 1.0
 
 
 class Done(Message, frozen=True, tag="done"):

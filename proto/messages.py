@@ -21,6 +21,10 @@ Seed = Annotated[int, msgspec.Meta(ge=0, le=LAST_SEED)]
 #: of a plan: 0 is what a job begins with, and frames have 32 bits for it
 Version = Annotated[int, msgspec.Meta(ge=1, le=(1 << 32) - 1)]
 MAX_BANDWIDTHS: Final = 64
+#: A receiver that misses more asks for these first.
+MAX_NACK: Final = 1024
+#: what separates jobs of one name while they form: a digest of their secret, empty where there is none
+Token = Annotated[bytes, msgspec.Meta(max_length=32)]
 
 
 class MemberInfo(msgspec.Struct, frozen=True, array_like=True):
@@ -49,8 +53,9 @@ class Rule(msgspec.Struct, frozen=True, array_like=True):
 class Hello(Message, frozen=True, tag="hello"):
     """First frame on a link: who is there, of which release, what it remembers.
 
-    ``generation`` names the node's memory (a new one means that shared memory was lost). ``version``: the release, for
-    whoever reads a capture; what daemons speak is in the header of every frame, and nothing is decided by this.
+    ``generation`` names the node's memory (a new one means that shared memory was lost). ``version``: the release,
+    which the log tells where it is another one; what daemons speak is in the header of every frame, and nothing is
+    decided by this.
     """
 
     node: str
@@ -74,6 +79,8 @@ class Beat(Message, frozen=True, tag="beat"):
 
     ``sent``: the sender's clock; ``echo``: the receiver's, as its last heartbeat said it ``held`` seconds ago. What is
     left of the time since then is the round trip.
+
+    ``pad``: bytes without meaning, by whose time on the way the sender measures the link.
     """
 
     highest: int
@@ -82,29 +89,36 @@ class Beat(Message, frozen=True, tag="beat"):
     sent: float = 0.0
     echo: float = 0.0
     held: float = 0.0
+    pad: bytes = b""
 
 
 class Nack(Message, frozen=True, tag="nack"):
     """Link sequences the receiver is missing."""
 
-    missing: tuple[int, ...]
+    missing: Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_NACK)]
 
 
 class JobJoin(Message, frozen=True, tag="join"):
-    """A node's workers of a job label are all there. ``nonce`` tells one gathering from the next."""
+    """A node's workers of a job label are all there. ``nonce`` tells one gathering from the next; ``token``: see
+    Register."""
 
     label: str
     world_size: int
     member: MemberInfo
     nonce: int
+    token: Token = b""
 
 
 class JoinRefusal(Message, frozen=True, tag="norun"):
-    """The node of rank 0 cannot make a job of these gatherings, (node, nonce): their workers are told why."""
+    """The node of rank 0 cannot make a job of these gatherings, (node, nonce): their workers are told why.
+
+    ``kind`` is the client's exception name.
+    """
 
     label: str
     gatherings: tuple[tuple[str, int], ...]
     reason: str
+    kind: str = "JoinRefused"
 
 
 class EpochStart(msgspec.Struct, frozen=True, array_like=True):
@@ -316,8 +330,9 @@ class Register(Message, frozen=True, tag="register"):
 
     ``seed`` is what stochastic codecs draw from instead of the number; ``plan`` and ``quality`` are words of `modes.py`
     (empty: the daemon's); of all three rank 0's count. ``peers`` are (name, address) pairs learned through torch's
-    store, for clusters without a static list. ``version``: as in Hello; a message that the other release cannot read
-    is refused by what is wrong with it.
+    store, for clusters without a static list, ``keys`` the (name, public key) that those nodes' daemons go by (empty:
+    it has none). ``version``: as in Hello; a message that the other release cannot read is refused by what is wrong
+    with it. ``token``: only workers with the same one become a job.
     """
 
     label: str
@@ -334,21 +349,25 @@ class Register(Message, frozen=True, tag="register"):
     seed: Seed | None = None
     plan: str = ""
     quality: str = ""
+    keys: tuple[tuple[str, str], ...] = ()
+    token: Token = b""
 
 
 class Reattach(Message, frozen=True, tag="reattach"):
-    """The same worker again, after its daemon came back."""
+    """The same worker again, after its daemon came back. ``ticket``: the one that came with Registered."""
 
     job: bytes
     rank: int
     pid: int
+    ticket: bytes = b""
 
 
 class Registered(Message, frozen=True, tag="registered"):
     """The job is formed: its number, epoch and members, where the lanes listen, and who makes its plans at first.
 
-    ``members`` are those of the first epoch, which is what memory is laid out for; ``lost`` the nodes that are gone
-    since. ``commits``: results come once all members hold them, and not before the daemon says so.
+    ``ticket`` is what this worker shows to be let in again, here and at the lanes. ``members`` are those of the first
+    epoch, which is what memory is laid out for; ``lost`` the nodes that are gone since. ``commits``: results come once
+    all members hold them, and not before the daemon says so.
     """
 
     job: bytes
@@ -359,6 +378,7 @@ class Registered(Message, frozen=True, tag="registered"):
     partition_bytes: int
     deadline: float
     mode: str = STATIC
+    ticket: bytes = b""
     lost: tuple[str, ...] = ()
     commits: bool = False
 
@@ -375,11 +395,12 @@ class WhoAreYou(Message, frozen=True, tag="who"):
 
 
 class IAm(Message, frozen=True, tag="iam"):
-    """Answer to WhoAreYou: name and advertised address ``tcp://host:port``."""
+    """Answer to WhoAreYou: name, advertised address ``tcp://host:port`` and public key (Z85; empty: it has none)."""
 
     node: str
     address: str
     lanes: int
+    key: str = ""
 
 
 class DeclareSection(Message, frozen=True, tag="section"):

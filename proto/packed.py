@@ -10,8 +10,9 @@ from typing import Any, Final, Generic, TypeVar
 import msgspec
 
 MAX_MESSAGE_BYTES: Final = 64 << 20
-#: what decoding raises for bytes of something else; the second for text that is none
-UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError)
+#: what decoding raises for bytes of something else; the second for text that is none, the third for values nested too
+#: deep, known or to be passed over
+UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 T = TypeVar("T")
 
 

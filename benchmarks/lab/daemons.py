@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.lab import netns, processes, procfs
+from gcserver import keys
 
 PORT = 7470  # in a namespace nobody else has it
 READY = "ready: node"
@@ -63,14 +64,24 @@ class Daemon:
 class Daemons(processes.Owner):
     """A context manager: on entry one daemon per host, all ready; on exit all ended and their files removed.
 
-    settings: keys of the configuration for every daemon, such as ``{"node.lanes": "2"}``. Raises DaemonError if one
-    ends or is not ready within ``patience`` seconds.
+    settings: keys of the configuration for every daemon, such as ``{"node.lanes": "2"}``. port: the first that they
+    take in namespaces, where two clusters share the hosts. secured: each gets keys, and encrypts. routes: by (index,
+    index of a peer) the endpoint at which the one is told to find the other, where something lies in between. Raises
+    DaemonError if one ends or is not ready within ``patience`` seconds.
     """
 
     def __init__(
-        self, hosts: Sequence[netns.Host], settings: Mapping[str, str] | None = None, patience: float = 30.0
+        self,
+        hosts: Sequence[netns.Host],
+        settings: Mapping[str, str] | None = None,
+        patience: float = 30.0,
+        port: int = PORT,
+        secured: bool = False,
+        routes: Mapping[tuple[int, int], str] | None = None,
     ) -> None:
         self.hosts, self.settings, self.patience = tuple(hosts), dict(settings or {}), patience
+        self.port, self.secured = port, secured
+        self.routes = dict(routes or {})
         self.all: list[Daemon] = []
         self.folder = self.state = Path()
 
@@ -132,12 +143,18 @@ class Daemons(processes.Owner):
         # On loopback the daemons share one set of ports, drawn as one range: those drawn apart could overlap.
         each = lanes + 1  # the control link's
         first = free_ports(each * len(self.hosts))
-        ports = [PORT if h.address != "127.0.0.1" else first + i * each for i, h in enumerate(self.hosts)]
+        ports = [self.port if h.address != "127.0.0.1" else first + i * each for i, h in enumerate(self.hosts)]
         endpoints = [f"tcp://{h.address}:{p}" for h, p in zip(self.hosts, ports, strict=True)]
-        peers = ",".join(f"{n}={e}" for n, e in zip(names, endpoints, strict=True))
-        for name, host, endpoint in zip(names, self.hosts, endpoints, strict=True):
+        if self.secured:
+            pairs = [keys.generate(name) for name in names]
+            for pair in pairs:
+                keys.write(pair, self.folder)
+            (self.folder / "peers").write_text("".join(keys.line(p.name, p.public) + "\n" for p in pairs))
+        for i, (name, host, endpoint) in enumerate(zip(names, self.hosts, endpoints, strict=True)):
+            seen = [self.routes.get((i, j), e) for j, e in enumerate(endpoints)]
+            peers = ",".join(f"{n}={e}" for n, e in zip(names, seen, strict=True))
             admin = f"unix:{self.folder / name}.admin"
-            keys = {
+            given = {
                 "node.name": name,
                 "node.listen": endpoint,
                 "node.socket": str(self.folder / f"{name}.sock"),
@@ -149,8 +166,10 @@ class Daemons(processes.Owner):
                 "insecure": "true",
                 **self.settings,
             }
+            if self.secured:
+                given |= {"security.key": f"{self.folder / name}.key", "security.peers": f"{self.folder}/peers"}
             argv = [str(Path(sys.executable).with_name("gcserver")), "run"]
-            argv += [word for key, value in keys.items() for word in (f"--{key}", value)]
+            argv += [word for key, value in given.items() for word in (f"--{key}", value)]
             paths = (self.folder / f"{name}.sock", self.state / name)
             self.all.append(Daemon(name, host, *paths, admin, self.folder / f"{name}.log", argv))
 

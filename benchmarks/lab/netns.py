@@ -19,7 +19,8 @@ import functools
 import os
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import IO, Any, Final, Literal
 
 from benchmarks.lab import processes
@@ -139,6 +140,16 @@ class Lab(processes.Owner):
             self._run([*host.enter, _tool("tc"), *verb, "dev", "eth0", "root", *how])
             self._run([*self._enter_switch, _tool("tc"), *verb, "dev", f"port{host.index}", "root", *how])
         self.rate = rate
+
+    def shared_memory(self, nbytes: int) -> tuple[tuple[Host, ...], Path]:
+        """A /dev/shm of ``nbytes`` that the lab has to itself: the hosts as commands see it on them (their working
+        directory is /), and the folder in which it is seen from here. It goes with the lab.
+        """
+        mount = f'mount -t tmpfs -o size={nbytes},mode=1777 shm /dev/shm && shift && exec "$@"'
+        inside = self._enter_switch if self.means == "userns" else ()
+        pid = self._keep([*inside, _tool("unshare"), "-m", "sh", "-c", mount, "sh"])
+        enter = (_tool("nsenter"), "-t", str(pid), "-m", "--")
+        return tuple(replace(h, enter=(*h.enter, *enter)) for h in self.hosts), Path(f"/proc/{pid}/root/dev/shm")
 
     def _open(self) -> None:
         root = self.means == "root"

@@ -61,6 +61,7 @@ def peer(p: source.PeerStatus) -> pb.Peer:
         bytes_out=p.bytes_out,
         frames_resent=p.frames_resent,
         frames_corrupt=p.frames_corrupt,
+        encrypted=p.encrypted,
     )
 
 

@@ -1,7 +1,8 @@
 """HTTP for machines that look at the daemon: `/metrics` for Prometheus, `/healthz` and `/readyz` for a kubelet.
 
 What may live here: just enough HTTP/1.1 to answer a GET in the supervisor's own loop, without a thread and without
-waking up when nobody asks. What may not: what is counted (`metrics.py`), what ready means (the caller says).
+waking up when nobody asks, and who is let in. What may not: what is counted (`metrics.py`), what ready means (the
+caller says), TLS (`https.py`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from typing import Final
 
 from prometheus_client import exposition
 
+from gcserver.admin import roles
+from gcserver.admin.access import OPEN, Access
 from gcserver.admin.metrics import Metrics
 
 #: Request line and headers; a scraper sends a few hundred bytes.
@@ -22,12 +25,16 @@ _PATIENCE: Final = 5.0
 _REASONS: Final = {
     200: "OK",
     400: "Bad Request",
+    403: "Forbidden",
     404: "Not Found",
     405: "Method Not Allowed",
     500: "Internal Server Error",
     503: "Service Unavailable",
 }
 _TEXT: Final = "text/plain; charset=utf-8"
+#: kinds of errors: a request without the role, a TLS connection that came to nothing
+DENIED: Final = "metrics_denied"
+HANDSHAKE_FAILED: Final = "metrics_handshake_failed"
 log = logging.getLogger("gcserver.admin")
 
 Answer = tuple[int, str, bytes]
@@ -36,15 +43,28 @@ Answer = tuple[int, str, bytes]
 class MetricsServer:
     """A running HTTP server. ``address`` is what was bound, with the port the system chose if it was 0."""
 
-    def __init__(self, metrics: Metrics, ready: Callable[[], str], refresh: Callable[[], None]) -> None:
+    def __init__(
+        self, metrics: Metrics, ready: Callable[[], str], refresh: Callable[[], None], access: Access = OPEN
+    ) -> None:
+        """With certificates over TLS, to clients whose certificate has the role."""
+        self._access = access
         self._metrics, self._ready, self._refresh = metrics, ready, refresh
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
         self.address = ""
 
     async def start(self, host: str, port: int) -> None:
+        """Raises OSError naming the address."""
+        tls = None
+        if self._access.certificates is not None:
+            from gcserver.admin.https import renewed
+
+            tls = renewed(self._access.certificates, lambda: self._access.count(HANDSHAKE_FAILED))
         try:
-            self._server = await asyncio.start_server(self._connected, host, port, limit=_MAX_HEAD, reuse_port=False)
+            self._server = await asyncio.start_server(
+                self._connected, host, port, limit=_MAX_HEAD, reuse_port=False, ssl=tls,
+                ssl_handshake_timeout=_PATIENCE if tls else None,
+            )  # fmt: skip
         except OSError as error:
             hint = f"`ss -ltnp 'sport = :{port}'` shows who uses it; stop that or set another node.metrics"
             raise OSError(f"node.metrics: {host}:{port} cannot be bound: {error.strerror}; {hint}") from None
@@ -68,7 +88,10 @@ class MetricsServer:
         try:
             async with asyncio.timeout(_PATIENCE):
                 head = await reader.readuntil(b"\r\n\r\n")
-                writer.write(self._response(head))
+                refusal = self._refusal(writer) if self._access.certificates else ""
+                if refusal:
+                    self._access.count(DENIED)
+                writer.write(_message(403, _TEXT, f"{refusal}\n".encode(), True) if refusal else self._response(head))
                 await writer.drain()
         except asyncio.LimitOverrunError:
             writer.write(_message(400, _TEXT, b"the request is too long\n", True))
@@ -77,6 +100,15 @@ class MetricsServer:
             writer.transport.abort()
         finally:
             writer.close()
+
+    def _refusal(self, writer: asyncio.StreamWriter) -> str:
+        """Why who is at the other end may not read this; "" where they may."""
+        from gcserver.admin.https import identity_of
+
+        who = identity_of(writer.get_extra_info("ssl_object"))
+        if not roles.suffices(who.role, roles.METRICS):
+            return f"expected a certificate with the role {roles.METRICS} or a higher one; {who.name!r} has none"
+        return ""
 
     def _response(self, head: bytes) -> bytes:
         lines = head.decode("latin-1").split("\r\n")
@@ -97,7 +129,11 @@ class MetricsServer:
     def _route(self, path: str, accept: str) -> Answer:
         if path == "/metrics":
             self._refresh()
-            encode, kind = exposition.choose_encoder(accept)
+            try:
+                encode, kind = exposition.choose_encoder(accept)
+            except (TypeError, ValueError):
+                # The library trips over versions that are no numbers: the plain form will do for whoever asks for one.
+                encode, kind = exposition.choose_encoder("")
             return 200, kind, encode(self._metrics.registry)
         if path == "/healthz":
             return 200, _TEXT, b"ok\n"
@@ -120,13 +156,18 @@ def _nothing() -> None:
 
 
 async def serve(
-    metrics: Metrics, host: str, port: int, ready: Callable[[], str], refresh: Callable[[], None] = _nothing
+    metrics: Metrics,
+    host: str,
+    port: int,
+    ready: Callable[[], str],
+    refresh: Callable[[], None] = _nothing,
+    access: Access = OPEN,
 ) -> MetricsServer:
     """Serve ``metrics`` over HTTP in the running loop. Raises OSError, whose text names address and key.
 
     ``ready`` returns why the daemon takes no jobs, "" when it does; ``refresh`` is called before every scrape, so that
-    gauges are read when somebody asks rather than kept current for nobody.
+    gauges are read when somebody asks rather than kept current for nobody. ``access``: see :class:`MetricsServer`.
     """
-    server = MetricsServer(metrics, ready, refresh)
+    server = MetricsServer(metrics, ready, refresh, access)
     await server.start(host, port)
     return server

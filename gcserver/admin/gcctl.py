@@ -1,8 +1,8 @@
 """The command `gcctl`: ask a daemon what it is doing, and steer it.
 
 What may live here: arguments, one call, what is printed, exit statuses. What may not: how answers look as tables
-(`tables.py`, `plan_tables.py`) or drawn (`drawing.py`), how rules are written (`plan_arguments.py`), anything the
-daemon should do itself.
+(`tables.py`, `plan_tables.py`) or drawn (`drawing.py`), how rules are written (`plan_arguments.py`), certificates
+(`gcctl_tls.py`), anything the daemon should do itself.
 
 Exit status: 0 done, 1 the daemon refused or cannot be reached, 2 the command line is wrong, 130 interrupted. Errors are
 one line on stderr; with `--json` stdout holds the answer alone.
@@ -27,7 +27,7 @@ from gcproto import admin_pb2 as pb
 from gcproto import admin_pb2_grpc as pb_grpc
 from gcproto.modes import MODES, QUALITIES
 from gcserver import __version__, values
-from gcserver.admin import convert, drawing, plan_tables, tables
+from gcserver.admin import convert, drawing, gcctl_tls, plan_tables, tables
 from gcserver.admin.plan_arguments import RULE, bandwidth, parameter, rule, rules_in_file
 
 DEFAULT_ADDRESS = "127.0.0.1:7460"
@@ -66,6 +66,7 @@ def parser() -> argparse.ArgumentParser:
         "--timeout", type=_duration, metavar="TIME",
         help="how long the daemon may take (10s; 60s where a job has to make steps or is planned for)",
     )  # fmt: skip
+    gcctl_tls.add_options(common)
     top = argparse.ArgumentParser(prog="gcctl", parents=[common], description="look at a gradcomm daemon and steer it")
     top.add_argument("--version", action="version", version=f"gcctl {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -135,9 +136,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _complain(f"GC_NODE_ADMIN: {error}", USAGE)
     call, show = _COMMANDS[options.command]
     try:
-        answer = _ask(address, call, options)
+        use = gcctl_tls.files(options, os.environ, address)
+        answer = _ask(address, use, call, options)
+    except gcctl_tls.TlsUsage as error:
+        return _complain(str(error), USAGE)
+    except gcctl_tls.TlsRefused as error:
+        return _complain(str(error), FAILED)
     except grpc.RpcError as error:
-        return _complain(_explain(error, address, options), FAILED)
+        return _complain(_explain(error, address, use, options), FAILED)
     except KeyboardInterrupt:
         return _complain("interrupted", INTERRUPTED)
     plain = convert.plain(answer)
@@ -162,20 +168,25 @@ def _complain(text: str, status: int) -> int:
     return status
 
 
-def _ask(address: str, call: Call, options: argparse.Namespace) -> Message:
+def _ask(address: str, use: gcctl_tls.Files | None, call: Call, options: argparse.Namespace) -> Message:
     # A proxy named in the environment is for the web, not for the daemon next door.
-    channel_options = [("grpc.max_receive_message_length", -1), ("grpc.enable_http_proxy", 0)]
-    with grpc.insecure_channel(address, options=channel_options) as channel:
+    settings = [("grpc.max_receive_message_length", -1), ("grpc.enable_http_proxy", 0)]
+    if use is None:
+        made = grpc.insecure_channel(address, options=settings)
+    else:
+        made = grpc.secure_channel(address, gcctl_tls.credentials(use), options=settings)
+    with made as channel:
         return call(pb_grpc.AdminServiceStub(channel), options)
 
 
-def _explain(error: Any, address: str, options: argparse.Namespace) -> str:
+def _explain(error: Any, address: str, use: gcctl_tls.Files | None, options: argparse.Namespace) -> str:
     """One line that says what to do."""
     code, details = error.code(), error.details() or ""
     if rpc_status.from_call(error) is not None:
         return details  # the daemon's own words; without a status it is gRPC that speaks
     if code is grpc.StatusCode.UNAVAILABLE:
-        return (
+        why = "" if address.startswith("unix:") else gcctl_tls.why_not(address, use)
+        return why or (
             f"no daemon answers at {address}: check that gcserver runs there (`gcserver doctor`), that its node.admin "
             "is this address, and name another by --address or GC_NODE_ADMIN"
         )

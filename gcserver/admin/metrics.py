@@ -74,6 +74,11 @@ class Metrics:
             "job",
         )
         self._audits = counter("audit", "Steps audited, as this node's workers reported them.", "job")
+        self._expires = gauge(
+            "certificate_expires_timestamp_seconds",
+            "When the certificate by which operators know this node ends, and its CA.",
+            "certificate",
+        )
         self._info = gauge("build_info", "1; what runs is in the labels.", "version", "node", "protocol")
         self._info.labels(version, node, str(protocol)).set(1)
         #: the counters :meth:`total` knows by name
@@ -138,6 +143,10 @@ class Metrics:
 
     def arena_bytes(self, job: str, value: int) -> None:
         self._arena.labels(self._job(job)).set(value)
+
+    def certificate_expires(self, certificate: Literal["node", "ca"], timestamp: float) -> None:
+        """When it ends, in seconds of Unix time; of several CAs the one that ends first."""
+        self._expires.labels(certificate).set(timestamp)
 
     def waiting(self, job: str, peers: Mapping[str, float]) -> None:
         """Who a job waits for, and for how many seconds; whom it no longer waits for disappears."""

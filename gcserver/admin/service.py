@@ -1,28 +1,25 @@
 """The gRPC service on `node.admin`: what the daemon says and does for an operator.
 
-What may live here: the server, its methods, health, reflection and how refusals become gRPC statuses. What may not: the
-answers (a `Source` gives them), field by field translation (`convert.py`).
+What may live here: the server, its methods, health and reflection. What may not: the answers (a `Source` gives them),
+field by field translation (`convert.py`), how refusals look on the wire (`statuses.py`), who may call what
+(`guard.py`).
 """
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 # gRPC's own lines on stderr ("E0000 ... add_port") say nothing that the errors below do not say better.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 import grpc
-from google.protobuf import any_pb2
-from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
-from grpc_status import rpc_status
 
 from gcproto import admin_pb2 as pb
 from gcproto import admin_pb2_grpc as pb_grpc
@@ -30,170 +27,107 @@ from gcproto.messages import MAX_BANDWIDTHS
 from gcproto.modes import STATIC
 from gcserver import values
 from gcserver.admin import convert
+from gcserver.admin.access import OPEN, Access
+from gcserver.admin.guard import Guard
+from gcserver.admin.handshakes import Handshakes
 from gcserver.admin.source import AdminError, ErrorKind, NodeState, PlanRule, Source
+from gcserver.admin.statuses import SERVICE
 
-SERVICE: Final[str] = pb.DESCRIPTOR.services_by_name["AdminService"].full_name
-_CODES: Final = {
-    ErrorKind.INVALID: code_pb2.INVALID_ARGUMENT,
-    ErrorKind.NOT_FOUND: code_pb2.NOT_FOUND,
-    ErrorKind.PRECONDITION: code_pb2.FAILED_PRECONDITION,
-    ErrorKind.UNAVAILABLE: code_pb2.UNAVAILABLE,
-    ErrorKind.DEADLINE: code_pb2.DEADLINE_EXCEEDED,
-    ErrorKind.INTERNAL: code_pb2.INTERNAL,
-}
+if TYPE_CHECKING:
+    from gcserver.admin.audit_log import AuditLog
+    from gcserver.admin.certificates import Certificates, Material
+
 #: A request is a few names; an answer lists every tensor of a job and may be longer than gRPC's 4 MiB.
 _MAX_REQUEST: Final = 64 << 10
 #: How long requests under way may take when the server stops, seconds.
 _GRACE: Final = 1.0
-log = logging.getLogger("gcserver.admin")
-T = TypeVar("T")
+#: A connection is made anew after this long at the latest, so that a CA that is no longer trusted ends what it let in.
+_MAX_AGE_MS: Final = 3_600_000
+#: and calls that are under way then may take so much longer
+_LAST_CALLS_MS: Final = 600_000
+#: kind of error that a TLS connection is counted as which led to no call
+HANDSHAKE_FAILED: Final = "admin_handshake_failed"
 
 
 class Admin(pb_grpc.AdminServiceServicer):
-    """The methods of `AdminService` over a source."""
+    """The methods of `AdminService` over a source. They raise AdminError; the guard makes a status of that."""
 
     def __init__(self, source: Source, changed: Callable[[], Awaitable[None]]) -> None:
         self._source = source
         self._changed = changed
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Any) -> pb.GetStatusResponse:
-        return await _answer(context, lambda: convert.status(self._source.node()))
+        return convert.status(self._source.node())
 
     async def ListPeers(self, request: pb.ListPeersRequest, context: Any) -> pb.ListPeersResponse:
-        return await _answer(
-            context, lambda: pb.ListPeersResponse(peers=[convert.peer(p) for p in self._source.peers()])
-        )
+        return pb.ListPeersResponse(peers=[convert.peer(p) for p in self._source.peers()])
 
     async def ListJobs(self, request: pb.ListJobsRequest, context: Any) -> pb.ListJobsResponse:
-        return await _answer(context, lambda: pb.ListJobsResponse(jobs=[convert.job(j) for j in self._source.jobs()]))
+        return pb.ListJobsResponse(jobs=[convert.job(j) for j in self._source.jobs()])
 
     async def ListTensors(self, request: pb.ListTensorsRequest, context: Any) -> pb.ListTensorsResponse:
-        async def work() -> pb.ListTensorsResponse:
-            found = await self._source.tensors(request.job, request.domain, request.pattern)
-            return pb.ListTensorsResponse(tensors=[convert.tensor(t) for t in found])
-
-        return await _answer_later(context, work())
+        found = await self._source.tensors(request.job, request.domain, request.pattern)
+        return pb.ListTensorsResponse(tensors=[convert.tensor(t) for t in found])
 
     async def SetCodec(self, request: pb.SetCodecRequest, context: Any) -> pb.SetCodecResponse:
-        async def work() -> pb.SetCodecResponse:
-            if not request.codec.strip():
-                text = 'codec: expected a spec such as "none" or "topk(ratio=0.01)", got an empty one'
-                raise AdminError(ErrorKind.INVALID, text, "codec")
-            result = await self._source.set_codec(request.job, request.pattern or "*", request.codec.strip())
-            return convert.change(result, pb.SetCodecResponse)
-
-        return await _answer_later(context, work())
+        if not request.codec.strip():
+            text = 'codec: expected a spec such as "none" or "topk(ratio=0.01)", got an empty one'
+            raise AdminError(ErrorKind.INVALID, text, "codec")
+        result = await self._source.set_codec(request.job, request.pattern or "*", request.codec.strip())
+        return convert.change(result, pb.SetCodecResponse)
 
     async def GetPlan(self, request: pb.GetPlanRequest, context: Any) -> pb.GetPlanResponse:
-        async def work() -> pb.GetPlanResponse:
-            return convert.plan(await self._source.plan(request.job, request.timeline))
-
-        return await _answer_later(context, work())
+        return convert.plan(await self._source.plan(request.job, request.timeline))
 
     async def SetPlan(self, request: pb.SetPlanRequest, context: Any) -> pb.SetPlanResponse:
-        async def work() -> pb.SetPlanResponse:
-            rules = tuple(PlanRule(r.pattern, r.codec.strip(), r.scheme) for r in request.rules)
-            by_hand = bool(rules or request.replace)
-            chosen = bool(request.mode or request.quality)
-            if not by_hand and not chosen:
-                text = "rules: expected at least one, replace to go back to the defaults, or a mode; got none"
-                raise AdminError(ErrorKind.INVALID, text, "rules")
-            if by_hand and request.mode not in ("", STATIC):
-                text = f"mode: expected {STATIC!r} together with rules, got {request.mode!r}, which makes its own"
-                raise AdminError(ErrorKind.INVALID, text, "mode")
-            # Rules first: wrong ones must not leave a changed mode behind.
-            if by_hand:
-                result = await self._source.set_plan(request.job, rules, request.replace)
-            if chosen:
-                mode = await self._source.set_mode(request.job, request.mode, request.quality)
-            return convert.change(result if by_hand else mode, pb.SetPlanResponse)
-
-        return await _answer_later(context, work())
+        rules = tuple(PlanRule(r.pattern, r.codec.strip(), r.scheme) for r in request.rules)
+        by_hand = bool(rules or request.replace)
+        chosen = bool(request.mode or request.quality)
+        if not by_hand and not chosen:
+            text = "rules: expected at least one, replace to go back to the defaults, or a mode; got none"
+            raise AdminError(ErrorKind.INVALID, text, "rules")
+        if by_hand and request.mode not in ("", STATIC):
+            text = f"mode: expected {STATIC!r} together with rules, got {request.mode!r}, which makes its own"
+            raise AdminError(ErrorKind.INVALID, text, "mode")
+        # Rules first: wrong ones must not leave a changed mode behind.
+        if by_hand:
+            result = await self._source.set_plan(request.job, rules, request.replace)
+        if chosen:
+            mode = await self._source.set_mode(request.job, request.mode, request.quality)
+        return convert.change(result if by_hand else mode, pb.SetPlanResponse)
 
     async def Replan(self, request: pb.ReplanRequest, context: Any) -> pb.ReplanResponse:
-        async def work() -> pb.ReplanResponse:
-            return convert.change(await self._source.replan(request.job), pb.ReplanResponse)
-
-        return await _answer_later(context, work())
+        return convert.change(await self._source.replan(request.job), pb.ReplanResponse)
 
     async def SetController(self, request: pb.SetControllerRequest, context: Any) -> pb.SetControllerResponse:
-        async def work() -> pb.SetControllerResponse:
-            parameters = dict(request.parameters)
-            result = await self._source.set_controller(request.job, request.controller.strip(), parameters)
-            return convert.change(result, pb.SetControllerResponse)
-
-        return await _answer_later(context, work())
+        parameters = dict(request.parameters)
+        result = await self._source.set_controller(request.job, request.controller.strip(), parameters)
+        return convert.change(result, pb.SetControllerResponse)
 
     async def GetProfile(self, request: pb.GetProfileRequest, context: Any) -> pb.GetProfileResponse:
-        async def work() -> pb.GetProfileResponse:
-            found = await self._source.profile(request.job)
-            return pb.GetProfileResponse(domains=[convert.alike(pb.DomainProfile, d) for d in found])
-
-        return await _answer_later(context, work())
+        found = await self._source.profile(request.job)
+        return pb.GetProfileResponse(domains=[convert.alike(pb.DomainProfile, d) for d in found])
 
     async def Advise(self, request: pb.AdviseRequest, context: Any) -> pb.AdviseResponse:
-        async def work() -> pb.AdviseResponse:
-            bad = [b for b in request.bandwidths if not (math.isfinite(b) and b > 0)]
-            if bad:
-                text = f"bandwidths: expected bytes a second above 0, got {bad[0]}"
-                raise AdminError(ErrorKind.INVALID, text, "bandwidths")
-            if (count := len(request.bandwidths)) > MAX_BANDWIDTHS:
-                # Each takes the planning process seconds, and plans of other jobs wait for it.
-                text = f"bandwidths: expected at most {MAX_BANDWIDTHS}, got {count}"
-                raise AdminError(ErrorKind.INVALID, text, "bandwidths")
-            found = await self._source.advise(request.job, tuple(request.bandwidths))
-            return pb.AdviseResponse(domains=[convert.alike(pb.Advice, d) for d in found])
-
-        return await _answer_later(context, work())
+        bad = [b for b in request.bandwidths if not (math.isfinite(b) and b > 0)]
+        if bad:
+            text = f"bandwidths: expected bytes a second above 0, got {bad[0]}"
+            raise AdminError(ErrorKind.INVALID, text, "bandwidths")
+        if (count := len(request.bandwidths)) > MAX_BANDWIDTHS:
+            # Each takes the planning process seconds, and plans of other jobs wait for it.
+            text = f"bandwidths: expected at most {MAX_BANDWIDTHS}, got {count}"
+            raise AdminError(ErrorKind.INVALID, text, "bandwidths")
+        found = await self._source.advise(request.job, tuple(request.bandwidths))
+        return pb.AdviseResponse(domains=[convert.alike(pb.Advice, d) for d in found])
 
     async def Drain(self, request: pb.DrainRequest, context: Any) -> pb.DrainResponse:
-        async def work() -> pb.DrainResponse:
-            timeout = request.timeout_seconds
-            if not math.isfinite(timeout) or timeout < 0:
-                text = f"timeout_seconds: expected 0 or more seconds, got {timeout}"
-                raise AdminError(ErrorKind.INVALID, text, "timeout_seconds")
-            result = await self._source.drain(timeout, request.reason)
-            await self._changed()
-            return pb.DrainResponse(message=result.message, jobs_running=result.jobs_running)
-
-        return await _answer_later(context, work())
-
-
-async def _answer(context: Any, work: Callable[[], T]) -> T:
-    async def later() -> T:
-        return work()
-
-    return await _answer_later(context, later())
-
-
-async def _answer_later(context: Any, work: Awaitable[T]) -> T:
-    """The answer, or its refusal as a status with details (google.rpc.ErrorInfo, BadRequest)."""
-    try:
-        return await work
-    except AdminError as error:
-        refused = error
-    except Exception as error:  # a defect: the operator gets a status, the daemon's log the traceback
-        log.exception("an admin request failed")
-        refused = AdminError(ErrorKind.INTERNAL, f"{type(error).__name__}: {error}; the daemon's log has the traceback")
-    status = rpc_status.to_status(rich_status(refused))
-    await context.abort(status.code, status.details, status.trailing_metadata)
-    raise AssertionError("abort returned")
-
-
-def rich_status(error: AdminError) -> status_pb2.Status:
-    """An AdminError as google.rpc.Status."""
-    info = error_details_pb2.ErrorInfo(reason=error.kind.name, domain=SERVICE)
-    if error.field:
-        info.metadata["field"] = error.field
-    details: list[Any] = [info]
-    if error.kind is ErrorKind.INVALID and error.field:
-        violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=error.message)
-        details.append(error_details_pb2.BadRequest(field_violations=[violation]))
-    packed = []
-    for detail in details:
-        packed.append(any_pb2.Any())
-        packed[-1].Pack(detail)
-    return status_pb2.Status(code=_CODES[error.kind], message=error.message, details=packed)
+        timeout = request.timeout_seconds
+        if not math.isfinite(timeout) or timeout < 0:
+            text = f"timeout_seconds: expected 0 or more seconds, got {timeout}"
+            raise AdminError(ErrorKind.INVALID, text, "timeout_seconds")
+        result = await self._source.drain(timeout, request.reason)
+        await self._changed()
+        return pb.DrainResponse(message=result.message, jobs_running=result.jobs_running)
 
 
 class Health(health.aio.HealthServicer):
@@ -218,48 +152,86 @@ class Health(health.aio.HealthServicer):
 class AdminServer:
     """A running server. ``address`` is what was bound, with the port the system chose if it was 0."""
 
-    def __init__(self, server: Any, health_service: Health, address: str) -> None:
+    def __init__(
+        self, server: Any, health_service: Health, address: str, handshakes: Handshakes, audit: AuditLog | None
+    ) -> None:
         self._server = server
         self._health = health_service
+        self._handshakes = handshakes
+        self._audit = audit
         self.address = address
+
+    def settle(self) -> None:
+        """Bring the counts up to date."""
+        self._handshakes.settle()
 
     async def stop(self) -> None:
         """Let requests under way end, then close."""
         await self._health.enter_graceful_shutdown()
         await self._server.stop(_GRACE)
+        if self._audit is not None:
+            await self._audit.close()
         if self.address.startswith("unix:"):
             Path(self.address.removeprefix("unix:")).unlink(missing_ok=True)
 
 
-async def serve(source: Source, address: str) -> AdminServer:
-    """Serve `source` on ``host:port`` or ``unix:/path`` in the running loop. Raises OSError, whose text is all."""
+async def serve(source: Source, address: str, access: Access = OPEN) -> AdminServer:
+    """Serve `source` on ``host:port`` or ``unix:/path`` in the running loop. Raises OSError, whose text is all.
+
+    A Unix socket is served without TLS, whatever certificates there are: its mode says who may connect.
+    """
+    path = Path(address.removeprefix("unix:")) if address.startswith("unix:") else None
+    certificates = access.certificates if path is None else None
+    handshakes = Handshakes(lambda: access.count(HANDSHAKE_FAILED))
     server = grpc.aio.server(
+        interceptors=(Guard(certificates is not None, access.audit, access.count, handshakes),),
         options=[
             # without this a second daemon would share the port and take half of the requests
             ("grpc.so_reuseport", 0),
             ("grpc.max_receive_message_length", _MAX_REQUEST),
             ("grpc.max_send_message_length", -1),
-        ]
+            ("grpc.max_connection_age_ms", _MAX_AGE_MS),
+            ("grpc.max_connection_age_grace_ms", _LAST_CALLS_MS),
+        ],
     )
     health_service = Health(source)
     await health_service.refresh()
     pb_grpc.add_AdminServiceServicer_to_server(Admin(source, health_service.refresh), server)
     health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
     reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
-    path = Path(address.removeprefix("unix:")) if address.startswith("unix:") else None
     try:
-        port = _bind(server, address, path)
+        port = _bind(server, address, path, _credentials(certificates, handshakes) if certificates else None)
     except OSError:
         await server.stop(None)
         raise
     await server.start()
-    if path is not None:
-        path.chmod(0o600)
-        return AdminServer(server, health_service, address)
-    return AdminServer(server, health_service, f"{address.rpartition(':')[0]}:{port}")
+    if path is None:
+        address = f"{address.rpartition(':')[0]}:{port}"
+    return AdminServer(server, health_service, address, handshakes, access.audit)
 
 
-def _bind(server: Any, address: str, path: Path | None) -> int:
+def _credentials(certificates: Certificates, handshakes: Handshakes) -> Any:
+    """mTLS with whatever certificates are newest when a connection begins."""
+    used = certificates.current()
+
+    def newest() -> Any:
+        nonlocal used
+        handshakes.began()
+        found = certificates.current()
+        if found is used:
+            return None  # gRPC goes on with what it has
+        used = found
+        return _configuration(found)
+
+    return grpc.dynamic_ssl_server_credentials(_configuration(used), newest, require_client_authentication=True)
+
+
+def _configuration(material: Material) -> Any:
+    pair = (material.key_pem, material.certificate_pem)
+    return grpc.ssl_server_certificate_configuration([pair], root_certificates=material.ca_pem)
+
+
+def _bind(server: Any, address: str, path: Path | None, credentials: Any) -> int:
     if path is not None:
         _clear(path)
     elif address.rpartition(":")[2] != "0":
@@ -267,11 +239,17 @@ def _bind(server: Any, address: str, path: Path | None) -> int:
             values.read_endpoint(address)  # gRPC would take port 99999 modulo 65536
         except ValueError as error:
             raise OSError(f"node.admin: {error}; got {address!r}") from None
+    before = os.umask(0o177)  # a Unix socket is nobody else's from its first moment on
     try:
-        port: int = server.add_insecure_port(address)
+        if credentials is not None:
+            port: int = server.add_secure_port(address, credentials)
+        else:
+            port = server.add_insecure_port(address)
         return port
     except RuntimeError as error:
         raise _why(address, error) from None
+    finally:
+        os.umask(before)
 
 
 def _clear(path: Path) -> None:

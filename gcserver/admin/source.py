@@ -81,7 +81,8 @@ class NodeStatus:
 
 @dataclass(frozen=True, slots=True)
 class PeerStatus:
-    """Another node as this one sees it. ``last_heard`` and ``rtt`` are None before the first time."""
+    """Another node as this one sees it. ``last_heard`` and ``rtt`` are None before the first time; ``encrypted``: each
+    knows the other by its key."""
 
     name: str
     address: str
@@ -94,6 +95,7 @@ class PeerStatus:
     bytes_out: int = 0
     frames_resent: int = 0
     frames_corrupt: int = 0
+    encrypted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +253,7 @@ class DrainResult:
 
 
 class ErrorKind(enum.StrEnum):
-    """Why a request was refused; each has its gRPC status in `service.py`."""
+    """Why a request was refused; each has its gRPC status in `statuses.py`."""
 
     INVALID = "invalid"  # the request itself is wrong: a spec that does not parse
     NOT_FOUND = "not_found"  # no such job, domain or tensor here
@@ -259,6 +261,8 @@ class ErrorKind(enum.StrEnum):
     UNAVAILABLE = "unavailable"  # a peer or lane that is needed does not answer
     DEADLINE = "deadline"  # it did not happen in time
     INTERNAL = "internal"  # a defect of ours
+    DENIED = "denied"  # right, but not for who asks: another role is needed
+    UNAUTHENTICATED = "unauthenticated"  # who asks cannot be told, or no longer
 
 
 class AdminError(Exception):

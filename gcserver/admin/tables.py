@@ -70,13 +70,15 @@ def peers(answer: dict[str, Any]) -> str:
         (
             p["name"], p["address"], p["state"], since(p["last_heard_seconds"], "{} ago".format),
             since(p["rtt_seconds"], str), human_size(p["bytes_in"]), human_size(p["bytes_out"]), p["frames_resent"],
-            p["frames_corrupt"], p["reason"],
+            p["frames_corrupt"], "yes" if p["encrypted"] else "no", p["reason"],
         )
         for p in answer["peers"]
     ]  # fmt: skip
     if not rows:
         return "no peers"
-    return table(("PEER", "ADDRESS", "STATE", "HEARD", "RTT", "IN", "OUT", "RESENT", "CORRUPT", "REASON"), rows)
+    return table(
+        ("PEER", "ADDRESS", "STATE", "HEARD", "RTT", "IN", "OUT", "RESENT", "CORRUPT", "ENCRYPTED", "REASON"), rows
+    )
 
 
 def jobs(answer: dict[str, Any]) -> str:

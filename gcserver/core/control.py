@@ -29,6 +29,7 @@ from gcserver.core.control_events import (
     LaneSaid,
     LaneUp,
     Log,
+    ProbeLink,
     SetPlan,
     Tell,
     ToLane,
@@ -37,10 +38,11 @@ from gcserver.core.control_events import (
 )
 from gcserver.core.effects import ReportClosed, ReportFault, ReportLink, ReportStep, ReportWaiting
 from gcserver.core.events import CodecChoice, DomainClosed, FrameDamaged, FrameReceived, PeerAdded, PeerReset, Tick
-from gcserver.core.gathering import Formation, Gathering, fault_without_job, unknown_job, why_unusable
+from gcserver.core.gathering import Formation, Gathering, fault_without_job, misfit, unknown_job, why_unusable
 from gcserver.core.job import Job, abroad, any_controller, any_plan
 from gcserver.core.link import Link
 from gcserver.core.peers import Peers, PeerUp
+from gcserver.core.restoring import damage
 
 #: In JobLeft of a job: an answer, which needs none.
 ANSWER = 1
@@ -142,9 +144,8 @@ class ControlMachine:
             hello = self.config.hello
             self.out.append(Tell(e.connection, messages.IAm(hello.node, hello.address, hello.lanes)))
         elif isinstance(m, Register):
-            if self.draining:
-                why = f"this daemon takes no new jobs: {self.draining}"
-                self.out.append(fault_without_job(e.connection, "Draining", why))
+            if why := self.draining:
+                self.out.append(fault_without_job(e.connection, "Draining", f"this daemon takes no new jobs: {why}"))
             else:
                 self.formation.register(e.connection, m, now)
         elif isinstance(m, messages.Reattach):
@@ -207,8 +208,7 @@ class ControlMachine:
         return Job(record, hello.node, hello.lanes, self.resolve, self.no_controller, self.no_room)
 
     def _reattach(self, connection: Connection, m: messages.Reattach) -> None:
-        job = self.jobs.get(m.job)
-        if job is None and m.job in self.failed:
+        if (job := self.jobs.get(m.job)) is None and m.job in self.failed:
             self.out.append(Tell(connection, self.failed[m.job]))
             return
         if job is None or m.rank not in job.workers:
@@ -225,8 +225,7 @@ class ControlMachine:
     def _on_worker_gone(self, e: WorkerGone, now: float) -> None:
         self.formation.worker_gone(e.connection)
         job_id, rank = self.connections.pop(e.connection, (b"", -1))
-        job = self.jobs.get(job_id)
-        if job is None or job.workers.get(rank) != e.connection:
+        if (job := self.jobs.get(job_id)) is None or job.workers.get(rank) != e.connection:
             return
         if job.ended is None:
             self.out.extend(
@@ -256,7 +255,7 @@ class ControlMachine:
     # ------------------------------------------------------------------------------- peers' messages
     def _on_control(self, node: str, m: messages.Control) -> None:
         if isinstance(m, JobJoin):
-            self.formation.on_join(m)
+            self.formation.on_peer_join(node, m)
         elif isinstance(m, JobLeft):
             self._on_left(node, m)
         elif isinstance(m, JoinRefusal):
@@ -273,11 +272,12 @@ class ControlMachine:
             del self.early[:-MAX_EARLY]
 
     def _on_record(self, node: str, m: EpochDecided) -> None:
-        me = self.config.hello.node
-        if (job := self.jobs.get(m.job)) is not None:
+        me, job = self.config.hello.node, self.jobs.get(m.job)
+        bad = misfit(m) if job is not None else why_unusable(m, self.config, self.resolve, self.no_controller)
+        if job is not None and bad is None:
             self.out.extend(epochs.on_record(job, node, m))
             return
-        if (bad := why_unusable(m, self.config, self.resolve, self.no_controller)) is not None:
+        if bad is not None:
             self.formation.refuse_record(node, m, *bad)
             return
         self._form(m)
@@ -334,8 +334,7 @@ class ControlMachine:
             what = "no such job" if not matching else "more than one job matches"
             self.out.append(AnswerRequest(e.request, error=f"{what}: {e.job!r}; jobs here: {have}"))
             return
-        number = wish_number(self.config.incarnation, e.request)
-        self.out.extend(job_plans.set_plan(matching[0], number, e))
+        self.out.extend(job_plans.set_plan(matching[0], wish_number(self.config.incarnation, e.request), e))
 
     def _on_drain(self, e: DrainAsked, now: float) -> None:
         self.draining = e.reason or "draining"
@@ -347,7 +346,12 @@ class ControlMachine:
             self.out.append(Drained())
 
     def _on_restored(self, e: JobRestored, now: float) -> None:
-        job = self._job(e.memory.record)
+        record = e.memory.record
+        if why := damage(e.memory, e.ledgers, self.config.hello.node):
+            text = f"the memory of job {record.label!r} cannot be used and is dropped: {why}"
+            self.out += (Log("error", text), ForgetJob(record.job))
+            return
+        job = self._job(record)
         job.restore(e.memory, e.ledgers)
         for rank in e.memory.ranks:
             job.workers[rank] = None
@@ -390,6 +394,7 @@ _HANDLERS: dict[type, Callable[[ControlMachine, Any, float], None]] = {
     EpochWon: ControlMachine._on_epoch_won,
     ArbiterSilent: ControlMachine._on_arbiter_silent,
     SetPlan: ControlMachine._on_set_plan,
+    ProbeLink: lambda machine, e, now: machine.peers.on_probe(e, now),
     DrainAsked: ControlMachine._on_drain,
     JobRestored: ControlMachine._on_restored,
     Tick: ControlMachine._on_tick,

@@ -111,6 +111,14 @@ class SetPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class ProbeLink:
+    """Measure the link to ``peer`` (a name) by a heartbeat with ``pad``; the link's ``probe`` says what it took."""
+
+    peer: str
+    pad: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class DrainAsked:
     """Take no new jobs; say Drained when the last one has left."""
 
@@ -161,6 +169,7 @@ ControlEvent = (
     | EpochWon
     | ArbiterSilent
     | SetPlan
+    | ProbeLink
     | DrainAsked
     | JobRestored
     | PeerAdded

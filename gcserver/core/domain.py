@@ -70,6 +70,11 @@ class Domain:
     end: int = 0
     faulted: bool = False
     waiting_said: bool = False
+    #: node -> member index: asked for with every frame
+    index: dict[int, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.index = {m.node: i for i, m in enumerate(self.config.members)}
 
     # ------------------------------------------------------------------- what members must agree on
     def mismatch(self, step: int, name: str) -> None:

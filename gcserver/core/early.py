@@ -11,6 +11,11 @@ from dataclasses import dataclass, field
 
 from gcserver.core.events import DomainKey, FrameReceived, Pushed
 
+#: So many frames, or bytes of payload, are kept of domains that nobody has opened here. What members send before that
+#: is bounded by their credit; this is for those that do not keep to it.
+MAX_FRAMES = 1 << 16
+MAX_BYTES = 1 << 30
+
 
 @dataclass(slots=True)
 class Early:
@@ -18,15 +23,29 @@ class Early:
 
     frames: dict[DomainKey, list[tuple[float, FrameReceived]]] = field(default_factory=dict)
     pushes: dict[DomainKey, list[Pushed]] = field(default_factory=dict)
+    count: int = 0
+    nbytes: int = 0
+
+    @property
+    def full(self) -> bool:
+        return self.count >= MAX_FRAMES or self.nbytes >= MAX_BYTES
 
     def keep_frame(self, domain: DomainKey, e: FrameReceived, now: float) -> None:
         self.frames.setdefault(domain, []).append((now, e))
+        self._counted(e, 1)
+
+    def _counted(self, e: FrameReceived, times: int) -> None:
+        self.count += times
+        self.nbytes += times * e.header.payload_bytes
 
     def keep_push(self, e: Pushed) -> None:
         self.pushes.setdefault(e.domain, []).append(e)
 
     def take_frames(self, domain: DomainKey) -> list[FrameReceived]:
-        return [frame for _, frame in self.frames.pop(domain, [])]
+        taken = [frame for _, frame in self.frames.pop(domain, [])]
+        for frame in taken:
+            self._counted(frame, -1)
+        return taken
 
     def take_pushes(self, domain: DomainKey) -> list[Pushed]:
         return self.pushes.pop(domain, [])
@@ -41,4 +60,6 @@ class Early:
                 self.frames[domain] = keep
             else:
                 del self.frames[domain]
+        for frame in out:
+            self._counted(frame, -1)
         return out

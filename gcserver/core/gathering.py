@@ -13,19 +13,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import inf
 
 from gcproto import messages, modes, wire
 from gcproto.manifest import PAGE
 from gcproto.messages import EpochDecided, Fault, JobJoin, JobLeft, JoinRefusal, MemberInfo, Register, Waiting
 from gcserver.core.control_config import ControlConfig
 from gcserver.core.control_events import Arbitrate, Connection, ControlEffect, Log, Tell
+from gcserver.core.effects import Count
 from gcserver.core.events import CodecChoice
 from gcserver.core.peers import Peers
 from gcserver.core.plan import unusable
 
 JOB_BYTES = len(wire.NO_JOB)
+#: An epoch has 32 bits in a frame header; a partition travels in one frame.
+MAX_EPOCH = 2**32 - 1
+MAX_PARTITION = 1 << 31
 #: What to do when ranks and sizes do not fit together.
 CHECK_RANKS = "check RANK, WORLD_SIZE and LOCAL_RANK on every machine"
+CHECK_TOKEN = "give all workers of the job the same GC_JOB_TOKEN, and concurrent jobs different names (GC_JOB)"
 #: A worker that waits is told what for after this long, then again as often, seconds.
 SAY_WAITING = 2.0
 
@@ -56,6 +62,7 @@ class Gathering:
     since: float
     world_size: int
     local_size: int
+    token: bytes = b""
     workers: dict[int, tuple[Connection, Register]] = field(default_factory=dict)
     said: float = 0.0
 
@@ -68,23 +75,40 @@ class Gathering:
         return MemberInfo(hello.node, hello.address, ranks)
 
 
+def misfit(m: EpochDecided) -> tuple[str, str] | None:
+    """(kind, why) a job's record is none that any node can have decided, or None."""
+    everyone = [member for members in (m.members, *m.lost) for member in members]
+    ranks = [r for member in everyone for r in member.ranks]
+    whole = sorted(ranks) == list(range(m.world_size)) if m.world_size == len(ranks) else False
+    names = {member.node for member in everyone}
+    fitting = len(m.members) == len(m.nonces) and len(everyone) == len(names)
+    if not fitting or not whole or any(not member.ranks for member in everyone):
+        return "JoinRefused", (
+            f"the record of job {m.label!r} does not fit together: {len(m.members)} members, {len(m.nonces)} "
+            f"nonces, {len(ranks)} ranks of {m.world_size}"
+        )
+    if len(m.job) != JOB_BYTES or not 0 < m.partition_bytes <= MAX_PARTITION or m.partition_bytes % PAGE:
+        return "JoinRefused", (
+            f"the record of job {m.label!r} has a number of {len(m.job)} bytes and partitions of "
+            f"{m.partition_bytes}; expected {JOB_BYTES} and a positive multiple of {PAGE} up to {MAX_PARTITION}"
+        )
+    if not 0 < m.epoch <= MAX_EPOCH or m.min_compress_bytes < 0 or not 0 < m.deadline < inf:
+        return "JoinRefused", (
+            f"the record of job {m.label!r} has epoch {m.epoch}, min_compress_bytes {m.min_compress_bytes} and "
+            f"deadline {m.deadline}; expected 1..{MAX_EPOCH}, 0 or more bytes and a time"
+        )
+    if any(not 0 <= s.committed <= s.settled or s.epoch > m.epoch for s in m.starts):
+        return "JoinRefused", f"the record of job {m.label!r} has epoch {m.epoch} begin where none can: {m.starts}"
+    return None
+
+
 def why_unusable(
     m: EpochDecided, config: ControlConfig, resolve: Callable[[str], CodecChoice], no_controller: Callable[[str], str]
 ) -> tuple[str, str] | None:
     """(kind, why) a peer's record cannot be followed on this node, or None."""
     node = config.hello.node
-    ranks = [r for member in m.origin for r in member.ranks]
-    whole = sorted(ranks) == list(range(m.world_size)) if m.world_size == len(ranks) else False
-    if len(m.members) != len(m.nonces) or not whole or any(not member.ranks for member in m.members):
-        return "JoinRefused", (
-            f"the record of job {m.label!r} does not fit together: {len(m.members)} members, {len(m.nonces)} "
-            f"nonces, {len(ranks)} ranks of {m.world_size}"
-        )
-    if len(m.job) != JOB_BYTES or m.partition_bytes <= 0 or m.partition_bytes % PAGE:
-        return "JoinRefused", (
-            f"the record of job {m.label!r} has a number of {len(m.job)} bytes and partitions of "
-            f"{m.partition_bytes}; expected {JOB_BYTES} and a positive multiple of {PAGE}"
-        )
+    if wrong := misfit(m):
+        return wrong
     if all(member.node != node for member in m.members):
         return None
     if bad := unusable(m.rules, resolve):
@@ -128,16 +152,27 @@ class Formation:
         if why := self.config.no_policy(m.on_loss or self.config.on_loss):
             self._refuse(connection, "JoinRefused", why, "leave on_loss out, or set cluster.etcd on every node")
             return
+        if not 0 <= m.deadline < inf:
+            why = f"a deadline of {m.deadline} s: expected a finite time, or 0 for the daemon's"
+            self._refuse(connection, "JoinRefused", why, "correct the deadline (GC_JOB_DEADLINE)")
+            return
         if why := modes.unknown(m.plan, m.quality):
             self._refuse(connection, "JoinRefused", why, "correct plan or quality (GC_PLAN, GC_QUALITY)")
             return
         for name, address in m.peers:
             self.peers.meet(name, address)
         g = self.gatherings.get(m.label)
+        if g is not None and g.token != m.token:
+            # Those who are here go on: whoever knows no more than the name must not be able to disturb them.
+            self.out.append(Count("tokens_refused"))
+            why = f"workers with another token wait on {self.config.hello.node} for a job named {m.label!r}"
+            self._refuse(connection, "NotAuthorised", why, CHECK_TOKEN)
+            return
         if g is None or (g.world_size, g.local_size) != (m.world_size, m.local_size):
             self._dissolve(g)
             self.nonces += 1
-            g = Gathering(m.label, self.config.incarnation + self.nonces, now, m.world_size, m.local_size, said=now)
+            nonce = self.config.incarnation + self.nonces
+            g = Gathering(m.label, nonce, now, m.world_size, m.local_size, m.token, said=now)
             self.gatherings[m.label] = g
         before = g.workers.get(m.local_rank)
         if before is not None and before[0] != connection:
@@ -180,7 +215,7 @@ class Formation:
                 )
 
     def _join(self, g: Gathering) -> JobJoin:
-        return JobJoin(g.label, g.world_size, g.member(self.config.hello), g.nonce)
+        return JobJoin(g.label, g.world_size, g.member(self.config.hello), g.nonce, g.token)
 
     # ----------------------------------------------------------------------------------------- peers
     def peer_up(self, name: str) -> None:
@@ -188,6 +223,13 @@ class Formation:
         for g in self.gatherings.values():
             if g.complete:
                 self.peers.send(name, self._join(g))
+
+    def on_peer_join(self, node: str, join: JobJoin) -> None:
+        """A node speaks for its own workers only."""
+        if join.member.node == node:
+            self.on_join(join)
+        else:
+            self.out.append(Count("frames_forged", wire.node_id(node)))
 
     def on_join(self, join: JobJoin) -> None:
         """A node is ready. The node of rank 0 proposes the epoch once all ranks are covered."""
@@ -200,6 +242,8 @@ class Formation:
         first = next((r for _, r in g.workers.values() if r.rank == 0), None) if g is not None else None
         if g is None or first is None or not g.complete:
             return
+        for stranger in [j for j in joins.values() if j.token != g.token]:
+            self._refuse_token(stranger)
         chosen = [j for j in joins.values() if j.world_size == g.world_size]
         ranks = [r for j in chosen for r in j.member.ranks]
         if len(ranks) < g.world_size:
@@ -234,6 +278,14 @@ class Formation:
         self.peers.tell_all(refusal)
         self._end_gathering(g, "JoinRefused", why, advice)
 
+    def _refuse_token(self, join: JobJoin) -> None:
+        """Workers elsewhere that go by the name of a job here and do not have its token."""
+        node = join.member.node
+        self.out.append(Count("tokens_refused", wire.node_id(node)))
+        self._unjoin(join.label, node)
+        why = f"the token of the workers on {node} is not that of job {join.label!r}"
+        self.peers.tell_all(JoinRefusal(join.label, ((node, join.nonce),), why, "NotAuthorised"))
+
     def _end_gathering(self, g: Gathering, kind: str, why: str, advice: str) -> None:
         self.gatherings.pop(g.label, None)
         self._unjoin(g.label, self.config.hello.node)
@@ -247,7 +299,8 @@ class Formation:
                 self._unjoin(m.label, name)
         g = self.gatherings.get(m.label)
         if g is not None and (self.config.hello.node, g.nonce) in m.gatherings:
-            self._end_gathering(g, "JoinRefused", f"{node}: {m.reason}", CHECK_RANKS)
+            advice = CHECK_TOKEN if m.kind == "NotAuthorised" else CHECK_RANKS
+            self._end_gathering(g, m.kind, f"{node}: {m.reason}", advice)
 
     def on_left(self, node: str, m: JobLeft) -> None:
         """A gathering elsewhere lost a worker: its join must not be used."""

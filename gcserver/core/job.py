@@ -190,7 +190,16 @@ class Job:
         r = self.record
         lost = tuple(m.node for gone in r.lost for m in gone)
         return Registered(
-            self.id, r.epoch, self.node, r.origin, (), r.partition_bytes, r.deadline, r.mode, lost, self.commits
+            self.id,
+            r.epoch,
+            self.node,
+            r.origin,
+            (),
+            r.partition_bytes,
+            r.deadline,
+            r.mode,
+            lost=lost,
+            commits=self.commits,
         )
 
     # ---------------------------------------------------------------------------------------- memory

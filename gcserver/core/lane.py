@@ -70,6 +70,8 @@ class LaneMachine:
     config: LaneConfig
     links: dict[int, Link] = field(default_factory=dict)
     outboxes: dict[int, Outbox] = field(default_factory=dict)
+    #: peers whose outbox is not empty; few of many, and asked for after every event
+    waiting: set[int] = field(default_factory=set)
     domains: dict[DomainKey, Domain] = field(default_factory=dict)
     early: Early = field(default_factory=Early)
     #: jobs that ended here; their late frames are dropped at once
@@ -83,10 +85,8 @@ class LaneMachine:
             if domain.out:
                 out += domain.out
                 domain.out = []
-        for outbox in self.outboxes.values():
-            if outbox.heaps:
-                self._pump()
-                break
+        if self.waiting:
+            self._pump()
         # Workers hear last: whatever they do next finds everything logged.
         for domain in self.domains.values():
             if domain.notices:
@@ -100,7 +100,7 @@ class LaneMachine:
             return
         link = Link(self.config.node, self.config.incarnation, e.node, e.name, self.config.credit, heard=now)
         self.links[e.node] = link
-        self.outboxes[e.node] = Outbox()
+        self.outboxes[e.node] = Outbox(len(self.outboxes))
         self.out.append(link.hello(self.config.hello))
 
     def _on_peer_reset(self, e: PeerReset, now: float) -> None:
@@ -157,7 +157,9 @@ class LaneMachine:
         link = self.links.get(h.sender)
         if link is None:
             self._drop(e, known=False)
-            self.out.append(Count("frames_unknown_sender"))
+            # A peer that heard of this node before this node heard of it; it says hello again until it is answered.
+            if h.type is not FrameType.HELLO:
+                self.out.append(Count("frames_unknown_sender"))
             return
         if h.type is FrameType.HELLO:
             self._on_hello(link, h, e.body, now)
@@ -173,6 +175,10 @@ class LaneMachine:
             link.on_beat(e.body, now, self.out.append)
         elif h.type is FrameType.NACK:
             self.out.extend(link.on_nack(e.body))
+        elif h.type is FrameType.DATA and self.early.full and (h.job, h.domain) not in self.domains:
+            # Not taken, so that it is sent again: what nobody here knows of must not fill memory.
+            self._drop(e, known=False)
+            self.out.append(Count("frames_refused", link.peer))
         elif not link.accept(h, self.out.append):
             self._drop(e, known=False)
         elif h.type is FrameType.FILLER:
@@ -201,7 +207,7 @@ class LaneMachine:
         if domain is None or domain.early(h):
             self.early.keep_frame(key, e, now)
             return
-        member = next((i for i, m in enumerate(domain.config.members) if m.node == h.sender), None)
+        member = domain.index.get(h.sender)
         if member is None or h.epoch != domain.config.epoch:
             self._drop(e)
             self.out.append(Count("frames_stale", h.sender))
@@ -270,7 +276,7 @@ class LaneMachine:
                 outbox.heaps.pop(c.id, None)
         outward = Outward(
             send=self._send,
-            queue=lambda peer, step, key: self.outboxes[peer].add(c.id, step, key),
+            queue=lambda peer, step, key: self._queue(peer, c.id, step, key),
             take=lambda peer, nbytes, life: self._take(c.id, peer, nbytes, life),
         )
         self.domains[c.id] = opening.open_domain(e, outward, self.config.hello.lane, self.config.incarnation)
@@ -299,12 +305,14 @@ class LaneMachine:
         if link is not None and link.theirs == life and domain[0] not in self.ended:
             self.out.extend(link.take(domain, nbytes))
 
+    def _queue(self, peer: int, domain: DomainKey, step: int, key: int) -> None:
+        self.outboxes[peer].add(domain, step, key)
+        self.waiting.add(peer)
+
     def _pump(self) -> None:
-        """Send waiting contributions as far as credit allows."""
-        for peer, outbox in self.outboxes.items():
-            if not outbox.heaps:
-                continue
-            link = self.links[peer]
+        """Send waiting contributions as far as credit allows; to peers in the order in which they were added."""
+        for peer in sorted(self.waiting, key=lambda p: self.outboxes[p].turn):
+            link, outbox = self.links[peer], self.outboxes[peer]
             blocked: set[DomainKey] = set()
             while link.up and (head := outbox.peek(blocked)) is not None:
                 key, step, block = head
@@ -319,6 +327,8 @@ class LaneMachine:
                     continue
                 outbox.pop(key)
                 self.out.append(link.send(header, handle, wanted=wanted))
+            if not outbox.heaps:
+                self.waiting.discard(peer)
 
     def _on_section(self, e: SectionOpened, now: float) -> None:
         domain = self.domains.get(e.domain)

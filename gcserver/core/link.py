@@ -35,13 +35,14 @@ from gcserver.core.events import DomainKey, Handle
 DEFAULT_CREDIT = 32 << 20
 #: A receiver that has returned this share of the credit without saying so says so at once.
 CREDIT_NOTICE = 4
-MAX_NACK = 1024
 #: Numbers further ahead than this are not believed.
 MAX_AHEAD = 1 << 20
 #: So many frames with damaged headers in a row, and none good between them, fault what the link serves.
 MAX_BLIND = 8
 #: Weight of a new round trip in the smoothed one (RFC 6298).
 SMOOTHING = 0.125
+#: A probe whose echo has not come after so many seconds is given up.
+PROBE_PATIENCE = 30.0
 #: At most one HELLO in answer to a burst of frames of a wrong life, seconds.
 HELLO_PAUSE = 0.05
 
@@ -61,6 +62,16 @@ class Sent:
     handle: Handle | None
     body: bytes
     wanted: Callable[[], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """A heartbeat of ``nbytes`` more bytes than usual, sent at ``sent`` on our clock; ``trip``: its round trip, s, None
+    until it is back."""
+
+    sent: float
+    nbytes: int
+    trip: float | None = None
 
 
 def _always() -> bool:
@@ -100,6 +111,8 @@ class Link:
     their_clock_at: float = 0.0
     #: smoothed round trip of heartbeats, seconds; None before the first
     rtt: float | None = None
+    #: our clock when the newest probe (a padded heartbeat) left, its bytes, and its round trip once that is known, s
+    probe: Probe | None = None
 
     @property
     def up(self) -> bool:
@@ -124,12 +137,19 @@ class Link:
     def refuse(self, reason: str) -> Send:
         return self._unnumbered(FrameType.REFUSE, packed.encode(messages.Refuse(reason)))
 
-    def heartbeat(self, closed: tuple[tuple[bytes, int, int, int], ...] = (), now: float = 0.0) -> Send:
-        """``now``: with it the heartbeat takes part in measuring the round trip."""
+    def heartbeat(
+        self, closed: tuple[tuple[bytes, int, int, int], ...] = (), now: float = 0.0, pad: bytes = b""
+    ) -> Send:
+        """``now``: with it the heartbeat takes part in measuring the round trip. ``pad``: it is a probe of the link."""
+        if pad:
+            self.probe = Probe(now, len(pad))
+        elif self.probe is not None and self.probe.trip is None and now - self.probe.sent < PROBE_PATIENCE:
+            # The peer echoes the newest clock it heard, which has to be the probe's until that is back.
+            now = 0.0
         self.untold.clear()
         credits = tuple((job, domain, total) for (job, domain), total in self.taken.items())
         held = now - self.their_clock_at if now and self.their_clock else 0.0
-        beat = messages.Beat(self.next_seq - 1, closed, credits, now, self.their_clock if now else 0.0, held)
+        beat = messages.Beat(self.next_seq - 1, closed, credits, now, self.their_clock if now else 0.0, held, pad)
         return self._unnumbered(FrameType.HEARTBEAT, packed.encode(beat))
 
     def send(
@@ -206,7 +226,7 @@ class Link:
     # ---------------------------------------------------------------------------------- receiving
     def missing(self) -> tuple[int, ...]:
         gap = (s for s in range(self.received + 1, self.highest + 1) if s not in self.ahead)
-        return tuple(islice(gap, MAX_NACK))
+        return tuple(islice(gap, messages.MAX_NACK))
 
     def nack(self) -> list[LinkEffect]:
         missing = self.missing()
@@ -231,7 +251,7 @@ class Link:
         self.ahead.clear()
         self.damaged.clear()
         self.blind = 0
-        self.their_clock, self.rtt = 0.0, None
+        self.their_clock, self.rtt, self.probe = 0.0, None, None
         for book in (self.spent, self.returned, self.taken, self.untold):
             book.clear()
         out: list[LinkEffect] = [] if first else [Reconnect(self.peer)]
@@ -312,11 +332,17 @@ class Link:
         self.their_clock, self.their_clock_at = beat.sent, now
         trip = now - beat.echo - beat.held
         # What an earlier life of ours said, or rubbish, gives no time that can have passed.
-        if beat.echo and 0.0 <= trip <= now - beat.echo:
+        if not (beat.echo and 0.0 <= trip <= now - beat.echo):
+            return
+        if self.probe is not None and beat.echo == self.probe.sent:
+            if self.probe.trip is None:
+                self.probe = Probe(self.probe.sent, self.probe.nbytes, trip)
+        else:
             self.rtt = trip if self.rtt is None else self.rtt + SMOOTHING * (trip - self.rtt)
 
     def on_nack(self, body: bytes) -> list[LinkEffect]:
-        return self._resend(list(_nack(body).missing))
+        # Each once, however often it is named.
+        return self._resend(list(dict.fromkeys(_nack(body).missing)))
 
     def on_damaged(self, h: Header | None, out: Sink) -> bool:
         """A frame of this link failed its digest. Asks again; True when the same frame failed a second time.

@@ -18,8 +18,9 @@ from gcserver.core.events import DomainKey
 
 @dataclass(slots=True)
 class Outbox:
-    """Waiting contributions towards one peer."""
+    """Waiting contributions towards one peer. ``turn``: its place among the peers."""
 
+    turn: int
     heaps: dict[DomainKey, list[tuple[int, int]]] = field(default_factory=dict)
 
     def add(self, domain: DomainKey, step: int, key: int) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from gcproto import messages, packed, wire
 from gcproto.wire import FrameType, Header
 from gcserver.core.control_config import ControlConfig
-from gcserver.core.control_events import ControlEffect, KnowPeer, Log
+from gcserver.core.control_events import ControlEffect, KnowPeer, Log, ProbeLink
 from gcserver.core.effects import Count, ReportLink
 from gcserver.core.events import FrameDamaged, FrameReceived, PeerAdded, PeerReset
 from gcserver.core.link import Link
@@ -61,6 +61,12 @@ class Peers:
         link = self.links.get(e.peer)
         if link is not None and link.up:
             self.out.append(link.heartbeat())
+
+    def on_probe(self, e: ProbeLink, now: float) -> None:
+        """Measure the link to a peer by what a padded heartbeat takes; nothing while the peer is away."""
+        link = self.link(e.peer)
+        if link is not None and link.up and link.knows_us:
+            self.out.append(link.heartbeat((), now, e.pad))
 
     def send(self, node: str, message: messages.Control) -> None:
         """One control message. Lost if the link is down: what matters is said again when it comes up."""
@@ -152,7 +158,9 @@ class Peers:
             again = link.theirs != 0
             self.out.extend(e for e in link.adopt(h.incarnation, now) if not isinstance(e, ReportLink))
             self.out.append(link.hello(self.config.hello))
-            self.out.append(Log("info", f"peer {link.name} is {'back' if again else 'up'}"))
+            ours = self.config.hello.version
+            other = f" with release {hello.version}; this is {ours}" if hello.version != ours else ""
+            self.out.append(Log("info", f"peer {link.name} is {'back' if again else 'up'}{other}"))
         elif h.to_incarnation != self.config.incarnation:
             self.out.append(link.hello(self.config.hello))
         link.heard = now

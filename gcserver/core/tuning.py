@@ -37,11 +37,13 @@ def decided(choice: Choice, tuned: tuple[int, int]) -> tuple[int, int]:
 
 def own(choice: Choice, decision: Decision, segments: int) -> Levels:
     """What this node encodes a block of so many segments at."""
-    if decision.level:
-        return _tuned(choice, decision.level, segments)
+    # What was logged is read back after a restart: never beyond what there is.
+    notch, level = decided(choice, (decision.notch, decision.level))
+    if level:
+        return _tuned(choice, level, segments)
     if not choice.levels:
         return (), choice.codec.level
-    return choice.levels[decision.notch], choice.grades[decision.notch]
+    return choice.levels[notch], choice.grades[notch]
 
 
 def owners(choice: Choice, grade: int, segments: int) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ import msgspec
 from gcproto.dtypes import DType
 from gcproto.modes import QUALITIES
 from gcproto.rates import say_rate
-from gcserver.planner.auto import Proposal, Wish, compose, worth
+from gcserver.planner.auto import Proposal, Wish, compose, informed, worth
 from gcserver.planner.families import CASTS, DENSE
 from gcserver.planner.live_layout import placed
 from gcserver.planner.profile import CodecCost, LinkCost, Profile, ProfiledTensor, ProfileError
@@ -67,13 +67,18 @@ class Advice(msgspec.Struct, frozen=True):
         return self.stops_paying if self.stops_paying < MOST else None
 
 
-def advise(profile: Profile, bandwidths: Sequence[float] = (), quality: str = "balanced") -> Advice:
+def advise(
+    profile: Profile, bandwidths: Sequence[float] = (), quality: str = "balanced", now: Wish | None = None
+) -> Advice:
     """Expected steps on the profile's own link (first) and on links of these bandwidths, bytes a second; each once.
 
-    Raises ProfileError for a profile or bandwidth that cannot be used, AutoError for another quality.
+    now: the rules in force and what a step under them takes, from which it is learned what lanes and network cost the
+    workers (`auto.informed`); on other links they cost as much for each second. Raises ProfileError for a profile or
+    bandwidth that cannot be used, AutoError for another quality.
     """
     if not all(b > 0 for b in bandwidths):
         raise ProfileError(f"expected bandwidths above 0, bytes a second, got {list(bandwidths)}")
+    compute, profile = profile.compute, informed(profile, now) if now is not None else profile
     rows = tuple(_row(_on(profile, b), quality) for b in dict.fromkeys((profile.link.bandwidth, *bandwidths)))
     stops = _stops_paying(profile, quality)
     verdict = rows[0].verdict
@@ -81,7 +86,7 @@ def advise(profile: Profile, bandwidths: Sequence[float] = (), quality: str = "b
         verdict += "; it would not pay on any link"
     elif stops < MOST:
         verdict += f"; compression stops paying above about {say_rate(stops)}"
-    return Advice(profile.compute, rows, stops, verdict)
+    return Advice(compute, rows, stops, verdict)
 
 
 def profile_of(

@@ -150,6 +150,16 @@ def slowness(live: Live, rules: Sequence[PlannedRule], measured: float) -> float
     return min(max(unexplained - cpu, 0.0), live.profile.compute) if live.profile.link.samples else 0.0
 
 
+def informed(profile: Profile, wish: Wish) -> Profile:
+    """The profile with the interference and the slowness that the step of the wish's rules gives away; as it is where
+    no step is known."""
+    if wish.step <= 0:
+        return profile
+    live = Live(profile, portions(profile, wish.buckets))
+    learned, slower = interference(live, wish.rules, wish.step), slowness(live, wish.rules, wish.step)
+    return msgspec.structs.replace(profile, interference=learned, forward=profile.forward + slower)
+
+
 def _unexplained(live: Live, rules: Sequence[PlannedRule], measured: float) -> tuple[float, float]:
     """(seconds beyond the prediction, CPU time of lanes and network), both 0 where nothing can be told."""
     try:
@@ -180,12 +190,8 @@ def compose(profile: Profile, wish: Wish | None = None) -> Proposal:
     """
     wish = wish or Wish()
     _check(wish)
-    live, compute = Live(profile, portions(profile, wish.buckets)), profile.compute
-    if wish.step > 0:
-        learned = interference(live, wish.rules, wish.step)
-        forward = profile.forward + slowness(live, wish.rules, wish.step)
-        profile = msgspec.structs.replace(profile, interference=learned, forward=forward)
-        live = Live(profile, live.brought)
+    compute, profile = profile.compute, informed(profile, wish)
+    live = Live(profile, portions(profile, wish.buckets))
     plans, unknown = _tried(live, wish)
     plans = [dataclasses.replace(p, seconds=wish.took.get(p.spec.text, p.seconds)) for p in plans]
     noise = uncertainty(profile.steps[-1]) if profile.steps else 0.0

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final
 
 from gcserver.planner.fit import AffineCost, fit_affine
@@ -21,6 +22,9 @@ from gcserver.planner.mergecomp_groups import ddp_bucket_caps
 
 #: What groups have to gain, as a share of the step, to replace what the worker does now.
 GAIN: Final = 1e-3
+#: Of more tensors than this, neighbours in order of readiness stay together: the search takes the square of their
+#: number, and where exactly one of thousands is cut makes no difference.
+RUNS: Final = 1000
 #: Sizes at which a codec's curves are taken for the fit, elements.
 _SIZES: Final = tuple(1 << bits for bits in range(14, 27, 2))
 
@@ -61,15 +65,16 @@ def regroup(live: Live, spec: str, options: Sequence[BlockOption]) -> Groups:
     order = [i for i, t in enumerate(profile.tensors) if t.elements]
     if not order:
         return Groups(live.brought, (), now, False, "no tensor has an element")
+    runs = _runs(order)
     before = 0.0
-    ready = [before := max(before, profile.tensors[i].ready) for i in order]
+    ready = [before := max(before, *(profile.tensors[i].ready for i in run)) for run in runs]
     encode, exchange = costs(live, spec)
-    sizes = tuple(profile.tensors[i].elements for i in order)
+    sizes = tuple(sum(profile.tensors[i].elements for i in run) for run in runs)
     merged = merge(MergeModel(sizes, tuple(ready), encode, exchange, own_cores=True))
-    cut = tuple(tuple(order[i] for i in group) for group in merged.grouping)
+    cut = tuple(tuple(i for run in group for i in runs[run]) for group in merged.grouping)
     seconds = Live(profile, cut).seconds(options)
     if seconds < now * (1 - GAIN):
-        nbytes = [profile.tensors[i].elements * dtype_of(profile.tensors[i]).itemsize for i in order]
+        nbytes = [sum(profile.tensors[i].elements * dtype_of(profile.tensors[i]).itemsize for i in run) for run in runs]
         caps = tuple(ddp_bucket_caps(merged.grouping, nbytes))
         return Groups(
             cut,
@@ -80,3 +85,10 @@ def regroup(live: Live, spec: str, options: Sequence[BlockOption]) -> Groups:
         )
     reason = f"{len(cut)} groups would not shorten the step"
     return Groups(live.brought, (), now, False, reason)
+
+
+def _runs(order: Sequence[int]) -> list[Sequence[int]]:
+    """At most `RUNS` runs of neighbours, equally long as far as they can be."""
+    count = min(len(order), RUNS)
+    bounds = [len(order) * i // count for i in range(count + 1)]
+    return [order[lo:hi] for lo, hi in pairwise(bounds)]

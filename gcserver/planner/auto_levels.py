@@ -4,14 +4,15 @@ What may live here: which tensors and levels of a profile make a table, budgets,
 What may not: the programme (`lgreco.py`), how errors are measured (`errors*`).
 
 Tensors below 64 Ki elements keep the spec's level (sparsifiers send exactly that share of them): together they are a
-thousandth of a model, and each would need a rule of its own. Errors are taken as the profile has them; whoever measures
-adds the owner's (`LevelTable.with_owner`).
+thousandth of a model, and each would need a rule of its own. So do all but the `MOST` largest. Errors are taken as the
+profile has them; whoever measures adds the owner's (`LevelTable.with_owner`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
@@ -21,6 +22,9 @@ from gcserver.planner.families import SPARSE, Spec, error_families, exact_level
 from gcserver.planner.lgreco import solve
 from gcserver.planner.payload import sparse_payload
 from gcserver.planner.profile import LevelErrors, Profile
+
+#: So many tensors get levels of their own: the programme's time and memory grow with the square of their number.
+MOST: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,10 @@ def _solved(profile: Profile, spec: Spec, tensors: Collection[int], alphas: Sequ
     rows = next((profile.errors[name] for name in error_families(spec) if profile.errors.get(name)), ())
     index = {profile.tensors[i].name: i for i in tensors}
     rows = tuple(row for row in rows if row.name in index and profile.tensors[index[row.name]].elements >= EXACT)
+    if len(rows) > MOST:
+        large = sorted(rows, key=lambda row: -profile.tensors[index[row.name]].elements)[:MOST]
+        held = {row.name for row in large}
+        rows = tuple(row for row in rows if row.name in held)
     common = sorted(set.intersection(*(set(row.levels) for row in rows))) if rows else []
     if len(common) < 2:
         return Levels({}, (), f"one level for all: no errors of {spec.name} are known")

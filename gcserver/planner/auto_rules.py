@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from fnmatch import fnmatchcase
+from fnmatch import translate
 from glob import escape
 
 import msgspec
@@ -18,6 +18,8 @@ from gcserver.planner.live import OWNER, BlockOption, Live, cost_of
 from gcserver.planner.payload import segment_bytes
 
 _DIGITS = re.compile(r"\d+")
+#: what `glob.escape` makes of a character with a meaning
+_ESCAPED = re.compile(r"\[([*?[])\]")
 
 
 class PlannedRule(msgspec.Struct, frozen=True, array_like=True):
@@ -60,19 +62,46 @@ def rules(names: Sequence[str], wanted: Mapping[str, TensorOption]) -> tuple[Pla
         if option != common and count > 1:
             found.append(_rule(pattern, option))
     # Whatever a pattern matches beside what it was made for is put right by name.
+    index = _Index(found)
+    named: dict[str, PlannedRule] = {}
     for name in names:
-        if name in wanted and _rule("", wanted[name]) != msgspec.structs.replace(_match(found, name), pattern=""):
-            found.append(_rule(escape(name), wanted[name]))
-    return tuple(found)
+        if name in wanted and name not in named:
+            rule = index.rule(name)
+            assert rule is not None  # "*" is there
+            if _rule("", wanted[name]) != msgspec.structs.replace(rule, pattern=""):
+                named[name] = _rule(escape(name), wanted[name])
+    return (*found, *named.values())
 
 
 def _rule(pattern: str, option: TensorOption) -> PlannedRule:
     return PlannedRule(pattern, option.spec, option.scheme, option.levels)
 
 
-def _match(plan: Sequence[PlannedRule], name: str) -> PlannedRule:
-    """The rule of a plan that begins with "*"."""
-    return next(r for r in reversed(plan) if fnmatchcase(name, r.pattern))
+class _Index:
+    """The rules of a plan, ready to be asked for many tensors: a plan may name thousands of them one by one."""
+
+    def __init__(self, plan: Sequence[PlannedRule]) -> None:
+        self._plan = plan
+        #: of plain names the last rule that is for them
+        self._names: dict[str, int] = {}
+        globs = []
+        for i, rule in enumerate(plan):
+            if any(c in "*?[" for c in _ESCAPED.sub("", rule.pattern)):
+                globs.append((i, re.compile(translate(rule.pattern)).match))
+            else:
+                self._names[_ESCAPED.sub(r"\1", rule.pattern)] = i
+        self._globs = globs[::-1]
+
+    def rule(self, name: str) -> PlannedRule | None:
+        """The last rule whose pattern matches."""
+        last = self._names.get(name, -1)
+        for i, match in self._globs:
+            if i < last:
+                break
+            if match(name):
+                last = i
+                break
+        return self._plan[last] if last >= 0 else None
 
 
 def applied(live: Live, plan: Sequence[PlannedRule], notch: int = -1) -> tuple[BlockOption, ...]:
@@ -82,7 +111,8 @@ def applied(live: Live, plan: Sequence[PlannedRule], notch: int = -1) -> tuple[B
     codec; else it is sent as it is, as far as the codec can. Without a rule a block is dense.
     """
     tensors = live.profile.tensors
-    of = [next((r for r in reversed(plan) if fnmatchcase(t.name, r.pattern)), None) for t in tensors]
+    index_of = _Index(plan)
+    of = [index_of.rule(t.name) for t in tensors]
     options = []
     for index, block in enumerate(live.blocks):
         rule = of[block.lead]

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from gcproto.messages import Rule
 from gcproto.modes import STATIC
 from gcserver.planner.auto import Proposal, margin, worth
-from gcserver.planner.drift import drift
+from gcserver.planner.drift import drift, link_drift
 from gcserver.planner.profile import Profile, StepTime
 
 #: Planned again when compute or link have changed by so much.
@@ -153,6 +153,12 @@ def judged(standing: Standing, seen: Profile) -> Standing:
 def drifted(standing: Standing, seen: Profile) -> bool:
     """Whether what was learned of plans is of another time."""
     return standing.profile is None or drift(standing.profile, seen) > DRIFT
+
+
+def other_link(standing: Standing, seen: Profile) -> bool:
+    """Whether the link is another one than what the newest proposal was made for, as far as that was measured."""
+    before = standing.profile
+    return before is not None and before.link.samples > 0 and link_drift(before, seen) > DRIFT
 
 
 def _judged(plan: int, before: StepTime, after: StepTime | None) -> tuple[Act, str]:

@@ -21,12 +21,14 @@ def drift(old: Profile, new: Profile) -> float:
     """
     if old.nodes != new.nodes or _shapes(old) != _shapes(new):
         return inf
-    if new.link.samples and not old.link.samples:
-        return inf
-    changes = [_change(old.compute, new.compute)]
-    if old.link.samples and new.link.samples:
-        changes.append(_change(_transfer(old), _transfer(new)))
-    return max(changes)
+    return max(_change(old.compute, new.compute), link_drift(old, new))
+
+
+def link_drift(old: Profile, new: Profile) -> float:
+    """The link's part of `drift`."""
+    if not new.link.samples:
+        return 0.0
+    return _change(_transfer(old), _transfer(new)) if old.link.samples else inf
 
 
 def _shapes(profile: Profile) -> set[tuple[str, tuple[int, ...]]]:

@@ -31,6 +31,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from gcserver.planner import mergecomp_kernels as kernels
 from gcserver.planner.fit import AffineCost
 from gcserver.planner.mergecomp_groups import Grouping, GroupingError, whole_model
 from gcserver.planner.trace import Trace
@@ -175,24 +176,27 @@ def _best_groupings(model: MergeModel, most: int) -> Iterator[Grouping]:
 def _on_one_device(model: MergeModel, most: int) -> Iterator[Grouping]:
     """best[e] = the least f_i over all cuts of the first e tensors into i groups, for i = 1, 2, ..."""
     n = len(model.elements)
-    sums = np.array([0, *accumulate(model.elements)], np.float64)
-    ready = np.array([0.0, *model.ready])
-    # exchange[e, d]: of the tensors from d up to e
-    exchange = model.exchange.base + model.exchange.per_element * (sums[:, None] - sums[None, :])
-    exchange[~np.tri(n + 1, k=-1, dtype=bool)] = np.inf
+    sums, ready = _sums(model), np.array([0.0, *model.ready])
     best = np.full(n + 1, np.inf)
     best[0] = 0.0
     parents: list[Ints] = []
     for i in range(1, most + 1):
-        encoded = ready + i * model.encode.base + model.encode.per_element * sums
-        options = np.maximum(encoded[:, None], best[None, :]) + exchange
-        parents.append(options.argmin(axis=1))
-        best = options[np.arange(n + 1), parents[-1]]
+        best, parent = kernels.best_ends(best, i, sums, ready, _pair(model.encode), _pair(model.exchange))
+        parents.append(parent)
         ends, end = [n], n
         for parent in reversed(parents[1:]):
             end = int(parent[end])
             ends.append(end)
         yield Grouping(tuple(reversed(ends)))
+
+
+def _sums(model: MergeModel) -> Floats:
+    """Elements of the first tensors, float64[N + 1]."""
+    return np.array([0, *accumulate(model.elements)], np.float64)
+
+
+def _pair(cost: AffineCost) -> tuple[float, float]:
+    return float(cost.base), float(cost.per_element)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,14 +213,13 @@ class _Labels:
 def _with_own_cores(model: MergeModel, most: int) -> Iterator[Grouping]:
     """As above, with pairs for ends. What cannot beat the cuts that are best on one device is dropped early."""
     n = len(model.elements)
-    sums = np.array([0, *accumulate(model.elements)], np.float64)
     limits = np.array([step_time(model, g) for g in _on_one_device(model, most)]) * (1.0 + 1e-12)
     start = np.ones(n + 2, np.int64)
     start[0] = 0
     zero = np.zeros(1)
     layers = [_Labels(start, np.zeros(1, np.int64), zero, zero, np.zeros(1, np.int64))]
     for i in range(most):
-        layers.append(_next_labels(model, sums, layers[-1], limits[i:]))
+        layers.append(_next_labels(model, layers[-1], limits[i:]))
         last = layers[-1]
         at = int(last.first[n] + last.exchanged[last.first[n] : last.first[n + 1]].argmin())
         ends = []
@@ -226,42 +229,15 @@ def _with_own_cores(model: MergeModel, most: int) -> Iterator[Grouping]:
         yield Grouping(tuple(reversed(ends)))
 
 
-def _next_labels(model: MergeModel, sums: Floats, old: _Labels, limits: Floats) -> _Labels:
+def _next_labels(model: MergeModel, old: _Labels, limits: Floats) -> _Labels:
     """One group more behind every pair, for every end; ``limits[k]``: the step time to reach with k groups after it.
 
     Kept are pairs that no other one beats in both times, and that can still keep one of the limits.
     """
-    n = len(model.elements)
-    encode, exchange = model.encode, model.exchange
-    more = np.arange(limits.size)
-    last = exchange(model.elements[-1])
-    first = np.zeros(n + 2, np.int64)
-    parts: list[tuple[Ints, Floats, Floats, Ints]] = []
-    for end in range(1, n + 1):
-        count = int(old.first[end])  # pairs of all ends before this one
-        size = sums[end] - sums[old.end[:count]]
-        encoded = np.maximum(old.encoded[:count], model.ready[end - 1]) + encode.base + encode.per_element * size
-        exchanged = np.maximum(encoded, old.exchanged[:count]) + exchange.base + exchange.per_element * size
-        if end < n:
-            # What is over before the next group can be encoded makes no difference: such pairs become equal.
-            encoded = np.maximum(encoded, model.ready[end])
-            exchanged = np.maximum(exchanged, encoded + encode(model.elements[end]))
-        kept = _unbeaten(encoded, exchanged)
-        if end < n:
-            left = sums[n] - sums[end]
-            latest_exchanged = (limits - more * exchange.base - exchange.per_element * left)[1:]
-            latest_encoded = (limits - more * encode.base - encode.per_element * left - last)[1:]
-            hope = (exchanged[kept, None] <= latest_exchanged) & (encoded[kept, None] <= latest_encoded)
-            kept = kept[hope.any(axis=1)]
-        first[end + 1] = first[end] + kept.size
-        parts.append((np.full(kept.size, end, np.int64), encoded[kept], exchanged[kept], kept))
-    ends, encodeds, exchangeds, parents = (np.concatenate(part) for part in zip(*parts, strict=True))
-    return _Labels(first, ends, encodeds, exchangeds, parents)
-
-
-def _unbeaten(a: Floats, f: Floats) -> Ints:
-    """Indices of the pairs (a, f) that no other pair beats or equals in both, a rising."""
-    order = np.lexsort((f, a))
-    falling = f[order]
-    least = np.minimum.accumulate(np.concatenate(([np.inf], falling[:-1])))
-    return order[falling < least]
+    ready, elements = np.array(model.ready, np.float64), np.array(model.elements, np.float64)
+    return _Labels(
+        *kernels.next_pairs(
+            old.first, old.end, old.encoded, old.exchanged, _sums(model), ready, elements, _pair(model.encode),
+            _pair(model.exchange), limits,
+        )
+    )  # fmt: skip

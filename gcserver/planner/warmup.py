@@ -10,15 +10,24 @@ from typing import Any, Final
 
 import numpy as np
 
-from gcserver.planner import lgreco_dp, live_kernels
+from gcserver.planner import lgreco_dp, live_kernels, mergecomp_kernels
 from gcserver.planner.errors import LevelTable
 from gcserver.planner.errors_quantised import COMPILED, qsgd_errors
+from gcserver.planner.fit import AffineCost
 from gcserver.planner.lgreco import solve
 from gcserver.planner.live import BlockOption, Live
+from gcserver.planner.mergecomp import MergeModel, merge
 from gcserver.planner.profile import LinkCost, Profile, ProfiledTensor
 
 #: what the planning process calls, in the order of a plan; kernels that these call are compiled into them
-KERNELS: Final[tuple[Any, ...]] = (COMPILED, lgreco_dp.FORWARD, lgreco_dp.TRACE, live_kernels.simulate)
+KERNELS: Final[tuple[Any, ...]] = (
+    COMPILED,
+    lgreco_dp.FORWARD,
+    lgreco_dp.TRACE,
+    live_kernels.simulate,
+    mergecomp_kernels.best_ends,
+    mergecomp_kernels.next_pairs,
+)
 
 
 def warmup() -> bool:
@@ -34,6 +43,7 @@ def warmup() -> bool:
     tensor = ProfiledTensor("w", (8,), 8, "float32", 0.0)
     live = Live(Profile("warmup", "warmup", 2, 1, 1, 0.0, (tensor,), LinkCost(0.0, 1.0), 8 << 20, 0))
     live.seconds([BlockOption()] * len(live.blocks))
+    merge(MergeModel((8, 8), (0.0, 1.0), AffineCost(0.0, 0.0), AffineCost(0.0, 1.0), own_cores=True))
     return _compiled() > before
 
 

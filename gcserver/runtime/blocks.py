@@ -26,10 +26,11 @@ from numpy.typing import NDArray
 
 from gcproto import slots
 from gcproto.manifest import AddressSpace, ArenaPlan, Block, Section, Slot
+from gcproto.wire import Flag
 from gcserver.core.events import BlockMemory, Decision, DomainConfig, Retained, StepRecord
 from gcserver.runtime import records
-from gcserver.runtime.records import KEPT_AT, KEPT_HEAD, KEPT_STEP, RECORD, STATES, STEP, STEP_RING, WORD
-from gcserver.runtime.statefiles import Heap, MappedFile, map_file
+from gcserver.runtime.records import KEPT, KEPT_AT, KEPT_HEAD, KEPT_STEP, RECORD, STATES, STEP, STEP_RING, WORD
+from gcserver.runtime.statefiles import Heap, MappedFile, MemoryDamaged, map_file
 
 F32 = NDArray[np.float32]
 
@@ -103,7 +104,7 @@ class DomainMemory:
     def open_section(self, section: Section) -> dict[int, BlockMemory]:
         """Allocate a section's blocks, or take up what an earlier life left of them.
 
-        Returns what is remembered of this lane's blocks. Raises MemoryShort.
+        Returns what is remembered of this lane's blocks. Raises MemoryShort, and MemoryDamaged for what cannot be.
         """
         if section.index < len(self.space.sections):
             return {}
@@ -145,6 +146,7 @@ class DomainMemory:
 
     def _remembered(self, state: BlockState) -> BlockMemory:
         r = state.record[0]
+        self._check(state)
         pushes = [slots.pushed(state.arena, state.slot, i) for i in range(len(state.slot.inputs))]
         # Some ranks may not have pushed the newest step yet; they may have asked for something else before.
         _, flags, _ = max(pushes, key=lambda push: push[0])
@@ -154,6 +156,31 @@ class DomainMemory:
             records.decision_of(r), records.versions_of(r, False), records.versions_of(r, True),
             tuple(records.kept_of(r)), int(r["epoch"]),
         )  # fmt: skip
+
+    def _check(self, state: BlockState) -> None:
+        """Raises MemoryDamaged where a block's record names memory that is not there."""
+        r, n, key = state.record[0], state.block.elements, state.block.key
+        head = align(STATES.itemsize)
+        for name in ("residual_at", "owner_at"):
+            at = place(int(r[name]))
+            if not int(r[name]) and int(r["held"]) >> (2 if name == "owner_at" else 0) & 3:
+                raise MemoryDamaged(f"block {key}: a residual is held back, and {name} names no states")
+            if int(r[name]):
+                there = self.heap.holds(at, head)
+                floats = int(np.frombuffer(self.heap.view(at, STATES.itemsize), STATES)["floats"][0]) if there else 0
+                if floats < n or not self.heap.holds(at, head + 2 * align(4 * floats)):
+                    raise MemoryDamaged(f"block {key}: {name} is {at}, where no two states of {n} elements are")
+        for i in range(KEPT):
+            at, size = place(int(r["kept_at"][i])), int(r["kept_bytes"][i])
+            there = bool(int(r["kept_at"][i])) and self.heap.holds(at, KEPT_HEAD)
+            room = self._room(int(r["kept_at"][i])) if there else 0
+            if int(r["kept_at"][i]) and not (there and self.heap.holds(at, KEPT_HEAD + room)):
+                raise MemoryDamaged(f"block {key}: kept_at is {at}, where no payload is")
+            codec, flags = int(r["kept_codec"][i]), int(r["kept_flags"][i])
+            # Uncompressed aggregates are in the output slot.
+            most = state.block.nbytes if codec == 0 and not flags & Flag.ALL else room
+            if int(r["kept_step"][i]) and (size > most or max(codec, flags) >= 1 << 16):
+                raise MemoryDamaged(f"block {key}: a payload of {size} bytes, codec {codec}, where {most} bytes fit")
 
     # -------------------------------------------------------------------------------------- records
     def log_decision(self, key: int, d: Decision) -> None:

@@ -33,7 +33,7 @@ def admit(
             return None
         except OSError as error:
             return error
-        channel: Channel[Any] = Channel(sock, decode)
+        channel: Channel[Any] = Channel(sock, decode, 0)
         if channel.peer_uid() in (os.getuid(), 0):
             welcome(channel)
             continue

@@ -19,6 +19,7 @@ import signal
 import socket
 import sys
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -37,17 +38,23 @@ from gcserver.codecs.warmup import warmup
 from gcserver.core import effects as fx
 from gcserver.core import events as ev
 from gcserver.core.control_events import OpenSection
+from gcserver.core.events import DomainKey
 from gcserver.core.lane import LaneConfig, LaneMachine
+from gcserver.keys import KeyPair
 from gcserver.runtime.blocks import DomainMemory
+from gcserver.runtime.codecfaults import codec_fault
 from gcserver.runtime.counters import Counters
 from gcserver.runtime.delays import Delays
 from gcserver.runtime.executor import Executor
+from gcserver.runtime.guard import Guard
 from gcserver.runtime.kernelclock import KernelClock
 from gcserver.runtime.lanelink import (
     AddPeer,
+    Admit,
     AskBlocks,
     BlockFacts,
     ForgetJob,
+    LaneKeys,
     LaneLink,
     LaneReady,
     LaneStats,
@@ -57,9 +64,10 @@ from gcserver.runtime.laneworkers import LaneWorkers
 from gcserver.runtime.linkfit import Arrivals
 from gcserver.runtime.once import Once
 from gcserver.runtime.setup import LaneSetup, lane_address, listen_unix
-from gcserver.runtime.statefiles import MemoryShort, incarnation
+from gcserver.runtime.statefiles import MemoryDamaged, MemoryShort, incarnation
 from gcserver.runtime.stepreports import StepReports
 from gcserver.runtime.steptrace import AskTrace, StepTracer
+from gcserver.runtime.tickets import Tickets
 from gcserver.runtime.transport import ZmqTransport
 
 TICK: Final = 0.5
@@ -72,11 +80,15 @@ class LaneProcess:
     """The loop and its tables."""
 
     def __init__(
-        self, setup: LaneSetup, machine: LaneMachine, transport: ZmqTransport, link: LaneLink, listener: socket.socket
+        self,
+        setup: LaneSetup,
+        machine: LaneMachine,
+        context: zmq.Context[Any],
+        link: LaneLink,
+        listener: socket.socket,
     ) -> None:
         self.setup = setup
         self.machine = machine
-        self.transport = transport
         self.link = link
         self.executor = Executor()
         self.clock = KernelClock(self.executor)
@@ -85,13 +97,17 @@ class LaneProcess:
         self.arrivals = Arrivals()
         self.delays = Delays(machine)
         self.reports = StepReports(machine, self.delays, self.send_up)
-        self.workers = LaneWorkers(self, listener)
+        self.workers = LaneWorkers(self, listener, Tickets(Path(setup.state)))
         self.tracer = StepTracer(self)
         self._new = Once()
         self.queue: deque[ev.LaneEvent] = deque()
         #: questions about blocks that are being answered: request, what is left, what was found
         self.asked: deque[tuple[int, Iterator[tuple[int, int, float]], list[tuple[int, int, float]]]] = deque()
         self.running = True
+        #: domains that were closed because a codec failed
+        self.broken: list[DomainKey] = []
+        self.guard = self._guard(context) if setup.secured else None
+        self.transport = transport = ZmqTransport(context, setup.listen, self.guard)
         domains, handles = self.executor.domains, self.executor.handles
         self.perform: dict[type, Callable[[Any], object]] = {
             fx.Send: self._do_send,
@@ -115,12 +131,27 @@ class LaneProcess:
             fx.Count: lambda e: self.counters.count(e.name, e.peer, e.value),
         }
 
+    def _guard(self, context: zmq.Context[Any]) -> Guard:
+        """Waits for the keys: nothing may be bound before."""
+        select.select([self.link], [], [])
+        keys: LaneKeys = self.link.receive()[0]
+        return Guard(
+            context,
+            KeyPair(keys.name, keys.public, keys.secret),
+            keys.admitted,
+            lambda kind: self.counters.count(kind, 0),
+            lambda text: self.send_up(LaneTrouble(b"", "Log", text)),
+        )
+
     # ------------------------------------------------------------------------------------------ loop
     def run(self) -> None:
         """Serve until the supervisor is gone."""
         frames, reports, workers = self.transport.fileno(), self.reports, self.workers
         for descriptor in (frames, self.link.fileno(), workers.listener.fileno()):
             self.poller.register(descriptor, select.EPOLLIN)
+        if self.guard is not None:
+            self.poller.register(self.guard.fileno(), select.EPOLLIN)
+            self.guard.answer()
         cores = tuple(sorted(os.sched_getaffinity(0)))
         self.send_up(LaneReady(os.getpid(), self.machine.config.incarnation, cores))
         next_tick = time.monotonic()
@@ -129,7 +160,7 @@ class LaneProcess:
             now = time.monotonic()
             if now >= next_tick:
                 next_tick = now + TICK
-                for peer in self.transport.reconnected():
+                for peer in self.transport.tick(now):
                     self.feed(ev.PeerReset(peer))
                 self.feed(ev.Tick())
                 workers.housekeeping()
@@ -145,6 +176,8 @@ class LaneProcess:
             ready = dict(self.poller.poll(wait))
             if self.asked:
                 self._answer()
+            if self.guard is not None and self.guard.fileno() in ready:
+                self.guard.answer()
             if busy or frames in ready:
                 self._frames(not busy)
             if self.link.fileno() in ready:
@@ -168,11 +201,29 @@ class LaneProcess:
     def feed(self, event: ev.LaneEvent) -> None:
         """One event through the machine, and whatever its effects answer."""
         self.queue.append(event)
-        while self.queue:
+        while self.queue or self.broken:
+            if not self.queue:
+                self._forget_domain(self.broken.pop())
+                continue
             event, now = self.queue.popleft(), time.monotonic()
             self.delays.on(event, now)
-            for effect in self.machine.on(event, now):
+            self._carry_out(iter(self.machine.on(event, now)))
+
+    def _carry_out(self, effects: Iterator[fx.LaneEffect]) -> None:
+        for effect in effects:
+            try:
                 self.perform[type(effect)](effect)
+            except Exception as error:
+                fault = codec_fault(effect, error, self.executor.domains)
+                if fault is None:
+                    raise
+                log = "".join(traceback.format_exception(error))
+                self.send_up(fault, LaneTrouble(b"", "Log", f"{fault.message}\n{log}"))
+                # What is still asked of this domain needs what could not be made; the others are served on.
+                self._carry_out(e for e in effects if getattr(e, "domain", None) != fault.domain)
+                self.queue = deque(e for e in self.queue if getattr(e, "domain", None) != fault.domain)
+                self.queue.append(ev.DomainClosed(fault.domain))
+                self.broken.append(fault.domain)
 
     # ---------------------------------------------------------------------------------------- frames
     def _frames(self, prompt: bool) -> None:
@@ -207,6 +258,9 @@ class LaneProcess:
             except (CodecError, ValueError) as error:
                 self.feed(ev.Unusable(header, str(error)))
                 continue
+            except Exception as error:  # a third party's code
+                self.feed(ev.Unusable(header, f"checking it failed: {type(error).__name__}: {error}"))
+                continue
             handle = self.executor.handles.add(payload) if payload is not None and len(payload) else None
             self.feed(ev.FrameReceived(header, handle))
 
@@ -229,12 +283,16 @@ class LaneProcess:
             self.running = False
             return
         for message in received:
-            try:
-                self._from_supervisor(message)
-            except MemoryShort as error:
-                domain = message.config.id if isinstance(message, ev.DomainOpened) else message.domain
-                self.executor.close(domain)
-                self._memory_short(domain[0], error)
+            self.take(message)
+
+    def take(self, message: Any) -> None:
+        """What the supervisor says; a job whose memory cannot be had or used ends by it."""
+        try:
+            self._from_supervisor(message)
+        except (MemoryShort, MemoryDamaged) as error:
+            domain = message.config.id if isinstance(message, ev.DomainOpened) else message.domain
+            self.executor.close(domain)
+            self._memory_unusable(domain[0], error)
 
     def _from_supervisor(self, message: Any) -> None:
         if isinstance(message, AddPeer):
@@ -242,16 +300,15 @@ class LaneProcess:
             self.counters.names[node] = message.name
             self.transport.open(node, lane_address(message.address, self.setup.hello.lane))
             self.feed(ev.PeerAdded(node, message.name))
+        elif isinstance(message, Admit):
+            self.transport.admit(message.admitted)
         elif isinstance(message, ev.DomainOpened):
             self._open_domain(message)
         elif isinstance(message, OpenSection):
             self._open_section(message)
         elif isinstance(message, ev.DomainClosed):
             self.feed(message)
-            self.counters.rounds.pop(message.domain[0], None)
-            self.reports.forget(message.domain)
-            self.tracer.forget(message.domain)
-            self.executor.close(message.domain)
+            self._forget_domain(message.domain)
         elif isinstance(message, ForgetJob):
             self.workers.drop_job(message.job)
             # A section that was being opened while the supervisor removed the folder has made it anew.
@@ -262,6 +319,13 @@ class LaneProcess:
             self.tracer.on_ask(message)
         else:
             self.feed(message)
+
+    def _forget_domain(self, domain: DomainKey) -> None:
+        """The domain is closed."""
+        self.counters.rounds.pop(domain[0], None)
+        self.reports.forget(domain)
+        self.tracer.forget(domain)
+        self.executor.close(domain)
 
     def send_up(self, *messages: Any) -> None:
         """To the supervisor; what its socket does not take now goes when it is writable."""
@@ -302,7 +366,12 @@ class LaneProcess:
         self.feed(ev.SectionOpened(e.domain, e.section, memory.space.blocks[e.section.index], remembered))
         self.workers.section_opened()
 
-    def _memory_short(self, job: bytes, error: MemoryShort) -> None:
+    def _memory_unusable(self, job: bytes, error: MemoryShort | MemoryDamaged) -> None:
+        if isinstance(error, MemoryDamaged):
+            # Served from such memory the job would not know what it gets; a lane that died of it would die again.
+            text = f"what an earlier life of this lane left is damaged: {error}"
+            self.send_up(LaneTrouble(job, "PeerLost", text, "start the job again from its last checkpoint"))
+            return
         advice = "make /dev/shm larger or the model smaller; `gcserver doctor --params N` prints the need"
         self.send_up(LaneTrouble(job, "OutOfMemory", str(error.strerror or error), advice))
 
@@ -319,7 +388,7 @@ class LaneProcess:
         try:
             self.queue.append(self.executor.encode(e))
         except MemoryShort as error:
-            self._memory_short(e.domain[0], error)
+            self._memory_unusable(e.domain[0], error)
 
     def _do_accumulate(self, e: fx.Accumulate) -> None:
         if not self.executor.accumulate(e):
@@ -332,7 +401,7 @@ class LaneProcess:
         try:
             self.queue.append(self.executor.finalise(e))
         except MemoryShort as error:
-            self._memory_short(e.domain[0], error)
+            self._memory_unusable(e.domain[0], error)
 
     def _do_log_step(self, e: fx.LogStep) -> None:
         self.executor.domains[e.domain].log_step(ev.StepRecord(e.step, e.nonfinite, e.proposal, e.digest, e.epoch))
@@ -356,9 +425,8 @@ def main() -> int:
     number = incarnation(Path(setup.state) / f"lane{setup.hello.lane}.incarnation")
     config = LaneConfig(setup.hello, number, setup.credit)
     context: zmq.Context[Any] = zmq.Context()
-    transport = ZmqTransport(context, setup.listen)
     listener = listen_unix(setup.worker_socket)
-    process = LaneProcess(setup, LaneMachine(config), transport, link, listener)
+    process = LaneProcess(setup, LaneMachine(config), context, link, listener)
     # What is loaded now stays; looking through it for garbage again and again is time between frames.
     gc.collect()
     gc.freeze()
@@ -366,7 +434,7 @@ def main() -> int:
     try:
         process.run()
     finally:
-        transport.close()
+        process.transport.close()
         context.destroy(0)
     return 0
 

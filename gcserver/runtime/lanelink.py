@@ -9,7 +9,7 @@ picks the type to decode, so nothing else can appear.
 from __future__ import annotations
 
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -28,6 +28,26 @@ class AddPeer:
 
     name: str
     address: str
+
+
+@dataclass(frozen=True, slots=True)
+class LaneKeys:
+    """To a lane that waits for it before it binds anything: this node's keys, and public keys by node (all in Z85).
+
+    They come this way because a command line and an environment can be read by others.
+    """
+
+    name: str
+    public: bytes
+    secret: bytes = field(repr=False)
+    admitted: dict[str, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Admit:
+    """To a lane: the list of admitted nodes is now this one."""
+
+    admitted: dict[str, bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +167,8 @@ _TYPES: dict[str, Any] = {
         events.Settled,
         OpenSection,
         AddPeer,
+        LaneKeys,
+        Admit,
         ForgetJob,
         effects.ReportStep,
         effects.ReportClosed,

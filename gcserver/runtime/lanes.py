@@ -25,8 +25,10 @@ from gcserver.core import control_events as cx
 from gcserver.core.link import DEFAULT_CREDIT
 from gcserver.runtime.lanelink import (
     AddPeer,
+    Admit,
     BlockFacts,
     KernelTimes,
+    LaneKeys,
     LaneLink,
     LaneReady,
     LaneStats,
@@ -52,6 +54,8 @@ MALLOC: Final = {
 THREADS: Final = {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 FIRST_PAUSE: Final = 0.02
 LONGEST_PAUSE: Final = 5.0
+#: A lane that gives up while it starts is given this long to end by itself, which tells it from one that is killed.
+DYING: Final = 1.0
 log = logging.getLogger("gcserver")
 
 
@@ -104,12 +108,14 @@ class Lanes:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
 
-    def _close(self, lane: Lane) -> int:
-        """Returns the exit status."""
+    def _close(self, lane: Lane, patience: float = 0.0) -> int:
+        """Returns the exit status; a process that has not ended by itself after ``patience`` seconds is killed."""
         # The next socket may get the same number: asyncio must not go on watching it for this one.
         self._s.loop.remove_reader(lane.link.fileno())
         self._s.loop.remove_writer(lane.link.fileno())
         lane.link.channel.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return lane.process.wait(patience)
         lane.process.kill()
         return lane.process.wait()
 
@@ -117,9 +123,12 @@ class Lanes:
         c, hello = self._s.config.node, msgspec.structs.replace(self._s.hello, lane=index)
         setup = LaneSetup(
             hello, str(c.listen.plus(index)), self.sockets()[index], str(self._s.state), -1,
-            cores_for(index, c.lanes, c.cores), DEFAULT_CREDIT,
+            cores_for(index, c.lanes, c.cores), DEFAULT_CREDIT, self._s.keys is not None,
         )  # fmt: skip
         lane = self.table[index] = _spawn(setup, restarts)
+        if self._s.keys is not None:
+            pair = self._s.keys.pair
+            self.send(lane, LaneKeys(pair.name, pair.public, pair.secret, self._s.keys.admitted))
         self._s.loop.add_reader(lane.link.fileno(), self._receive, lane)
 
     def _receive(self, lane: Lane) -> None:
@@ -149,6 +158,8 @@ class Lanes:
 
     def _ready(self, lane: Lane, message: LaneReady) -> None:
         lane.ready, lane.incarnation, lane.cores = True, message.incarnation, message.cores
+        if self._s.keys is not None:
+            self.send(lane, Admit(self._s.keys.admitted))  # it may have changed while the lane started
         for name, address in self._s.peers.addresses.items():
             self.send(lane, AddPeer(name, address))
         self._s.feed(cx.LaneUp(lane.index))
@@ -157,12 +168,14 @@ class Lanes:
             self._s.ready.set()
 
     def _gone(self, lane: Lane) -> None:
-        status = self._close(lane)
+        first = not lane.ready and not lane.restarts
+        status = self._close(lane, DYING if first else 0.0)
         if self.table[lane.index] is not lane or self._s.stopped.is_set():
             return
         self.table[lane.index] = None
         self._s.questions.lane_gone(lane.index)
-        if not lane.ready and not lane.restarts:
+        # One that was killed is like any other; one that gives up by itself would do so again.
+        if first and status >= 0:
             self._s.fail(f"lane {lane.index} could not start (exit status {status}); its message is above")
             return
         pause = self._pause(lane)

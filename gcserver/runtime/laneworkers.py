@@ -11,10 +11,10 @@ import select
 import socket
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from gcproto import lane_messages, packed
-from gcproto.channel import Channel, ChannelClosed
+from gcproto.channel import MAX_DESCRIPTORS, Channel, ChannelClosed
 from gcproto.lane_messages import Attach, Done, Mapped, MapSection, Push
 from gcproto.messages import Fault
 from gcproto.packed import MessageError
@@ -23,10 +23,13 @@ from gcserver.core.effects import Notify
 from gcserver.runtime import refusals
 from gcserver.runtime.knocking import admit
 from gcserver.runtime.lanelink import LaneTrouble
+from gcserver.runtime.tickets import Tickets
 
 if TYPE_CHECKING:
     from gcserver.runtime.lane import LaneProcess
 
+#: Most messages of one worker that wait for what they are about: a step of many single calls after a restart.
+MAX_WAITING: Final = 1 << 17
 _decode_worker = packed.Decoder[lane_messages.FromLaneWorker](lane_messages.FromLaneWorker)
 
 
@@ -37,13 +40,23 @@ class Worker:
     channel: Channel[lane_messages.FromLaneWorker]
     job: bytes = b""
     rank: int = -1
+    #: how many of its messages wait for their domain or section
+    waiting: int = 0
+
+
+class Unwelcome(Exception):
+    """A worker that is sent away. ``why`` is what it is told."""
+
+    def __init__(self, why: Fault) -> None:
+        super().__init__(why.message)
+        self.why = why
 
 
 class LaneWorkers:
     """All worker connections of one lane."""
 
-    def __init__(self, process: LaneProcess, listener: socket.socket) -> None:
-        self._p, self._poller = process, process.poller
+    def __init__(self, process: LaneProcess, listener: socket.socket, tickets: Tickets) -> None:
+        self._p, self._poller, self._tickets = process, process.poller, tickets
         self.listener = listener
         self.connections: dict[int, Worker] = {}
         self.ranks: dict[tuple[bytes, int], Worker] = {}
@@ -75,16 +88,25 @@ class LaneWorkers:
                 if not worker.channel.backlog:
                     self._poller.modify(worker.channel.fileno(), select.EPOLLIN)
             if ready & ~select.EPOLLOUT:
-                for message, descriptors in worker.channel.receive():
-                    for descriptor in descriptors:
-                        os.close(descriptor)
+                received = worker.channel.receive()
+                for descriptor in (d for _, descriptors in received for d in descriptors):
+                    os.close(descriptor)
+                for message, _ in received:
                     self._from_worker(worker, message)
         except ChannelClosed:
             self._drop(worker.channel.fileno())
+        except Unwelcome as error:
+            self._send_away(worker, error.why)
         except MessageError as error:
             self._p.trouble_once(f"a worker sent something that is not a message: {error}")
             refusals.tell(worker.channel, refusals.unreadable(error, joined=True))
             self._drop(worker.channel.fileno())
+
+    def _send_away(self, worker: Worker, why: Fault) -> None:
+        self._p.counters.count("workers_refused", 0)
+        self._p.trouble_once(f"a worker is sent away: {why.message}")
+        refusals.tell(worker.channel, why)
+        self._drop(worker.channel.fileno())
 
     def _drop(self, descriptor: int) -> None:
         worker = self.connections.pop(descriptor)
@@ -95,12 +117,28 @@ class LaneWorkers:
 
     def _from_worker(self, worker: Worker, message: lane_messages.FromLaneWorker) -> None:
         if isinstance(message, Attach):
-            worker.job, worker.rank = message.job, message.rank
-            self.ranks[message.job, message.rank] = worker
+            self._attach(worker, message)
+        elif worker.rank < 0:
+            raise Unwelcome(refusals.out_of_order(b"", "its first message was no Attach"))
         elif isinstance(message, MapSection):
             self._map(worker, message)
         else:
             self._push(worker, message)
+
+    def _attach(self, worker: Worker, message: Attach) -> None:
+        """Whose arena a connection may name is said once, and proved."""
+        if worker.rank >= 0:
+            raise Unwelcome(refusals.out_of_order(worker.job, "it attached a second time"))
+        if message.rank < 0 or not self._tickets.valid(message.job, message.rank, message.ticket):
+            raise Unwelcome(refusals.no_ticket(message.job, message.rank))
+        worker.job, worker.rank = message.job, message.rank
+        self.ranks[message.job, message.rank] = worker
+
+    def _wait(self, worker: Worker) -> None:
+        """One more of its messages has to wait."""
+        worker.waiting += 1
+        if worker.waiting > MAX_WAITING:
+            raise Unwelcome(refusals.out_of_order(worker.job, f"more than {MAX_WAITING} of its messages wait"))
 
     def _push(self, worker: Worker, push: Push) -> None:
         domain = (worker.job, push.domain)
@@ -108,6 +146,7 @@ class LaneWorkers:
         if memory is None:
             # Restarted a moment ago and not told of the job yet: the worker's place in it is not known either.
             if worker.job not in self._p.machine.ended:
+                self._wait(worker)
                 self.waiting_pushes.append((worker, push))
             return
         if worker.rank not in memory.config.ranks:
@@ -122,8 +161,11 @@ class LaneWorkers:
         memory = self._p.executor.domains.get((worker.job, request.domain))
         if memory is None or request.index >= memory.opened:
             if worker.job not in self._p.machine.ended:
+                self._wait(worker)
                 self.waiting_maps.append((worker, request))
             return
+        if worker.channel.unsent_descriptors >= MAX_DESCRIPTORS:
+            raise Unwelcome(refusals.out_of_order(worker.job, "it asks for arenas and does not read the answers"))
         chunks = memory.chunks[request.have :]
         sizes = tuple(c.size for c in chunks)
         descriptors: list[int] = []
@@ -166,13 +208,18 @@ class LaneWorkers:
         """Pushes that came before their domain get another try."""
         waiting, self.waiting_pushes = self.waiting_pushes, []
         for worker, push in waiting:
+            worker.waiting -= 1
             self._push(worker, push)
 
     def section_opened(self) -> None:
         """So do the requests for its memory."""
         waiting, self.waiting_maps = self.waiting_maps, []
         for worker, request in waiting:
-            self._map(worker, request)
+            worker.waiting -= 1
+            try:
+                self._map(worker, request)
+            except Unwelcome as error:
+                self._send_away(worker, error.why)
 
     def housekeeping(self) -> None:
         """Forget what nobody will ask for any more."""

@@ -26,10 +26,12 @@ import numpy as np
 from gcproto.packed import UNREADABLE
 from gcserver.core.control_events import DomainLedger, JobMemory
 from gcserver.core.events import DomainKey
-from gcserver.runtime.statefiles import map_file, private_directory
+from gcserver.runtime.statefiles import MemoryDamaged, map_file, private_directory
 
 VOIDS: Final = 1024
 SWITCHES: Final = 256
+#: No job has so many of either: a count beyond it is damaged.
+MOST: Final = 1 << 40
 LEDGER = np.dtype(
     [
         ("magic", "u8"),
@@ -59,7 +61,10 @@ class Ledger:
             self._data["magic"] = MAGIC
 
     def read(self) -> DomainLedger:
+        """What it says. Raises MemoryDamaged."""
         d = self._data[0]
+        if max(d["void_count"], d["switch_count"]) > MOST:
+            raise MemoryDamaged(f"{self.path}: {d['void_count']} void steps and {d['switch_count']} changes of plan")
         voids = sorted(int(v) for v in d["voids"] if 0 < v <= d["settled"])
         count = int(d["switch_count"])
         newest = [d["switches"][i % SWITCHES] for i in range(max(0, count - SWITCHES), count)]
@@ -164,7 +169,7 @@ class JobStore:
         return found
 
     def load(self) -> list[tuple[JobMemory, tuple[DomainLedger, ...]]]:
-        """Every job an earlier life left; a directory without a readable memory is removed."""
+        """Every job an earlier life left; a directory without a readable memory of that very job is removed."""
         found = []
         for directory in sorted((self.state / "jobs").glob("*")):
             try:
@@ -173,6 +178,13 @@ class JobStore:
                 shutil.rmtree(directory, ignore_errors=True)
                 continue
             job = memory.record.job
-            ledgers = tuple(self.ledger((job, declared.domain)).read() for declared, _ in memory.domains)
+            if job.hex() != directory.name:
+                shutil.rmtree(directory, ignore_errors=True)
+                continue
+            try:
+                ledgers = tuple(self.ledger((job, declared.domain)).read() for declared, _ in memory.domains)
+            except MemoryDamaged:
+                self.forget(job)
+                continue
             found.append((memory, ledgers))
         return found

@@ -49,6 +49,8 @@ DIFFERING: Final = 0.2
 #: Fewer trains are a lower bound too: the first ones are cut before any rate is known, pauses and all, and where little
 #: is sent a step no more come after them.
 TRUSTED: Final = 3
+#: A link that is so many times as fast or as slow is another one.
+CHANGED: Final = 1.2
 #: observations of a peer's round trip of which the lowest counts
 TRIPS: Final = 30
 
@@ -172,6 +174,18 @@ class Trains:
             self._slow.clear()
 
 
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """A round of probes that ended ``at``: the slowest peer's ``rate``, bytes a second, and the scatter of its
+    ``samples``. Not ``exact``: they were over too soon, the link is at least that fast."""
+
+    at: float
+    rate: float
+    noise: float
+    samples: int
+    exact: bool
+
+
 class LinkFit:
     """The link of this node as its lanes and heartbeats see it."""
 
@@ -179,6 +193,7 @@ class LinkFit:
         self._trains = Trains()
         self._held: list[tuple[float, int, Arrival]] = []
         self._trips: dict[str, deque[float]] = {}
+        self._probed: Probed | None = None
 
     def on_arrivals(self, lane: int, arrivals: Iterable[Arrival], now: float) -> None:
         """What a lane received since it last told; they count once the other lanes have told as well."""
@@ -192,6 +207,21 @@ class LinkFit:
         """A round trip of heartbeats to a peer, as smoothed by the link."""
         self._trips.setdefault(peer, deque(maxlen=TRIPS)).append(seconds)
 
+    def trip(self, peer: str) -> float:
+        """The least round trip to a peer that is remembered, s; 0: none."""
+        return min(self._trips.get(peer, ()), default=0.0)
+
+    def silent(self, now: float, seconds: float) -> bool:
+        """Whether the jobs' own frames have told nothing of the link for so many seconds."""
+        kept = self._trains.kept
+        return not kept or kept[-1].end < now - seconds
+
+    def on_probes(self, found: Probed) -> None:
+        """What a round of probes came to (`linkprobe.py`)."""
+        self._probed, kept = found, self._trains.kept
+        if kept and (found.exact or found.rate > rate(kept)) and not 1 / CHANGED < found.rate / rate(kept) < CHANGED:
+            kept.clear()  # they were of another link than there is now
+
     def cost(self, guess: LinkCost) -> LinkCost:
         """The link; what has not been seen yet is ``guess``'s."""
         return fit([min(trips) for trips in self._trips.values()], self._trains.kept, guess)
@@ -200,8 +230,13 @@ class LinkFit:
         """What is to count instead of ``known``; None if that still does.
 
         A measurement, and a lower bound that ``known`` is below: then it was wrong, and the link is a guess again.
+        Probes count until enough trains are newer; where they were too short for the link, if they beat what is known.
         """
-        found = self.cost(guess)
+        found, probed, kept = self.cost(guess), self._probed, self._trains.kept
+        if probed is not None and (len(kept) < TRUSTED or kept[-TRUSTED].end < probed.at):
+            if probed.exact or probed.rate > CHANGED * known.bandwidth:
+                return LinkCost(found.latency, probed.rate, probed.noise, probed.samples)
+            return None
         least = rate(self._trains.kept) if self._trains.kept else 0.0
         return found if found.samples or least > known.bandwidth else None
 

@@ -22,6 +22,8 @@ DISTURBED: Final = 2.0
 #: Newest intervals between steps of each plan that count, and plans that are remembered.
 INTERVALS: Final = 200
 PLANS: Final = 8
+#: The newest steps that are compared with all of them to see whether steps have become longer or shorter.
+RECENT: Final = 8
 #: Steps under a plan before its intervals count: the first ones compile and touch new memory.
 SETTLING: Final = 2
 #: After so many calls of one kind the old ones count half.
@@ -107,6 +109,16 @@ class Paces:
                     del self._intervals[next(iter(self._intervals))]
                 self._intervals[plan] = deque(maxlen=INTERVALS)
             self._intervals[plan].append(now - at)
+
+    def departed(self) -> float:
+        """By which share the newest steps are longer or shorter than all under the same plan; 0 while it has few."""
+        seconds = list(self._intervals.get(self._last[2], ()))
+        typical = median(seconds) if len(seconds) >= 2 * RECENT else 0.0
+        return abs(median(seconds[-RECENT:]) / typical - 1.0) if typical > 0 else 0.0
+
+    def forget(self) -> None:
+        """Steps take another time from now on: what was measured is over."""
+        self._intervals.clear()
 
     def steps(self) -> tuple[StepTime, ...]:
         """One entry a plan, in the order in which they were first seen."""

@@ -39,6 +39,22 @@ class Notches:
             known = self._known[key] = (state, _ratios(domain, job.plan(domain, version), self._lanes, notches))
         return known[1]
 
+    def still(self, job: Job, version: int) -> str:
+        """The codecs of plan ``version`` where a controller can move none of them; empty where it can, or where nothing
+        has been declared that a plan is for."""
+        used: dict[str, None] = {}
+        for domain in job.domains.values():
+            if domain.lossless or not domain.sections:
+                continue
+            plan = job.plan(domain, version)
+            notches = any(rule.levels for rule in plan.rules)
+            for _, choices in chosen(domain, plan, self._lanes):
+                # Where a plan has notches they alone are moved.
+                if any(c.codec.tunable and (not notches or len(c.levels) > 1) for c in choices):
+                    return ""
+                used.update(dict.fromkeys(c.codec.spec for c in choices))
+        return ", ".join(used)
+
     def forget(self, job: bytes) -> None:
         self._known = {key: known for key, known in self._known.items() if key[0] != job}
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from gcproto import wire
 from gcproto.audits import AuditReport
 from gcserver import __version__
+from gcserver.admin.access import OPEN, Access
 from gcserver.admin.exposition import MetricsServer
 from gcserver.admin.metrics import Metrics
 from gcserver.core.control_events import LogSettled
@@ -31,10 +32,10 @@ NORMS_EVERY: Final = 10.0
 class Observer:
     """Metrics of one daemon. Nothing happens here unless a step settles or somebody scrapes."""
 
-    def __init__(self, supervisor: Supervisor, status: Status) -> None:
-        self._s, self._status = supervisor, status
+    def __init__(self, supervisor: Supervisor, status: Status, access: Access = OPEN) -> None:
+        self._s, self._status, self._certificates = supervisor, status, access.certificates
         self._metrics = Metrics(__version__, supervisor.node, wire.PROTOCOL_VERSION)
-        self._server = MetricsServer(self._metrics, self._why_not_ready, self.refresh)
+        self._server = MetricsServer(self._metrics, self._why_not_ready, self.refresh, access)
         self._times: dict[tuple[DomainKey, int], float] = {}
         self._labels: dict[bytes, str] = {}
         self._norms_at = -NORMS_EVERY
@@ -113,6 +114,10 @@ class Observer:
             m.arena_bytes(label, size)
         for peer_status in self._status.peers():
             m.peer_up(peer_status.name, peer_status.state.value == "up")
+        if self._certificates is not None:
+            found = self._certificates.current()
+            m.certificate_expires("node", found.certificate.not_valid_after_utc.timestamp())
+            m.certificate_expires("ca", min(ca.not_valid_after_utc.timestamp() for ca in found.ca))
         self._waiting()
         self._norms()
 

@@ -6,6 +6,9 @@ what a frame means (`gcserver.core`), how frames travel (`transport.py`), lanes'
 
 from __future__ import annotations
 
+import logging
+import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import zmq
@@ -14,12 +17,16 @@ from gcproto import wire
 from gcproto.packed import MessageError
 from gcproto.wire import FrameError, FrameType
 from gcserver.core import events as ev
+from gcserver.runtime.guard import Guard
 from gcserver.runtime.lanelink import AddPeer
 from gcserver.runtime.setup import lane_address
-from gcserver.runtime.transport import ZmqTransport
+from gcserver.runtime.transport import BindError, ZmqTransport
+from gcserver.values import read_tcp
 
 if TYPE_CHECKING:
     from gcserver.runtime.supervisor import Supervisor
+
+log = logging.getLogger("gcserver")
 
 
 class Peers:
@@ -30,13 +37,24 @@ class Peers:
         #: of each peer by name
         self.addresses: dict[str, str] = {}
         self._context: zmq.Context[Any] = zmq.Context()
-        self.transport = ZmqTransport(self._context, str(supervisor.config.node.control))
+        self._guard = None
+        if (keys := supervisor.keys) is not None:
+            say = partial(log.warning, "%s")
+            self._guard = Guard(self._context, keys.pair, keys.admitted, supervisor.count, say)
+        try:
+            self.transport = ZmqTransport(self._context, str(supervisor.config.node.control), self._guard)
+        except BindError:
+            self._context.destroy(0)
+            raise
 
     def start(self) -> None:
         self._s.loop.add_reader(self.transport.fileno(), self.frames)
+        if self._guard is not None:
+            self._s.loop.add_reader(self._guard.fileno(), self._guard.answer)
+            self._guard.answer()
 
     def tick(self) -> None:
-        for peer in self.transport.reconnected():
+        for peer in self.transport.tick(time.monotonic()):
             self._s.feed(ev.PeerReset(peer))
 
     def close(self) -> None:
@@ -50,7 +68,7 @@ class Peers:
         node = wire.node_id(name)
         try:
             # Workers and peers may name peers too, so the address is tried before it is believed.
-            self.transport.open(node, lane_address(address, self._s.config.node.lanes))
+            self.transport.open(node, lane_address(str(read_tcp(address)), self._s.config.node.lanes))
         except (ValueError, zmq.ZMQError) as error:
             self._s.warn_once(f"peer {name!r} cannot be reached at {address!r}: {error}; expected tcp://host:port")
             return

@@ -6,16 +6,20 @@ What may live here: requests of the admin service about planning, in its words. 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Awaitable, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from gcproto.modes import STATIC
 from gcserver.admin import planning as said
 from gcserver.admin.source import AdminError, DomainPlan, ErrorKind, PlanChange, PlanStatus
 from gcserver.core.control_domain import ControlDomain
 from gcserver.core.job import Job
 from gcserver.planner.advice import Advice
 from gcserver.planner.auto import Proposal
+from gcserver.planner.controllers import controlled
 from gcserver.planner.course import Standing, step_under
 from gcserver.planner.live import LiveStep
 from gcserver.planner.profile import Profile, dump
@@ -76,7 +80,10 @@ class PlanAdmin:
             if proposal is not None and standing.profile is not None:
                 step = await _or_refused(self._s.planning.predict(domain, standing.profile, proposal.rules))
                 predicted = _predicted(step, standing.profile, [m.name for m in domain.config.members])
-        return replace(shown, forecast=forecast, controllers=controllers, predicted=predicted, measured=measured)
+        note = shown.note or _others_rules(job, domain, standing)
+        return replace(
+            shown, note=note, forecast=forecast, controllers=controllers, predicted=predicted, measured=measured
+        )
 
     def _measured_step(self, job: Job, domain: ControlDomain, standing: Standing) -> float:
         """Seconds of a step under the proposal's plan; 0 before it is one, and before any has been measured."""
@@ -117,10 +124,22 @@ class PlanAdmin:
     async def set_controller(self, job: Job, controller: str, parameters: dict[str, float]) -> PlanChange:
         """See ``Source.set_controller``."""
         try:
+            wanted = controlled(controller, parameters)
+            still = self._s.notches.still(job, job.proposal) if wanted.law is not None else ""
+            planned = self._s.planning.course(job).standing.mode if job.node == job.first else job.record.mode
+            if still and planned == STATIC:
+                raise AdminError(
+                    ErrorKind.PRECONDITION,
+                    f"{controller} would move nothing: the plan in force uses {still}, which has no ratio that differs "
+                    f"from step to step; give the job one of {', '.join(tunable())} first, as in "
+                    "gcctl set-codec 'topk(ratio=0.01)'",
+                    "controller",
+                )
             answer = await self._s.steering.set_controller(job.id.hex(), controller, parameters)
         except ValueError as error:
             raise AdminError(ErrorKind.INVALID, str(error), "controller") from None
-        return PlanChange(answer.plan, answer.step, answer.message)
+        waits = f"; it moves nothing until the planner ({planned}) chooses another codec than {still}" if still else ""
+        return PlanChange(answer.plan, answer.step, answer.message + waits)
 
     async def profile(self, job: Job) -> tuple[said.DomainProfile, ...]:
         """See ``Source.profile``."""
@@ -137,6 +156,31 @@ class PlanAdmin:
             raise AdminError(ErrorKind.PRECONDITION, f"job {job.record.label!r}: {TOO_SOON}", "job")
         advice, link = await _or_refused(self._s.planning.advise(job, domain, bandwidths))
         return (_advice(domain.config.label, advice, link),)
+
+
+def _others_rules(job: Job, domain: ControlDomain, standing: Standing) -> str:
+    """Of a model that is not the one a job's plans are made for: why it has no plan of its own; empty for others."""
+    of = job.domains.get(standing.domain) if standing.proposal is not None else None
+    if of is None or of is domain or not domain.declared_as.scoped:
+        return ""
+    return (
+        f"no plan of its own: a plan is the whole job's and its rules go by tensors' names, so it is made for the "
+        f"largest model, {of.config.label}, and holds here as far as the names match"
+    )
+
+
+@cache
+def tunable() -> tuple[str, ...]:
+    """Names of the codecs whose ratio a controller can move."""
+    from gcserver.codecs import names, parse
+
+    found = []
+    for name in names():
+        for spec in (name, f"{name}(ratio=0.01)"):
+            with contextlib.suppress(ValueError):
+                if parse(spec).tunable and name not in found:
+                    found.append(name)
+    return tuple(found)
 
 
 async def _or_refused(work: Awaitable[T]) -> T:
@@ -174,7 +218,7 @@ def _predicted(step: LiveStep, profile: Profile, members: Sequence[str]) -> tupl
 
 
 #: the timeline's resources in the words of a drawing
-_RESOURCES: Final = {"worker": "worker", "link out": "out", "link in": "in", "lane 0": "lane"}
+_RESOURCES: Final = {"worker": "worker", "link out": "out", "link in": "in"}
 
 
 def _profile(p: Profile) -> said.DomainProfile:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from gcserver.core.control_events import AnswerRequest
-from gcserver.planner.course import Standing
+from gcserver.planner.course import COMPARED, Standing
+from gcserver.planner.profile import StepTime
 
 #: Seconds between two looks at whether a job's profile has drifted, and after a question that failed,
 LOOK_EVERY: Final = 5.0
@@ -19,6 +20,8 @@ RETRY_AFTER: Final = 30.0
 #: which doubles so often while nothing but failures comes: an attempt may take minutes of a core, where it fails for
 #: want of time.
 DOUBLINGS: Final = 6
+#: A plan for a link that has changed waits so many seconds at most for steps that were made over it.
+AFRESH: Final = 60.0
 
 
 @dataclass(slots=True)
@@ -30,6 +33,8 @@ class Course:
     looked: float = 0.0
     failed: int = 0
     task: asyncio.Task[AnswerRequest | None] | None = None
+    #: since when steps are measured anew because the link is another one; 0: they are not
+    afresh: float = 0.0
 
     def later(self, now: float, overtaken: bool) -> None:
         """An attempt came to nothing; where something else happened to the job's plans (``overtaken``) the next comes
@@ -39,3 +44,17 @@ class Course:
         else:
             self.looked = now + RETRY_AFTER * 2 ** min(self.failed, DOUBLINGS)
             self.failed += 1
+
+    def begins_afresh(self, now: float, step: StepTime | None) -> tuple[bool, bool]:
+        """The link has changed, ``step`` is what one under the plan in force takes: (whether steps have to be measured
+        anew from now on, whether enough have been)."""
+        if not self.afresh:
+            self.afresh = now
+            return True, False
+        return False, (step is not None and step.steps >= COMPARED) or now > self.afresh + AFRESH
+
+
+def heard(done: asyncio.Task[Any]) -> None:
+    """What a task raised has been said already; asyncio is not to say it again."""
+    if not done.cancelled():
+        done.exception()

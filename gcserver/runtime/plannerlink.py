@@ -60,11 +60,12 @@ class Plan(msgspec.Struct, frozen=True, tag="plan"):
 
 
 class Advise(msgspec.Struct, frozen=True, tag="advise"):
-    """What compression would bring at these bandwidths, bytes a second."""
+    """What compression would bring at these bandwidths, bytes a second; ``now``: what is in force, and takes."""
 
     profile: Profile
     bandwidths: tuple[float, ...]
     quality: str
+    now: Wish | None = None
 
 
 class Predict(msgspec.Struct, frozen=True, tag="predict"):

@@ -56,7 +56,7 @@ def answer(request: Request) -> Answer:
         if isinstance(request, Predict):
             live = Live(request.profile, portions(request.profile, request.buckets))
             return Predicted(live.step(auto_rules.applied(live, request.rules)))
-        return Advised(advise(request.profile, request.bandwidths, request.quality))
+        return Advised(advise(request.profile, request.bandwidths, request.quality, request.now))
     except (PeekError, ValueError, LookupError, OSError) as error:
         return Refused(f"{type(error).__name__}: {error}")
 

@@ -35,7 +35,7 @@ from gcserver.planner.live import LiveStep
 from gcserver.planner.profile import Profile, StepTime
 from gcserver.runtime import planwish
 from gcserver.runtime.peek import Watched
-from gcserver.runtime.plancourse import LOOK_EVERY, RETRY_AFTER, Course
+from gcserver.runtime.plancourse import LOOK_EVERY, RETRY_AFTER, Course, heard
 from gcserver.runtime.plannerlink import (
     Advise,
     Advised,
@@ -198,6 +198,15 @@ class Planning:
             course.standing = decide.judged(course.standing, seen)
             self._now(job)
         elif act is Act.PLAN:
+            if decide.other_link(course.standing, seen):
+                # The step that a plan has to beat is one over the link of now.
+                begins, enough = course.begins_afresh(time.monotonic(), self._step_now(domain, seen))
+                if begins:
+                    self._s.profiler.measure_again(job.id, domain.config.domain)
+                if not enough:
+                    course.says = f"measures steps anew: {why}"
+                    return
+            course.afresh = 0.0
             log.info("job %r is planned: %s", job.record.label, why)
             if decide.drifted(course.standing, seen):
                 self._now(job, taken_back=(), took=(), considered=0)
@@ -244,7 +253,7 @@ class Planning:
                 course.task = None
 
         course.task = self._s.loop.create_task(guarded())
-        course.task.add_done_callback(_heard)
+        course.task.add_done_callback(heard)
         return course.task
 
     def _failed(self, job: Job, course: Course, says: str, overtaken: bool = False) -> None:
@@ -352,7 +361,9 @@ class Planning:
         if seen is None:
             raise NotPlannable(TOO_SOON)
         profile = await self._measured(job, domain, course, seen, errors=False)
-        answer = await self._link.ask(Advise(profile, bandwidths or USUAL, course.standing.quality))
+        plain, step = self._wish(course, domain), self._step_now(domain, seen)
+        now = planwish.informed(plain, course.standing, job, domain, step)
+        answer = await self._link.ask(Advise(profile, bandwidths or USUAL, course.standing.quality, now))
         assert isinstance(answer, Advised)
         if profile.link.samples:
             return answer.advice, profile.link.bandwidth
@@ -382,12 +393,6 @@ class Planning:
     def _step_now(self, domain: ControlDomain, profile: Profile) -> StepTime | None:
         """The measured step of the plan in force."""
         return decide.step_under(profile, domain.switch(domain.settled + 1)[1])
-
-
-def _heard(done: asyncio.Task[Any]) -> None:
-    """What a task raised has been said already; asyncio is not to say it again."""
-    if not done.cancelled():
-        done.exception()
 
 
 def planner_of(job: Job) -> str:

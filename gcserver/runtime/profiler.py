@@ -173,6 +173,25 @@ class Profiler:
             whole=c.whole, **known,
         )  # fmt: skip
 
+    def knows_link(self, job: bytes, domain: int) -> bool:
+        """Whether the link was measured, by this run or an earlier one."""
+        watched = self._watched((job, domain))
+        if watched is None:
+            return False
+        kept = watched.kept.link if watched.kept is not None else GUESS
+        return bool(watched.learned.get("link", kept).samples)
+
+    def departed(self, job: bytes, domain: int) -> float:
+        """By which share a domain's newest steps are longer or shorter than all under the same plan."""
+        watched = self._watched((job, domain))
+        return watched.paces.departed() if watched is not None else 0.0
+
+    def measure_again(self, job: bytes, domain: int) -> None:
+        """Steps are to be measured anew, since the link is another one."""
+        watched = self._watched((job, domain))
+        if watched is not None:
+            watched.paces.forget()
+
     # ------------------------------------------------------------------------------------------- keeping
     def tick(self) -> None:
         """Save what is due."""

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from gcserver.core.events import Decision, Retained, StepRecord, Versions
+from gcserver.runtime.statefiles import MemoryDamaged
 
 #: retained payloads a block may have; memory for one comes when it is first needed
 KEPT = 3
@@ -87,13 +88,17 @@ def write_decision(raw: memoryview, d: Decision) -> None:
 
 
 def decision_of(r: Any) -> Decision | None:
-    """The decision in a record."""
+    """The decision in a record. Raises MemoryDamaged."""
     if not r["decision_step"]:
         return None
     step, plan, proposal, seed, notch, level = (
         int(r[name]) for name in ("decision_step", "plan", "proposal", "seed", "notch", "level")
     )
-    return Decision(step, plan, proposal, bytes(r["spec"]).decode(), seed, notch, level)
+    try:
+        spec = bytes(r["spec"]).decode()
+    except UnicodeDecodeError as error:
+        raise MemoryDamaged(f"block {int(r['key'])}: the spec of its decision is no text: {error}") from error
+    return Decision(step, plan, proposal, spec, seed, notch, level)
 
 
 def versions_of(r: Any, owner: bool) -> Versions:
@@ -121,14 +126,17 @@ def write_kept(raw: memoryview, index: int, kept: Retained) -> None:
 
 
 def kept_of(r: Any) -> list[Retained]:
-    """The retained payloads in a record, newest first, without handles."""
+    """The retained payloads in a record, newest first, without handles.
+
+    A payload that was made again after a restart may be there twice, the same bytes in two places: one of them counts.
+    """
     names = ("bytes", "digest", "codec", "level", "flags", "proposal")
     kept = [
         Retained(int(r["kept_step"][i]), i, None, *(int(r[f"kept_{name}"][i]) for name in names))
         for i in range(KEPT)
         if r["kept_step"][i]
     ]
-    return sorted(kept, key=lambda k: -k.step)
+    return sorted({(k.step, k.stage): k for k in kept}.values(), key=lambda k: -k.step)
 
 
 def write_step(ring: memoryview, record: StepRecord) -> None:

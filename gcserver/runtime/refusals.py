@@ -27,6 +27,29 @@ def unreadable(error: MessageError, joined: bool) -> Fault:
     )
 
 
+def no_ticket(job: bytes, rank: int) -> Fault:
+    """To whoever names a job and rank without having registered as that."""
+    return Fault(
+        job,
+        "NotAuthorised",
+        f"this process did not register as rank {rank} of the job it names",
+        phase="attach",
+        advice="call gcclient.init() first; if this worker did, the daemon has lost its memory: start the job again "
+        "from its last checkpoint",
+    )
+
+
+def out_of_order(job: bytes, what: str) -> Fault:
+    """To a worker that says what cannot come from a gcclient."""
+    return Fault(
+        job,
+        "NotRegistered",
+        f"the daemon closed this worker's connection: {what}",
+        phase="attach",
+        advice="install the same version of gradcomm for the daemon and its workers; if it is the same, report this",
+    )
+
+
 def stranger(uid: int) -> Fault:
     """To a worker of another user, should the socket's permissions have let it in."""
     return Fault(
@@ -35,6 +58,17 @@ def stranger(uid: int) -> Fault:
         f"only workers of uid {os.getuid()} and root may connect to this daemon, this one is of uid {uid}",
         phase="join",
         advice="run the worker as the daemon's user, or start a daemon as this one and set GC_NODE_SOCKET",
+    )
+
+
+def unadmitted(node: str, why: str) -> Fault:
+    """To a worker of a job with nodes whose keys are not admitted here."""
+    return Fault(
+        b"",
+        "NotAuthorised",
+        f"the daemon of {node} does not admit all nodes of this job: {why}",
+        phase="join",
+        advice="run all daemons with keys or none, and give all the same up to date security.peers",
     )
 
 

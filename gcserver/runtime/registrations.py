@@ -15,11 +15,11 @@ from msgspec.structs import replace
 from gcproto import messages, packed
 from gcproto.audits import AuditReport
 from gcproto.channel import Channel, ChannelClosed
-from gcproto.messages import Advised, AskAdvice, Fault, Registered, ToWorker
+from gcproto.messages import Advised, AskAdvice, Fault, IAm, Register, Registered, ToWorker
 from gcproto.packed import MessageError
 from gcproto.timings import TensorTimes
 from gcserver.core import control_events as cx
-from gcserver.runtime import refusals
+from gcserver.runtime import keyring, refusals
 from gcserver.runtime.knocking import admit
 from gcserver.runtime.setup import listen_unix
 
@@ -84,17 +84,35 @@ class Registrations:
             self._s.warn_once(f"a worker sent something that is not a message: {error}")
             self._drop(descriptor, refusals.unreadable(error, descriptor in self._s.machine.connections))
             return
-        for message, descriptors in received:
-            for extra in descriptors:
-                os.close(extra)
+        for extra in (d for _, descriptors in received for d in descriptors):
+            os.close(extra)
+        for message, _ in received:
             if isinstance(message, TensorTimes):
                 self._s.profiler.on_tensor_times(self._s.machine.connections.get(descriptor), message)
+            elif isinstance(message, messages.Reattach) and not self._known(message):
+                self._s.count("workers_refused")
+                self._s.warn_once(f"a worker without the ticket of rank {message.rank} wants to be it")
+                self._drop(descriptor, refusals.no_ticket(message.job, message.rank))
+                return
             elif isinstance(message, AuditReport):
                 self._s.audits.on_report(descriptor, message)
             elif isinstance(message, AskAdvice):
                 self._advise(descriptor, message)
+            elif isinstance(message, Register) and (why := keyring.why_not(self._s.keys, message.keys)):
+                self._s.count("keys_refused")
+                self._send(descriptor, refusals.unadmitted(self._s.config.node.name, why))
             else:
                 self._s.feed(cx.WorkerSaid(descriptor, message))
+
+    def _known(self, m: messages.Reattach) -> bool:
+        return self._s.tickets.valid(m.job, m.rank, m.ticket)
+
+    def _with_ticket(self, e: cx.Tell) -> ToWorker:
+        """A worker that hears that it is registered gets what it can show of that."""
+        if not isinstance(e.message, Registered):
+            return e.message
+        _, rank = self._s.machine.connections.get(e.connection, (b"", -1))
+        return replace(e.message, ticket=self._s.tickets.ticket(e.message.job, rank))
 
     def _advise(self, descriptor: int, message: AskAdvice) -> None:
         channel = self.channels[descriptor]
@@ -118,9 +136,11 @@ class Registrations:
 
     def tell(self, e: cx.Tell) -> None:
         """One message to one worker, if it is still there."""
-        message = e.message
+        message = self._with_ticket(e)
         if isinstance(message, Registered):
             message = replace(message, lane_sockets=tuple(self._s.lanes.sockets()))
+        elif isinstance(message, IAm) and self._s.keys is not None:
+            message = replace(message, key=self._s.keys.pair.public.decode())
         if e.connection in self.channels:
             self._send(e.connection, message)
 

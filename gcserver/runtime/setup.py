@@ -17,7 +17,8 @@ from gcproto import messages
 
 
 class LaneSetup(msgspec.Struct, frozen=True):
-    """What a lane is started with (JSON on its command line). ``link`` is its end of the socket pair."""
+    """What a lane is started with (JSON on its command line). ``link`` is its end of the socket pair; ``secured``: keys
+    come over it."""
 
     hello: messages.Hello
     listen: str
@@ -26,6 +27,7 @@ class LaneSetup(msgspec.Struct, frozen=True):
     link: int
     cores: tuple[int, ...]
     credit: int
+    secured: bool = False
 
 
 def lane_address(address: str, lane: int) -> str:

@@ -29,6 +29,10 @@ class MemoryShort(OSError):
     """Shared memory cannot be had: names the file, its size and what is free."""
 
 
+class MemoryDamaged(ValueError):
+    """What an earlier life left cannot be what it wrote: names the block, what is there and what could be."""
+
+
 @dataclass(slots=True)
 class MappedFile:
     """One file, mapped as a whole."""
@@ -52,6 +56,9 @@ def map_file(path: Path, size: int) -> MappedFile:
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         fresh = not path.exists() or path.stat().st_size != size
+        if fresh:
+            # One of another size is damaged: nothing of it is kept, and whoever has it mapped keeps what it has.
+            path.unlink(missing_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             os.posix_fallocate(descriptor, 0, size)
@@ -140,6 +147,11 @@ class Heap:
     def view(self, reference: tuple[int, int], size: int) -> memoryview:
         chunk, at = reference
         return self.chunks[chunk].view[at : at + size]
+
+    def holds(self, reference: tuple[int, int], size: int) -> bool:
+        """Whether there are ``size`` bytes at a reference that was read from a file."""
+        chunk, at = reference
+        return 0 <= chunk < len(self.chunks) and at % 64 == 0 and at + size <= self.chunks[chunk].size
 
     def _path(self, index: int) -> Path:
         return self.directory / f"{self.stem}.heap{index}"

@@ -15,7 +15,7 @@ from gcproto import wire
 from gcproto.audits import AuditReport
 from gcproto.manifest import MAX_NAME
 from gcproto.messages import Rule
-from gcproto.modes import MODES, QUALITIES
+from gcproto.modes import unknown
 from gcserver import __version__
 from gcserver.admin.planning import Advice, DomainProfile
 from gcserver.admin.source import (
@@ -41,6 +41,7 @@ from gcserver.core import control_events as cx
 from gcserver.core.control_domain import ControlDomain
 from gcserver.core.job import Job
 from gcserver.core.plan import unusable
+from gcserver.runtime.access import access
 from gcserver.runtime.lanelink import AskBlocks, BlockFacts, StepTimes
 from gcserver.runtime.planadmin import PlanAdmin
 from gcserver.runtime.planstatus import without_tensors
@@ -66,17 +67,17 @@ class Status:
 
     # ------------------------------------------------------------------------------------- start, stop
     async def start(self) -> None:
-        """Serve gRPC and metrics where the configuration says so. Raises OSError naming the address."""
+        """Serve gRPC and metrics where the configuration says so. Raises OSError naming the address or the file."""
         node = self._s.config.node
+        let_in = access(self._s)
         if node.admin:
-            # Imported late: gRPC is the slowest import of the daemon, and nobody trains through it.
             from gcserver.admin import service
 
-            self._service = await service.serve(self, node.admin)
+            self._service = await service.serve(self, node.admin, let_in)
         if node.metrics is not None:
             from gcserver.runtime.observe import Observer
 
-            self._metrics = Observer(self._s, self)
+            self._metrics = Observer(self._s, self, let_in)
             await self._metrics.start(node.metrics.host, node.metrics.port)
 
     async def stop(self) -> None:
@@ -154,6 +155,8 @@ class Status:
 
     def counters(self) -> dict[tuple[str, int], int]:
         """(name, peer id) -> count, supervisor and lanes together."""
+        if self._service is not None:
+            self._service.settle()
         total = dict(self._s.counts)
         for lane in self._s.lanes.table:
             if lane is not None and lane.stats is not None:
@@ -170,6 +173,8 @@ class Status:
 
     def errors_by_source(self) -> list[tuple[str, str, int]]:
         """(process, kind, count): a lane that starts anew counts from zero."""
+        if self._service is not None:
+            self._service.settle()
         found: dict[tuple[str, str], int] = {}
         for (name, _), n in self._s.counts.items():
             found["supervisor", name] = found.get(("supervisor", name), 0) + n
@@ -188,7 +193,9 @@ class Status:
             node = wire.node_id(name)
             link = s.machine.links[node]
             state, reason = PeerState.CONNECTING, "no answer yet"
-            if link.refused:
+            if trouble := s.peers.transport.troubles.get(node, ""):
+                state, reason = PeerState.REFUSED, trouble
+            elif link.refused:
                 state, reason = PeerState.REFUSED, link.refused
             elif link.up:
                 quiet = now - link.heard
@@ -212,6 +219,7 @@ class Status:
                     sent,
                     counters.get(("frames_resent", node), 0),
                     counters.get(("frames_corrupt", node), 0),
+                    s.keys is not None,
                 )
             )
         return out
@@ -333,10 +341,9 @@ class Status:
 
     async def set_mode(self, job: str, mode: str, quality: str) -> PlanChange:
         """See Source."""
-        for field, word, words in (("mode", mode, MODES), ("quality", quality, QUALITIES)):
-            if word and word not in words:
-                text = f"{field}: expected one of {', '.join(words)}, got {word!r}"
-                raise AdminError(ErrorKind.INVALID, text, field)
+        for field, words in (("mode", (mode, "")), ("quality", ("", quality))):
+            if why := unknown(*words):
+                raise AdminError(ErrorKind.INVALID, why, field)
         return self._plans.set_mode(self._job(job), mode, quality)
 
     async def replan(self, job: str) -> PlanChange:

@@ -16,6 +16,7 @@ from typing import Final
 
 import msgspec
 
+from gcproto.packed import UNREADABLE
 from gcserver.core.control_events import AnswerRequest
 from gcserver.core.events import DomainKey
 from gcserver.planner import controllers
@@ -203,7 +204,7 @@ class Steering:
                     course = Course(s.label, s.text, s.ratios)
                     controller = Controller(controlled.law, controlled.config(s.ratios), s.state)
                     self._domains[job, s.domain] = _Domain(course, controlled, controller, steps=s.steps)
-        except (msgspec.MsgspecError, ValueError):
+        except (*UNREADABLE, ValueError):
             self.forget(job)
 
     def forget(self, job: bytes) -> None:

@@ -4,8 +4,8 @@ What may live here: hooks around what a lane does anyway, there only while a ste
 not: anything that costs a step that is not traced; drawing (`gcserver.admin.drawing`).
 
 A trace begins where the step before ends and goes on until its own step has ended here. Kernels are on the resource
-``lane``; ``push`` is a worker's doorbell; ``exchange`` runs from our payload of a block leaving, or the first one
-arriving at its owner, to the last one that the block waited for.
+``lane 0`` and on, each lane's its own; ``push`` is a worker's doorbell; ``exchange`` runs from our payload of a block
+leaving, or the first one arriving at its owner, to the last one that the block waited for.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class StepTracer:
             return
         self._plain = dict(self._p.perform)
         for kind, name in _KERNELS.items():
-            self._p.perform[kind] = self._timed(self._plain[kind], name)
+            self._p.perform[kind] = self._timed(self._plain[kind], name, f"lane {self._p.setup.hello.lane}")
         self._p.perform[fx.Send] = self._on_send
         self._p.perform[fx.LogStep] = self._on_log_step
         self._feed = self._p.feed
@@ -109,14 +109,14 @@ class StepTracer:
         del self._p.feed
         self._feed = None
 
-    def _timed(self, act: Callable[[Any], object], name: str) -> Callable[[Any], object]:
+    def _timed(self, act: Callable[[Any], object], name: str, resource: str) -> Callable[[Any], object]:
         def timed(e: Any) -> object:
             trace = self._trace
             if trace is None or e.domain != trace.ask.domain or e.step != trace.step:
                 return act(e)
             start = time.monotonic()
             result = act(e)
-            trace.note(name, "lane", e.key, start, time.monotonic())
+            trace.note(name, resource, e.key, start, time.monotonic())
             return result
 
         return timed

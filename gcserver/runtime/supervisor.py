@@ -31,9 +31,11 @@ from gcserver.core.arbiter import MemoryArbiter
 from gcserver.core.control import ControlMachine
 from gcserver.core.control_config import ControlConfig
 from gcserver.core.events import DomainKey
+from gcserver.keys import KeyFileError
 from gcserver.planner import controllers
 from gcserver.runtime.audits import Audits
 from gcserver.runtime.etcd import EtcdArbiter
+from gcserver.runtime.keyring import Keyring, open_keyring
 from gcserver.runtime.lanelink import ForgetJob, LaneTrouble
 from gcserver.runtime.lanes import Lanes
 from gcserver.runtime.ledger import JobStore, Ledger
@@ -48,6 +50,7 @@ from gcserver.runtime.room import no_room
 from gcserver.runtime.statefiles import MemoryShort, incarnation, private_directory
 from gcserver.runtime.status import Status
 from gcserver.runtime.steering import Course, Steering
+from gcserver.runtime.tickets import Tickets
 from gcserver.runtime.transport import BindError
 
 TICK: Final = 0.5
@@ -75,6 +78,7 @@ class Supervisor:
         self.etcd = EtcdArbiter(config.cluster.etcd)
         self.queue: deque[cx.ControlEvent] = deque()
         self.lanes = Lanes(self)
+        self.keys: Keyring | None = None
         self.counts: dict[tuple[str, int], int] = {}
         self._new = Once()
         self.signalled = False
@@ -103,15 +107,21 @@ class Supervisor:
                 "start with the old number until they end, or remove that folder to drop them"
             )
         # Lanes need the longest to start; the rest is done while they load their kernels.
+        try:
+            self.keys = open_keyring(self, self.node, self.config.security)
+        except KeyFileError as error:
+            raise StartError(str(error)) from None
         generation, self.incarnation = self.store.generation(), incarnation(self.state / "supervisor.incarnation")
         self.hello = Hello(self.node, self.hello.address, self.hello.lanes, self.hello.lane, generation, __version__)
         c = self.config
+        self.tickets = Tickets(self.state)
         self.lanes.start()
         # Imported late: the planner's kernels come with it, which takes as long as the rest of a daemon's start.
         from gcserver.runtime.advising import Advising
+        from gcserver.runtime.linkprobe import LinkProbes
         from gcserver.runtime.planning import Planning
 
-        self.planning, self.advising = Planning(self), Advising(self)
+        self.planning, self.advising, self.probes = Planning(self), Advising(self), LinkProbes(self)
         rules = () if c.codec.default == "none" else (Rule("*", c.codec.default),)
         self.machine = ControlMachine(
             ControlConfig(
@@ -137,6 +147,9 @@ class Supervisor:
         except BindError as error:
             raise StartError(f"{error}; another daemon? choose other ports with node.listen") from error
         self.registrations = Registrations(self)
+        # Before the jobs, which name their members as those advertise themselves: the configuration knows better.
+        for peer in c.others:
+            self.peers.know(peer.name, str(peer.address))
         for memory, ledgers in self.store.load():
             self.feed(cx.JobRestored(memory, ledgers))
             self.steering.restore(memory.record.job, self.store.steering(memory.record.job))
@@ -144,8 +157,6 @@ class Supervisor:
         self.registrations.start()
         for number in (signal.SIGTERM, signal.SIGINT):
             self.loop.add_signal_handler(number, self._on_signal)
-        for peer in c.others:
-            self.peers.know(peer.name, str(peer.address))
         self._tick()
         try:
             await self._serve()
@@ -248,10 +259,13 @@ class Supervisor:
         self.loop.call_later(TICK, self._tick)
         self.registrations.tick()
         self.peers.tick()
+        if self.keys is not None:
+            self.keys.tick()
         self.feed(ev.Tick())
         self.peers.frames()
         self.lanes.time_trips()
         self.planning.tick()
+        self.probes.tick()
         self.profiler.tick()
 
     def aside(self, work: Callable[[], T], then: Callable[[T], None]) -> None:
@@ -346,8 +360,9 @@ class Supervisor:
     def _do_drained(self, e: cx.Drained) -> None:
         self.stopped.set()
 
-    def _do_count(self, e: fx.Count) -> None:
-        self.counts[e.name, e.peer] = self.counts.get((e.name, e.peer), 0) + e.value
+    def count(self, name: str, peer: int = 0, value: int = 1) -> None:
+        """Something that should not happen; ``peer`` 0: of nobody that is known."""
+        self.counts[name, peer] = self.counts.get((name, peer), 0) + value
 
     def _do_log(self, e: cx.Log) -> None:
         log.log(getattr(logging, e.level.upper()), "%s", e.text)
@@ -370,7 +385,7 @@ class Supervisor:
 _PERFORM: dict[type, Any] = {
     fx.Send: Supervisor._do_send,
     fx.Reconnect: lambda self, e: self.peers.transport.reset(e.peer),
-    fx.Count: Supervisor._do_count,
+    fx.Count: lambda self, e: self.count(e.name, e.peer, e.value),
     fx.ReportLink: lambda self, e: None,
     cx.Tell: lambda self, e: self.registrations.tell(e),
     cx.ToLane: lambda self, e: self.lanes.tell(e.event, e.lane),

@@ -6,6 +6,7 @@ What may live here: functions that return plain data. What may not: assertions t
 from __future__ import annotations
 
 import hashlib
+import os
 import time
 from typing import Any
 
@@ -244,3 +245,14 @@ def counting(steps: int, elements: int, pause: float = 0.0) -> dict[str, Any]:
     stats = gcclient.stats()
     gcclient.shutdown()
     return {"wrong": wrong, "reconnects": stats["reconnects"]}
+
+
+def with_token(tokens: list[str]) -> dict[str, str]:
+    """Each rank joins with its own token; how that ended."""
+    os.environ["GC_JOB_TOKEN"] = tokens[int(os.environ["RANK"])]
+    try:
+        gcclient.init(deadline=5)
+    except gcclient.GradcommError as error:
+        return {"error": type(error).__name__, "message": str(error)}
+    gcclient.shutdown()
+    return {"error": "", "message": ""}

@@ -33,6 +33,8 @@ from typing import Any
 
 from benchmarks.lab import processes
 from benchmarks.lab.daemons import free_ports
+from gcserver import keys as node_keys
+from gcserver.keys import KeyPair
 from tests.integration.forked import Forked, ends_with_parent
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -105,6 +107,10 @@ class Daemon:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 pass
+
+    def kill_lane(self) -> None:
+        """SIGKILL its first lane; the supervisor starts it again by itself."""
+        os.kill(self.lane_pids()[0], signal.SIGKILL)
 
     def kill_supervisor(self) -> None:
         """SIGKILL the supervisor alone."""
@@ -207,7 +213,8 @@ class Cluster(processes.Owner):
     """``nodes`` daemons that know each other, on loopback. Use as a context manager.
 
     ``options``: configuration keys for all daemons (``{"codec.default": "fp16"}``); ``lanes`` each.
-    ``know_peers=False`` leaves out the static list, for rendezvous through torch's store.
+    ``know_peers=False`` leaves out the static list, for rendezvous through torch's store. ``keys=True`` gives every
+    daemon keys: ``pairs`` by name, all of them in the list ``admitted``.
     """
 
     def __init__(
@@ -217,6 +224,7 @@ class Cluster(processes.Owner):
         lanes: int = 1,
         options: Mapping[str, str] | None = None,
         know_peers: bool = True,
+        keys: bool = False,
     ) -> None:
         self.folder = folder
         self.lanes = lanes
@@ -230,8 +238,25 @@ class Cluster(processes.Owner):
             others = [f"{d.name}={d.address}" for d in self.daemons if d is not daemon]
             if know_peers and others:
                 daemon.options["cluster.peers"] = ",".join(others)
+        self.pairs: dict[str, KeyPair] = {}
+        self.admitted = folder / "peers"
+        if keys:
+            self._make_keys()
         self._jobs: list[Job] = []
         self._runs = 0
+
+    def _make_keys(self) -> None:
+        for daemon in self.daemons:
+            pair = self.pairs[daemon.name] = node_keys.generate(daemon.name)
+            secret, _ = node_keys.write(pair, self.folder)
+            daemon.options |= {"security.key": str(secret), "security.peers": str(self.admitted)}
+        self.admit(*self.pairs.values())
+
+    def admit(self, *pairs: KeyPair) -> None:
+        """Make these the list of admitted nodes, at once as far as whoever reads it can tell."""
+        new = self.admitted.with_suffix(".new")
+        new.write_text("".join(node_keys.line(pair.name, pair.public) + "\n" for pair in pairs))
+        new.replace(self.admitted)
 
     def _open(self) -> None:
         for daemon in self.daemons:

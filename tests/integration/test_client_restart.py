@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import signal
+import time
 from pathlib import Path
 
 from tests.integration.cluster import Cluster, Daemon
+from tests.integration.operators import ask, reachable
 
 COUNTING = "tests.integration.client_workers:counting"
 TRAINING = "tests.integration.ddp_workers:training"
 WRAPPED = "tests.integration.optimizer_workers:training"
-
-
-def _kill_lane(daemon: Daemon) -> None:
-    """The supervisor starts the lane again by itself."""
-    os.kill(daemon.lane_pids()[0], signal.SIGKILL)
 
 
 def _kill_supervisor(daemon: Daemon) -> None:
@@ -33,8 +28,8 @@ def test_every_sum_is_exact_across_kills(tmp_path: Path) -> None:
     with Cluster(tmp_path, nodes=2) as cluster:
         job = cluster.start(COUNTING, [0, 1, 1], steps=80, elements=400_000)
         for step, node, kill in (
-            (10, 1, _kill_lane),
-            (20, 0, _kill_lane),
+            (10, 1, Daemon.kill_lane),
+            (20, 0, Daemon.kill_lane),
             (30, 1, _kill_supervisor),
             (40, 0, _kill_supervisor),
             (50, 1, _kill_all),
@@ -50,14 +45,15 @@ def test_every_sum_is_exact_across_kills(tmp_path: Path) -> None:
 
 def test_the_weights_are_those_of_an_undisturbed_run(tmp_path: Path) -> None:
     """Uncompressed, with error feedback at both ends, and in two exchanges with a random start; every tensor is
-    compressed."""
+    compressed. What is disturbed is encrypted, which changes no bit either."""
     codecs = ["none", "topk(ratio=0.05)", "powersgd(rank=4)"]
     with Cluster(tmp_path, nodes=2, options={"min_compress_bytes": "0"}) as cluster:
         calm = [o.ok() for o in cluster.run(TRAINING, [0, 1], steps=50, compressions=codecs)]
+    with Cluster(tmp_path / "secured", nodes=2, options={"min_compress_bytes": "0"}, keys=True) as cluster:
         job = cluster.start(TRAINING, [0, 1], steps=50, compressions=codecs)
         for codec in codecs:
             job.wait_mark(f"{codec} 10")
-            _kill_lane(cluster.daemons[1])
+            cluster.daemons[1].kill_lane()
             job.wait_mark(f"{codec} 20")
             _kill_supervisor(cluster.daemons[0])
             job.wait_mark(f"{codec} 32")
@@ -74,9 +70,41 @@ def test_the_wrappers_groups_survive_a_kill(tmp_path: Path) -> None:
         calm = [o.ok() for o in cluster.run(WRAPPED, [0, 1], **arguments)]
         job = cluster.start(WRAPPED, [0, 1], **arguments)
         job.wait_mark("step 5")
-        _kill_lane(cluster.daemons[1])
+        cluster.daemons[1].kill_lane()
         job.wait_mark("step 12")
         _kill_all(cluster.daemons[0])
         shaken = [o.ok() for o in job.wait(90)]
     assert all(v["reconnects"] >= 1 for v in shaken)
     assert len({v["hash"] for v in (*calm, *shaken)}) == 1
+
+
+def test_a_restarted_daemon_finds_its_peers_where_it_was_told(tmp_path: Path) -> None:
+    """The configuration says where a peer is reached from here, which may be another address than it advertises."""
+    cluster = reachable(Cluster(tmp_path, nodes=2))
+    a, b = cluster.daemons
+    told = b.address.replace("127.0.0.1", "localhost")
+    a.options["cluster.peers"] = f"{b.name}={told}"
+    with cluster:
+        job = cluster.start(COUNTING, [0, 1], steps=40, elements=10_000)
+        job.wait_mark("step 10")
+        _kill_all(a)
+        for outcome in job.wait(60):
+            assert outcome.ok()["wrong"] == 0
+        assert [p["address"] for p in ask(a, "peers")["peers"]] == [told]
+
+
+def test_a_lane_that_is_killed_while_it_starts_is_started_again(tmp_path: Path) -> None:
+    """Also in a daemon's first seconds, in which a lane that gives up by itself ends the daemon."""
+    cluster = Cluster(tmp_path, nodes=1)
+    (daemon,) = cluster.daemons
+    try:
+        daemon.start()
+        while not daemon.lane_pids():
+            assert daemon.process is not None and daemon.process.poll() is None, daemon.text()
+            time.sleep(0.001)
+        daemon.kill_lane()
+        daemon.wait_ready()
+        assert cluster.run("tests.integration.memory_workers:little", [0])[0].ok() == 2.0
+    finally:
+        cluster.close()
+    assert "lane 0 died (status -9)" in daemon.text()

@@ -55,13 +55,26 @@ def finish(job: Job, stop: Path) -> None:
     assert values[0]["steps"] == values[1]["steps"] and values[0]["hash"] == values[1]["hash"]
 
 
+def planned(folder: Path, **more: str) -> Cluster:
+    """Two daemons that plan."""
+    options = {
+        "plan.mode": "auto", "plan.quality": "fast", "plan.warmup_steps": "0", "plan.profiles": f"{folder}/profiles",
+        "min_compress_bytes": "0", **more,
+    }  # fmt: skip
+    return reachable(Cluster(folder, nodes=2, options=options))
+
+
 @pytest.fixture
 def cluster(tmp_path: Path) -> Cluster:
-    options = {
-        "plan.mode": "auto", "plan.quality": "fast", "plan.warmup_steps": "0", "plan.profiles": f"{tmp_path}/profiles",
-        "min_compress_bytes": "0",
-    }  # fmt: skip
-    return reachable(Cluster(tmp_path, nodes=2, options=options))
+    # Nobody is to find out that the link is another one than the test says.
+    return planned(tmp_path, **{"plan.probe_every": "0s"})
+
+
+def gone(cluster: Cluster, folder: Path) -> None:
+    """The job is over on both nodes, which have saved its profile."""
+    a, b = cluster.daemons
+    until(lambda: len(list((folder / "profiles").glob("gpt-*.json"))) == 2, Job([]), a)
+    until(lambda: not ask(a, "jobs")["jobs"] and not ask(b, "jobs")["jobs"], Job([]), a)
 
 
 def slow_link(folder: Path, job: str) -> None:
@@ -93,8 +106,7 @@ def test_a_job_is_planned_by_its_first_node_and_steered_by_operators(cluster: Cl
         guessed = {GUESS.bandwidth} if "is a guess" in advice["verdict"] else set()
         assert {r["bandwidth"] for r in advice["rows"] if not r["measured"]} == {125e3, 1.25e9} | guessed
         finish(job, tmp_path / "first")
-        until(lambda: len(list((tmp_path / "profiles").glob("gpt-*.json"))) == 2, Job([]), a)
-        until(lambda: not ask(a, "jobs")["jobs"] and not ask(b, "jobs")["jobs"], Job([]), a)
+        gone(cluster, tmp_path)
 
         # The next run starts from what this one left. Its link is slow, as far as anybody knows.
         slow_link(tmp_path / "profiles", "gpt")
@@ -148,4 +160,34 @@ def test_a_job_is_planned_by_its_first_node_and_steered_by_operators(cluster: Cl
         assert "planner (lgreco, safe)" in ctl(a, "set-plan", "--mode", "lgreco", "--quality", "safe")[1]
         plan = ask(a, "plan")
         assert (plan["mode"], plan["quality"]) == ("lgreco", "safe")
+        finish(job, tmp_path / "second")
+
+
+def test_a_compressed_job_notices_by_itself_that_its_link_has_recovered(tmp_path: Path) -> None:
+    cluster = planned(tmp_path, **{"plan.probe_every": "0s"})
+    a, _ = cluster.daemons
+    with cluster:
+        job = cluster.start(TRAIN, [0, 1], job="gpt", stop=f"{tmp_path}/first", **ARGUMENTS)
+        job.wait_mark("step 1")
+        until(lambda: (d := model(a)) is not None and d["forecast"], job, a)
+        finish(job, tmp_path / "first")
+        gone(cluster, tmp_path)
+
+        # It was slow when this was saved, and is not any more. The job's own frames never tell. A plan is made within
+        # seconds, before anything is probed.
+        slow_link(tmp_path / "profiles", "gpt")
+        for daemon in cluster.daemons:
+            daemon.stop()
+            daemon.options["plan.probe_every"] = "30s"
+            daemon.start()
+        for daemon in cluster.daemons:
+            daemon.wait_ready()
+        job = cluster.start(TRAIN, [0, 1], job="gpt", stop=f"{tmp_path}/second", **ARGUMENTS)
+        job.wait_mark("step 1")
+        slow = until(in_force(a, 1), job, a)
+        assert {g["codec"] for g in slow["groups"]} != {"none"}
+        fast = until(in_force(a, 2), job, a)
+        assert {g["codec"] for g in fast["groups"]} == {"none"} and ask(a, "plan")["mode"] == "auto"
+        (profile,) = ask(a, "profile")["domains"]
+        assert profile["link_samples"] and profile["link_bandwidth"] > 1e7
         finish(job, tmp_path / "second")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gcclient.gpu_codecs import GpuCodecError
 from gcserver.codecs import CodecError
-from tests.property.test_fuzz import mutate
+from tests.fuzz.mutate import spoil
 from tests.unit.client.gpu_cases import EXACT, Sides
 
 LAYOUTS = [
@@ -87,7 +87,7 @@ def test_hostile_payloads_get_the_daemons_verdict(spec, seed, n):
     frame = payload.tobytes()
     assert attempt(sides, frame, n)
     for _ in range(40):
-        data = mutate(rng, frame)
+        data = spoil(rng, frame)
         try:
             sides.cpu.check(np.frombuffer(data, np.uint8), n)
             expected = True

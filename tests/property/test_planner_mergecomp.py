@@ -15,6 +15,7 @@ from gcserver.planner.fit import AffineCost, fit_affine
 from gcserver.planner.mergecomp import MergeModel, best_by_count, merge, step_time, timeline
 from gcserver.planner.mergecomp_groups import Grouping, address_ranges, ddp_bucket_caps, tensor_ranges
 from gcserver.planner.mergecomp_search import MeasuredSearch
+from tests.unit.planner import mergecomp_oracle
 
 #: few values, so that sizes and gaps repeat and times tie
 parts = st.sampled_from([0.0, 0.5, 1.0, 2.0]) | st.floats(0, 8)
@@ -48,6 +49,13 @@ def test_no_cut_is_better_than_the_one_found(model: MergeModel) -> None:
         least = min(step_time(model, g) for g in every_grouping(n, len(m.grouping)))
         assert m.seconds == step_time(model, m.grouping) == pytest.approx(least, rel=1e-9, abs=1e-9)
     assert merge(model, n, 0.0).seconds <= found[0].seconds
+
+
+@settings(max_examples=150, deadline=None)
+@given(model=models(longest=30), most=st.integers(1, 9))
+def test_kernels_cut_as_the_plain_recurrence_does(model: MergeModel, most: int) -> None:
+    expected = [g.ends for g in mergecomp_oracle.best_groupings(model, most)]
+    assert [m.grouping.ends for m in best_by_count(model, most)] == expected
 
 
 @settings(max_examples=150, deadline=None)

@@ -22,6 +22,7 @@ from gcserver.core import control_events as ce
 from gcserver.core import effects as fx
 from gcserver.core import events as ev
 from gcserver.core.control import wish_number
+from tests.simulation import strains
 from tests.simulation.lane_process import LaneProcess
 from tests.simulation.memory import CODECS, LEVELS, TORN
 from tests.simulation.processes import CONTROL, ControlProcess, Process
@@ -311,13 +312,15 @@ LATE = (crash_lane, crash_supervisor, crash_node, reset, lose, pause_supervisor)
 
 
 #: ``tune`` is no fault, and drawn apart
-KINDS = {k.__name__: k for k in (*SURVIVABLE, *LOSSES, tune)}
+KINDS = {k.__name__: k for k in (*SURVIVABLE, *LOSSES, tune, *strains.HARMLESS, *strains.DEADLY)}
 
 
 def strike(w: World, only: tuple[str, ...] = ()) -> None:
     """Put a seed's faults into the world's queue; ``only``: of these kinds, and many."""
     r = Random(w.seed * 2 + 999)
     tuned = Random(w.seed * 16 + 7)
+    for when, strain, its in strains.draw(w) if not only else ():
+        w.at(when, act, w, strain, its)
     if not only and tuned.random() < 0.5:
         for _ in range(tuned.choice([1, 3, 8])):
             w.at(tuned.uniform(FIRST, LAST), act, w, tune, tuned)
@@ -331,7 +334,8 @@ def strike(w: World, only: tuple[str, ...] = ()) -> None:
         faults = r.choices(kinds, [SURVIVABLE[k] for k in kinds], k=r.choice([1, 2, 4, 8, 12]))
     for fault in faults:
         early = r.random() < 0.05
-        w.at(r.uniform(0.0, FIRST) if early else r.uniform(FIRST, LAST), act, w, fault, r)
+        when = r.uniform(0.0, FIRST) if early else r.uniform(FIRST, LAST)
+        w.at(0.0 if fault in strains.AT_START else when, act, w, fault, r)
     if w.seed >= LOSSY:
         _lose_nodes(w, Random(w.seed * 16 + 5))
     elif not only and r.random() < 0.15:

@@ -23,9 +23,10 @@ class Links:
     def __init__(self, checks: Checks) -> None:
         self.world, self.fail = checks.world, checks.fail
 
-    def after(self, p: Process) -> None:
-        """Credit is neither lost nor made, on either side."""
-        for link in p.machine.links.values():
+    def after(self, p: Process, touched: set[int] | None) -> None:
+        """Credit is neither lost nor made, on either side; ``touched``: of links that were used, None of all."""
+        links = p.machine.links
+        for link in links.values() if touched is None else [links[peer] for peer in touched if peer in links]:
             self._link(p, link)
         if p.lane != CONTROL:
             self._parked(p)
@@ -43,8 +44,8 @@ class Links:
             if out < 0:
                 self.fail("credit", f"{p.name} got back {-out} bytes more than it spent from {link.name}")
             # A payload larger than the credit goes alone; what a peer asks for again is not held up by credit.
-            bound = max(link.credit, self.world.largest_payload) + self._answers(p, domain)
-            if out > bound and not self.world.everyone:
+            bound = max(link.credit, self.world.largest_payload)
+            if out > bound and not self.world.everyone and out > bound + self._answers(p, domain):
                 self.fail("credit", f"{p.name} has {out} bytes out at {link.name}, credit is {link.credit}")
         if not link.theirs:
             return

@@ -13,10 +13,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from gcproto.manifest import Block, Section
+from gcproto.messages import PlanText
 from gcproto.wire import Flag
 from gcserver.core.control_events import DomainLedger, JobMemory, LogSettled
 from gcserver.core.effects import Encode, Finalise
 from gcserver.core.events import BlockMemory, CodecChoice, Decision, DomainKey, Retained, StepRecord, Versions
+from gcserver.core.job import Job
 
 #: elements of every simulated gradient
 WIDTH = 2
@@ -44,7 +46,13 @@ CODECS = {
     "twice": CodecChoice("twice", 3, 8, True, True, rounds=2, levels=LEVELS, own=8, exact=1),
     "all-none": CodecChoice("all-none", 1, 0, False, False, drains=True),
     "all-feedback": _feedback("all-feedback", 4),
+    "votes": CodecChoice("votes", 4, 0, False, True, votes=True),
+    "matrix": CodecChoice("matrix", 5, 4, True, True, whole=True, own=4),
 }
+#: the id of a codec that no node here knows: a faulty member says that it uses it
+FOREIGN = 77
+#: rules for such tensors need memory that no node has
+ROOMY = "roomy"
 
 
 def resolve(spec: str) -> CodecChoice:
@@ -52,6 +60,16 @@ def resolve(spec: str) -> CodecChoice:
     if spec not in CODECS:
         raise ValueError(f"unknown codec {spec!r}; one of {sorted(CODECS)}")
     return CODECS[spec]
+
+
+def no_controller(text: str) -> str:
+    """Why a controller cannot run: there is none here."""
+    return "" if text in ("", "none") else f"unknown controller {text!r}"
+
+
+def no_room(job: Job, text: PlanText) -> str:
+    """Why there is no memory for a plan: there is, but for rules that say so."""
+    return next((f"no memory for {r.pattern}" for r in text.rules if r.pattern.startswith(ROOMY)), "")
 
 
 def scheme(spec: str) -> str:
@@ -187,6 +205,8 @@ class BlockStore:
             self.owner_residuals[e.write] = rest
             payload = (sent, 1)
             self.output = (sent, e.divisor)
+        elif e.codec.sum_units:
+            payload, self.output = (total, 1), (total, e.divisor)
         else:
             payload = self.output = (total, e.divisor)
         if e.codec.feedback and e.codec.rounds == 1:

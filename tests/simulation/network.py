@@ -30,7 +30,7 @@ Route = tuple[str, str, int]
 
 @dataclass(slots=True, eq=False)
 class Frame:
-    """One frame under way. ``damage``: "", "header" or "payload"."""
+    """One frame under way. ``damage``: "", "header", "payload" or "unusable"."""
 
     header: Header
     payload: Payload | None
@@ -113,16 +113,28 @@ class Network:
             channel.queued.remove(frame)
         if frame.gone:
             return
-        source, target, lane = channel.route
+        source, target, _ = channel.route
         if self.cut.get(frozenset((source, target)), 0.0) > self.world.now:
             self._launch(channel, frame)
             return
+        now, node = self.world.now, self.world.by_name[target]
+        if node.slow_until > now or node.reads_at > now:
+            node.reads_at = max(node.reads_at, now) + (node.reading if node.slow_until > now else 0.0)
+            self.world.at(node.reads_at, self._read, channel, frame)
+        else:
+            self._read(channel, frame)
+
+    def _read(self, channel: Channel, frame: Frame) -> None:
+        source, target, lane = channel.route
         process = self.world.process(target, lane)
         if process is not None:
             self.hand_over(process, source, frame)
 
     def hand_over(self, process: Process, source: str, frame: Frame) -> None:
         """What the receiving transport tells its machine."""
+        if frame.damage == "unusable":
+            process.deliver(ev.Unusable(frame.header, "rubbish under a proper digest"))
+            return
         if frame.damage:
             header = frame.header if frame.damage.startswith("payload") else None
             process.deliver(ev.FrameDamaged(header, wire.node_id(source), f"{frame.damage} digest"))

@@ -20,13 +20,15 @@ from gcserver.core import events as ev
 from gcserver.core.arbiter import MemoryArbiter
 from gcserver.core.control import ControlMachine
 from gcserver.core.control_config import ControlConfig
-from tests.simulation.memory import resolve
+from tests.simulation.memory import no_controller, no_room
 
 if TYPE_CHECKING:
     from tests.simulation.lane_process import LaneProcess
     from tests.simulation.world import Node, World
 
 CONTROL = -1
+#: with more links than this only those that an event used are checked after it; all of them at every tick
+FEW_LINKS = 8
 
 
 class Killed(Exception):
@@ -70,7 +72,9 @@ class Process:
         world.events += 1
         if world.trace is not None and type(event) is not ev.Tick:
             world.say(self.name, event)
-        effects = self.machine.on(event, world.now)
+        effects = self.machine.on(event, self.node.clock())
+        few = len(self.machine.links) <= FEW_LINKS or type(event) is ev.Tick
+        touched = None if few else _peers(event, effects)
         try:
             for effect in effects:
                 if self.fuse >= 0 or self.dies_before:
@@ -81,7 +85,7 @@ class Process:
         except Killed:
             world.kill(self)
             return
-        world.checks.after(self)
+        world.checks.after(self, touched)
 
     def _burn(self, effect: Any) -> None:
         if self.dies_before:
@@ -128,12 +132,12 @@ class ControlProcess(Process):
         super().__init__(world, node, CONTROL)
         shape = world.shape
         hello = messages.Hello(node.name, node.address, shape.lanes, 0, node.memory.generation, "sim")
-        rules = (messages.Rule("*", shape.codec),)
+        rules = (messages.Rule(shape.pattern, shape.codec),)
         config = ControlConfig(
             hello, self.incarnation, rules, shape.partition_bytes, shape.min_compress_bytes, shape.deadline, "fail",
             arbiter=True,
         )  # fmt: skip
-        self.machine = ControlMachine(config, resolve)
+        self.machine = ControlMachine(config, node.resolve, no_controller, no_room)
         self.arbiter = MemoryArbiter()
         self.connections: dict[int, Any] = {}
         self.lanes_up: dict[int, LaneProcess] = {}
@@ -217,6 +221,14 @@ class ControlProcess(Process):
         ce.Drained: _drained,
         ce.Log: _log,
     }
+
+
+def _peers(event: Any, effects: list[Any]) -> set[int]:
+    """Whose links an event was about, and whose were used because of it."""
+    peers = {e.peer for e in effects if type(e) is fx.Send}
+    if type(event) is ev.FrameReceived:
+        peers.add(event.header.sender)
+    return peers
 
 
 def received(header: wire.Header, handle: int | None, body: bytes) -> ev.FrameReceived:

@@ -7,6 +7,7 @@ what a world is or what is checked in it.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 import time
@@ -14,6 +15,8 @@ import traceback
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
 
 from tests.simulation.faults import KINDS, strike
 from tests.simulation.planted import PLANTED, planted
@@ -23,8 +26,14 @@ from tests.simulation.world import World
 
 #: seeds a process plays before it says so
 BATCH = 25
-#: worlds are small: whatever needs more events than this goes in circles
+#: most worlds are small: whatever needs more events than this goes in circles
 MAX_EVENTS = 200_000
+#: and of a large one, for each pair of nodes
+MAX_EVENTS_PAIR = 200
+#: of so many worlds one loses nodes and goes on
+LOSSY_EVERY = 5
+#: seconds between two lines of progress where there is no terminal
+SAY_EVERY = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +59,7 @@ def command(seed: int, only: tuple[str, ...] = ()) -> str:
 def play(seed: int, only: tuple[str, ...] = (), trace: bool = False) -> Outcome:
     """One world from start to end."""
     world = World(draw(seed), seed, print if trace else None)
-    world.max_events = MAX_EVENTS
+    world.max_events = MAX_EVENTS + MAX_EVENTS_PAIR * len(world.nodes) ** 2
     error = ""
     try:
         world.start()
@@ -80,11 +89,42 @@ def play_all(start: int, count: int, jobs: int) -> Iterator[list[Outcome]]:
         yield from pool.map(play_batch, batches)
 
 
+def seeds(start: int, count: int) -> tuple[range, range]:
+    """Those of ordinary worlds, and a share of those that lose nodes and go on; from LOSSY on there are only these."""
+    losses = count // LOSSY_EVERY if start < LOSSY else 0
+    return range(start, start + count - losses), range(LOSSY + start, LOSSY + start + losses)
+
+
+class Progress:
+    """Says how far a run is and how long it may still take: at once on a terminal, elsewhere now and then."""
+
+    def __init__(self, seeds: int) -> None:
+        self.seeds, self.began = seeds, time.monotonic()
+        self.said = self.began
+
+    @property
+    def elapsed(self) -> float:
+        return time.monotonic() - self.began
+
+    def show(self, done: int, bad: int) -> None:
+        terminal = sys.stderr.isatty()
+        if not terminal and time.monotonic() - self.said < SAY_EVERY:
+            return
+        self.said = time.monotonic()
+        left = self.elapsed / done * (self.seeds - done)
+        minutes, seconds = divmod(round(left), 60)
+        line = f"{done}/{self.seeds} seeds, {bad} bad, {minutes}:{seconds:02} min left "
+        print(f"\r{line}" if terminal else line, end="" if terminal else "\n", file=sys.stderr, flush=True)
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation.run", description=__doc__)
-    parser.add_argument("--seeds", type=int, default=1000, help="how many worlds")
+    parser.add_argument(
+        "--seeds", type=int, default=1000, help=f"how many worlds, one in {LOSSY_EVERY} of those that lose nodes"
+    )
     parser.add_argument("--start", type=int, default=0, help="the first seed")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes")
+    parser.add_argument("--json", type=Path, help="write figures and violations there")
     parser.add_argument("--seed", type=int, help="only this one")
     parser.add_argument("--trace", action="store_true", help="print every event and effect (with --seed)")
     parser.add_argument("--faults", default="", help=f"many of these (with --seed): {', '.join(KINDS)}")
@@ -93,23 +133,33 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if args.seed is not None:
         return _one(args.seed, tuple(filter(None, args.faults.split(","))), args.trace, args.planted)
-    began = time.monotonic()
+    return _many(args.start, args.seeds, args.jobs, args.json)
+
+
+def _many(start: int, count: int, jobs: int, json_file: Path | None) -> int:
+    progress = Progress(count)
     done = events = steps = struck = fatal = 0
     bad: list[Outcome] = []
-    for outcomes in play_all(args.start, args.seeds, args.jobs):
+    for outcomes in chain.from_iterable(play_all(of.start, len(of), jobs) for of in seeds(start, count)):
         for o in outcomes:
             done, events, steps, struck = done + 1, events + o.events, steps + o.steps, struck + o.faults
             fatal += bool(o.fatal)
             if o.error:
                 bad.append(o)
                 print(f"\nseed {o.seed}: {o.error}\n  replay: {command(o.seed)}", flush=True)
-        if sys.stderr.isatty():
-            print(f"\r{done}/{args.seeds} seeds, {len(bad)} bad", end="", file=sys.stderr, flush=True)
-    took = time.monotonic() - began
+        progress.show(done, len(bad))
+    took = progress.elapsed
     print(
-        f"\n{done} seeds in {took:.1f} s: {steps} steps of workers, {events} events, {struck} faults "
-        f"({fatal} worlds with a fatal one), {len(bad)} violations"
+        f"\n{done} seeds in {took:.1f} s on {jobs} processes: {steps} steps of workers, {events} events, {struck} "
+        f"faults ({fatal} worlds with a fatal one), {len(bad)} violations"
     )
+    if json_file is not None:
+        violations = [{"seed": o.seed, "error": o.error, "replay": command(o.seed)} for o in bad]
+        figures = {
+            "start": start, "seeds": done, "jobs": jobs, "seconds": took, "steps": steps, "events": events,
+            "faults": struck, "fatal": fatal, "violations": violations,
+        }  # fmt: skip
+        json_file.write_text(json.dumps(figures, indent=2) + "\n")
     return 1 if bad else 0
 
 

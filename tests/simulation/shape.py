@@ -16,6 +16,10 @@ from tests.simulation.program import DomainSpec, JobSpec
 KIB = 1024
 #: worlds from this seed on lose nodes and go on
 LOSSY = 1_000_000
+#: how often a world is large, and of how many nodes then: what one costs grows with the square
+LARGE = 0.015
+LARGE_NODES = (8, 12, 16, 24, 32, 48, 64)
+LARGE_WEIGHTS = (64, 32, 16, 8, 4, 2, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +44,23 @@ class Shape:
     everyone: bool = False
     #: how long the arbiter takes at most
     arbiter_delay: float = 0.0
+    #: of the tensors that the daemons' own rule is for
+    pattern: str = "*"
 
 
-def section(index: int, domain: int, sizes: list[int]) -> Section:
-    """A section of fp32 tensors of these sizes, bytes."""
-    tensors = tuple(TensorSpec(f"d{domain}.s{index}.t{i}", (n // 4,), int(DType.F32)) for i, n in enumerate(sizes))
-    return Section(index, tensors)
+def section(index: int, domain: int, sizes: list[int], dtype: DType = DType.F32) -> Section:
+    """A section of tensors of these sizes, bytes."""
+    sized = ((i, n // dtype.itemsize or 1) for i, n in enumerate(sizes))
+    return Section(index, tuple(TensorSpec(f"d{domain}.s{index}.t{i}", (n,), int(dtype)) for i, n in sized))
+
+
+def sometimes_typed(cut: Section, domain: int, seed: int) -> Section:
+    """Of another type in some cases, from a generator of its own."""
+    r = Random(seed * 4096 + 131)
+    if r.random() > 0.1:
+        return cut
+    sizes = [t.elements * DType.F32.itemsize for t in cut.tensors]
+    return Section(cut.index, section(cut.index, domain, sizes, r.choice([DType.F16, DType.I64])).tensors, cut.cuts)
 
 
 def sometimes_twice(codec: str, seed: int) -> str:
@@ -65,7 +80,8 @@ def draw_domain(r: Random, number: int, ranks: tuple[int, ...], codecs: list[str
     for index in range(1 if scoped else r.randint(1, 3)):
         big = r.random() < 0.7
         sizes = [r.choice([64, 192, 320]) * KIB for _ in range(r.randint(1, 2))] if big else [r.choice([4, 96, 256])]
-        sections.append(sometimes_cut(section(index, number, sizes), seed * 16 + number * 4 + index))
+        at = seed * 16 + number * 4 + index
+        sections.append(sometimes_typed(sometimes_cut(section(index, number, sizes), at), number, at))
     late = tuple(1 if i == 0 else r.randint(1, max(1, steps // 2)) for i in range(len(sections)))
     late = tuple(sorted(late))
     nan = {r.randint(1, steps): r.choice(ranks) for _ in range(r.choice([0, 0, 1, 2]))}
@@ -91,6 +107,27 @@ def draw_job(r: Random, label: str, nodes: int, codecs: list[str], seed: int) ->
     return JobSpec(label, layout, tuple(domains))
 
 
+def draw_large(r: Random, nodes: int, seed: int) -> Shape:
+    """A cluster of more nodes than most worlds have, with a short program: its frames grow with the square of them."""
+    layout = tuple((n, 2 if r.random() < 0.1 else 1) for n in range(nodes))
+    ranks = tuple(range(sum(n for _, n in layout)))
+    codec = r.choice(["", "none", "feedback", "twice"])
+    tensors = section(0, 0, [256 * KIB * r.randint(1, max(1, nodes // 4))])
+    nan = {1: r.choice(ranks)} if r.random() < 0.2 else {}
+    domain = DomainSpec(0, ranks, True, codec, (tensors,), (1,), 2, nan, frozenset(), 1, seed)
+    return Shape(
+        nodes=nodes,
+        lanes=1,
+        jobs=(JobSpec("job0", layout, (domain,)),),
+        codec=r.choice(["feedback", "none"]),
+        credit=r.choice([128, 512, 4096]) * KIB,
+        partition_bytes=256 * KIB,
+        tick=1.0,
+        latency=r.choice([0.0005, 0.002]),
+        jitter=r.choice([0.0, 0.02]),
+    )
+
+
 def draw(seed: int) -> Shape:
     """The shape of world ``seed``; from LOSSY on its jobs go on without the nodes they lose."""
     if seed >= LOSSY:
@@ -101,6 +138,9 @@ def draw(seed: int) -> Shape:
 
 
 def _draw(seed: int) -> Shape:
+    size = Random(seed * 64 + 23)
+    if size.random() < LARGE:
+        return draw_large(size, size.choices(LARGE_NODES, LARGE_WEIGHTS)[0], seed)
     r = Random(seed * 2 + 1)
     nodes = r.choice([1, 2, 2, 2, 3, 3, 3, 4, 4, 5, 6])
     everyone = r.random() < 0.3
@@ -122,4 +162,5 @@ def _draw(seed: int) -> Shape:
         answer_delay=r.choice([0.0, 0.0, 0.003]),
         static_peers=r.random() < 0.7,
         everyone=everyone,
+        pattern="*.t0" if Random(seed * 64 + 26).random() < 0.06 else "*",
     )

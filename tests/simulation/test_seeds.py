@@ -34,7 +34,7 @@ def test_a_thousand_seeds() -> None:
     # The run means something only if faults struck and work was done.
     assert sum(o.faults for o in outcomes) > SEEDS
     assert sum(o.steps for o in outcomes) > 10 * SEEDS
-    assert 0.02 * SEEDS < sum(bool(o.fatal) for o in outcomes) < 0.3 * SEEDS
+    assert 0.1 * SEEDS < sum(bool(o.fatal) for o in outcomes) < 0.5 * SEEDS
 
 
 @pytest.mark.slow

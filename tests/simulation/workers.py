@@ -87,7 +87,8 @@ class DomainThread:
             return
         due = self._due()
         while due > self.declared:
-            self.worker.say(messages.DeclareSection(self.spec.id, self.spec.sections[self.declared]))
+            section = self.spec.sections[self.declared]
+            self.worker.say(messages.DeclareSection(self.spec.id, section, self.step + 1))
             self.declared += 1
         if len(self.space.sections) < due or self.unmapped:
             return
@@ -128,11 +129,11 @@ class DomainThread:
                     self.doorbells[step].append((lane, push))
                     self.worker.ring(lane, push)
         if rest:
-            self.world.at(self.world.now + self.world.compute(), self._push, step, rest, first)
+            self.world.at(self.world.now + self.worker.compute(), self._push, step, rest, first)
         else:
             self.pushing = False
             if not self.spec.scoped:
-                self.world.at(self.world.now + self.world.compute(), self.advance)
+                self.world.at(self.world.now + self.worker.compute(), self.advance)
             if not self.outstanding[step]:
                 self._step_done(step)
 
@@ -157,7 +158,7 @@ class DomainThread:
     def _step_done(self, step: int) -> None:
         if self.outstanding.pop(step, None) is not None:
             self.world.steps_done += 1
-            self.world.at(self.world.now + self.world.compute(), self.advance)
+            self.world.at(self.world.now + self.worker.compute(), self.advance)
 
 
 class Worker:
@@ -178,6 +179,11 @@ class Worker:
         self.rang_at = [0.0] * world.shape.lanes
         self.name = f"{spec.label}:{rank}"
         self.peers: tuple[tuple[str, str], ...] = ()
+        #: it takes so much longer than others to compute, seconds
+        self.slower = 0.0
+
+    def compute(self) -> float:
+        return self.world.compute() + self.slower
 
     # ------------------------------------------------------------------------- the daemon's socket
     def connect(self) -> None:

@@ -18,9 +18,10 @@ from gcproto import wire
 from gcproto.manifest import AddressSpace
 from gcserver.core import control_events as ce
 from gcserver.core import events as ev
+from gcserver.core.events import CodecChoice
 from tests.simulation.checks import Checks, Violation
 from tests.simulation.lane_process import LaneProcess
-from tests.simulation.memory import NodeMemory
+from tests.simulation.memory import NodeMemory, resolve
 from tests.simulation.network import Network
 from tests.simulation.processes import CONTROL, ControlProcess, Process
 from tests.simulation.program import DomainSpec, JobSpec
@@ -45,6 +46,15 @@ class Node:
         self.lanes: dict[int, LaneProcess] = {}
         self.pipes: dict[tuple[int, int], float] = {}
         self.gone = False
+        #: its clock: by how much it is ahead, seconds, and how fast it goes
+        self.ahead, self.pace = 0.0, 1.0
+        #: it takes so long to read a frame, seconds, until then; when it has read what has arrived
+        self.reading, self.slow_until, self.reads_at = 0.0, 0.0, 0.0
+        #: the codecs that its release knows
+        self.resolve: Callable[[str], CodecChoice] = resolve
+
+    def clock(self) -> float:
+        return self.ahead + self.pace * self.world.now
 
     def processes(self) -> Iterator[Process]:
         if self.supervisor is not None and self.supervisor.alive:
@@ -143,6 +153,14 @@ class World:
     def next_incarnation(self) -> int:
         self._incarnation += 1
         return 1_000_000 + self._incarnation * 1000
+
+    def stranger(self) -> str:
+        """A name that stands for no node of the world; frames to it go nowhere."""
+        number = len(self.by_name)
+        other = Node(self, number)
+        self.names[other.id] = other.name
+        self.by_name[other.name] = other
+        return other.name
 
     def next_handle(self) -> int:
         self._handle += 1

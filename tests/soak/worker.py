@@ -10,7 +10,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -29,12 +29,12 @@ class Gradients:
     steps of a quarter).
     """
 
-    def __init__(self, ranks: int, seed: int) -> None:
+    def __init__(self, ranks: int, seed: int, shapes: Sequence[tuple[int, ...]] = SHAPES) -> None:
         if ranks not in (1, 2, 4, 8):
             raise ValueError(f"{ranks} ranks: expected 1, 2, 4 or 8, whose averages of integers are exact")
         self.ranks, self.seed = ranks, seed
         generator = torch.Generator().manual_seed(seed)
-        self.base = [torch.randint(-250, 251, shape, generator=generator).float() for shape in SHAPES]
+        self.base = [torch.randint(-250, 251, shape, generator=generator).float() for shape in shapes]
 
     def factors(self, rank: int, step: int) -> Iterator[tuple[int, int]]:
         """(a, b) of each tensor."""
@@ -44,7 +44,7 @@ class Gradients:
             yield 1 if x & 0x8000 else -1, (x >> 16) % 201 - 100
 
     def pushed(self, rank: int, step: int) -> list[torch.Tensor]:
-        """float32, one of each of SHAPES."""
+        """float32, one of each shape."""
         return [base * a + b for base, (a, b) in zip(self.base, self.factors(rank, step), strict=True)]
 
     def average(self, step: int) -> list[torch.Tensor]:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.lab import netns, processes
+from tests.soak.injectors import fill
 
 pytestmark = pytest.mark.system
 
@@ -133,9 +134,34 @@ def test_nothing_is_left_behind(means: netns.Means) -> None:
     assert set(os.listdir("/sys/class/net")) == interfaces
 
 
+@pytest.mark.parametrize("means", ["root", "userns"])
+def test_hosts_share_memory_of_their_own(means: netns.Means) -> None:
+    need(means)
+    with netns.Lab(2, "100mbit", means=means) as lab:
+        hosts, shared = lab.shared_memory(8 << 20)
+        assert list(shared.iterdir()) == []
+        name = f"gradcomm-test-{os.getpid()}"
+        for host, command in zip(hosts, ("mkdir", "test -d"), strict=True):
+            subprocess.run(host.command([*command.split(), f"/dev/shm/{name}"]), check=True)
+        assert [p.name for p in shared.iterdir()] == [name]
+        assert not Path("/dev/shm", name).exists()
+        assert subprocess.run(lab.hosts[0].command(["test", "-d", f"/dev/shm/{name}"]), check=False).returncode == 1
+        taken = fill(shared / "ballast")
+        assert taken == 8 << 20
+        with (shared / "more").open("wb") as file, pytest.raises(OSError, match="No space"):
+            os.posix_fallocate(file.fileno(), 0, 4096)
+        connect = [sys.executable, "-c", SEND, lab.hosts[1].address, "1000"]
+        receiver = Receiver(lab.hosts[1])
+        try:
+            assert hosts[0].start(connect).wait(20) == 0  # on the same network as before
+        finally:
+            processes.end([receiver.process])
+
+
 HOLD = """
 import subprocess, sys
 from benchmarks.lab import netns, processes
+from tests.soak.injectors import fill
 with processes.exits_on_signals(), netns.Lab(2, "100mbit") as lab:
     inside = lab.hosts[1].start([sys.executable, "-c", "print('inside', flush=True); import time; time.sleep(600)"])
     print("held", flush=True)

@@ -148,3 +148,15 @@ def test_the_probe_says_why() -> None:
 def test_a_daemon_that_cannot_start_is_named_with_its_log() -> None:
     with pytest.raises(daemons.DaemonError, match=r"n0 ended with status 2(.|\n)*node.cores"):
         daemons.Daemons(netns.Loopback(1).hosts, {"node.cores": "none of them"}).__enter__()
+
+
+def test_a_daemon_is_told_where_it_finds_its_peers() -> None:
+    hosts = [netns.Host(i, f"10.77.0.{i + 1}", "eth0") for i in range(3)]
+    cluster = daemons.Daemons(hosts, routes={(0, 1): "tcp://127.0.0.1:8470"})
+    try:
+        cluster._prepare()
+        peers = [d.argv[d.argv.index("--cluster.peers") + 1] for d in cluster]
+    finally:
+        cluster.close()
+    straight = "n0=tcp://10.77.0.1:7470,n1=tcp://10.77.0.2:7470,n2=tcp://10.77.0.3:7470"
+    assert peers == [straight.replace("10.77.0.2:7470", "127.0.0.1:8470"), straight, straight]

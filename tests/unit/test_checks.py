@@ -237,6 +237,20 @@ def test_shared_memory(tmp_path: Path) -> None:
         assert on_disk.result == "warn" and "would be written to it" in on_disk.text
 
 
+def test_a_full_file_system_keeps_no_daemon_from_its_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    system = os.statvfs(tmp_path)
+    full = os.statvfs_result([system[0], 4096, 1 << 20, 0, 0, *system[5:]])
+    monkeypatch.setattr(checks.os, "statvfs", lambda _: full)
+    c = configured(node__state=str(tmp_path))
+    assert checks.shared_memory(c).fatal
+    (tmp_path / "jobs").mkdir()
+    assert checks.shared_memory(c).fatal
+    (tmp_path / "jobs" / "00").mkdir()
+    found = checks.shared_memory(c)
+    assert found.result == "warn" and "go on, new ones will not fit" in found.text and "remount" in found.fix
+    assert checks.shared_memory(c, 1 << 20).fatal  # whoever asks for a model is told about that model
+
+
 def test_locked_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "_has_capability", lambda bit: False)
     soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gcserver import __version__, cli, config
+from gcserver import __version__, cli, config, keys
 from gcserver.config_keys import KEYS
 
 
@@ -64,6 +64,21 @@ def test_show_says_where_values_come_from(
 def test_every_key_is_a_flag() -> None:
     text = cli.parser().parse_args(["run", *(f"{key.flag}=x" for key in KEYS)])
     assert all(getattr(text, key.name) == "x" for key in KEYS)
+
+
+def test_keys_are_made_shown_and_not_overwritten(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    arguments = ["keygen", "--name", "n1", "--folder", str(tmp_path / "keys")]
+    assert cli.main(arguments) == 0
+    shown = capsys.readouterr().out
+    secret, listed = tmp_path / "keys" / "n1.key", tmp_path / "keys" / "n1.pub"
+    assert listed.read_text() in shown and keys.read_pair(secret).secret.decode() not in shown
+    assert secret.stat().st_mode & 0o777 == 0o600
+    command = next(line for line in shown.splitlines() if "gcserver run" in line)
+    assert f"--node.name n1 --security.key {secret} --security.peers {tmp_path / 'keys' / 'peers'}" in command
+    assert "not overwritten" in failing(capsys, 1, *arguments)
+    assert "got 'a/b'" in failing(capsys, 2, "keygen", "--name", "a/b")
+    assert cli.main(["keygen", "--folder", str(tmp_path)]) == 0
+    assert (tmp_path / f"{config.hostname()}.key").exists()
 
 
 @pytest.mark.parametrize("command", ["run", "config", "doctor"])

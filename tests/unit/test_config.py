@@ -47,6 +47,7 @@ def test_defaults() -> None:
     assert (c.job.deadline, c.job.on_loss) == (1800.0, "fail")
     assert (c.codec.default, c.partition_bytes, c.min_compress_bytes) == ("none", 8 << 20, 64 << 10)
     assert c.plan.controller == "none"
+    assert (c.plan.probe_every, config.load(flags={"plan.probe_every": "0s"}).plan.probe_every) == (120.0, 0.0)
     assert c.insecure is False
     assert c.log.level == "info"
 
@@ -157,9 +158,19 @@ def test_a_controller_is_checked_and_normalised() -> None:
         ),
         ({"flags": {"cluster.peers": "a=tcp://h:1,a=tcp://h:1"}}, ["'a' is there twice"]),
         ({"environ": {"GC_CLUSTER_PEERS": "b=tcp://h:1,c=tcp://h:1"}}, ["tcp://h:1 is there twice, as 'b' and as 'c'"]),
-        ({"flags": {"node.listen": "tcp://0.0.0.0:7470"}}, ["node.listen (flag)", "no keys yet", "insecure = true"]),
-        ({"flags": {"node.admin": "0.0.0.0:7460"}}, ["node.admin", "insecure"]),
-        ({"flags": {"node.metrics": "0.0.0.0:7461"}}, ["node.metrics", "insecure"]),
+        ({"flags": {"node.listen": "tcp://0.0.0.0:7470"}}, ["node.listen (flag)", "`gcserver keygen`", "insecure ="]),
+        ({"flags": {"security.key": "/k/a.key"}}, ["security.key (flag)", "security.peers", "set both"]),
+        ({"flags": {"security.peers": "/k/peers"}}, ["security.peers (flag)", "gcserver keygen", "security.key"]),
+        ({"flags": {"security.key": "a.key"}}, ["security.key (flag)", "an absolute path"]),
+        (
+            {"flags": {"node.admin": "0.0.0.0:7460"}},
+            ["node.admin (flag)", "admin.ca, admin.cert, admin.key", "gcserver pki", "Unix socket", "insecure = true"],
+        ),
+        ({"flags": {"node.metrics": "0.0.0.0:7461"}}, ["node.metrics (flag)", "gcserver pki", "insecure = true"]),
+        ({"flags": {"admin.cert": "/c"}}, ["admin.cert (flag)", "together, and admin.ca and admin.key is missing"]),
+        ({"flags": {"admin.ca": "/c", "admin.key": "/k"}}, ["admin.ca (flag)", "and admin.cert is missing"]),
+        ({"flags": {"admin.ca": "here.pem"}}, ["admin.ca", "an absolute path, or"]),
+        ({"environ": {"GC_ADMIN_CERTS": "/c"}}, ["did you mean GC_ADMIN_CERT?"]),
         ({"flags": {"node.listen": "tcp://some-host:7470"}}, ["can be reached by other machines"]),
         ({"flags": {"node.advertise": "tcp://0.0.0.0:7470"}}, ["no address a peer could connect to"]),
         ({"flags": {"node.listen": "tcp://127.0.0.1:65535"}}, ["beyond 65535"]),
@@ -218,6 +229,24 @@ def test_insecure_allows_any_address() -> None:
     assert config.load(flags=flags).node.listen.wildcard
 
 
+def test_certificates_allow_operators_from_elsewhere_and_nothing_else() -> None:
+    flags = {"admin.ca": "/ca.pem", "admin.cert": "/a.pem", "admin.key": "/a.key", "node.admin": "0.0.0.0:7460"}
+    c = config.load(flags={**flags, "node.metrics": "0.0.0.0:7461", "admin.audit_log": "/var/log/gc.jsonl"})
+    assert c.admin.files == (Path("/ca.pem"), Path("/a.pem"), Path("/a.key")) and c.insecure is False
+    assert c.admin.audit_log == Path("/var/log/gc.jsonl") and 'audit_log = "/var/log/gc.jsonl"' in config.to_toml(c)
+    assert config.load().admin.files is None
+    assert "node.listen" in refusal(flags={**flags, "node.listen": "tcp://0.0.0.0:7470"})
+
+
+def test_with_keys_daemons_may_be_reached_by_others_and_operators_not() -> None:
+    flags = {"security.key": "/k/a.key", "security.peers": "/k/peers", "node.listen": "tcp://0.0.0.0:7470"}
+    c = config.load(flags=flags)
+    assert c.node.listen.wildcard and not c.insecure
+    assert (c.security.key, c.security.peers) == (Path("/k/a.key"), Path("/k/peers"))
+    for key in ("node.admin", "node.metrics"):
+        assert f"{key} (flag): 0.0.0.0:7400" in refusal(flags={**flags, key: "0.0.0.0:7400"})
+
+
 def test_admin_and_metrics_can_be_off_or_elsewhere() -> None:
     c = config.load(flags={"node.admin": "", "node.metrics": ""})
     assert c.node.admin == "" and c.node.metrics is None
@@ -269,6 +298,8 @@ def test_what_is_written_is_read_back(
         "partition_bytes": str(pages * 4096),
         "min_compress_bytes": str(small),
         "insecure": str(insecure).lower(),
+        "security.key": f"/k/{path}" if insecure else "",
+        "security.peers": f"/k/{path}.pub" if insecure else "",
     }
     c = config.load(flags=flags)
     assert reread(tmp_path, config.to_toml(c)) == c

@@ -77,8 +77,8 @@ def test_examine_asks_everything(tmp_path: Path) -> None:
     found = doctor.examine(configured(tmp_path, cluster__peers=f"b=tcp://127.0.0.1:{free_port()}"), Need(10**6))
     names = {check.name for check in found}
     assert names == {
-        "python", "kernels", "cores", "ports", "socket", "advertise", "state", "peers", "shared memory", "memlock",
-        "open files", "clock", "malloc", "need",
+        "python", "kernels", "cores", "ports", "socket", "advertise", "state", "keys", "peers", "shared memory",
+        "memlock", "open files", "clock", "malloc", "need",
     }  # fmt: skip
     assert all(check.fix for check in found if check.result != "ok")
     assert all(not check.fix for check in found if check.result == "ok")

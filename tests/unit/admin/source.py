@@ -50,8 +50,8 @@ NODE = NodeStatus(
     lanes=(LaneStatus(0, "ready", 411, 9, (0, 1), 1, 5 << 20, 6 << 20, 77),),
 )  # fmt: skip
 PEERS = [
-    PeerStatus("b", "tcp://10.0.0.2:7470", PeerState.UP, "", 5, 0.25, 0.0012, 1 << 20, 2 << 20, 3, 4),
-    PeerStatus("c", "tcp://10.0.0.3:7470", PeerState.REFUSED, "it has 2 lanes, this node has 1"),
+    PeerStatus("b", "tcp://10.0.0.2:7470", PeerState.UP, "", 5, 0.25, 0.0012, 1 << 20, 2 << 20, 3, 4, True),
+    PeerStatus("c", "tcp://10.0.0.3:7470", PeerState.REFUSED, "it has 2 lanes, not 1"),
 ]
 JOB = JobStatus(
     label="gpt", id="0123456789abcdef" * 2, state=JobState.RUNNING, epoch=1, world_size=3,

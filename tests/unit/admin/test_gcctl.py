@@ -96,9 +96,9 @@ def test_peers(capsys: pytest.CaptureFixture[str]) -> None:
     assert (
         out(capsys, "peers")
         == """\
-PEER  ADDRESS              STATE    HEARD       RTT     IN     OUT    RESENT  CORRUPT  REASON
-b     tcp://10.0.0.2:7470  up       250 ms ago  1.2 ms  1 MiB  2 MiB       3        4  -
-c     tcp://10.0.0.3:7470  refused  -           -       0 B    0 B         0        0  it has 2 lanes, this node has 1
+PEER  ADDRESS              STATE    HEARD       RTT     IN     OUT    RESENT  CORRUPT  ENCRYPTED  REASON
+b     tcp://10.0.0.2:7470  up       250 ms ago  1.2 ms  1 MiB  2 MiB       3        4  yes        -
+c     tcp://10.0.0.3:7470  refused  -           -       0 B    0 B         0        0  no         it has 2 lanes, not 1
 """
     )
 

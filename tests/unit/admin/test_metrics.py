@@ -39,6 +39,7 @@ def filled() -> Metrics:
     m.peer_up("b", True)
     m.lane_restarted()
     m.arena_bytes("gpt", 1 << 20)
+    m.certificate_expires("node", 1.8e9)
     m.audited("gpt", 0.75)
     m.audited("gpt", 0.25)
     return m
@@ -69,6 +70,7 @@ def test_what_is_counted_can_be_read() -> None:
     assert value(m, "peer_up", peer="b") == 1
     assert value(m, "lane_restarts_total") == 1
     assert value(m, "arena_bytes", job="gpt") == 1 << 20
+    assert value(m, "certificate_expires_timestamp_seconds", certificate="node") == 1.8e9
     assert value(m, "audit_error", job="gpt") == 0.25
     assert value(m, "audit_total", job="gpt") == 2
     assert value(m, "build_info", version="0.1.0", node="a", protocol="1") == 1

@@ -20,8 +20,9 @@ from grpc_status import rpc_status
 from gcproto import admin_pb2 as pb
 from gcproto import admin_pb2_grpc as pb_grpc
 from gcserver.admin import convert
-from gcserver.admin.service import SERVICE, Admin, serve
+from gcserver.admin.service import Admin, serve
 from gcserver.admin.source import JobState, JobStatus, NodeState, PeerState, PlanRule
+from gcserver.admin.statuses import SERVICE
 from tests.unit.admin.source import BIG, FixedSource
 
 T = TypeVar("T")

@@ -27,6 +27,8 @@ from gcproto.packed import Message
 from gcproto.timings import TensorTimes
 
 PARTITION = 256 << 10
+#: what a worker is given with Registered
+TICKET = b"ticket"
 _from_worker = packed.Decoder[messages.FromWorker](messages.FromWorker)
 _from_lane_worker = packed.Decoder[lane_messages.FromLaneWorker](lane_messages.FromLaneWorker)
 
@@ -40,6 +42,8 @@ class FakeDomain:
         self.files: list[list[int]] = [[] for _ in range(lanes)]
         self.maps: list[list[mmap.mmap]] = [[] for _ in range(lanes)]
         self.blocks: dict[int, Block] = {}
+        #: by step the loss scales in the headers of what was pushed
+        self.scales: dict[int, set[float]] = {}
 
     def append(self, section: Any) -> None:
         if section.index < len(self.space.sections):
@@ -64,7 +68,9 @@ class FakeDomain:
         memory = memoryview(self.maps[block.lane][slot.chunk])
         if slots.output(memory, slot)[0] >= step:
             return
-        assert slots.pushed(memory, slot, 0)[0] == step
+        pushed, _, scale = slots.pushed(memory, slot, 0)
+        assert pushed == step
+        self.scales.setdefault(step, set()).add(scale)
         n, at = block.nbytes, slot.inputs[0]
         memory[slot.output : slot.output + n] = memory[at : at + n]
         slots.commit_output(memory, slot, step, 0, 0)
@@ -219,7 +225,7 @@ class FakeDaemon:
             members = (MemberInfo("fake", "tcp://127.0.0.1:1", (0,)), *others)
             channel.send(
                 messages.Registered(
-                    b"j" * 16, 1, "fake", members, tuple(self.paths[:-1]), PARTITION, self.deadline, self.mode,
+                    b"j" * 16, 1, "fake", members, tuple(self.paths[:-1]), PARTITION, self.deadline, self.mode, TICKET,
                     commits=self.commits,
                 )
             )  # fmt: skip

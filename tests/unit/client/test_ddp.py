@@ -141,7 +141,7 @@ def test_the_loss_scale_goes_with_the_push(alone: FakeDaemon) -> None:
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
     model.register_comm_hook(gcclient.state(model, scaler=scaler), gcclient.ddp_hook)
     scaler.scale(model(torch.ones(1, 3)).sum()).backward()
-    assert {p.grad_scale for p in alone.pushes(0)} == {256.0}
+    assert {s for p in alone.pushes(0) for s in alone.domains[p.domain].scales[p.step]} == {256.0}
 
 
 def test_a_failure_comes_out_of_backward_and_names_itself(alone: FakeDaemon) -> None:

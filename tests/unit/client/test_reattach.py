@@ -15,7 +15,7 @@ from gcproto import lane_messages
 from gcproto.lane_messages import Attach, MapSection
 from gcproto.messages import DeclareDomain, DeclareSection, Reattach
 from gcserver.core import job as job_module
-from tests.unit.client.fake import FakeDaemon
+from tests.unit.client.fake import TICKET, FakeDaemon
 
 
 def test_a_lane_hears_of_unfinished_steps_again_in_order(joined: FakeDaemon) -> None:
@@ -68,7 +68,9 @@ def test_the_supervisor_hears_of_everything_declared_again(joined: FakeDaemon) -
     joined.listen(2)
     joined.wait(lambda: len(joined.heard[2]) >= 1 + len(declared))
     first, *rest = joined.heard[2]
-    assert isinstance(first, Reattach) and first.job == b"j" * 16 and first.rank == 0
+    assert isinstance(first, Reattach) and (first.job, first.rank, first.ticket) == (b"j" * 16, 0, TICKET)
+    for lane in (0, 1):
+        assert joined.heard[lane][0] == Attach(b"j" * 16, 0, TICKET), "lanes are shown it too"
     by_domain = sorted(rest, key=lambda m: m.domain)
     assert by_domain == sorted(declared, key=lambda m: m.domain)
     gcclient.push_pull(torch.ones(3), "c")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import pytest
 import torch.distributed as dist
 
 from gcclient import rendezvous
 from gcclient.errors import JoinRefused
-from gcclient.rendezvous import Place, local_part, meet, peers
+from gcclient.rendezvous import Place, digest, draw, introduce, local_part, meet, peers
 
 A, B = Place("a", "tcp://10.0.0.1:1"), Place("b", "tcp://10.0.0.2:1")
 
@@ -53,3 +54,32 @@ def test_peers_are_the_other_nodes_once() -> None:
 
 def test_a_second_init_uses_other_keys() -> None:
     assert rendezvous.prefix("job") != rendezvous.prefix("job")
+
+
+def test_keys_and_token_travel_with_the_places() -> None:
+    store, places = dist.HashStore(), (replace(A, key="ka", token="drawn"), replace(B, key="kb"))
+    threads = [threading.Thread(target=meet, args=(store, "k", r, 2, places[r], 10)) for r in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert meet(store, "k", 0, 2, places[0], 10) == places
+
+
+def test_a_worker_introduces_the_other_nodes_with_their_keys() -> None:
+    places = (replace(A, key="ka", token="drawn"), replace(B, key="kb"), replace(A, key="ka"))
+    first, second = introduce(places, 0, ""), introduce(places, 1, "")
+    assert first.peers == (("b", B.address),) and first.keys == (("b", "kb"),)
+    assert second.peers == (("a", A.address),) and second.keys == (("a", "ka"),)
+    assert first.token == second.token == digest("drawn") and len(first.token) == 32
+
+
+def test_a_token_that_was_given_goes_before_one_that_was_drawn() -> None:
+    places = (replace(A, token="drawn"), B)
+    assert introduce(places, 1, "given").token == digest("given") != digest("drawn")
+
+
+def test_rank_0_draws_a_token_where_none_is_given() -> None:
+    assert draw(0, "") != draw(0, "") and len(draw(0, "")) == 32
+    assert draw(1, "") == draw(0, "given") == ""
+    assert digest("") == b""

@@ -37,10 +37,10 @@ def hello(incarnation: int, lanes: int = 1) -> ev.FrameReceived:
     return ev.FrameReceived(header, body=body)
 
 
-def open_domain(m: LaneMachine, section: bool = True) -> None:
+def open_domain(m: LaneMachine, section: bool = True, codec: ev.CodecChoice = DENSE) -> None:
     members = (ev.Member(A, "a", 1), ev.Member(B, "b", 1))
     config = ev.DomainConfig(JOB, 0, "ddp", 1, members, 0, 1, 2, 2, 0)
-    m.on(ev.DomainOpened(config, (ev.Plan(0, (), DENSE),)), 0.0)
+    m.on(ev.DomainOpened(config, (ev.Plan(0, (), codec),)), 0.0)
     if section:
         m.on(ev.SectionOpened(ID, SECTION, AddressSpace(2, 1, 4 << 20).append(SECTION), {}), 0.0)
 

@@ -12,7 +12,16 @@ import pytest
 from gcproto import messages
 from gcproto.manifest import Section, TensorSpec
 from gcproto.messages import DeclareDomain, DeclareSection, Fault
-from tests.unit.core.control_machine import LARGE, control_from_b, declared, formed, formed_with_b, said, told
+from tests.unit.core.control_machine import (
+    LARGE,
+    control_from_b,
+    control_sent,
+    declared,
+    formed,
+    formed_with_b,
+    said,
+    told,
+)
 
 
 @pytest.mark.parametrize(
@@ -48,6 +57,16 @@ def test_a_section_that_the_plan_in_force_would_cut_is_refused() -> None:
     assert "whole=True" in fault.advice
     for _, out in (declared(whole=True, rules="matrix"), declared(whole=False, scoped=False, rules="matrix")):
         assert isinstance(told(out)[0], messages.SectionAgreed)
+
+
+def test_tensors_are_agreed_once_all_members_have_offered_them() -> None:
+    m, _ = formed_with_b()
+    said(m, 1, DeclareDomain("ddp", 0, (0, 1), True))
+    out = said(m, 1, DeclareSection(0, LARGE))
+    (offer,) = control_sent(out)
+    assert isinstance(offer, messages.SectionOffer) and told(out) == []
+    (agreed,) = told(m.on(control_from_b(offer, 2), 0.0))
+    assert agreed == messages.SectionAgreed(0, 0, offer.digest)
 
 
 def test_members_agree_on_what_is_whole() -> None:

@@ -6,8 +6,12 @@ plays.
 
 from __future__ import annotations
 
+import pytest
+
 from gcproto import wire
 from gcproto.manifest import AddressSpace
+from gcproto.records import replace
+from gcserver.core import early
 from gcserver.core import events as ev
 from tests.unit.core.lane_machine import ID, SECTION, B, contribution, faults, hello, kinds, machine, open_domain
 
@@ -15,6 +19,9 @@ from tests.unit.core.lane_machine import ID, SECTION, B, contribution, faults, h
 def test_strangers_and_unknown_domains() -> None:
     m = machine()
     assert kinds(m.on(contribution(sender=99), 0.0)) == ["Release", "frames_unknown_sender"]
+    early = hello(5)
+    stranger = replace(early, header=replace(early.header, sender=99))
+    assert m.on(stranger, 0.0) == [], "it heard of this node first, and says hello again"
     assert m.on(contribution(), 0.0) == [], "kept: the domain may be about to open here"
     open_domain(m)
     assert m.domains[ID].partitions[0].rounds[1].now.have == {1}
@@ -61,3 +68,25 @@ def test_only_addresses_of_sections_to_come_are_waited_for() -> None:
     m = machine()
     open_domain(m)
     assert faults(m.on(ev.Pushed(ID, 0, 1, (-4,), False), 0.0))
+
+
+def test_what_nobody_here_knows_of_does_not_fill_memory_and_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(early, "MAX_BYTES", 1000)
+    m = machine()
+    for seq in (1, 2):
+        assert m.on(contribution(seq, payload_bytes=600, step=seq), 0.0) == []
+    assert kinds(m.on(contribution(3, payload_bytes=600, step=3), 0.0)) == ["Release", "frames_refused"]
+    assert (m.links[B].received, m.early.count, m.early.nbytes) == (2, 2, 1200), "not taken: it is asked for again"
+    open_domain(m)
+    assert (m.early.count, m.early.nbytes) == (0, 0)
+    m.on(contribution(3, payload_bytes=600, step=3), 0.0)
+    assert m.links[B].received == 3
+    assert set(m.domains[ID].partitions[0].rounds) == {1, 2, 3}
+
+
+def test_what_is_dropped_in_the_end_counts_no_more() -> None:
+    m = machine()
+    m.on(contribution(payload_bytes=600), 0.0)
+    assert (m.early.count, m.early.nbytes) == (1, 600)
+    m.on(ev.Tick(), 601.0)
+    assert (m.early.count, m.early.nbytes) == (0, 0)

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from gcproto import messages, packed, wire
 from gcproto.manifest import AddressSpace
-from gcproto.wire import Flag, FrameType, Phase
+from gcproto.records import replace
+from gcproto.wire import Flag, FrameType, Header, Phase
 from gcserver.core import effects as fx
 from gcserver.core import events as ev
 from tests.unit.core.lane_machine import (
@@ -26,6 +28,7 @@ from tests.unit.core.lane_machine import (
     data,
     faults,
     frame,
+    hello,
     kinds,
     machine,
     open_domain,
@@ -86,6 +89,49 @@ def test_answers_are_not_answered() -> None:
     assert answer.header.aux == 1 and answer.handle == 5
     again = m.on(contribution(3, flags=int(Flag.ALL), aux=1), 0.0)
     assert kinds(again) == ["Release", "frames_stale"]
+
+
+def test_a_new_life_of_a_node_outside_the_domain_is_sent_nothing() -> None:
+    m = machine()
+    m.on(ev.PeerAdded(wire.node_id("c"), "c"), 0.0)
+    members = (ev.Member(A, "a", 1), ev.Member(B, "b", 1))
+    config = ev.DomainConfig(JOB, 0, "ddp", 1, members, 0, 1, 2, 2, 0)
+    m.on(ev.DomainOpened(config, (ev.Plan(0, (ev.PlanRule("*", DENSE, "all"),), DENSE),)), 0.0)
+    m.on(ev.SectionOpened(ID, SECTION, AddressSpace(2, 1, 4 << 20).append(SECTION), {}), 0.0)
+    m.on(ev.Pushed(ID, 0, 1, (0,), True), 0.0)
+    m.on(ev.Encoded(ID, 0, 1, 5, 128, 1, False), 0.0)
+    body = packed.encode(messages.Hello("c", "tcp://c:1", 1, 0, 1, "test"))
+    h = Header(FrameType.HELLO, sender=wire.node_id("c"), incarnation=33, to_incarnation=11)
+    assert data(m.on(ev.FrameReceived(h, body=body), 0.0)) == []
+    assert data(m.on(hello(23), 0.0)) == [(Phase.CONTRIBUTION, 0, 5)], "a member gets it again"
+
+
+def test_an_aggregate_that_is_gone_is_not_sent_again() -> None:
+    """Whoever contributes to the next round has had it, by another frame than the one that it still misses."""
+    m = machine()
+    open_domain(m)
+    for step in (1, 2):
+        m.on(ev.Pushed(ID, 0, step, (0,), True), 0.0)
+        m.on(ev.Encoded(ID, 0, step, 5, 128, 1, False), 0.0)
+        out = m.on(contribution(step, step=step), 0.0)
+        if step == 1:
+            assert data(m.on(ev.Finalised(ID, 0, 1, 6, 128, 2, False), 0.0)) == [(Phase.AGGREGATE, 0, 6)]
+            m.on(ev.Settled(ID, 1, False, 0), 0.0)
+    assert 6 in [e.handle for e in out if isinstance(e, fx.Release)]
+    nack = packed.encode(messages.Nack((1,)))
+    header = Header(FrameType.NACK, sender=B, incarnation=22, to_incarnation=11)
+    again = [e for e in m.on(ev.FrameReceived(header, body=nack), 0.0) if isinstance(e, fx.Send)]
+    assert [(e.header.type, e.header.link_seq, e.handle) for e in again] == [(FrameType.FILLER, 1, None)]
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_an_owner_draws_for_the_sum_what_it_did_not_draw_for_its_contribution(shared: bool) -> None:
+    m = machine()
+    open_domain(m, codec=replace(DENSE, shared_seed=shared))
+    (encode,) = (e for e in m.on(ev.Pushed(ID, 0, 1, (0,), True), 0.0) if isinstance(e, fx.Encode))
+    m.on(ev.Encoded(ID, 0, 1, 5, 128, 1, False), 0.0)
+    (finalise,) = (e for e in m.on(contribution(), 0.0) if isinstance(e, fx.Finalise))
+    assert (finalise.seed == encode.seed) == shared
 
 
 def test_two_exchanges_at_the_owner() -> None:

@@ -11,12 +11,15 @@ import msgspec
 import pytest
 
 from gcproto import messages
-from gcproto.messages import Register
+from gcproto.messages import Register, Registered
+from gcserver.core.control_events import Arbitrate, EpochWon
+from gcserver.core.effects import Count
 from gcserver.core.events import PeerAdded, Tick
 from tests.unit.core.control_machine import (
     B,
     control_from_b,
     control_sent,
+    formed_with_b,
     gathered,
     hello_from,
     machine,
@@ -124,3 +127,61 @@ def test_another_world_size_elsewhere_is_named_to_who_waits() -> None:
     m.on(control_from_b(messages.JobJoin("train", 4, messages.MemberInfo("b", "tcp://b:7000", (0,)), 5), 1), 0.0)
     (waiting,) = told(m.on(Tick(), 3.0))
     assert "ranks [0]" in waiting.what and "WORLD_SIZE differs: 2 here, 4 on b" in waiting.what
+
+
+def test_what_is_left_of_an_earlier_run_never_enters_a_later_one() -> None:
+    m, _ = formed_with_b()
+    member = messages.MemberInfo("b", "tcp://b:7000", (1,))
+    m.on(control_from_b(messages.JobJoin("train", 2, member, 5), 2), 0.0)
+    again = said(m, 2, register(0, 2))
+    assert not any(isinstance(e, Arbitrate) for e in again), "that join made the first run"
+    out = m.on(control_from_b(messages.JobJoin("train", 2, member, 6), 3), 0.0)
+    assert [e.record.nonces[1] for e in out if isinstance(e, Arbitrate)] == [6]
+
+
+def test_a_worker_with_another_token_is_refused_and_disturbs_nobody() -> None:
+    m = machine()
+    said(m, 1, with_token(register(0, 2, 0, 2), b"ours"))
+    for wrong in (b"theirs", b""):
+        out = said(m, 2, with_token(register(0, 2, 0, 2), wrong))
+        (fault,) = told(out, 2)
+        assert fault.kind == "NotAuthorised" and "'train'" in fault.message and "GC_JOB_TOKEN" in fault.advice
+        assert Count("tokens_refused") in out and told(out, 1) == []
+    out = said(m, 3, with_token(Register("train", 1, 2, 1, 2, 1), b"ours"))
+    (arbitrate,) = [e for e in out if isinstance(e, Arbitrate)]
+    assert isinstance(told(m.on(EpochWon(arbitrate.record), 0.0), 1)[0], Registered)
+
+
+def test_a_node_with_another_token_does_not_join() -> None:
+    m = machine()
+    m.on(PeerAdded(B, "b"), 0.0)
+    m.on(hello_from("b", 7, to=100), 0.0)
+    out = said(m, 1, with_token(register(0, 2), b"ours"))
+    assert [join.token for join in control_sent(out)] == [b"ours"]
+    member = messages.MemberInfo("b", "tcp://b:7000", (1,))
+    out = m.on(control_from_b(messages.JobJoin("train", 2, member, 5, b"theirs"), 1), 0.0)
+    (refusal,) = control_sent(out)
+    assert refusal.kind == "NotAuthorised" and refusal.gatherings == (("b", 5),)
+    assert Count("tokens_refused", B) in out and told(out) == [] and list(m.formation.joins["train"]) == ["a"]
+    out = m.on(control_from_b(messages.JobJoin("train", 2, member, 6, b"ours"), 2), 0.0)
+    assert [e for e in out if isinstance(e, Arbitrate)]
+
+
+def test_those_whose_token_is_refused_elsewhere_are_told() -> None:
+    m, nonce, _ = gathered()
+    refusal = messages.JoinRefusal("train", (("a", nonce),), "another token", "NotAuthorised")
+    (fault,) = told(m.on(control_from_b(refusal, 1), 0.0))
+    assert fault.kind == "NotAuthorised" and "GC_JOB_TOKEN" in fault.advice and not m.gatherings
+
+
+def test_a_node_joins_for_itself_only() -> None:
+    m = machine()
+    m.on(PeerAdded(B, "b"), 0.0)
+    m.on(hello_from("b", 7, to=100), 0.0)
+    join = messages.JobJoin("train", 2, messages.MemberInfo("c", "tcp://c:7000", (1,)), 5)
+    out = m.on(control_from_b(join, 1), 0.0)
+    assert Count("frames_forged", B) in out and not m.formation.joins
+
+
+def with_token(m: Register, token: bytes) -> Register:
+    return msgspec.structs.replace(m, token=token)

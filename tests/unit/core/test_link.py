@@ -12,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gcproto import messages, packed, wire
+from gcproto.messages import MAX_NACK
 from gcproto.records import replace
 from gcproto.wire import Flag, FrameType, Header, Phase
 from gcserver.core.effects import Reconnect, ReportLink, Send
-from gcserver.core.link import MAX_AHEAD, MAX_BLIND, MAX_NACK, Link
+from gcserver.core.link import MAX_AHEAD, MAX_BLIND, PROBE_PATIENCE, Link, Probe
 
 A, B = wire.node_id("a"), wire.node_id("b")
 D, OTHER = (b"j" * 16, 0), (b"j" * 16, 1)
@@ -57,6 +58,12 @@ def test_every_number_is_taken_once_in_any_order(order: list[int], again: list[i
     taken = [i for i in [*order, *again] if receive(b, sent[i])[0]]
     assert sorted(taken) == list(range(8))
     assert b.received == 8 and not b.ahead and not b.missing()
+
+
+def test_a_number_that_comes_early_and_again_is_taken_once() -> None:
+    a, b = pair()
+    first, second = a.send(data()), a.send(data())
+    assert [receive(b, sent)[0] for sent in (second, second, first, first)] == [True, False, True, False]
 
 
 def test_a_gap_is_asked_for_when_a_higher_number_comes() -> None:
@@ -224,6 +231,15 @@ def test_absurd_numbers_are_bounded() -> None:
     assert len(b.missing()) == MAX_NACK
 
 
+def test_what_is_asked_for_many_times_is_sent_once() -> None:
+    a, _ = pair()
+    a.send(data())
+    out = a.on_nack(packed.encode(messages.Nack((1,) * MAX_NACK)))
+    assert kinds(out) == ["DATA", "frames_resent"]
+    with pytest.raises(packed.MessageError):
+        a.on_nack(packed.encode(messages.Nack((1,) * (MAX_NACK + 1))))
+
+
 def test_ticks_say_hello_then_beat_and_report_silence() -> None:
     a = Link(A, 11, B, "b")
     assert kinds(list(a.tick(0.0, HELLO, 3.0))) == ["HELLO"]
@@ -250,6 +266,39 @@ def test_heartbeats_measure_the_round_trip_whatever_the_clocks_say() -> None:
     assert b.rtt == pytest.approx(0.008, abs=1e-6)
     a.adopt(b.incarnation + 1, 20.0)
     assert a.rtt is None, "another life, perhaps another clock"
+
+
+def test_a_probe_is_timed_by_itself_and_leaves_the_usual_trip_alone() -> None:
+    """b's clock is 1000 s ahead; a plain frame takes 4 ms each way, a padded one 300 ms."""
+    a, b = pair()
+    nothing = lambda e: None  # noqa: E731
+    b.on_beat(a.heartbeat(now=10.0).body, 1010.004, nothing)
+    a.on_beat(b.heartbeat(now=1010.4).body, 10.404, nothing)
+    assert a.rtt == pytest.approx(0.008, abs=1e-6) and a.probe is None
+    padded = a.heartbeat(now=10.5, pad=bytes(100_000)).body
+    assert a.probe == Probe(10.5, 100_000) and len(padded) > 100_000
+    # the next plain one comes right behind it, and must not be what b echoes
+    plain = a.heartbeat(now=10.7).body
+    a.on_beat(b.heartbeat(now=1010.75).body, 10.754, nothing)
+    assert a.probe.trip is None, "b has not heard it yet"
+    b.on_beat(padded, 1010.8, nothing)
+    b.on_beat(plain, 1010.801, nothing)
+    for answer in (1011.0, 1011.5):
+        a.on_beat(b.heartbeat(now=answer).body, answer - 1000 + 0.004, nothing)
+        assert a.probe.trip == pytest.approx(0.304, abs=1e-6)
+        assert a.rtt == pytest.approx(0.008, abs=1e-6)
+    b.on_beat(a.heartbeat(now=12.0).body, 1012.004, nothing)
+    assert b.their_clock == 12.0, "heartbeats have clocks again"
+    a.adopt(b.incarnation + 1, 20.0)
+    assert a.probe is None
+
+
+def test_a_probe_that_is_never_echoed_does_not_stop_the_clock_for_ever() -> None:
+    a, b = pair()
+    a.heartbeat(now=10.0, pad=b"x")
+    for now, clock in ((10.0 + PROBE_PATIENCE - 1, 0.0), (10.0 + PROBE_PATIENCE, 10.0 + PROBE_PATIENCE)):
+        b.on_beat(a.heartbeat(now=now).body, 5.0, lambda e: None)
+        assert b.their_clock == clock
 
 
 @pytest.mark.parametrize(("echo", "held"), [(5e9, 0.0), (1.0, 50.0), (1.0, -3.0), (float("nan"), 0.0), (1.0, 1e300)])

@@ -10,7 +10,7 @@ import typing
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gcproto import lane_messages, messages, packed
@@ -31,8 +31,8 @@ SAMPLES: list[packed.Message] = [
     messages.Refuse("no"),
     messages.Beat(7, ((b"j" * 16, 0, 3, 2**64 - 1),), ((b"j" * 16, 0, 4096),)),
     messages.Nack((1, 5)),
-    messages.JobJoin("train", 4, MemberInfo("a", "tcp://a:1", (0, 1)), 9),
-    messages.JoinRefusal("train", (("a", 9), ("b", 4)), "ranks [0, 0] do not make a world of 2"),
+    messages.JobJoin("train", 4, MemberInfo("a", "tcp://a:1", (0, 1)), 9, b"t" * 32),
+    messages.JoinRefusal("train", (("a", 9), ("b", 4)), "another token", "NotAuthorised"),
     messages.EpochDecided(
         "train",
         b"j" * 16,
@@ -56,11 +56,28 @@ SAMPLES: list[packed.Message] = [
     messages.StepReady(b"j" * 16, 2, 0, 7),
     messages.Frozen(b"j" * 16, 1, (messages.DomainState(0, 7, 8, ("a", "b")),), ("b",)),
     messages.EpochChanged(2, (MemberInfo("a", "tcp://a:1", (0,)),)),
-    messages.Register("train", 0, 2, 0, 1, 77, b"j" * 16, 30.0, "fail", (("b", "tcp://b:1"),), "1", 7, "auto", "fast"),
+    messages.Register(
+        "train",
+        0,
+        2,
+        0,
+        1,
+        77,
+        b"j" * 16,
+        30.0,
+        "fail",
+        (("b", "tcp://b:1"),),
+        "1",
+        7,
+        "auto",
+        "fast",
+        (("b", "k"),),
+        b"t" * 32,
+    ),
     messages.Reattach(b"j" * 16, 0, 77),
     messages.Registered(b"j" * 16, 1, "a", (MemberInfo("a", "tcp://a:1", (0,)),), ("ipc://x",), 4096, 30.0, "auto"),
     messages.WhoAreYou(),
-    messages.IAm("a", "tcp://a:1", 2),
+    messages.IAm("a", "tcp://a:1", 2, "k"),
     messages.DeclareSection(0, SECTION),
     messages.SectionAgreed(0, 0, 123),
     messages.Unregister(),
@@ -73,7 +90,7 @@ SAMPLES: list[packed.Message] = [
     lane_messages.Attach(b"j" * 16, 0),
     lane_messages.MapSection(0, 0, 1),
     lane_messages.Mapped(0, 0, 0, (1 << 20,)),
-    lane_messages.Push(0, 5, (0, 4096), True, 2, 1024.0),
+    lane_messages.Push(0, 5, (0, 4096), True, 2),
     lane_messages.Done(0, 5, (0, 4096), True),
 ]
 
@@ -110,6 +127,7 @@ def test_noise_is_a_message_error_or_a_message(name: str, data: bytes) -> None:
 
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda s: type(s).__name__)
+@settings(deadline=None)
 @given(cut=st.integers(0, 400), flip=st.integers(0, 8 * 400 - 1))
 def test_damaged_messages_never_raise_anything_else(sample: packed.Message, cut: int, flip: int) -> None:
     data = bytearray(packed.encode(sample))
@@ -129,6 +147,15 @@ def test_a_message_has_a_largest_size() -> None:
 
     with pytest.raises(MessageError, match="at most"):
         Decoder[messages.Nack](messages.Nack)(Huge())
+
+
+@pytest.mark.parametrize("opening", [b"\x91", b"\x81\xa1a"])
+def test_what_is_nested_too_deep_is_a_message_error(opening: bytes) -> None:
+    decode = Decoder[typing.Any](messages.FromWorker)
+    # In a field that nobody knows, which is passed over.
+    data = b"\x82\xa1t\xa3who\xa1x" + opening * 5000 + b"\x01"
+    with pytest.raises(MessageError):
+        decode(data)
 
 
 def test_a_section_without_cuts_is_read() -> None:

@@ -5,11 +5,13 @@ What may live here: tests of `gcserver/core/peers.py`. What may not: a link's ow
 
 from __future__ import annotations
 
+from gcproto import messages, packed
 from gcproto.records import replace
 from gcproto.wire import FrameType
 from gcserver.core import control_events as ce
 from gcserver.core.effects import Count, Send
 from gcserver.core.events import PeerAdded
+from gcserver.core.link import Probe
 from gcserver.core.peers import MAX_STRANGERS
 from tests.unit.core.control_machine import B, hello_from, machine
 
@@ -49,3 +51,27 @@ def test_a_frame_that_cannot_be_read_is_counted() -> None:
     bad = replace(hello_from("b", 7), body=b"\xc1noise")
     assert Count("frames_unusable", B) in m.on(bad, 0.0)
     assert not m.links[B].up
+
+
+def test_a_peer_of_another_release_is_said() -> None:
+    m = machine()
+    m.on(PeerAdded(B, "b"), 0.0)
+    hello = packed.encode(messages.Hello("b", "tcp://b:7000", 1, 0, 1, "9.9"))
+    out = m.on(replace(hello_from("b", 7), body=hello), 0.0)
+    (line,) = [e for e in out if isinstance(e, ce.Log)]
+    assert line.text == "peer b is up with release 9.9; this is test"
+    other = machine()
+    other.on(PeerAdded(B, "b"), 0.0)
+    out = other.on(hello_from("b", 7), 0.0)
+    assert ce.Log("info", "peer b is up") in out
+
+
+def test_a_probe_is_a_padded_heartbeat_to_a_peer_that_is_there() -> None:
+    m = machine()
+    m.on(PeerAdded(B, "b"), 0.0)
+    assert m.on(ce.ProbeLink("b", bytes(5000)), 1.0) == [], "it has not answered yet"
+    assert m.on(ce.ProbeLink("nobody", bytes(5000)), 1.0) == []
+    m.on(hello_from("b", 7, to=100), 1.0)
+    (probe,) = m.on(ce.ProbeLink("b", bytes(5000)), 2.0)
+    assert isinstance(probe, Send) and probe.header.type is FrameType.HEARTBEAT and len(probe.body) > 5000
+    assert m.links[B].probe == Probe(2.0, 5000)

@@ -7,6 +7,8 @@ import pytest
 
 from gcserver.planner.advice import MOST, Advice, advise, profile_of
 from gcserver.planner.auto import AutoError, Wish, compose, worth
+from gcserver.planner.auto_rules import PlannedRule, applied
+from gcserver.planner.live import Live
 from gcserver.planner.live_layout import lay_out
 from gcserver.planner.profile import CodecCost, Curve, LinkCost, ProfileError
 from tests.unit.planner.live_profiles import GBIT1, GBIT10, MBIT100, costs, gpt, gpt_shapes
@@ -81,3 +83,19 @@ def test_what_cannot_be_advised_on() -> None:
 def test_only_what_was_measured_is_advised() -> None:
     bare = msgspec.structs.replace(gpt(2, GBIT1), codecs={})
     assert {plan.name for plan in advise(bare).rows[0].plans} == {"none", "safe", "balanced", "fast"}
+
+
+def test_what_lanes_take_from_the_workers_counts_on_every_link() -> None:
+    """A step of 10 Gbit/s that takes much longer than it should: cores are shared, so what takes them is dearer."""
+    profile = gpt(2, GBIT10)
+    rules = (PlannedRule("*", "none"),)
+    dense = Live(profile).seconds(applied(Live(profile), rules))
+    plain = advise(profile, (GBIT1,))
+    shared = advise(profile, (GBIT1,), now=Wish(rules=rules, step=dense + 0.03))
+    assert shared.compute == plain.compute
+    for before, after in zip(plain.rows, shared.rows, strict=True):
+        seconds = {p.name: p.seconds for p in before.plans}
+        assert all(p.seconds > seconds[p.name] for p in after.plans)
+    # the family may take another scheme than the rules in force
+    assert shared.rows[0].plans[0].seconds == pytest.approx(dense + 0.03, rel=0.01)
+    assert advise(profile, (GBIT1,), now=Wish(rules=rules)) == plain, "no step is known"

@@ -5,9 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from gcserver.planner.auto_groups import costs, regroup
+from gcserver.planner import auto_groups
+from gcserver.planner.auto_groups import RUNS, costs, regroup
 from gcserver.planner.live import BlockOption, Live
 from gcserver.planner.live_layout import portions
+from gcserver.planner.mergecomp import Merged, MergeModel, merge
 from gcserver.planner.profile import CodecCost, Curve
 from tests.unit.planner.live_profiles import GBIT1, GBIT10, MBIT100, gpt, plain
 
@@ -69,3 +71,22 @@ def test_a_model_without_elements_has_no_groups() -> None:
         live = Live(msgspec.structs.replace(profile, tensors=tensors, blocks=()))
         found = regroup(live, "none", [])
         assert (found.changed, found.portions, found.caps) == (False, live.brought, ())
+
+
+def test_of_thousands_of_tensors_neighbours_stay_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def merged(model: MergeModel) -> Merged:
+        asked.append(model)
+        return merge(model)
+
+    monkeypatch.setattr(auto_groups, "merge", merged)
+    tensors = 2 * RUNS + 345
+    profile = plain([500] * tensors, [i * 1e-3 for i in range(tensors)], nodes=2, latency=1e-4)
+    live = Live(profile, (tuple(range(tensors)),))
+    found = regroup(live, "none", [BlockOption()] * len(live.blocks))
+    (model,) = asked
+    assert len(model.elements) == RUNS and sum(model.elements) == 500 * tensors
+    assert model.ready[-1] == profile.tensors[-1].ready and set(model.elements) == {1000, 1500}
+    assert found.changed and [t for group in found.portions for t in group] == list(range(tensors))
+    assert sum(found.caps) * (1 << 20) == pytest.approx(4 * 500 * tensors)

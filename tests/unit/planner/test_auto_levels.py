@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from gcserver.planner import auto_levels
 from gcserver.planner.auto_levels import budgets, choose_levels
 from gcserver.planner.families import parse
 from gcserver.planner.payload import sparse_payload
@@ -114,3 +115,14 @@ def test_a_default_between_levels_counts_as_the_more_precise_one() -> None:
     names = [profile.tensors[i].name for i in large(profile)]
     spent = sum(lost[n][found.levels[i][0]] for n, i in zip(names, large(profile), strict=True))
     assert spent <= sum(lost[n][5] for n in names) * (1 + 1e-9)
+
+
+def test_of_too_many_tensors_the_largest_have_levels_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    profile = with_errors(gpt(), "topk")
+    spec, every = parse("topk(ratio=0.01)"), range(len(profile.tensors))
+    monkeypatch.setattr(auto_levels, "MOST", 3)
+    found = choose_levels(profile, spec, every, ALPHAS)
+    by_size = sorted(every, key=lambda i: -profile.tensors[i].elements)
+    assert "levels of 3 tensors" in found.reason or "no levels send less" in found.reason
+    assert all(set(found.levels[i]) == {spec.level} for i in by_size[3:])
+    assert any(set(found.levels[i]) != {spec.level} for i in by_size[:3])

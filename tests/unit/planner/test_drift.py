@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gcserver.planner.drift import drift
+from gcserver.planner.drift import drift, link_drift
 from gcserver.planner.profile import LinkCost, Profile, ProfiledTensor
 
 TENSORS = (ProfiledTensor("b", (1000, 1000), 1_000_000, "float32", 0.0), ProfiledTensor("a", (3,), 3, "float32", 0.5))
@@ -62,3 +62,10 @@ def test_a_link_that_was_a_guess_and_is_measured_changes_everything() -> None:
     guessed = but(link=LinkCost(1e-3, 1e8))
     assert drift(guessed, BASE) == inf
     assert drift(guessed, guessed) == 0.0
+
+
+def test_the_links_part_is_told_apart_from_computation() -> None:
+    slow = LinkCost(1e-3, 5e7, 0.1, 20)
+    assert link_drift(BASE, but(forward=9.0)) == 0.0
+    assert link_drift(BASE, but(link=slow, forward=9.0)) == link_drift(BASE, but(link=slow)) > 0.5
+    assert link_drift(BASE, but(link=LinkCost(1e-3, 1.0))) == 0.0

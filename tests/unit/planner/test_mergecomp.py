@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
@@ -19,6 +21,7 @@ from gcserver.planner.mergecomp import (
 )
 from gcserver.planner.mergecomp_groups import Grouping, GroupingError, layer_wise, naive, whole_model
 from gcserver.planner.trace import Trace, TracedTensor
+from tests.unit.planner import mergecomp_oracle
 
 TRACES = {trace.model: trace for trace in traces.read()}
 #: three tensors of 10, 20 and 30 elements, ready after 10, 20 and 30 s
@@ -72,6 +75,30 @@ def test_a_small_gain_is_taken_and_ends_the_search() -> None:
 def test_more_groups_than_tensors_are_not_tried() -> None:
     assert [len(m.grouping) for m in best_by_count(SMALL, 9)] == [1, 2, 3]
     assert two_group_times(SMALL).tolist() == pytest.approx([65.0, step_time(SMALL, Grouping((2, 3)))])
+
+
+@pytest.mark.parametrize("own_cores", [False, True])
+@pytest.mark.parametrize("model", TRACES)
+def test_kernels_cut_traces_as_the_plain_recurrence_does(model: str, own_cores: bool) -> None:
+    for encode, exchange in (((5e-4, 1e-9), (2e-4, 5e-9)), ((1e-5, 1e-10), (1e-3, 1e-8)), ((0.0, 0.0), (1e-4, 1e-9))):
+        case = merge_model(TRACES[model], AffineCost(*encode), AffineCost(*exchange), own_cores)
+        expected = [g.ends for g in mergecomp_oracle.best_groupings(case, 8)]
+        assert [m.grouping.ends for m in best_by_count(case, 8)] == expected
+
+
+def test_thousands_of_tensors_need_no_table_of_all_pairs() -> None:
+    n = 4000
+    elements = tuple((256, 4096, 70_000)[i % 3] for i in range(n))
+    model = MergeModel(
+        elements, tuple(i * 1e-5 for i in range(n)), AffineCost(5e-4, 1e-9), AffineCost(2e-4, 1e-8), own_cores=True
+    )
+    tracemalloc.start()
+    try:
+        merged = merge(model)
+        assert tracemalloc.get_traced_memory()[1] < 32 << 20  # a table of all pairs: 128 MB
+    finally:
+        tracemalloc.stop()
+    assert len(merged.grouping) > 1 and merged.seconds < step_time(model, whole_model(n))
 
 
 @pytest.mark.parametrize("own_cores", [False, True])

@@ -78,7 +78,7 @@ class Daemon:
         plan = SimpleNamespace(warmup_steps=10, exclude=("b",), profiles=None)
         self.config = SimpleNamespace(plan=plan, node=SimpleNamespace(lanes=1))
         self.lanes = SimpleNamespace(table=[None], link=SimpleNamespace(news=lambda known, guess: None))
-        self.profiler = SimpleNamespace(profile=self.profile)
+        self.profiler = SimpleNamespace(profile=self.profile, measure_again=lambda job, domain: self.again_measured())
         self.loop = asyncio.get_running_loop()
         self.seen: Profile | None = msgspec.structs.replace(PROFILE, steps=(StepTime(0, 0.4, 0.01, 7),))
         self.given: list[tuple[Rule, ...]] = []
@@ -91,6 +91,11 @@ class Daemon:
 
     def profile(self, job: bytes, domain: int, **given: Any) -> Profile | None:
         return self.seen
+
+    def again_measured(self) -> None:
+        """Steps are measured anew: none has been yet."""
+        assert self.seen is not None
+        self.seen = msgspec.structs.replace(self.seen, steps=())
 
     def warn_once(self, text: str) -> None:
         self.warnings.append(text)

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from gcproto import slots
 from gcproto.records import replace
 from gcproto.wire import Flag
 from gcserver.core.events import DomainConfig, Member, Retained, StepRecord
 from gcserver.runtime.blocks import DomainMemory
-from tests.unit.runtime.one_block import JOB, SECTION
+from gcserver.runtime.statefiles import MemoryDamaged
+from tests.unit.runtime.one_block import JOB, SECTION, node
 
 
 def test_a_step_that_only_some_ranks_pushed_is_remembered_as_they_asked_for_it(tmp_path: Path) -> None:
@@ -49,3 +52,40 @@ def test_a_block_that_is_made_in_an_epoch_belongs_to_it(tmp_path: Path) -> None:
     config = DomainConfig(JOB, 0, "calls", 5, (Member(1, "a", 1),), 0, 1, 1, 256, 65536, (0,))
     DomainMemory(config, 1, 0, tmp_path).open_section(SECTION)
     assert DomainMemory(config, 1, 0, tmp_path).open_section(SECTION)[0].epoch == 5
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("residual_at", 9 << 48, "residual_at"),
+        ("owner_at", 1 << 48, "owner_at"),
+        ("held", 1, "held back"),
+        ("kept_at", (5 << 48, 0, 0), "no payload"),
+        ("spec", b"\xff", "no text"),
+    ],
+)
+def test_a_record_that_names_what_is_not_there_is_damaged(tmp_path: Path, field: str, value: object, said: str) -> None:
+    _, memory = node(tmp_path)
+    record = memory.blocks[0].record
+    record["decision_step"], record["spec"] = 1, b"none"
+    memory.heap.allocate(64)
+    again = DomainMemory(memory.config, 1, 0, memory.directory)
+    assert again.open_section(SECTION)[0].decision is not None
+    record[field] = value
+    with pytest.raises(MemoryDamaged, match=said):
+        DomainMemory(memory.config, 1, 0, memory.directory).open_section(SECTION)
+
+
+def test_a_retained_payload_longer_than_its_room_is_damaged(tmp_path: Path) -> None:
+    _, memory = node(tmp_path)
+    memory.make_kept(0, 0, 100)
+    record = memory.blocks[0].record
+    record["kept_step"][0, 0], record["kept_codec"][0, 0] = 1, 16
+    for size, fits in ((100, True), (101, False)):
+        record["kept_bytes"][0, 0] = size
+        again = DomainMemory(memory.config, 1, 0, memory.directory)
+        if fits:
+            assert again.open_section(SECTION)[0].retained[0].nbytes == size
+        else:
+            with pytest.raises(MemoryDamaged, match="101 bytes"):
+                again.open_section(SECTION)

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gcserver.runtime.ledger import JobStore
+from gcserver.runtime.ledger import JobStore, Ledger
+from gcserver.runtime.statefiles import MemoryDamaged
 from tests.unit.core.control_machine import formed
 
 
@@ -40,3 +41,23 @@ def test_what_a_node_is_ready_for_may_be_taken_back_by_an_epoch(tmp_path: Path) 
     assert (ledger.read().ready, ledger.read().settled) == (7, 5)
     ledger.make_ready(5)
     assert JobStore(tmp_path).ledger((b"j" * 16, 0)).read().ready == 5
+
+
+def test_a_job_under_another_ones_number_is_dropped(tmp_path: Path) -> None:
+    store = JobStore(tmp_path)
+    (job,) = formed().jobs.values()
+    store.save(b"x" * 16, job.save().memory)
+    assert store.load() == []
+    assert not store.directory(b"x" * 16).exists()
+
+
+@pytest.mark.parametrize("field", ["void_count", "switch_count"])
+def test_a_ledger_that_counts_what_no_job_has_is_damaged_and_its_job_dropped(tmp_path: Path, field: str) -> None:
+    store = JobStore(tmp_path)
+    (job,) = formed().jobs.values()
+    store.save(job.id, job.save().memory)
+    ledger: Ledger = store.ledger((job.id, 0))
+    ledger._data[field] = 2**64 - 1
+    with pytest.raises(MemoryDamaged):
+        ledger.read()
+    assert JobStore(tmp_path).load() == []

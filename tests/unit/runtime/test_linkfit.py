@@ -10,7 +10,20 @@ from itertools import count
 import pytest
 
 from gcserver.planner.profile import LinkCost
-from gcserver.runtime.linkfit import HELD, KEPT, LARGE, MOST, Arrival, Arrivals, LinkFit, Train, Trains, fit, rate
+from gcserver.runtime.linkfit import (
+    HELD,
+    KEPT,
+    LARGE,
+    MOST,
+    Arrival,
+    Arrivals,
+    LinkFit,
+    Probed,
+    Train,
+    Trains,
+    fit,
+    rate,
+)
 
 MIB = 1 << 20
 GUESS = LinkCost(1e-4, 1e9)
@@ -194,3 +207,50 @@ def test_lanes_are_put_in_order_before_they_count() -> None:
     assert apart == tell(LinkFit(), False)
     assert apart.samples > 0
     assert apart.bandwidth == pytest.approx(8 * MIB / 0.08, rel=0.01)
+
+
+def trains(link: LinkFit, start: float, speed: float, count: int = 4) -> float:
+    """So many trains from ``start`` on; when they have ended."""
+    now = start
+    for _ in range(count):
+        frames = []
+        for _ in range(8):
+            now += 4 * MIB / speed
+            frames.append(Arrival(now, 1, 4 * MIB, True))
+        now += 10.0
+        link.on_arrivals(0, frames, now + HELD)
+    link.on_arrivals(0, (), now + 2 * HELD)
+    return now
+
+
+def test_probes_count_once_frames_are_silent_and_until_trains_are_newer() -> None:
+    link, known = LinkFit(), LinkCost(1e-4, 1e9, 0.0, 20)
+    assert link.silent(0.0, 60.0)
+    end = trains(link, 100.0, 1e9)
+    assert not link.silent(end, 60.0) and link.silent(end + 71.0, 60.0)
+    at = end + 100.0
+    link.on_probes(Probed(at, 2e7, 0.01, 3, True))
+    found = link.news(known, GUESS)
+    assert found == LinkCost(GUESS.latency, 2e7, 0.01, 3)
+    trains(link, at + 10, 2.5e7, count=1)
+    assert link.news(known, GUESS) == found, "one train after the change is no measurement yet"
+    trains(link, at + 100, 2.5e7)
+    newest = link.news(known, GUESS)
+    assert newest is not None and newest.bandwidth == pytest.approx(2.5e7, rel=0.05)
+
+
+def test_probes_that_were_over_too_soon_count_only_where_they_beat_what_is_known() -> None:
+    link = LinkFit()
+    link.on_probes(Probed(10.0, 5e8, 0.1, 3, False))
+    assert link.news(LinkCost(1e-4, 1e9, 0.0, 20), GUESS) is None
+    found = link.news(LinkCost(1e-4, 1e7, 0.0, 20), GUESS)
+    assert found is not None and (found.bandwidth, found.samples) == (5e8, 3)
+
+
+def test_trains_of_the_link_before_do_not_come_back() -> None:
+    link = LinkFit()
+    end = trains(link, 100.0, 1e9, count=10)
+    link.on_probes(Probed(end + 100, 2e7, 0.0, 3, True))
+    trains(link, end + 200, 2e7, count=3)
+    found = link.news(LinkCost(1e-4, 2e7, 0.0, 3), GUESS)
+    assert found is not None and found.bandwidth == pytest.approx(2e7, rel=0.05)

@@ -7,7 +7,18 @@ import pytest
 from gcproto.timings import TensorTimes
 from gcserver.planner.profile import CodecCost, Curve, StepTime
 from gcserver.runtime.lanelink import KernelTime
-from gcserver.runtime.measurements import CALLS, INTERVALS, KINDS, PLANS, SETTLING, STEPS, Kernels, Paces, Readiness
+from gcserver.runtime.measurements import (
+    CALLS,
+    INTERVALS,
+    KINDS,
+    PLANS,
+    RECENT,
+    SETTLING,
+    STEPS,
+    Kernels,
+    Paces,
+    Readiness,
+)
 
 
 def sample(*ready: int, forward: int = 1000, between: int = 10_000, typical: int = 10_000, **more: int) -> TensorTimes:
@@ -88,6 +99,23 @@ def test_a_void_step_tells_nothing_and_ends_no_series() -> None:
     paces.settled(9, 0, at + 0.1, void=True)
     paces.settled(10, 0, at + 1.1)
     assert paces.steps() == (StepTime(0, 1.0, 0.0, 8 - SETTLING),)
+
+
+def test_steps_that_become_longer_or_shorter_are_noticed_until_all_are() -> None:
+    paces = Paces()
+    at = _settle(paces, 0, 1, [1.0] * (2 * RECENT + SETTLING), 0.0)
+    assert paces.departed() == 0.0, "too few"
+    at = _settle(paces, 0, 1 + 2 * RECENT + SETTLING, [1.0] * 20, at)
+    assert paces.departed() == 0.0
+    first = 21 + 2 * RECENT + SETTLING
+    at = _settle(paces, 0, first, [0.5] * (RECENT - 1), at)
+    assert paces.departed() == pytest.approx(0.5)
+    at = _settle(paces, 0, first + RECENT - 1, [0.5] * INTERVALS, at)
+    assert paces.departed() == 0.0
+    paces.forget()
+    assert paces.steps() == () and paces.departed() == 0.0
+    _settle(paces, 0, first + RECENT - 1 + INTERVALS, [2.0], at)
+    assert paces.steps() == (StepTime(0, 2.0, 0.0, 1),), "the next step counts"
 
 
 def test_a_gap_between_steps_is_no_interval() -> None:

@@ -70,3 +70,22 @@ def test_ratios_follow_plans_and_sections() -> None:
     assert notches.ratios(job, domain, 2)[0] > 0.5, "half of the domain is dense now"
     notches.forget(job.id)
     assert not notches._known
+
+
+@pytest.mark.parametrize(
+    ("rules", "still"),
+    [
+        ((Rule("*", TOPK),), ""),
+        ((Rule("*", TOPK, "", (100_000, 1_000)),), ""),
+        ((Rule("*", "fp16"),), "fp16"),
+        ((Rule("*", "qsgd(bits=8)", "", (8, 4)),), "qsgd(bits=8)"),
+        # the block's largest tensor decides, and where a plan has notches nothing else is moved
+        ((Rule("*", TOPK), Rule("w", "none")), "none"),
+        ((Rule("*", TOPK), Rule("b", "qsgd(bits=8)", "", (8, 4))), TOPK),
+    ],
+)
+def test_what_no_controller_can_move(rules: tuple[Rule, ...], still: str) -> None:
+    job, domain = job_with(*rules)
+    assert Notches(1).still(job, 1) == (still and resolve(still).spec)
+    domain.sections.clear()
+    assert Notches(1).still(job, 1) == "", "who knows what will be declared"

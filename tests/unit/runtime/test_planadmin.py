@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -22,7 +23,7 @@ from gcserver.planner.auto import Considered
 from gcserver.planner.auto_why import GroupWhy
 from gcserver.planner.live import LiveJob, LiveStep
 from gcserver.planner.profile import LinkCost, StepTime, load
-from gcserver.runtime.planadmin import PlanAdmin
+from gcserver.runtime.planadmin import PlanAdmin, tunable
 from gcserver.runtime.plannerlink import Advise, Advised, Measure, PlannerError, Predict, Predicted, Request
 from gcserver.runtime.steering import Steered
 from gcserver.runtime.steptrace import TracedJob, TracedStep
@@ -51,6 +52,8 @@ class Service(Daemon):
         self.steered = (Steered("ddp", "dc2-da2", 0.1, -1, 0.02, 0.01, 5), Steered("other", "dc2-da2", 1, 2, 0, 0, 0))
         self.steering = SimpleNamespace(describe=lambda job: self.steered, set_controller=self.set_controller)
         self.questions = SimpleNamespace(ask=self.trace)
+        self.still = ""
+        self.notches = SimpleNamespace(still=lambda job, version: self.still)
         self.admin = PlanAdmin(self)  # type: ignore[arg-type]
         plain = self.link.ask
 
@@ -67,7 +70,7 @@ class Service(Daemon):
     async def trace(self, question: Callable[[int], Any], patience: float) -> list[TracedStep]:
         asked = question(4)
         assert (asked.request, asked.domain) == (4, self.domain.config.id)
-        return [TracedStep(4, asked.domain, 9, (TracedJob("encode", "lane", 0, 0.1, 0.2),))]
+        return [TracedStep(4, asked.domain, 9, (TracedJob("encode", "lane 1", 0, 0.1, 0.2),))]
 
     async def set_controller(self, job: str, name: str, parameters: dict[str, float]) -> AnswerRequest:
         if name != "dc2-da2":
@@ -155,7 +158,7 @@ def test_another_node_names_the_one_that_plans(tmp_path: Path) -> None:
 
 def test_a_step_as_predicted_and_as_measured(tmp_path: Path) -> None:
     async def test(d: Service) -> None:
-        traced = TimelineJob("encode w", "lane", "a", 0.1, 0.2)
+        traced = TimelineJob("encode w", "lane 1", "a", 0.1, 0.2)
         members = (Member(2, "b", 1), *d.domain.config.members)
         d.domain.config = msgspec.structs.replace(d.domain.config, members=members)
         (domain,) = (await d.admin.plan(d.job, timeline=True)).domains
@@ -164,7 +167,7 @@ def test_a_step_as_predicted_and_as_measured(tmp_path: Path) -> None:
         (domain,) = (await d.admin.plan(d.job, timeline=True)).domains
         assert domain.measured == (traced,)
         assert [(j.what, j.resource, j.node) for j in domain.predicted] == [
-            ("forward", "worker", "b"), ("compute t1", "worker", "b"), ("send 0", "out", "a"), ("add 0", "lane", "a"),
+            ("forward", "worker", "b"), ("compute t1", "worker", "b"), ("send 0", "out", "a"), ("add 0", "lane 0", "a"),
         ]  # fmt: skip
         d.step = msgspec.structs.replace(STEP, jobs=STEP.jobs[:2])
         (domain,) = (await d.admin.plan(d.job, timeline=True)).domains
@@ -185,6 +188,43 @@ def test_changes_are_answered_and_refused(tmp_path: Path) -> None:
         d.newest(HAND)
         assert await d.admin.set_controller(d.job, "dc2-da2", {}) == PlanChange(3, 44, "takes effect")
         await refused(d.admin.set_controller(d.job, "pid", {}), ErrorKind.INVALID, "dc2-da2")
+
+    run(tmp_path, test)
+
+
+def test_a_controller_that_would_move_nothing(tmp_path: Path) -> None:
+    async def test(d: Service) -> None:
+        d.still = "fp16"
+        found = await d.admin.set_controller(d.job, "dc2-da2", {})
+        assert (
+            found.message == "takes effect; it moves nothing until the planner (auto) chooses another codec than fp16"
+        )
+        d.admin.set_mode(d.job, "static", "")
+        wanted = r"would move nothing: the plan in force uses fp16, .* one of .*topk.* gcctl set-codec"
+        await refused(d.admin.set_controller(d.job, "dc2-da2", {}), ErrorKind.PRECONDITION, wanted)
+        await refused(d.admin.set_controller(d.job, "none", {}), ErrorKind.INVALID, "got none")
+        d.still = ""
+        assert (await d.admin.set_controller(d.job, "dc2-da2", {})).message == "takes effect"
+
+    run(tmp_path, test)
+
+
+def test_names_of_codecs_with_a_ratio_to_move() -> None:
+    assert {"topk", "dgc", "redsync", "gaussiank", "sidco-e"} <= set(tunable())
+    assert not {"none", "fp16", "qsgd", "powersgd", "randomk"} & set(tunable())
+
+
+def test_another_model_is_told_why_it_has_no_plan_of_its_own(tmp_path: Path) -> None:
+    async def test(d: Service) -> None:
+        other = copy.copy(d.domain)
+        other.config = msgspec.structs.replace(d.domain.config, domain=d.domain.config.domain + 1, label="ddp.1")
+        d.job.domains[other.config.domain] = other
+        other.sections = other.sections[:0]
+        assert [x.note for x in (await d.admin.plan(d.job, timeline=False)).domains] == ["", ""]
+        await d.look()
+        planned, apart = (await d.admin.plan(d.job, timeline=False)).domains
+        assert planned.note == "" and planned.forecast is not None and apart.forecast is None
+        assert f"made for the largest model, {d.domain.config.label}," in apart.note
 
     run(tmp_path, test)
 

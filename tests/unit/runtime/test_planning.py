@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from gcserver.planner.profile import StepTime
-from gcserver.runtime.plancourse import DOUBLINGS, LOOK_EVERY, RETRY_AFTER
+from gcserver.planner.course import COMPARED
+from gcserver.planner.profile import LinkCost, StepTime
+from gcserver.runtime.plancourse import AFRESH, DOUBLINGS, LOOK_EVERY, RETRY_AFTER
 from gcserver.runtime.plannerlink import Measure, PlannerError
 from gcserver.runtime.planning import FAILED, NotPlannable
 from tests.unit.runtime.planned_job import HAND, TOPK, Daemon, proposal, second_job
@@ -96,6 +97,41 @@ def test_a_slower_plan_is_taken_back_and_not_tried_again_until_a_drift(tmp_path:
         d.steps(StepTime(2, 0.8, 0.01, 9), forward=0.3)
         assert "plan 3 since" in await d.look()
         assert d.given == [TOPK, (), TOPK]
+
+    run(tmp_path, test)
+
+
+def test_a_plan_for_another_link_is_compared_with_steps_over_that_link(tmp_path: Path) -> None:
+    async def test(d: Daemon) -> None:
+        await d.look()
+        d.steps(StepTime(0, 0.4, 0.01, 7), StepTime(1, 0.2, 0.01, 9))
+        await d.look()
+        # The link recovers; of 200 steps all but a few were made before.
+        d.link.proposal = proposal("none", 0.15)
+        fast = LinkCost(1e-4, 1e9, 0.0, 3)
+        d.steps(StepTime(1, 0.2, 0.01, 200), link=fast)
+        assert (await d.look()).startswith("measures steps anew: what was measured has drifted")
+        assert d.seen is not None and not d.seen.steps and len(d.link.plans()) == 1
+        d.steps(StepTime(1, 0.19, 0.01, COMPARED - 1), link=fast)
+        assert "measures steps anew" in await d.look()
+        d.steps(StepTime(1, 0.19, 0.01, COMPARED), link=fast)
+        assert "plan 2 since" in await d.look()
+        assert d.link.plans()[-1].wish.step == 0.19
+        assert d.course.afresh == 0.0 and d.course.standing.before.step.seconds == 0.19
+
+    run(tmp_path, test)
+
+
+def test_steps_that_do_not_come_hold_up_no_plan_for_ever(tmp_path: Path) -> None:
+    async def test(d: Daemon) -> None:
+        await d.look()
+        d.steps(StepTime(1, 0.2, 0.01, 9))
+        await d.look()
+        d.link.proposal = proposal("none", 0.15)
+        d.steps(StepTime(1, 0.2, 0.01, 200), link=LinkCost(1e-4, 1e9, 0.0, 3))
+        await d.look()
+        d.course.afresh -= AFRESH + 1
+        assert "plan 2 since" in await d.look()
 
     run(tmp_path, test)
 

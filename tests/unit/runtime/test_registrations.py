@@ -13,10 +13,13 @@ import pytest
 
 from gcproto import messages, packed
 from gcproto.channel import Channel, connect
-from gcproto.messages import Fault, Register, WhoAreYou
+from gcproto.messages import Fault, Reattach, Register, WhoAreYou
 from gcproto.timings import TensorTimes
+from gcserver import keys
 from gcserver.core import control_events as cx
 from gcserver.runtime.registrations import Registrations
+from gcserver.runtime.tickets import Tickets
+from tests.unit.key_pairs import fixed_pair
 
 _decode = packed.Decoder[messages.ToWorker](messages.ToWorker)
 
@@ -25,7 +28,7 @@ class Supervisor:
     """As much of one as registrations use: readers are called when the test says so."""
 
     def __init__(self, path: Path) -> None:
-        self.config = SimpleNamespace(node=SimpleNamespace(socket=path))
+        self.config = SimpleNamespace(node=SimpleNamespace(name="a", socket=path))
         self.machine = SimpleNamespace(connections={})
         self.loop = SimpleNamespace(
             add_reader=lambda fd, call, *args: self.readers.__setitem__(fd, (call, args)),
@@ -33,12 +36,20 @@ class Supervisor:
             remove_writer=lambda fd: None,
         )
         self.readers: dict[int, Any] = {}
+        self.registrations: Registrations
         self.fed: list[Any] = []
         self.measured: list[Any] = []
         self.profiler = SimpleNamespace(on_tensor_times=lambda *said: self.measured.append(said))
         self.asked: list[Any] = []
         self.advising = SimpleNamespace(asked=lambda *said: self.asked.append(said))
         self.warnings: list[str] = []
+        self.tickets = Tickets(path.parent)
+        self.keys: Any = None
+        self.counted: list[str] = []
+        self.lanes = SimpleNamespace(sockets=lambda: ["lane0"])
+
+    def count(self, name: str) -> None:
+        self.counted.append(name)
 
     def feed(self, event: Any) -> None:
         self.fed.append(event)
@@ -54,7 +65,7 @@ class Supervisor:
 @pytest.fixture
 def supervisor(tmp_path: Path) -> Iterator[Supervisor]:
     fake = Supervisor(tmp_path / "daemon.sock")
-    registrations = Registrations(fake)  # type: ignore[arg-type]
+    registrations = fake.registrations = Registrations(fake)  # type: ignore[arg-type]
     registrations.start()
     yield fake
     registrations.close()
@@ -132,6 +143,40 @@ def test_the_same_complaint_is_the_same_text(supervisor: Supervisor) -> None:
     assert len(supervisor.warnings) == 3 and len(set(supervisor.warnings)) == 1
 
 
+def test_a_worker_comes_back_with_its_ticket_only(supervisor: Supervisor) -> None:
+    """The number of a job and a rank, which operators see, are not enough."""
+    job, mine = b"j" * 16, messages.Registered(b"j" * 16, 1, "a", (), (), 4096, 30.0)
+    worker, _ = _connected(supervisor)
+    ours = max(supervisor.readers)
+    supervisor.machine.connections[ours] = (job, 1)
+    supervisor.registrations.tell(cx.Tell(ours, mine))
+    ((told, _),) = worker.receive()
+    assert isinstance(told, messages.Registered) and told.lane_sockets == ("lane0",) and len(told.ticket) == 32
+    worker.close()
+    supervisor.turn()
+    supervisor.fed.clear()
+    for wrong in (
+        Reattach(job, 1, 7), Reattach(job, 0, 7, told.ticket), Reattach(b"k" * 16, 1, 7, told.ticket),
+        Reattach(job, 1, 7, told.ticket[:-1]),
+    ):  # fmt: skip
+        worker, _ = _connected(supervisor)
+        worker.send_all([wrong, WhoAreYou()])
+        supervisor.turn()
+        ((fault, _),) = worker.receive()
+        assert isinstance(fault, Fault) and (fault.kind, fault.job) == ("NotAuthorised", wrong.job)
+        assert f"rank {wrong.rank} " in fault.message and "init()" in fault.advice
+        assert [type(e) for e in supervisor.fed] == [cx.WorkerGone], "nothing it says is heard, nor what follows"
+        supervisor.fed.clear()
+        worker.close()
+    assert supervisor.counted == ["workers_refused"] * 4
+    worker, _ = _connected(supervisor)
+    back = Reattach(job, 1, 7, told.ticket)
+    worker.send(back)
+    supervisor.turn()
+    assert supervisor.fed == [cx.WorkerSaid(max(supervisor.readers), back)]
+    worker.close()
+
+
 def test_a_worker_of_another_user_is_told_so(supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Channel, "peer_uid", lambda self: os.getuid() + 1)
     worker, _ = _connected(supervisor)
@@ -139,4 +184,61 @@ def test_a_worker_of_another_user_is_told_so(supervisor: Supervisor, monkeypatch
     assert isinstance(fault, Fault) and fault.kind == "NotAuthorised"
     assert f"this one is of uid {os.getuid() + 1}" in fault.message and "GC_NODE_SOCKET" in fault.advice
     assert len(supervisor.warnings) == 1 and supervisor.fed == [] and len(supervisor.readers) == 1
+    worker.close()
+
+
+A, B, C = (fixed_pair(name) for name in "abc")
+
+
+def ring(own: keys.KeyPair, *admitted: keys.KeyPair) -> Any:
+    return SimpleNamespace(pair=own, admitted={pair.name: pair.public for pair in admitted})
+
+
+@pytest.mark.parametrize(
+    ("ours", "published", "why"),
+    [
+        (ring(A, B), (("b", C.public.decode()),), "b has another key"),
+        (ring(A, B), (("b", B.public.decode()), ("c", C.public.decode())), "c is not in"),
+        (ring(A, B), (("b", ""),), "b runs without keys"),
+        (None, (("b", B.public.decode()),), "b runs with keys, and this node without"),
+    ],
+)
+def test_a_job_with_a_node_whose_key_is_not_admitted_is_refused(
+    supervisor: Supervisor, ours: Any, published: tuple[tuple[str, str], ...], why: str
+) -> None:
+    supervisor.keys = ours
+    worker, _ = _connected(supervisor)
+    worker.send(Register("job", 0, 2, 0, 1, 7, keys=published))
+    supervisor.turn()
+    ((fault, _),) = worker.receive()
+    assert isinstance(fault, Fault) and fault.kind == "NotAuthorised"
+    assert why in fault.message and "security.peers" in fault.advice
+    assert supervisor.counted == ["keys_refused"] and not supervisor.fed
+    worker.close()
+
+
+@pytest.mark.parametrize(
+    ("ours", "published"), [(ring(A, B), (("b", B.public.decode()),)), (ring(A), ()), (None, (("b", ""),)), (None, ())]
+)
+def test_admitted_keys_and_none_at_all_are_fine(
+    supervisor: Supervisor, ours: Any, published: tuple[tuple[str, str], ...]
+) -> None:
+    supervisor.keys = ours
+    worker, _ = _connected(supervisor)
+    worker.send(Register("job", 0, 2, 0, 1, 7, keys=published))
+    supervisor.turn()
+    assert len(supervisor.fed) == 1 and not supervisor.counted
+    worker.close()
+
+
+@pytest.mark.parametrize(("ours", "key"), [(None, ""), (ring(A), A.public.decode())])
+def test_a_daemon_says_its_public_key(supervisor: Supervisor, ours: Any, key: str) -> None:
+    supervisor.keys = ours
+    worker, _ = _connected(supervisor)
+    registrations = Registrations.__new__(Registrations)
+    registrations._s, registrations.channels = supervisor, {5: worker}  # type: ignore[assignment, dict-item]
+    said: list[Any] = []
+    registrations._send = lambda _, message: said.append(message)  # type: ignore[method-assign]
+    registrations.tell(cx.Tell(5, messages.IAm("a", "tcp://a:1", 1)))
+    assert said == [messages.IAm("a", "tcp://a:1", 1, key)]
     worker.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 from gcproto.wire import FrameType, Header
@@ -19,6 +20,7 @@ class Lane:
     """A lane process as far as a tracer touches it."""
 
     def __init__(self) -> None:
+        self.setup = SimpleNamespace(hello=SimpleNamespace(lane=1))
         self.fed: list[Any] = []
         self.done: list[Any] = []
         self.sent: list[TracedStep] = []
@@ -57,7 +59,7 @@ def test_the_step_after_the_next_end_of_one_is_traced_and_no_other() -> None:
     (traced,) = lane.sent
     assert (traced.request, traced.domain, traced.step) == (5, DOMAIN, 4)
     assert [(j.what, j.resource, j.key) for j in traced.jobs] == [
-        ("push", "push", 7), ("encode", "lane", 7), ("exchange", "exchange", 7), ("decode", "lane", 7),
+        ("push", "push", 7), ("encode", "lane 1", 7), ("exchange", "exchange", 7), ("decode", "lane 1", 7),
     ]  # fmt: skip
     assert all(0 <= j.start <= j.end for j in traced.jobs)
     assert traced.jobs[2].start <= traced.jobs[2].end <= traced.jobs[3].start

@@ -1,0 +1,147 @@
+"""TLS as `gcctl` speaks it: which files it uses, and why a connection came to nothing.
+
+What may live here: options, credentials, the words for each way in which certificates can be wrong. What may not: calls
+and their answers (`gcctl.py`), what the daemon makes of a certificate (`certificates.py`, `guard.py`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime as dt
+import os
+import socket
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from gcserver import values
+
+#: option, variable, what for
+OPTIONS: Final = (
+    ("--tls-ca", "GC_TLS_CA", "certificate of the CA that made the daemon's (ca.pem of `gcserver pki`)"),
+    ("--tls-cert", "GC_TLS_CERT", "your certificate"),
+    ("--tls-key", "GC_TLS_KEY", "its private key"),
+)
+#: How long looking for the reason of a failed connection may take, seconds.
+_PROBE: Final = 3.0
+
+
+class TlsUsage(Exception):
+    """The options are wrong. ``str()`` says which and what to give."""
+
+
+class TlsRefused(Exception):
+    """No connection can come of these certificates. ``str()`` says why and what to do."""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    for flag, variable, about in OPTIONS:
+        parser.add_argument(flag, metavar="FILE", help=f"{about} (variable {variable})")
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """What a connection is made with."""
+
+    ca: Path
+    certificate: Path
+    key: Path
+
+
+def files(options: argparse.Namespace, environ: Mapping[str, str], address: str) -> Files | None:
+    """The files to use; None for none. A Unix socket needs none: its mode says who may connect. Raises
+    :class:`TlsUsage`."""
+    if address.startswith("unix:"):
+        return None
+    given = {}
+    for flag, variable, _ in OPTIONS:
+        path = getattr(options, flag[2:].replace("-", "_"), None) or environ.get(variable)
+        if path:
+            given[flag] = Path(path).expanduser()
+    missing = [f"{flag} ({variable})" for flag, variable, _ in OPTIONS if flag not in given]
+    if given and missing:
+        raise TlsUsage(f"{', '.join(given)}: expected all three files, and {' and '.join(missing)} is missing")
+    for flag, path in given.items():
+        if not path.is_file() or not os.access(path, os.R_OK):
+            raise TlsUsage(f"{flag}: {path} is no file that uid {os.getuid()} can read")
+    return Files(given["--tls-ca"], given["--tls-cert"], given["--tls-key"]) if given else None
+
+
+def credentials(use: Files, now: dt.datetime | None = None) -> Any:
+    """gRPC's credentials. Raises :class:`TlsRefused` for files that no daemon would accept."""
+    import grpc
+
+    from gcserver.admin import certificates as known
+
+    try:
+        ca_pem, certificate_pem, key_pem = (known.read(path) for path in (use.ca, use.certificate, use.key))
+        known.parse(use.ca, ca_pem)
+        own = known.parse(use.certificate, certificate_pem)[0]
+        known.check_key(use.certificate, own, use.key, key_pem)
+        known.check_validity(use.certificate, own, now or dt.datetime.now(dt.UTC))
+    except known.CertificateError as error:
+        raise TlsRefused(str(error)) from None
+    return grpc.ssl_channel_credentials(ca_pem, key_pem, certificate_pem)
+
+
+def why_not(address: str, use: Files | None) -> str:
+    """Why no connection to ``host:port`` came about, where that has to do with TLS; "" where it has not."""
+    where = values.read_endpoint(address)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.set_alpn_protocols(["h2"])
+    if use is None:
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    else:
+        context.load_verify_locations(use.ca)
+        context.load_cert_chain(use.certificate, use.key)
+    try:
+        with socket.create_connection((where.host, where.port), _PROBE) as plain:
+            try:
+                with context.wrap_socket(plain, server_hostname=where.host) as secure:
+                    return _refused(address, use, secure)
+            except ssl.SSLCertVerificationError as error:
+                return _not_verified(address, use, error)
+            except (ssl.SSLError, ConnectionResetError):
+                return "" if use is None else f"{address} speaks no TLS: leave out --tls-ca, --tls-cert and --tls-key"
+    except OSError:
+        return ""
+
+
+def _refused(address: str, use: Files | None, secure: ssl.SSLSocket) -> str:
+    """The daemon's certificate is in order. One that takes ours says something; else it closes the connection."""
+    if use is None:
+        options = ", ".join(f"{flag} ({variable})" for flag, variable, _ in OPTIONS)
+        return f"{address} speaks TLS and wants a certificate: give {options}"
+    try:
+        if secure.recv(1):
+            return ""
+    except OSError:
+        pass
+    from gcserver.admin import certificates as known
+
+    chain = known.parse(use.certificate, known.read(use.certificate))
+    if not known.signed_by(chain, known.parse(use.ca, known.read(use.ca))):
+        return (
+            f"{address} refused the certificate {use.certificate}: it is not signed by the CA in {use.ca}; have one "
+            "made by that CA (`gcserver pki operator`)"
+        )
+    return (
+        f"{address} refused the certificate {use.certificate}: it must be an operator's (`gcserver pki operator`), "
+        "made by the CA of the daemon's admin.ca, and both clocks must be right"
+    )
+
+
+def _not_verified(address: str, use: Files | None, error: ssl.SSLCertVerificationError) -> str:
+    said = error.verify_message
+    ca = use.ca if use else ""
+    if "expired" in said:
+        return f"the certificate of {address} has expired: make the node a new one (`gcserver pki node`)"
+    if "mismatch" in said:
+        host = address.rpartition(":")[0]
+        return (
+            f"the certificate of {address} is for other names ({said}): connect by one that is in it, or make the node "
+            f"one with --host {host} (`gcserver pki node`)"
+        )
+    return f"the certificate of {address} is not signed by the CA in {ca} ({said}): name the CA that made it"

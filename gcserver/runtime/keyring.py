@@ -1,0 +1,81 @@
+"""The keys of a daemon while it runs: its own, those it admits, and that the list of those changes.
+
+What may live here: reading them again and telling the sockets. What may not: files of keys (`gcserver/keys.py`), who is
+let in (`guard.py`), keys that workers name (`registrations.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from gcserver import keys
+from gcserver.config import SecurityConfig
+from gcserver.keys import KeyFileError, KeyPair
+from gcserver.runtime.lanelink import Admit
+
+if TYPE_CHECKING:
+    from gcserver.runtime.supervisor import Supervisor
+
+log = logging.getLogger("gcserver")
+
+
+class Keyring:
+    """``pair`` is this node's. Raises KeyFileError where the files cannot be used."""
+
+    def __init__(self, supervisor: Supervisor, pair: KeyPair, watch: keys.Watch) -> None:
+        self._s, self.pair, self._watch = supervisor, pair, watch
+
+    @property
+    def admitted(self) -> dict[str, bytes]:
+        """Public keys by node."""
+        return self._watch.admitted
+
+    def tick(self) -> None:
+        """Read the list again if it changed, and have all sockets follow it."""
+        before = self.admitted
+        try:
+            if not self._watch.changed():
+                return
+        except KeyFileError as error:
+            log.error("%s; the nodes admitted so far stay admitted", error)
+            self._s.count("key_lists_unusable")
+            return
+        now = self.admitted
+        for what, names in (
+            ("admitted", now.keys() - before.keys()),
+            ("no longer admitted", before.keys() - now.keys()),
+            ("admitted with another key", {n for n in now.keys() & before.keys() if now[n] != before[n]}),
+        ):
+            if names:
+                log.info("security.peers changed: %s: %s", what, ", ".join(sorted(names)))
+        self._s.peers.transport.admit(now)
+        self._s.lanes.tell(Admit(now))
+
+
+def why_not(ring: Keyring | None, published: tuple[tuple[str, str], ...]) -> str:
+    """Why nodes that say they have these keys, (name, key), cannot be talked to; "" when they can."""
+    for name, key in published:
+        if bool(key) is not (ring is not None):
+            return f"{name} runs {'with' if key else 'without'} keys, and this node {'without' if key else 'with'}"
+        if ring is None:
+            continue
+        known = ring.admitted.get(name)
+        if known is None:
+            return f"{name} is not in this node's security.peers"
+        if key.encode() != known:
+            return f"{name} has another key than this node's security.peers says"
+    return ""
+
+
+def open_keyring(supervisor: Supervisor, node: str, security: SecurityConfig) -> Keyring | None:
+    """The keys of ``node``; None where none are configured. Raises KeyFileError."""
+    if security.key is None or security.peers is None:
+        return None
+    pair = keys.read_pair(security.key)
+    if pair.name != node:
+        raise KeyFileError(
+            f"{security.key} is the key of node {pair.name!r}, this is {node!r}: others would refuse it; correct "
+            "node.name or security.key"
+        )
+    return Keyring(supervisor, pair, keys.Watch(security.peers))

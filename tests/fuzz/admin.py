@@ -1,0 +1,192 @@
+"""Target: operators' requests, as the bytes that gRPC hands over, to a daemon with a running job.
+
+An input is the name of a method and the request's bytes. Refusals carry a documented status; a defect would be one too,
+INTERNAL, and is a failure here. The daemon answers and its job goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+import msgspec
+from google.protobuf.message import DecodeError
+
+from gcproto import admin_pb2 as pb
+from gcproto.messages import DeclareDomain, DeclareSection, Register, Registered, Rule, SectionAgreed, Unregister
+from gcserver.admin.service import Admin
+from gcserver.core import control_events as cx
+from gcserver.core import effects as fx
+from tests.fuzz import mutate
+from tests.fuzz.control import quiet, sound
+from tests.fuzz.supervisors import SECTION, Node, Worker
+
+JOB: Final = b"j" * 16
+_RULE: Final = pb.PlanRule(pattern="w*", codec="topk(ratio=0.01)", scheme="all")
+REQUESTS: Final[tuple[tuple[str, Any], ...]] = (
+    ("GetStatus", pb.GetStatusRequest()), ("ListPeers", pb.ListPeersRequest()), ("ListJobs", pb.ListJobsRequest()),
+    ("ListTensors", pb.ListTensorsRequest(job="train", domain="ddp", pattern="[wb]*")),
+    ("SetCodec", pb.SetCodecRequest(job="train", pattern="w", codec="fp16")),
+    ("GetPlan", pb.GetPlanRequest(job="train", timeline=True)),
+    ("SetPlan", pb.SetPlanRequest(job=JOB.hex(), rules=[_RULE, _RULE], replace=True)),
+    ("SetPlan", pb.SetPlanRequest(mode="auto", quality="fast")), ("Replan", pb.ReplanRequest(job="train")),
+    ("SetController", pb.SetControllerRequest(controller="dc2-da2", parameters={"k_min": 0.01, "k_max": 0.5})),
+    ("GetProfile", pb.GetProfileRequest(job="train")), ("Advise", pb.AdviseRequest(bandwidths=[1e6, 1e9])),
+    ("Drain", pb.DrainRequest(timeout_seconds=5.0, reason="upgrade")),
+)  # fmt: skip
+_KINDS: Final = {type(request).__name__: type(request) for _, request in REQUESTS}
+
+
+class Aborted(Exception):
+    """What a context raises to end a call."""
+
+
+class Context:
+    """As much of a call's context as the service uses."""
+
+    def __init__(self) -> None:
+        self.code: Any = None
+        self.details = ""
+
+    async def abort(self, code: Any, details: str = "", trailing_metadata: Any = ()) -> None:
+        self.code, self.details = code, details
+        raise Aborted
+
+
+class Requests:
+    """A supervisor with a job of one node and its admin service."""
+
+    name = "admin"
+
+    def __init__(self) -> None:
+        quiet()
+        for method, request in REQUESTS:
+            assert self.feed(_input(method, request.SerializeToString())) != "no request"
+
+    def close(self) -> None:
+        pass
+
+    def draw(self, rng: random.Random) -> bytes:
+        method, request = rng.choice(REQUESTS)
+        kind = rng.randrange(4)
+        if kind == 0:
+            other = rng.choice(REQUESTS)[1].SerializeToString()
+            return _input(method, mutate.spoil(rng, request.SerializeToString(), other))
+        changed = type(request)()
+        changed.CopyFrom(request)
+        for _ in range(rng.choice((1, 1, 2))):
+            _change(rng, changed)
+        return _input(method, changed.SerializeToString())
+
+    def feed(self, data: bytes) -> str:
+        method, raw = msgspec.msgpack.decode(data, type=tuple[str, bytes])
+        try:
+            request = _KINDS[f"{method}Request"].FromString(raw)
+        except DecodeError:
+            return "no request"
+        return asyncio.run(_ask(method, request))
+
+
+def _input(method: str, raw: bytes) -> bytes:
+    return msgspec.msgpack.encode((method, raw))
+
+
+def _change(rng: random.Random, request: Any) -> None:
+    """Set one field to something else; rules are fields of their own."""
+    fields = request.DESCRIPTOR.fields
+    if not fields:
+        return
+    field = rng.choice(list(fields))
+    if field.type == field.TYPE_MESSAGE:
+        if field.message_type.GetOptions().map_entry:
+            request.parameters[rng.choice(("k_min", "start", *mutate.WORDS[:20]))] = rng.choice(mutate.FLOATS)
+        else:
+            rules = getattr(request, field.name)
+            for _ in range(rng.choice((1, 1, 300))):
+                rules.append(_RULE)
+            _change(rng, rules[0])
+        return
+    value: Any
+    if field.type == field.TYPE_STRING:
+        value = rng.choice(mutate.WORDS)
+        if rng.random() < 0.5:
+            value = mutate.spoil(rng, _RULE.codec.encode()).decode("utf-8", "replace")
+    elif field.type == field.TYPE_BOOL:
+        value = rng.random() < 0.5
+    else:
+        value = rng.choice((*mutate.FLOATS, rng.uniform(-1e9, 1e9)))
+    if isinstance(getattr(request, field.name), str | bool | float | int):
+        setattr(request, field.name, value)
+    else:
+        getattr(request, field.name).extend([value] * rng.choice((1, 3, 100)))
+
+
+async def _ask(method: str, request: Any) -> str:
+    root = Path(tempfile.mkdtemp(prefix="gradcomm-fuzz-", dir="/dev/shm"))
+    node = Node(0, 100, root / "a")
+    worker = Worker(node)
+    context = Context()
+    try:
+        await _formed(node, worker)
+
+        async def changed() -> None:
+            pass
+
+        service = Admin(node.status, changed)
+        call = asyncio.ensure_future(getattr(service, method)(request, context))
+        await _settled(node, 1, call)
+        outcome = _outcome(call, context)
+        # Two steps later at most a plan has its step; the job goes on whatever was asked.
+        assert node.machine.jobs[JOB].domains[0].settled == 4
+        status = await service.GetStatus(pb.GetStatusRequest(), Context())
+        assert status.node == "a"
+        worker.say(Unregister())
+        await asyncio.sleep(0)
+        assert JOB not in node.machine.jobs
+        sound(node)
+        return f"{method} {outcome}"
+    finally:
+        worker.sock.close()
+        node.close()
+        shutil.rmtree(root, ignore_errors=True)
+
+
+async def _formed(node: Node, worker: Worker) -> None:
+    worker.say(Register("train", 0, 1, 0, 1, 1, JOB), DeclareDomain("ddp", 0, (0,), True), DeclareSection(0, SECTION))
+    await asyncio.sleep(0)
+    worker.hear()
+    assert worker.heard(Registered) and worker.heard(SectionAgreed), worker.told
+    node.feed(cx.SetPlan(1, JOB.hex(), (Rule("b", "fp16"),)))
+
+
+async def _settled(node: Node, first: int, call: asyncio.Future[Any]) -> None:
+    """Four steps beside a call; one that still waits then is cancelled, as by a client that went away."""
+    for step in range(first, first + 4):
+        for _ in range(5):
+            await asyncio.sleep(0)
+        node.feed(cx.LaneSaid(0, fx.ReportStep((JOB, 0), step, False, node.machine.jobs[JOB].proposal, 5)))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    if not call.done():
+        call.cancel()
+    await asyncio.wait({call})
+
+
+def _outcome(call: asyncio.Future[Any], context: Context) -> str:
+    if call.cancelled():
+        return "waits"
+    error = call.exception()
+    if error is None:
+        call.result().SerializeToString()
+        return "answered"
+    if not isinstance(error, Aborted):
+        raise error
+    assert context.code is not grpc.StatusCode.INTERNAL, context.details
+    # A status travels in a header.
+    assert len(context.details.encode()) < 8 << 10, f"{len(context.details)} characters of explanation"
+    return str(context.code.name)

@@ -1,0 +1,186 @@
+"""Faults of one line each in `gcserver/core`, every one of which some test must notice.
+
+What may live here: the table, and how a line is replaced. What may not: running tests (`mutate.py`), faults that take
+more than a line (`planted.py`).
+
+A fault names the file, the line as it is now (without indentation) and the line in its place. A line that is not there
+exactly once makes the fault stale, which is an error: whoever changes such a line says what now breaks it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+CORE = Path(__file__).parents[2] / "gcserver" / "core"
+
+
+class Stale(ValueError):
+    """A fault whose line is not in its file exactly once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """One fault. ``file`` in `gcserver/core`; ``breaks`` what is then wrong; ``faults`` kinds of fault of the simulated
+    world that bring it out (none: any mix)."""
+
+    file: str
+    old: str
+    new: str
+    breaks: str
+    faults: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Its file and a word that tells it from others."""
+        return f"{self.file.removesuffix('.py')}: {self.breaks}"
+
+    def source(self) -> str:
+        """The file with the fault in it. Raises :class:`Stale`."""
+        lines = (CORE / self.file).read_text().splitlines()
+        found = [i for i, line in enumerate(lines) if line.strip() == self.old]
+        if len(found) != 1:
+            raise Stale(f"{self.file} has {len(found)} lines {self.old!r}, expected one ({self.breaks})")
+        indentation = lines[found[0]][: len(lines[found[0]]) - len(lines[found[0]].lstrip())]
+        lines[found[0]] = indentation + self.new
+        return "\n".join(lines) + "\n"
+
+
+CRASHES = ("crash_lane", "crash_node")
+LOSSES = ("lose", "reset", "crash_lane")
+
+# fmt: off
+MUTANTS: tuple[Mutant, ...] = (
+    # ------------------------------------------------------------------------------- rounds and their end
+    Mutant("completion.py", "p.out_step, p.out_nonfinite, p.out_proposal = r.step, nonfinite, r.proposal",
+           "p.out_nonfinite, p.out_proposal = nonfinite, r.proposal", "a complete round is not known as complete"),
+    Mutant("completion.py", "step.nonfinite |= nonfinite", "pass", "a step with a NaN settles as good"),
+    Mutant("completion.py", "if step.finished or not step.is_closed or len(step.done) < len(step.expected):",
+           "if step.finished or not step.is_closed:", "a step is finished before its blocks are"),
+    Mutant("completion.py", "new = replace(versions, current=1 - versions.current, settled=step)",
+           "new = replace(versions, settled=step)", "new residuals never become current"),
+    Mutant("completion.py", "p.unsettled = r.step", "pass", "nobody waits for residuals to settle"),
+    Mutant("exchange.py", "if member in x.have:", "if False:", "what comes twice is taken twice", LOSSES),
+    Mutant("exchange.py", "x.have.add(member)", "pass", "nobody remembers who has contributed", LOSSES),
+    Mutant("exchange.py", "x.grade = max(x.grade, parked.level)", "x.grade = parked.level",
+           "the sum has the level of the last contributor", ("tune", "set_codec")),
+    Mutant("exchange.py", "if codec is not None and codec.level != x.grade:", "if False:",
+           "an owner encodes at its own level only", ("tune", "set_codec")),
+    Mutant("exchange.py", "x.nonfinite |= parked.nonfinite", "x.nonfinite = parked.nonfinite",
+           "only the last member's NaN counts"),
+    Mutant("exchange.py", "divisor = d.config.divisor if (r.flags or 0) & Flag.AVERAGE else 1",
+           "divisor = d.config.divisor", "sums are divided too"),
+    Mutant("exchange.py", "if h.step <= p.out_step or (under_way is not None and under_way.exchanges[stage].over):",
+           "if h.step < p.out_step or (under_way is not None and under_way.exchanges[stage].over):",
+           "a late contribution opens the newest round again", LOSSES),
+    Mutant("exchange.py", "d.outward.take(members[member].node, parked.nbytes, parked.life)", "pass",
+           "credit of what was summed never goes back"),
+    Mutant("exchange.py", 'seed = wire.digest(seed.to_bytes(8, "little") + b"owner")', "pass",
+           "an owner draws the random numbers of its own contribution again"),
+    Mutant("rounds.py", "used = {r.slot for r in self.retained}", "used: set[int] = set()",
+           "what is retained is overwritten", CRASHES),
+    Mutant("rounds.py", "out_step=memory.out_step,", "out_step=0,", "a restarted lane begins anew", CRASHES),
+    # --------------------------------------------------------------------------------- decisions, residuals
+    Mutant("encoding.py", "if (codec.feedback or (codec.drains and p.held)) and p.unsettled > d.steps.settled:",
+           "if False:", "residuals of a step that is not settled are read"),
+    Mutant("encoding.py", "if decision is None or decision.step != r.step:", "if True:",
+           "a retry decides anew", ("set_codec", "crash_lane", "tune")),
+    Mutant("encoding.py", "p.residual = p.residual.writing(r.step, zeros=not codec.feedback)", "pass",
+           "what is written to a residual is not known as written"),
+    Mutant("encoding.py", "node = 0 if codec.shared_seed else c.members[c.me].node", "node = 0",
+           "all nodes draw the same random numbers"),
+    Mutant("encoding.py", 'origin = c.job if c.seed is None else c.seed.to_bytes(8, "little")', "origin = c.job",
+           "a job's seed does not make it repeatable"),
+    Mutant("encoding.py", "p.retained = p.retained[1:]", "pass",
+           "a payload made again is released twice", ("crash_lane", "lose", "reset")),
+    Mutant("opening.py", "if record.step > d.steps.settled:", "if False:",
+           "a restarted lane does not report what it finished", ("crash_node", "crash_lane", "crash_supervisor")),
+    Mutant("opening.py", "p.unsettled = max(p.unsettled, versions.written)", "pass",
+           "a restarted lane does not wait for residuals to settle", CRASHES),
+    Mutant("opening.py", "completion.flip(d, p, versions.written, owner)", "pass",
+           "residuals settled while a lane was away stay the old ones", CRASHES),
+    Mutant("tuning.py", "return -1, min(max(level, low), high)", "return -1, level",
+           "a controller asks for levels that the codec has not"),
+    Mutant("plan.py", "return plan.rules[last] if last >= 0 else None", "return plan.rules[0] if last >= 0 else None",
+           "the first rule that matches wins", ("set_codec",)),
+    # ------------------------------------------------------------------------------------- pushes and steps
+    Mutant("pushes.py", "if len(r.local) == d.config.local_ranks:", "if r.local:",
+           "a round does not wait for all local ranks"),
+    Mutant("pushes.py", "step.done.add(key)", "pass", "what was complete before a restart is waited for", CRASHES),
+    Mutant("pushes.py", "step.nonfinite |= p.out_nonfinite", "pass",
+           "a restart forgets that a step is void", CRASHES),
+    Mutant("pushes.py", "odd = min(d.remote.pop(step.number, set()) - step.expected, default=None)", "odd = None",
+           "a tensor that only others push is not noticed"),
+    Mutant("steps.py", "if self.plan_version(number + self.lag) != plan:", "if False:",
+           "a new plan is never in force", ("set_codec",)),
+    Mutant("steps.py", "return number <= self.settled + self.lag", "return number <= self.settled + self.lag + 1",
+           "a step runs before its plan is fixed", ("set_codec", "pause_supervisor")),
+    Mutant("steps.py", "self.voids.add(number)", "pass", "a void step's residuals become current"),
+    Mutant("settling.py", "void = any(r.nonfinite for r in reports)", "void = all(r.nonfinite for r in reports)",
+           "a NaN on one lane only does not void the step"),
+    # ------------------------------------------------------------------------------------------------ links
+    Mutant("link.py", "self.returned[domain] = min(total, spent)", "self.returned[domain] = total",
+           "a peer may return more credit than was spent"),
+    Mutant("link.py", "if spent and total > self.returned.get(domain, 0):", "if spent:",
+           "an old frame takes returned credit away", ("replay", "lose", "reset")),
+    Mutant("link.py", "return out == 0 or out + nbytes <= self.credit", "return out + nbytes <= self.credit",
+           "a payload larger than the credit waits for ever"),
+    Mutant("link.py", "self.next_seq = 1", "pass", "numbers do not start over with a peer's new life", CRASHES),
+    Mutant("link.py", "self.unacked.clear()", "pass", "a peer's new life is sent frames of the old", CRASHES),
+    Mutant("link.py", "if seq <= self.received or seq in self.ahead:", "if seq <= self.received:",
+           "a frame that came early counts twice", ("lose", "replay", "reset")),
+    Mutant("link.py", "lost = instead_of.payload_bytes if instead_of.phase is Phase.CONTRIBUTION else 0", "lost = 0",
+           "credit of a lost frame that nobody wants is lost", LOSSES),
+    Mutant("link.py", "self.highest = max(self.highest, min(beat.highest, self.highest + MAX_AHEAD))", "pass",
+           "the last frame of all can be lost", ("lose", "reset")),
+    Mutant("link.py", "return self.damaged[seq] >= 2", "return self.damaged[seq] >= 1",
+           "one damaged frame ends a job", ("corrupt",)),
+    Mutant("link.py", "if h.incarnation > self.theirs or h.to_incarnation != self.incarnation:",
+           "if h.incarnation > self.theirs:", "frames for an earlier life are taken", CRASHES),
+    Mutant("link.py", "self.spent[domain] = self.spent.get(domain, 0) + header.payload_bytes", "pass",
+           "contributions cost no credit"),
+    # ----------------------------------------------------------------------------------- frames and queues
+    Mutant("frames.py", "return header, kept.handle, lambda: not d.faulted and kept in p.retained",
+           "return header, kept.handle, lambda: not d.faulted", "an aggregate that is gone is sent again", LOSSES),
+    Mutant("frames.py", "return header, own.handle, lambda: not d.faulted and "
+           "not mine.complete and mine.stage == stage",
+           "return header, own.handle, lambda: not d.faulted", "a contribution that is gone is sent again", LOSSES),
+    Mutant("frames.py", "if all(m.node != peer for m in d.config.members):", "if False:",
+           "contributions go to nodes outside the domain", CRASHES),
+    Mutant("outbox.py", "heapq.heappush(self.heaps.setdefault(domain, []), (step, -key))",
+           "heapq.heappush(self.heaps.setdefault(domain, []), (step, key))", "what backward needs last leaves first"),
+    Mutant("early.py", "out.extend(frame for at, frame in frames if now - at >= after)", "pass",
+           "frames for domains that never open are lost track of"),
+    Mutant("lane.py", "if h.job in self.ended or (domain is not None and domain.faulted):",
+           "if domain is not None and domain.faulted:", "late frames of a job that is over are kept"),
+    Mutant("lane.py", "if member is None or h.epoch != domain.config.epoch:", "if member is None:",
+           "frames of another epoch are taken", ("old_epoch",)),
+    Mutant("lane.py", "if link is not None and link.theirs == life and domain[0] not in self.ended:",
+           "if link is not None and domain[0] not in self.ended:", "credit goes to a life that never spent it",
+           ("crash_lane", "crash_node", "crash_supervisor")),
+    Mutant("lane.py", "if not link.may_spend(key, header.payload_bytes):", "if False:", "credit is not looked at"),
+    Mutant("lane.py", "link.forget(e.domain)", "pass", "books of closed domains are kept"),
+    Mutant("lane.py", "self.out.extend(opening.close(domain))", "opening.close(domain)",
+           "payloads of a closed domain are not released"),
+    # ------------------------------------------------------------------------------------ the control machine
+    Mutant("job.py", "return not self.workers and "
+           "(self.ended is not None or len(self.left) == len(self.record.members))",
+           "return not self.workers", "a member forgets the job while others need its payloads", ("lose", "pause")),
+    Mutant("waiting.py", "if now - report.since > job.record.deadline:", "if False:", "there is no deadline"),
+    Mutant("waiting.py", "if last is not None and now - last > lease:", "if False:", "no lease ever expires"),
+    Mutant("declarations.py", "if different or index < len(domain.sections) or "
+           "len(offers) < len(domain.config.members) - 1:", "if different or index < len(domain.sections):",
+           "tensors are agreed before all members have declared them"),
+    Mutant("gathering.py", "if join.nonce <= self.used.get((join.label, node), 0) or not join.member.ranks:",
+           "if not join.member.ranks:", "a join is used twice"),
+    Mutant("job_plans.py", "if waiting:", "if False:", "a plan is proposed before all members know it", ("set_codec",)),
+    Mutant("job_plans.py", "job.proposal = go.version", "pass", "what all know is never proposed", ("set_codec",)),
+    Mutant("plan_requests.py", "for version in sorted(v for v in self.asked if 0 < v <= plan):",
+           "for version in sorted(v for v in self.asked if v == plan):",
+           "who asked for an earlier plan is never answered"),
+    Mutant("control.py", "job.worker_back(m.rank, connection)", "pass",
+           "a worker that came back is thought to be away", ("crash_supervisor", "crash_node")),
+    Mutant("peers.py", "lost = self.generations.get(link.name, hello.generation) != hello.generation", "lost = False",
+           "a peer that lost its memory is not noticed"),
+)
+# fmt: on

@@ -1,0 +1,70 @@
+"""What worlds bear besides faults of machines and networks: clocks, slow readers, mistakes of people and programs.
+
+What may live here: drawing them from the seed, and those that are about time. What may not: what workers do wrong
+(`mistakes.py`), what foreign or faulty nodes send (`strangers.py`), what operators ask for (`operators.py`), which are
+only listed here.
+
+All come from generators of their own, so that the faults of `faults.py` strike a seed as they did before these came.
+Harmless ones must change nothing for any job; deadly ones end a job, with a fault that says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import TYPE_CHECKING
+
+from tests.simulation import mistakes, operators, strangers
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+Strain = Callable[["World", Random], None]
+
+
+def skew(w: World) -> None:
+    """Every node has a clock of its own: days apart from the others', and up to a tenth faster or slower."""
+    r = Random(w.seed * 64 + 21)
+    for n in w.nodes:
+        n.ahead, n.pace = r.choice([0.0, r.uniform(0, 3e5)]), r.uniform(0.9, 1.1)
+
+
+def slow_reader(w: World, r: Random) -> None:
+    """A node takes long to read what arrives: whoever sends to it runs out of credit."""
+    n = r.choice(w.nodes)
+    n.reading, n.slow_until = r.choice([0.001, 0.004, 0.01]), w.now + r.choice([0.1, 0.5, 1.5])
+
+
+def slow_worker(w: World, r: Random) -> None:
+    """A rank computes longer than the others from now on."""
+    r.choice(w.workers).slower = r.choice([0.05, 0.2, 0.8])
+
+
+HARMLESS: dict[Strain, int] = {
+    slow_reader: 4,
+    slow_worker: 3,
+    **dict.fromkeys(operators.HARMLESS, 3),
+    operators.by_name: 6,
+    **dict.fromkeys(strangers.HARMLESS, 2),
+    **dict.fromkeys(mistakes.HARMLESS, 1),
+}
+#: those that can go wrong in several ways more often
+DEADLY: dict[Strain, int] = {**dict.fromkeys(mistakes.DEADLY, 2), **dict.fromkeys(strangers.DEADLY, 3)}
+DEADLY |= {mistakes.odd_domain: 6, mistakes.odd_section: 4, mistakes.leaves_out: 4, strangers.odd_offer: 4}
+#: these make a program wrong before it starts
+AT_START = frozenset(mistakes.AT_START)
+
+
+def draw(w: World) -> list[tuple[float, Strain, Random]]:
+    """(when, what, generator) of a seed's strains; sets its clocks."""
+    r = Random(w.seed * 64 + 37)
+    if r.random() < 0.5:
+        skew(w)
+    out: list[tuple[float, Strain, Random]] = []
+    if r.random() < 0.4:
+        chosen = r.choices(list(HARMLESS), list(HARMLESS.values()), k=r.choice([1, 2, 4]))
+        out += [(r.uniform(0.05, 0.4), strain, r) for strain in chosen]
+    if r.random() < 0.15:
+        strain = r.choices(list(DEADLY), list(DEADLY.values()))[0]
+        out.append((0.0 if strain in AT_START else r.uniform(0.1, 0.4), strain, r))
+    return out

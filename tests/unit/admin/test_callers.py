@@ -1,0 +1,55 @@
+"""Whose process is at the other end of a loopback connection, from the system's own table."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from gcserver.admin.callers import Caller, uid_of
+
+
+@pytest.mark.parametrize(("family", "host", "peer"), [
+    (socket.AF_INET, "127.0.0.1", "ipv4:127.0.0.1:{}"), (socket.AF_INET6, "::1", "ipv6:[::1]:{}"),
+])  # fmt: skip
+def test_a_real_connection(family: socket.AddressFamily, host: str, peer: str) -> None:
+    try:
+        server = socket.create_server((host, 0), family=family)
+    except OSError:
+        assert family == socket.AF_INET6, "a machine without IPv6"
+        return
+    with server, socket.create_connection(server.getsockname()[:2]) as client:
+        there = peer.format(client.getsockname()[1])
+        assert uid_of(there) == os.getuid()
+        assert Caller("", "operator", there).who == f"uid {os.getuid()}"
+
+
+def test_a_certificate_says_who_it_is() -> None:
+    until = dt.datetime(2026, 5, 1, tzinfo=dt.UTC)
+    assert Caller("alice", "operator", "ipv4:127.0.0.1:1", until).who == "alice"
+    assert Caller("", None, "ipv4:127.0.0.1:1", until).who == "ipv4:127.0.0.1:1", "not whose process it came from"
+
+
+def test_another_users_connection(tmp_path: Path) -> None:
+    table = tmp_path / "tcp"
+    table.write_text(
+        "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
+        "   0: 0100007F:1D24 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 1 1 0\n"
+        "   1: 0100007F:9C40 0100007F:1D24 01 00000000:00000000 00:00000000 00000000  1234        0 2 1 0\n"
+        "   2: short\n"
+    )
+    none = tmp_path / "none"
+    assert uid_of("ipv4:127.0.0.1:40000", {4: table, 6: none}) == 1234
+    assert uid_of("ipv4:127.0.0.1:40001", {4: table, 6: none}) is None
+    assert uid_of("ipv4:127.0.0.1:40000", {4: none, 6: none}) is None
+    # of a socket of IPv6 that is connected to an IPv4 address
+    table.write_text(f"head\n 0: {'0' * 16}FFFF00000100007F:9C40 x 01 0:0 00:0 0 77 0 2 1 0\n")
+    assert uid_of("ipv4:127.0.0.1:40000", {4: none, 6: table}) == 77
+
+
+@pytest.mark.parametrize("peer", ["ipv4:10.0.0.1:40000", "unix:/run/admin.sock", "unix:", "ipv4:nonsense:1", ""])
+def test_others_are_known_by_their_address(peer: str) -> None:
+    assert uid_of(peer) is None and Caller("", "operator", peer).who == peer

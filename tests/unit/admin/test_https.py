@@ -1,0 +1,129 @@
+"""Metrics over TLS with client certificates: who may read them, renewal, and what is counted."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import socket
+import ssl
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from gcserver import pki
+from gcserver.admin import exposition
+from gcserver.admin.access import Access
+from gcserver.admin.certificates import Certificates, Paths
+from gcserver.admin.metrics import Metrics
+from tests.unit.admin.credentials import Folder
+
+T = TypeVar("T")
+
+
+@pytest.fixture
+def ours(tmp_path: Path) -> Folder:
+    return Folder(tmp_path / "pki")
+
+
+def served(node: Paths, work: Callable[[int, Counter[str]], T]) -> T:
+    """``work(port, what was counted)`` in a thread beside a server."""
+
+    async def all_of_it() -> T:
+        counted: Counter[str] = Counter()
+        access = Access(Certificates(node), None, lambda kind: counted.update([kind]))
+        server = await exposition.serve(Metrics("0.1.0", "a", 1), "127.0.0.1", 0, lambda: "", access=access)
+        try:
+            return await asyncio.to_thread(work, int(server.address.rpartition(":")[2]), counted)
+        finally:
+            await server.stop()
+
+    return asyncio.run(all_of_it())
+
+
+def get(port: int, whose: Paths | None, path: str = "/metrics") -> tuple[int, str]:
+    """(status, body), or (0, why there was no answer)."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    if whose is None:
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    else:
+        context.load_verify_locations(whose.ca)
+        context.load_cert_chain(whose.certificate, whose.key)
+    connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=60, context=context)
+    try:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    except (OSError, http.client.HTTPException) as error:
+        return 0, str(error)
+    finally:
+        connection.close()
+
+
+def test_a_viewer_may_read_and_so_may_an_operator(ours: Folder) -> None:
+    def work(port: int, counted: Counter[str]) -> None:
+        for whose in (ours.operator("prometheus", "viewer"), ours.operator("alice", "operator")):
+            status, body = get(port, whose)
+            assert status == 200 and "gradcomm_build_info" in body
+            assert get(port, whose, "/healthz") == (200, "ok\n")
+        assert not counted
+
+    served(ours.node(), work)
+
+
+def test_who_has_no_role_is_refused_and_counted(ours: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pki, "ROLE_URN", "urn:gradcomm:other:")
+    nobody = ours.operator("nobody", "viewer")
+
+    def work(port: int, counted: Counter[str]) -> None:
+        for n, path in enumerate(("/metrics", "/healthz", "/readyz"), 1):
+            status, body = get(port, nobody, path)
+            assert (status, body) == (
+                403, "expected a certificate with the role viewer or a higher one; 'nobody' has none\n",
+            )  # fmt: skip
+            assert counted == {"metrics_denied": n}
+
+    served(ours.node(), work)
+
+
+def test_who_has_no_certificate_of_our_ca_gets_no_answer(ours: Folder, tmp_path: Path) -> None:
+    foreign = Folder(tmp_path / "foreign").operator("alice", "operator")
+    foreign.ca.write_bytes(ours.ca_file.read_bytes())
+    node = ours.node()
+
+    def work(port: int, counted: Counter[str]) -> None:
+        for n, whose in enumerate((None, ours.expired(), foreign, node), 1):
+            assert get(port, whose)[0] == 0
+            assert counted == {"metrics_handshake_failed": n}
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as plain:
+            plain.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+            assert b"gradcomm" not in plain.makefile("rb").read()
+        assert counted == {"metrics_handshake_failed": 5}
+        assert get(port, ours.operator("eve", "viewer"))[0] == 200
+
+    served(node, work)
+
+
+def test_a_renewed_certificate_and_a_new_ca_are_used_at_once(ours: Folder, tmp_path: Path) -> None:
+    next_one = Folder(tmp_path / "next")
+    alice, bob, node = ours.operator("alice", "viewer"), next_one.operator("bob", "viewer"), ours.node()
+
+    def certificate(port: int) -> str:
+        return ssl.get_server_certificate(("127.0.0.1", port), timeout=60)
+
+    def work(port: int, counted: Counter[str]) -> None:
+        assert certificate(port).encode() == node.certificate.read_bytes()
+        ours.node(days=20)
+        renewed = certificate(port)
+        assert renewed.encode() == node.certificate.read_bytes() and get(port, alice)[0] == 200
+        assert get(port, bob)[0] == 0
+        under_new = pki.node(next_one.ca, "a", ["127.0.0.1"], 5)
+        node.key.write_bytes(under_new.key_pem)
+        node.certificate.write_bytes(under_new.certificate_pem)
+        ours.ca_file.write_bytes(next_one.ca.certificate_pem)
+        assert get(port, bob)[0] == 200 and certificate(port) != renewed
+        assert get(port, alice)[0] == 0
+
+    served(node, work)

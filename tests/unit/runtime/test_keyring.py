@@ -1,0 +1,83 @@
+"""The keys of a running daemon: the list read again, and who hears of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gcserver import keys
+from gcserver.config import SecurityConfig
+from gcserver.keys import KeyFileError
+from gcserver.runtime.keyring import open_keyring
+from gcserver.runtime.lanelink import Admit
+from tests.unit.key_pairs import fixed_pair
+
+A, B, C = (fixed_pair(name) for name in "abc")
+
+
+class Supervisor:
+    """What a keyring uses of one."""
+
+    def __init__(self) -> None:
+        self.admitted: list[Any] = []
+        self.told: list[Any] = []
+        self.counted: list[str] = []
+        self.peers = SimpleNamespace(transport=SimpleNamespace(admit=self.admitted.append))
+        self.lanes = SimpleNamespace(tell=self.told.append)
+        self.count = self.counted.append
+
+
+def lines(*pairs: keys.KeyPair) -> str:
+    return "".join(keys.line(pair.name, pair.public) + "\n" for pair in pairs)
+
+
+def test_without_keys_there_is_no_keyring() -> None:
+    assert open_keyring(Supervisor(), "a", SecurityConfig(None, None)) is None  # type: ignore[arg-type]
+
+
+def test_files_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
+    secret, public = keys.write(A, tmp_path)
+    for security in (SecurityConfig(public, public), SecurityConfig(secret, secret)):
+        with pytest.raises(KeyFileError):
+            open_keyring(Supervisor(), "a", security)  # type: ignore[arg-type]
+
+
+def test_the_key_of_another_node_is_refused(tmp_path: Path) -> None:
+    secret, public = keys.write(A, tmp_path)
+    with pytest.raises(KeyFileError, match="key of node 'a', this is 'z'"):
+        open_keyring(Supervisor(), "z", SecurityConfig(secret, public))  # type: ignore[arg-type]
+
+
+def test_a_new_list_goes_to_every_socket(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    supervisor, path = Supervisor(), tmp_path / "peers"
+    secret, _ = keys.write(A, tmp_path)
+    path.write_text(lines(A, B))
+    ring = open_keyring(supervisor, "a", SecurityConfig(secret, path))  # type: ignore[arg-type]
+    assert ring is not None and ring.pair == A and ring.admitted == {"a": A.public, "b": B.public}
+    ring.tick()
+    assert not supervisor.admitted and not supervisor.told
+    new = keys.generate("a")
+    path.write_text(lines(new, C))
+    ring.tick()
+    ring.tick()
+    now = {"a": new.public, "c": C.public}
+    assert supervisor.admitted == [now] and supervisor.told == [Admit(now)] and ring.admitted == now
+    for said in (": admitted: c", "no longer admitted: b", "another key: a"):
+        assert said in caplog.text
+
+
+def test_a_list_that_went_bad_is_counted_and_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    supervisor, path = Supervisor(), tmp_path / "peers"
+    secret, _ = keys.write(A, tmp_path)
+    path.write_text(lines(A, B))
+    ring = open_keyring(supervisor, "a", SecurityConfig(secret, path))  # type: ignore[arg-type]
+    assert ring is not None
+    path.write_text("rubbish\n")
+    for _ in range(4):
+        ring.tick()
+    assert supervisor.counted == ["key_lists_unusable"] and not supervisor.admitted and not supervisor.told
+    assert ring.admitted == {"a": A.public, "b": B.public} and "stay admitted" in caplog.text
