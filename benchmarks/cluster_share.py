@@ -16,7 +16,8 @@ from gcproto.manifest import PAGE, AddressSpace, Section, TensorSpec
 from gcproto.wire import FrameType, Header
 from gcserver.core import effects as fx
 from gcserver.core import events as ev
-from gcserver.core.lane import LaneConfig, LaneMachine
+from gcserver.core.lane import LaneMachine
+from gcserver.core.lane_config import LaneConfig
 
 JOB = b"cluster of sizes"
 DOMAIN: ev.DomainKey = (JOB, 0)

@@ -49,6 +49,7 @@ from gcclient.errors import (
     NotAuthorised,
     NotInitialized,
     NotRegistered,
+    OutOfDescriptors,
     OutOfMemory,
     PeerLost,
     StepIndeterminate,
@@ -104,6 +105,7 @@ __all__ = [
     "NotRegistered",
     "CodecError",
     "OutOfMemory",
+    "OutOfDescriptors",
 ]
 
 _major, _minor = (int(part) for part in _torch.__version__.split(".")[:2])

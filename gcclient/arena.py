@@ -7,6 +7,7 @@ the process boundary; a mapping stays valid when the daemon is killed, because t
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 from collections.abc import Sequence
@@ -16,12 +17,32 @@ import numpy as np
 
 from gcclient import device
 from gcclient.device import Bytes
+from gcclient.errors import GradcommError, OutOfDescriptors, OutOfMemory
 from gcproto import slots
 from gcproto.manifest import ArenaPlan, Block, Slot
 
 
 class ArenaError(RuntimeError):
     """The lane's arena is not what this worker computed: two versions of gradcomm, most likely."""
+
+
+class ArenaShort(ArenaError):
+    """This worker has no descriptor or no address space left for an arena; ``errno`` says which."""
+
+    def __init__(self, number: int, what: str) -> None:
+        self.errno = number
+        super().__init__(f"{what}: {os.strerror(number)}")
+
+
+def failure(error: Exception, job: str) -> GradcommError:
+    """What a worker is told whose daemon and itself do not agree about memory, or that cannot map it."""
+    if not isinstance(error, ArenaShort):
+        return GradcommError(str(error), job=job, advice="install the same version on both sides")
+    if error.errno == errno.EMFILE:
+        advice = "raise the limit on open files of the training process (ulimit -n), or close some in the script"
+        return OutOfDescriptors(str(error), job=job, phase="declare", advice=advice)
+    advice = "let the training process have more address space (ulimit -v) or memory, or make the model smaller"
+    return OutOfMemory(str(error), job=job, phase="declare", advice=advice)
 
 
 class BlockPlace:
@@ -70,8 +91,14 @@ class LaneArena:
         self._pinned: list[bool] = []
 
     def map(self, first: int, sizes: Sequence[int], descriptors: Sequence[int]) -> None:
-        """Map new chunks and close their descriptors. Raises :class:`ArenaError` if they are not the expected ones."""
+        """Map new chunks and close their descriptors.
+
+        Raises :class:`ArenaError` if they are not the expected ones, :class:`ArenaShort` if they cannot be mapped here.
+        """
         try:
+            if len(descriptors) < len(sizes):
+                # The system drops descriptors that a process has no room for.
+                raise ArenaShort(errno.EMFILE, "the daemon's arena cannot be taken into this worker")
             expected = tuple(self.plan.chunks[first:])
             if first != len(self.maps) or tuple(sizes) != expected or len(descriptors) != len(sizes):
                 raise ArenaError(
@@ -81,7 +108,11 @@ class LaneArena:
             for size, descriptor in zip(sizes, descriptors, strict=True):
                 if os.fstat(descriptor).st_size < size:
                     raise ArenaError(f"an arena chunk has {os.fstat(descriptor).st_size} bytes, expected {size}")
-                mapped = mmap.mmap(descriptor, size, mmap.MAP_SHARED | mmap.MAP_POPULATE)
+                try:
+                    mapped = mmap.mmap(descriptor, size, mmap.MAP_SHARED | mmap.MAP_POPULATE)
+                except OSError as error:
+                    what = f"{size >> 20} MiB of the daemon's arena cannot be mapped into this worker"
+                    raise ArenaShort(error.errno or errno.ENOMEM, what) from error
                 chunk = np.frombuffer(mapped, np.uint8)
                 self.maps.append(mapped)
                 self.chunks.append(chunk)

@@ -98,7 +98,7 @@ class WorkerLost(GradcommError):
 
 
 class StepTimeout(GradcommError):
-    """A step was not finished within the job's deadline. Look at the named peers; raise job.deadline if slow."""
+    """A wait of the job took longer than its deadline. Look at the named peers; raise job.deadline if they are slow."""
 
 
 class StepIndeterminate(GradcommError):
@@ -146,7 +146,11 @@ class NoAdvice(GradcommError):
 
 
 class OutOfMemory(GradcommError):
-    """Shared memory for the arena does not suffice. Enlarge /dev/shm (``gcserver doctor --params N``)."""
+    """Memory does not suffice: shared (enlarge /dev/shm; ``gcserver doctor --params N``) or, if it says so, private."""
+
+
+class OutOfDescriptors(GradcommError):
+    """The daemon or this worker may open no more files. Raise its limit (``ulimit -n``, LimitNOFILE=)."""
 
 
 _KINDS: dict[str, type[GradcommError]] = {
@@ -164,6 +168,7 @@ _KINDS: dict[str, type[GradcommError]] = {
         NotRegistered,
         CodecError,
         OutOfMemory,
+        OutOfDescriptors,
     )
 }
 

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from gcclient.errors import JoinRefused
+from gcclient.errors import JoinRefused, StepTimeout
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -47,8 +47,11 @@ class Introduction:
     token: bytes = b""
 
 
-def find_store() -> Store | None:
-    """The default group's store; else, under torchrun, the agent's; else None (static peers then)."""
+def find_store(patience: float) -> Store | None:
+    """The default group's store; else, under torchrun, the agent's; else None (static peers then).
+
+    ``patience``: how long the agent's may take to answer, seconds.
+    """
     import torch.distributed as dist
 
     if not dist.is_available():
@@ -57,7 +60,10 @@ def find_store() -> Store | None:
         return dist.distributed_c10d._get_default_store()
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE", "") == "True" and os.environ.get("MASTER_PORT"):
         return dist.TCPStore(
-            os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, timeout=timedelta(minutes=5)
+            os.environ["MASTER_ADDR"],
+            int(os.environ["MASTER_PORT"]),
+            is_master=False,
+            timeout=timedelta(seconds=patience),
         )
     return None
 
@@ -72,7 +78,7 @@ def prefix(label: str) -> str:
 def meet(store: Any, keys_under: str, rank: int, size: int, mine: Place, timeout: float) -> tuple[Place, ...]:
     """Publish ``mine`` and collect the places of all ranks, in rank order.
 
-    Says every five seconds whom it waits for. Raises :class:`JoinRefused` after ``timeout`` seconds.
+    Says every five seconds whom it waits for. Raises :class:`StepTimeout` after ``timeout`` seconds.
     """
     keys = [f"{keys_under}/{r}" for r in range(size)]
     store.set(keys[rank], json.dumps(asdict(mine)))
@@ -85,12 +91,12 @@ def meet(store: Any, keys_under: str, rank: int, size: int, mine: Place, timeout
             missing = tuple(f"rank {r}" for r in range(size) if not store.check([keys[r]]))
             elapsed = time.monotonic() - began
             if elapsed > timeout:
-                raise JoinRefused(
+                raise StepTimeout(
                     "not all ranks called gcclient.init()",
                     phase="join",
                     missing=missing,
                     elapsed=elapsed,
-                    advice="look at the logs of the named ranks",
+                    advice="look at the logs of the named ranks; raise job.deadline if they are merely slow to start",
                 ) from None
             log.warning("init: waiting for %s to publish their daemon", ", ".join(missing) or "the store")
     places = []

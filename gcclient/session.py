@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from gcclient import reach
 from gcclient.advice import Asking
-from gcclient.arena import ArenaError, BlockPlace
+from gcclient.arena import ArenaError, BlockPlace, failure
 from gcclient.arguments import Terms
 from gcclient.counters import Counters
 from gcclient.daemon import CONTROL, Daemon, Link
@@ -83,7 +83,7 @@ class Session:
     def who(self) -> messages.IAm:
         """Ask the daemon for its name and address."""
         self._ask(messages.WhoAreYou())
-        self.wait_for(lambda: self.identity is not None, "the daemon to say its name", "join", 30.0)
+        self.wait_for(lambda: self.identity is not None, "the daemon to say its name", "join", GRACE)
         assert self.identity is not None
         return self.identity
 
@@ -96,7 +96,7 @@ class Session:
             terms.on_loss, introduction.peers, VERSION, terms.seed, terms.plan, terms.quality, introduction.keys,
             introduction.token,
         ))  # fmt: skip
-        self.wait_for(lambda: self.registered is not None, "the job to form", "join", patience)
+        self.wait_for(lambda: self.registered is not None, "the job to form", "join", patience + GRACE)
         assert self.registered is not None
         self._descriptors = [deque() for _ in self.registered.lane_sockets]
         self.daemon.connect_lanes(self.registered.lane_sockets)
@@ -125,7 +125,7 @@ class Session:
         try:
             _HANDLERS[type(message)](self, lane, message)
         except (ArenaError, ManifestError) as error:
-            self.fail(GradcommError(str(error), job=self.label, advice="install the same version on both sides"))
+            self.fail(failure(error, self.label))
 
     def _on_done(self, lane: int, message: lane_messages.Done) -> None:
         if (domain := self.domains.get(message.domain)) is not None:

@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Final, Literal
 
 from gcproto.channel import Channel, ChannelClosed
-from gcproto.manifest import memory_bytes
 from gcproto.messages import IAm, ToWorker, WhoAreYou
 from gcproto.packed import Decoder, MessageError
 from gcserver.config import Config, Peer
+from gcserver.runtime import shortage
 from gcserver.values import Address, human_size, read_endpoint, show_cores
 
 _STA_UNSYNC: Final = 0x40
@@ -252,7 +252,7 @@ def shared_memory(config: Config, need: int = 0) -> Check:
     there, name = _existing(config.node.state), "shared memory"
     system = os.statvfs(there)
     size, free = system.f_frsize * system.f_blocks, system.f_frsize * system.f_bavail
-    least = memory_bytes(config.partition_bytes, itemsize=1, members=1)
+    least = one_partition(config)
     mount, kind = mount_of(there)
     has = f"{mount} has {human_size(size)}, {human_size(free)} of it free"
     larger = (
@@ -270,6 +270,11 @@ def shared_memory(config: Config, need: int = 0) -> Check:
     if free < 8 * least:
         return Check(name, "warn", f"{has}: room for small models only", larger)
     return Check(name, "ok", has + (f"; this model needs {human_size(need)}" if need else ""))
+
+
+def one_partition(config: Config) -> int:
+    """Bytes a job of one partition takes: input, output, both residuals in two versions, the retained payload."""
+    return 7 * config.partition_bytes
 
 
 def mount_of(path: Path) -> tuple[str, str]:
@@ -314,11 +319,11 @@ def _has_capability(bit: int) -> bool:
 # --------------------------------------------------------------------------------------------- the machine
 def open_files(config: Config) -> Check:
     """Whether the daemon may hold as many descriptors as its peers, lanes, workers and chunks need."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft = shortage.descriptors()
     # a socket pair a peer, 64 workers with their channels, chunk files; measured daemons stay well below
     need = 256 + 8 * len(config.others)
     if soft != resource.RLIM_INFINITY and soft < need:
-        fix = f"ulimit -n {max(1024, need)}, or LimitNOFILE= in the unit file"
+        fix = f"ulimit -Hn {max(1024, need)}, or LimitNOFILE= in the unit file"
         return Check("open files", "warn", f"at most {soft}, {need} may be needed", fix)
     return Check("open files", "ok", f"at most {soft}")
 

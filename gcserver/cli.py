@@ -46,6 +46,8 @@ def parser() -> argparse.ArgumentParser:
     need.add_argument("--params", metavar="N", help="its parameters: 124000000, 124M, 7B")
     need.add_argument("--local-ranks", type=int, default=1, metavar="R", help="workers on this node (default 1)")
     need.add_argument("--nodes", type=int, default=2, metavar="N", help="nodes of the job (default 2)")
+    need.add_argument("--codec", default="onebit", metavar="SPEC", help="what compresses it (default onebit)")
+    need.add_argument("--lanes", type=int, metavar="L", help="lanes of the daemon (default node.lanes)")
     shown = add("config", "show the configuration", True)
     which = shown.add_mutually_exclusive_group()
     which.add_argument(
@@ -190,14 +192,17 @@ def _warm_codecs() -> None:
 def _doctor(options: argparse.Namespace) -> int:
     from gcserver import doctor
 
-    need = None
+    settings, parts = load(options), None
     if options.params is not None:
+        lanes = settings.node.lanes if options.lanes is None else options.lanes
+        sizes = settings.partition_bytes, settings.min_compress_bytes
         try:
-            need = doctor.Need(doctor.read_count(options.params), options.local_ranks, options.nodes)
+            count = doctor.read_count(options.params)
+            parts = doctor.Need(count, options.local_ranks, options.nodes, options.codec, lanes, *sizes).parts()
         except ValueError as error:
-            return _complain(f"--params, --local-ranks, --nodes: {error}", USAGE)
-    checks = doctor.examine(load(options), need)
-    print(doctor.as_json(checks, need) if options.json else doctor.as_text(checks))
+            return _complain(f"--params, --local-ranks, --nodes, --codec, --lanes: {error}", USAGE)
+    checks = doctor.examine(settings, parts)
+    print(doctor.as_json(checks, parts) if options.json else doctor.as_text(checks))
     return FAILED if any(check.result == "fail" for check in checks) else OK
 
 

@@ -14,13 +14,16 @@ import sys
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from gcproto.manifest import memory_bytes
+from gcproto.manifest import MAX_SECTION_ELEMENTS
 from gcserver import checks, keychecks
 from gcserver.checks import Check
 from gcserver.config import Config
 from gcserver.values import human_size
+
+if TYPE_CHECKING:
+    from gcserver.runtime.memory import Part
 
 _COUNT: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?(?:e[0-9]{1,2})?)\s*([kmbgt]?)", re.IGNORECASE)
 _THOUSANDS: Final = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
@@ -28,33 +31,37 @@ _THOUSANDS: Final = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t":
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """A model of ``parameters`` fp32 values trained by ``local_ranks`` workers on each of ``nodes`` nodes."""
+    """A model of ``parameters`` fp32 values under one codec, trained by ``local_ranks`` workers on each of ``nodes``
+    nodes, each with ``lanes`` lanes. What is counted is the node that owns the most."""
 
     parameters: int
     local_ranks: int = 1
     nodes: int = 2
+    codec: str = "onebit"
+    lanes: int = 1
+    partition_bytes: int = 8 << 20
+    min_compress_bytes: int = 64 << 10
 
     def __post_init__(self) -> None:
-        if not 0 < self.parameters <= 10**14 or not 0 < self.local_ranks <= 1024 or not 0 < self.nodes <= 65536:
-            raise ValueError("expected 1 to 1e14 parameters, 1 to 1024 local ranks, 1 to 65536 nodes")
+        if not 0 < self.parameters <= MAX_SECTION_ELEMENTS or not 0 < self.local_ranks <= 1024:
+            raise ValueError("expected 1 to 1.09e12 parameters and 1 to 1024 local ranks")
+        if not 0 < self.nodes <= 65536 or not 0 < self.lanes <= 64:
+            raise ValueError("expected 1 to 65536 nodes and 1 to 64 lanes")
 
-    @property
-    def total(self) -> int:
-        """Shared memory one node needs with error feedback, bytes."""
-        return memory_bytes(self.parameters, 4, self.local_ranks, self.nodes)
+    def parts(self) -> list[Part]:
+        """What it is needed for. Raises CodecError."""
+        from gcserver.runtime import memory  # numba takes most of a second to import
 
-    def breakdown(self) -> list[tuple[str, int]]:
-        """What it is needed for, bytes; the sum is :attr:`total`."""
-        size = 4 * self.parameters
-        owned = -(-size // self.nodes)
-        ranks = f"{self.local_ranks} local rank{'s' if self.local_ranks > 1 else ''}"
-        return [
-            (f"gradients of {ranks}", size * self.local_ranks),
-            ("averages", size),
-            ("residuals of this node, two versions", 2 * size),
-            ("residuals of the blocks it owns, two versions", 2 * owned),
-            ("aggregates it keeps until the step is over", owned),
-        ]
+        laid = memory.a_model(
+            self.parameters, self.codec, self.nodes, self.lanes, self.partition_bytes, self.min_compress_bytes
+        )
+        share = memory.Share(self.nodes, 0, self.local_ranks)
+        return [*memory.of_domain(laid, share, self.lanes), *memory.of_daemon(self.lanes)]
+
+
+def total(parts: list[Part], kind: str = "shared") -> int:
+    """Bytes of one kind of memory, ``shared`` or ``private``."""
+    return sum(part.nbytes for part in parts if part.kind == kind)
 
 
 def read_count(text: str) -> int:
@@ -78,16 +85,19 @@ def preflight(config: Config) -> list[Check]:
     found.append(checks.directory_usable("state", "node.state", config.node.state))
     found += keychecks.keys_of(config)
     found.append(checks.shared_memory(config))
-    found.append(checks.locked_memory(memory_bytes(config.partition_bytes, itemsize=1, members=1)))
+    found.append(checks.locked_memory(checks.one_partition(config)))
     found.append(checks.cores(config.node.cores, config.node.lanes))
     found.append(checks.open_files(config))
     found.append(checks.advertised(config, 0.4))
     return [check for check in found if check.result != "ok"]
 
 
-def examine(config: Config, need: Need | None = None, timeout: float = 2.0) -> list[Check]:
-    """Every check, in the order a person wants them; peers get ``timeout`` seconds to answer."""
-    total = need.total if need else 0
+def examine(config: Config, parts: list[Part] | None = None, timeout: float = 2.0) -> list[Check]:
+    """Every check, in the order a person wants them; peers get ``timeout`` seconds to answer.
+
+    ``parts``: what a model needs (:class:`Need`).
+    """
+    need = total(parts or [])
     found = [_python(), _kernels(), checks.cores(config.node.cores, config.node.lanes)]
     running = _running(config)
     if running is not None:
@@ -106,12 +116,14 @@ def examine(config: Config, need: Need | None = None, timeout: float = 2.0) -> l
     found += checks.in_parallel([partial(checks.peer_reachable, peer, timeout) for peer in config.others])
     if not config.cluster.peers:
         found.append(Check("peers", "ok", "none configured: torchrun's store or a single node"))
-    found.append(checks.shared_memory(config, total))
-    found.append(checks.locked_memory(total or memory_bytes(config.partition_bytes, itemsize=1, members=1)))
+    found.append(checks.shared_memory(config, need))
+    found.append(checks.locked_memory(need or checks.one_partition(config)))
     found += [checks.open_files(config), checks.clock(), _malloc()]
-    if need is not None:
-        parts = ", ".join(f"{human_size(size)} {what}" for what, size in need.breakdown())
-        found.append(Check("need", "ok", f"{human_size(need.total)} of shared memory on this node: {parts}"))
+    for kind in ("shared", "private") if parts else ():
+        items = ", ".join(f"{human_size(p.nbytes)} {p.what}" for p in parts or [] if p.kind == kind and p.nbytes)
+        most = "" if kind == "shared" else "at most "
+        text = f"{most}{human_size(total(parts or [], kind))} of {kind} memory on this node: {items}"
+        found.append(Check(f"{kind} need", "ok", text))
     return found
 
 
@@ -193,9 +205,13 @@ def as_text(found: list[Check]) -> str:
     return "\n".join(lines)
 
 
-def as_json(found: list[Check], need: Need | None = None) -> str:
-    """The same for a program: ``{"ok": ..., "checks": [{name, result, text, fix}], "need": {...}}``."""
+def as_json(found: list[Check], parts: list[Part] | None = None) -> str:
+    """The same for a program: ``{"ok": ..., "checks": [{name, result, text, fix}], "need": {...}}``.
+
+    ``need``: bytes of ``shared`` and ``private`` memory, and ``parts``: ``what``, ``kind``, ``bytes``, ``exact``.
+    """
     document: dict[str, object] = {"ok": not any(check.fatal for check in found), "checks": [asdict(c) for c in found]}
-    if need is not None:
-        document["need"] = {"bytes": need.total, "parts": [{"what": w, "bytes": b} for w, b in need.breakdown()]}
+    if parts is not None:
+        items = [{"what": p.what, "kind": p.kind, "bytes": p.nbytes, "exact": p.exact} for p in parts]
+        document["need"] = {"shared": total(parts), "private": total(parts, "private"), "parts": items}
     return json.dumps(document, indent=2)

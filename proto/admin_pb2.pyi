@@ -162,7 +162,7 @@ class ListJobsResponse(_message.Message):
     def __init__(self, jobs: _Optional[_Iterable[_Union[Job, _Mapping]]] = ...) -> None: ...
 
 class Job(_message.Message):
-    __slots__ = ("label", "id", "state", "reason", "epoch", "world_size", "members", "step", "plan_version", "on_loss", "deadline_seconds", "domains")
+    __slots__ = ("label", "id", "state", "reason", "epoch", "world_size", "members", "step", "plan_version", "on_loss", "deadline_seconds", "domains", "waiting_for")
     LABEL_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -175,6 +175,7 @@ class Job(_message.Message):
     ON_LOSS_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     DOMAINS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
     label: str
     id: str
     state: JobState
@@ -187,7 +188,8 @@ class Job(_message.Message):
     on_loss: str
     deadline_seconds: float
     domains: _containers.RepeatedCompositeFieldContainer[Domain]
-    def __init__(self, label: _Optional[str] = ..., id: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., reason: _Optional[str] = ..., epoch: _Optional[int] = ..., world_size: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., step: _Optional[int] = ..., plan_version: _Optional[int] = ..., on_loss: _Optional[str] = ..., deadline_seconds: _Optional[float] = ..., domains: _Optional[_Iterable[_Union[Domain, _Mapping]]] = ...) -> None: ...
+    waiting_for: _containers.RepeatedCompositeFieldContainer[WaitingFor]
+    def __init__(self, label: _Optional[str] = ..., id: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., reason: _Optional[str] = ..., epoch: _Optional[int] = ..., world_size: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., step: _Optional[int] = ..., plan_version: _Optional[int] = ..., on_loss: _Optional[str] = ..., deadline_seconds: _Optional[float] = ..., domains: _Optional[_Iterable[_Union[Domain, _Mapping]]] = ..., waiting_for: _Optional[_Iterable[_Union[WaitingFor, _Mapping]]] = ...) -> None: ...
 
 class Member(_message.Message):
     __slots__ = ("node", "ranks")
@@ -218,16 +220,18 @@ class Domain(_message.Message):
     def __init__(self, id: _Optional[int] = ..., label: _Optional[str] = ..., steps_settled: _Optional[int] = ..., steps_void: _Optional[int] = ..., tensors: _Optional[int] = ..., elements: _Optional[int] = ..., codec: _Optional[str] = ..., waiting_for: _Optional[_Iterable[_Union[WaitingFor, _Mapping]]] = ...) -> None: ...
 
 class WaitingFor(_message.Message):
-    __slots__ = ("node", "since_seconds", "step", "reason")
+    __slots__ = ("node", "since_seconds", "step", "reason", "wanted")
     NODE_FIELD_NUMBER: _ClassVar[int]
     SINCE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    WANTED_FIELD_NUMBER: _ClassVar[int]
     node: str
     since_seconds: float
     step: int
     reason: str
-    def __init__(self, node: _Optional[str] = ..., since_seconds: _Optional[float] = ..., step: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+    wanted: str
+    def __init__(self, node: _Optional[str] = ..., since_seconds: _Optional[float] = ..., step: _Optional[int] = ..., reason: _Optional[str] = ..., wanted: _Optional[str] = ...) -> None: ...
 
 class ListTensorsRequest(_message.Message):
     __slots__ = ("job", "domain", "pattern")

@@ -71,10 +71,17 @@ class Channel(Generic[T]):
     def send(self, message: Message, descriptors: Sequence[int] = ()) -> None:
         """Queue a message and write what the socket takes now. Raises :class:`ChannelClosed`.
 
-        ``descriptors`` may be closed by the caller at once: the channel keeps copies until they are sent.
+        ``descriptors`` may be closed by the caller at once: the channel keeps copies until they are sent. OSError if no
+        copies can be made; nothing is sent then.
         """
         body = encode(message)
-        kept = [os.dup(d) for d in descriptors]
+        kept: list[int] = []
+        try:
+            kept.extend(os.dup(d) for d in descriptors)
+        except OSError:
+            for descriptor in kept:
+                os.close(descriptor)
+            raise
         self._outgoing.append((memoryview(_LENGTH.pack(len(body)) + body), kept))
         self.flush()
 

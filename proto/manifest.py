@@ -16,7 +16,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise, repeat
+from itertools import islice, pairwise, repeat
 from typing import Final
 
 import msgspec
@@ -91,7 +91,8 @@ class Section(msgspec.Struct, frozen=True, array_like=True):
         Looks at no more of it than that takes, at the tensor itself first: a group may have many thousands.
         """
         group = bisect_right(self.cuts, tensor)
-        first, last = (0, *self.cuts)[group], (*self.cuts, len(self.tensors))[group]
+        first = self.cuts[group - 1] if group else 0
+        last = self.cuts[group] if group < len(self.cuts) else len(self.tensors)
         left = nbytes - self.tensors[tensor].elements * self.dtype.itemsize
         others = (i for i in range(first, last) if i != tensor)
         while left > 0 and (i := next(others, -1)) >= 0:
@@ -183,6 +184,20 @@ class Block:
     @property
     def nbytes(self) -> int:
         return self.elements * self.dtype.itemsize
+
+
+def tensors_inside(section: Section, block: Block) -> list[TensorSpec]:
+    """The tensors that a block's segments belong to, in order; those without elements have none.
+
+    Found from the one that fills most of it: a section may have a hundred thousand, and this is asked for every block.
+    """
+    sizes = [b - a for a, b in pairwise(block.bounds)]
+    largest = sizes.index(max(sizes))
+    tensors, middle = section.tensors, block.tensor
+    before = (tensors[i] for i in range(middle - 1, -1, -1) if tensors[i].elements)
+    after = (tensors[i] for i in range(middle + 1, len(tensors)) if tensors[i].elements)
+    found = [*islice(before, largest)][::-1]
+    return [*found, tensors[middle], *islice(after, len(sizes) - largest - 1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,16 +395,3 @@ class ArenaPlan:
             self._used, slot = self._place(self._used, block)
             self.slots[block.key] = slot
         return new
-
-
-def memory_bytes(
-    parameters: int, itemsize: int = 4, local_ranks: int = 1, members: int = 2, feedback: bool = True
-) -> int:
-    """Shared memory one node needs for a model, bytes: inputs, outputs, residuals, retained aggregates.
-
-    One input a local rank and one output; with error feedback two versions of the node's residual and of
-    the owner's share; one retained aggregate of the owned share.
-    """
-    size = parameters * itemsize
-    owned = -(-size // max(members, 1))
-    return size * (local_ranks + 1) + owned + ((2 * size + 2 * owned) if feedback else 0)

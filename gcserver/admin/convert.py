@@ -79,6 +79,7 @@ def job(j: source.JobStatus) -> pb.Job:
         on_loss=j.on_loss,
         deadline_seconds=j.deadline,
         domains=[_domain(d) for d in j.domains],
+        waiting_for=[_waiting(w) for w in j.waiting_for],
     )
 
 
@@ -91,10 +92,12 @@ def _domain(d: source.DomainStatus) -> pb.Domain:
         tensors=d.tensors,
         elements=d.elements,
         codec=d.codec,
-        waiting_for=[
-            pb.WaitingFor(node=w.node, since_seconds=w.since, step=w.step, reason=w.reason) for w in d.waiting_for
-        ],
+        waiting_for=[_waiting(w) for w in d.waiting_for],
     )
+
+
+def _waiting(w: source.WaitingFor) -> pb.WaitingFor:
+    return pb.WaitingFor(node=w.node, since_seconds=w.since, step=w.step, reason=w.reason, wanted=w.wanted)
 
 
 def tensor(t: source.TensorStatus) -> pb.Tensor:

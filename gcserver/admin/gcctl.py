@@ -27,7 +27,7 @@ from gcproto import admin_pb2 as pb
 from gcproto import admin_pb2_grpc as pb_grpc
 from gcproto.modes import MODES, QUALITIES
 from gcserver import __version__, values
-from gcserver.admin import convert, drawing, gcctl_tls, plan_tables, tables
+from gcserver.admin import convert, drawing, gcctl_tls, plan_tables, tables, top
 from gcserver.admin.plan_arguments import RULE, bandwidth, parameter, rule, rules_in_file
 
 DEFAULT_ADDRESS = "127.0.0.1:7460"
@@ -67,9 +67,11 @@ def parser() -> argparse.ArgumentParser:
         help="how long the daemon may take (10s; 60s where a job has to make steps or is planned for)",
     )  # fmt: skip
     gcctl_tls.add_options(common)
-    top = argparse.ArgumentParser(prog="gcctl", parents=[common], description="look at a gradcomm daemon and steer it")
-    top.add_argument("--version", action="version", version=f"gcctl {__version__}")
-    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    whole = argparse.ArgumentParser(
+        prog="gcctl", parents=[common], description="look at a gradcomm daemon and steer it"
+    )
+    whole.add_argument("--version", action="version", version=f"gcctl {__version__}")
+    commands = whole.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def add(name: str, about: str) -> argparse.ArgumentParser:
         return commands.add_parser(name, parents=[common], help=about, description=about)
@@ -77,6 +79,11 @@ def parser() -> argparse.ArgumentParser:
     add("status", "the daemon: its state, its lanes, what went wrong so far")
     add("peers", "the other nodes as this one sees them")
     add("jobs", "training runs, their process groups, and who is waited for")
+    watched = add("top", "who is waited for, since when and for what, looked at again and again")
+    watched.add_argument("--once", action="store_true", help="one look, then exit")
+    watched.add_argument(
+        "--every", type=_duration, default=top.EVERY, metavar="TIME", help="between looks (default 2s)"
+    )
     tensors = add("tensors", "a job's tensors: codec, bytes before and after, residual")
     _add_job(tensors)
     tensors.add_argument("--domain", default="", help="label or number of one process group (default: all)")
@@ -119,7 +126,7 @@ def parser() -> argparse.ArgumentParser:
     drain = add("drain", "take no new jobs, let running ones end, then exit")
     drain.add_argument("--within", type=_duration, default=0.0, metavar="TIME", help="how long jobs may still take")
     drain.add_argument("--reason", default="", help="shown in the daemon's log and to workers that want to join")
-    return top
+    return whole
 
 
 def _add_job(sub: argparse.ArgumentParser) -> None:
@@ -128,15 +135,16 @@ def _add_job(sub: argparse.ArgumentParser) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit status (argparse itself exits with 2)."""
-    top = parser()
-    options = top.parse_args(argv)
+    options = parser().parse_args(argv)
     try:
         address = getattr(options, "address", None) or _address(os.environ.get("GC_NODE_ADMIN") or DEFAULT_ADDRESS)
     except argparse.ArgumentTypeError as error:
         return _complain(f"GC_NODE_ADMIN: {error}", USAGE)
-    call, show = _COMMANDS[options.command]
     try:
         use = gcctl_tls.files(options, os.environ, address)
+        if options.command == "top":
+            return _top(address, use, options)
+        call, show = _COMMANDS[options.command]
         answer = _ask(address, use, call, options)
     except gcctl_tls.TlsUsage as error:
         return _complain(str(error), USAGE)
@@ -155,11 +163,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     text = json.dumps(plain, indent=2, ensure_ascii=False) if getattr(options, "json", False) else show(plain)
     if getattr(options, "timeline", None) and not getattr(options, "json", False):
         text += f"\n\ntimeline written to {options.timeline}"
+    _print(text)
+    return OK
+
+
+def _print(text: str) -> bool:
+    """Whether anybody reads it."""
     try:
         print(text, flush=True)
     except BrokenPipeError:
         # the reader (head, less) has seen enough; keep the interpreter from complaining about it at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return False
+    return True
+
+
+def _top(address: str, use: gcctl_tls.Files | None, options: argparse.Namespace) -> int:
+    def look() -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+        status, peers, jobs = (convert.plain(_ask(address, use, call, options)) for call in (_status, _peers, _jobs))
+        return status, peers, jobs
+
+    as_json = getattr(options, "json", False)
+    clear = sys.stdout.isatty() and not as_json
+    top.run(look, _print, options.every, options.once, as_json, clear)
     return OK
 
 

@@ -38,7 +38,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._reported: dict[tuple[str, str, tuple[tuple[str, str], ...]], float] = {}
         self._jobs: set[str] = set()
-        self._waiting: dict[str, set[str]] = {}
+        self._waiting: dict[str, set[tuple[str, str]]] = {}
 
         def counter(name: str, about: str, *labels: str) -> Counter:
             return Counter(f"gradcomm_{name}", about, labels, registry=self.registry)
@@ -65,7 +65,9 @@ class Metrics:
             buckets=STEP_BUCKETS, registry=self.registry,
         )  # fmt: skip
         self._residual = gauge("residual_norm", "L2 norm of this node's residuals.", "job")
-        self._waiting_seconds = gauge("waiting_seconds", "For how long a peer has been waited for.", "job", "peer")
+        self._waiting_seconds = gauge(
+            "waiting_seconds", "For how long a peer has been waited for, and for what.", "job", "peer", "wanted"
+        )
         self._peer_up = gauge("peer_up", "1 while heartbeats of the peer arrive.", "peer")
         self._arena = gauge("arena_bytes", "Shared memory held for gradients and averages.", "job")
         self._audit_error = gauge(
@@ -148,14 +150,14 @@ class Metrics:
         """When it ends, in seconds of Unix time; of several CAs the one that ends first."""
         self._expires.labels(certificate).set(timestamp)
 
-    def waiting(self, job: str, peers: Mapping[str, float]) -> None:
-        """Who a job waits for, and for how many seconds; whom it no longer waits for disappears."""
+    def waiting(self, job: str, waits: Mapping[tuple[str, str], float]) -> None:
+        """Whom a job waits for and for what, and for how many seconds; what it no longer waits for disappears."""
         job = self._job(job)
-        for gone in self._waiting.get(job, set()) - peers.keys():
-            self._waiting_seconds.remove(job, gone)
-        for peer, seconds in peers.items():
-            self._waiting_seconds.labels(job, peer).set(seconds)
-        self._waiting[job] = set(peers)
+        for gone in self._waiting.get(job, set()) - waits.keys():
+            self._waiting_seconds.remove(job, *gone)
+        for (peer, wanted), seconds in waits.items():
+            self._waiting_seconds.labels(job, peer, wanted).set(seconds)
+        self._waiting[job] = set(waits)
 
     # --------------------------------------------------------------------------------------- forgetting
     def forget_job(self, job: str) -> None:

@@ -48,7 +48,7 @@ class JobState(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LaneStatus:
-    """One server process. ``state`` is starting, ready, restarting or stopped."""
+    """One server process. ``state`` is starting, ready, silent, restarting or stopped."""
 
     index: int
     state: str
@@ -108,12 +108,15 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class WaitingFor:
-    """One missing peer, since when, in which step, and what is missing from it."""
+    """One missing peer or rank, for how long, in which step and phase, and what is awaited of it. See ``WaitingFor`` in
+    admin.proto. ``domain``: 0 also where it is of no process group."""
 
     node: str
     since: float
     step: int
     reason: str
+    wanted: str = ""
+    domain: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +150,7 @@ class JobStatus:
     on_loss: str = "fail"
     deadline: float = 0.0
     domains: tuple[DomainStatus, ...] = ()
+    waiting_for: tuple[WaitingFor, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,13 +104,14 @@ def _job(j: dict[str, Any]) -> str:
     parts = [facts(pairs)]
     if rows:
         parts.append(table(("DOMAIN", "LABEL", "SETTLED", "VOID", "TENSORS", "ELEMENTS", "CODEC"), rows))
-    parts += [
-        f"domain {d['id']} waits {human_duration(w['since_seconds'])} for {clean(w['node'])} in step {w['step']}: "
-        f"{clean(w['reason'])}"
-        for d in j["domains"]
-        for w in d["waiting_for"]
-    ]
+    parts += [_wait("the job", w) for w in j["waiting_for"]]
+    parts += [_wait(f"domain {d['id']}", w) for d in j["domains"] for w in d["waiting_for"]]
     return "\n".join(parts)
+
+
+def _wait(who: str, w: dict[str, Any]) -> str:
+    step = f" in step {w['step']}" if w["step"] else ""
+    return f"{who} waits {human_duration(w['since_seconds'])} for {clean(w['node'])}{step}: {clean(w['wanted'])}"
 
 
 def tensors(answer: dict[str, Any]) -> str:

@@ -39,15 +39,13 @@ from gcserver.core.control_events import (
 from gcserver.core.effects import ReportClosed, ReportFault, ReportLink, ReportStep, ReportWaiting
 from gcserver.core.events import CodecChoice, DomainClosed, FrameDamaged, FrameReceived, PeerAdded, PeerReset, Tick
 from gcserver.core.gathering import Formation, Gathering, fault_without_job, misfit, unknown_job, why_unusable
-from gcserver.core.job import Job, abroad, any_controller, any_plan
+from gcserver.core.job import Job, NoSpace, abroad, any_controller, any_plan, any_section
 from gcserver.core.link import Link
 from gcserver.core.peers import Peers, PeerUp
 from gcserver.core.restoring import damage
 
 #: In JobLeft of a job: an answer, which needs none.
 ANSWER = 1
-#: Messages of jobs not known yet are kept, but not more than these.
-MAX_EARLY = 4096
 #: so many jobs that failed are remembered with the reason
 MAX_FAILED = 64
 
@@ -65,6 +63,7 @@ class ControlMachine:
     resolve: Callable[[str], CodecChoice]
     no_controller: Callable[[str], str] = any_controller
     no_room: Callable[[Job, messages.PlanText], str] = any_plan
+    no_space: NoSpace = any_section
     jobs: dict[bytes, Job] = field(default_factory=dict)
     connections: dict[Connection, tuple[bytes, int]] = field(default_factory=dict)
     early: job_messages.Early = field(default_factory=list)
@@ -122,7 +121,7 @@ class ControlMachine:
         elif isinstance(what, messages.Beat):
             for job_id, domain, step, digest in what.closed:
                 if (job := self.jobs.get(job_id)) is not None:
-                    self.out.extend(settling.compare_closed(job, name, domain, step, digest))
+                    self.out.extend(settling.compare_closed(job, name, domain, step, digest, now))
         else:
             self._on_control(name, what)
 
@@ -163,7 +162,7 @@ class ControlMachine:
                 self.out.append(Tell(e.connection, job.ended))
             elif isinstance(m, messages.DeclareDomain):
                 self.out.extend(declarations.declare_domain(job, rank, m))
-                self._replay_early()
+                self.out.extend(job_messages.replay(self.jobs, self.early))
             else:
                 self.out.extend(declarations.declare_section(job, rank, m))
 
@@ -201,11 +200,11 @@ class ControlMachine:
         ranks = ", ".join(f"{m.node}: {len(m.ranks)}" for m in record.members)
         self.out.append(Log("info", f"job {record.label} formed, {record.world_size} ranks ({ranks})"))
         self.out.extend(job.tell_workers(job.registered()))
-        self._replay_early()
+        self.out.extend(job_messages.replay(self.jobs, self.early))
 
     def _job(self, record: EpochDecided) -> Job:
         hello = self.config.hello
-        return Job(record, hello.node, hello.lanes, self.resolve, self.no_controller, self.no_room)
+        return Job(record, hello.node, hello.lanes, self.resolve, self.no_controller, self.no_room, self.no_space)
 
     def _reattach(self, connection: Connection, m: messages.Reattach) -> None:
         if (job := self.jobs.get(m.job)) is None and m.job in self.failed:
@@ -263,13 +262,7 @@ class ControlMachine:
         elif isinstance(m, EpochDecided):
             self._on_record(node, m)
         else:
-            job = self.jobs.get(m.job)
-            if job is None:
-                if not isinstance(m, Fault):
-                    self.early.append((node, m))
-            else:
-                self.out.extend(job_messages.on_message(job, node, m, self.early))
-            del self.early[:-MAX_EARLY]
+            self.out.extend(job_messages.take(self.jobs, node, m, self.early))
 
     def _on_record(self, node: str, m: EpochDecided) -> None:
         me, job = self.config.hello.node, self.jobs.get(m.job)
@@ -293,15 +286,6 @@ class ControlMachine:
         elif m.nonce != ANSWER:
             # It came back after we had heard from everyone and forgot the job.
             self.peers.send(node, JobLeft(m.label, m.job, ANSWER))
-
-    def _replay_early(self) -> None:
-        early, self.early = self.early, []
-        for node, message in early:
-            job = self.jobs.get(getattr(message, "job", b""))
-            if job is None:
-                self.early.append((node, message))
-            else:
-                self.out.extend(job_messages.on_message(job, node, message, self.early))
 
     # ----------------------------------------------------------------------------------------- lanes
     def _on_lane_up(self, e: LaneUp, now: float) -> None:

@@ -46,6 +46,10 @@ class ControlDomain:
     heard: dict[str, int] = field(default_factory=dict)
     #: (step that is ready here and waits for the others, since when)
     held: tuple[int, float] | None = None
+    #: the newest step that a peer has closed and no rank of this node begun, and since when that is known
+    behind: tuple[int, float] = (0, 0.0)
+    #: since when a section that not all have declared yet is waited for
+    declaring: dict[int, float] = field(default_factory=dict)
 
     @property
     def lossless(self) -> bool:

@@ -16,6 +16,8 @@ from gcserver.core.job import Job
 
 #: A domain's number has 32 bits in a frame header.
 MAX_DOMAIN = 2**32 - 1
+#: What to do where tensors do not fit into a node's memory.
+NO_SPACE = "make /dev/shm larger or the model smaller; `gcserver doctor --params N` prints the need"
 
 
 def declare_domain(job: Job, rank: int, declared: DeclareDomain) -> list[ControlEffect]:
@@ -82,6 +84,9 @@ def declare_section(job: Job, rank: int, message: messages.DeclareSection) -> li
     domain.declared_for.setdefault(index, {})[rank] = message.step
     if len(declared) < len(domain.ranks):
         return []
+    if why := job.no_space(job, domain, section):
+        key = domain.declared_as.domain
+        return job.fault("OutOfMemory", f"{job.node}: {why}", domain=key, phase="declare", advice=NO_SPACE)
     domain.offered.add(index)
     for member in domain.config.members:
         if member.name != job.node:

@@ -183,7 +183,7 @@ class Domain:
         if step is None or now - step.opened < after or step.finished:
             if self.waiting_said:
                 self.waiting_said = False
-                self.out.append(ReportWaiting(self.config.id, 0, 0.0, "", (), 0, self.config.epoch))
+                self.out.append(ReportWaiting(self.config.id, 0, 0.0, "", (), (), 0, self.config.epoch))
             return
         self.waiting_said = True
         if step.is_closed and not step.said_closed:
@@ -192,14 +192,17 @@ class Domain:
             self.out.append(ReportClosed(self.config.id, step.number, step.digest))
         phase, missing = self._missing(step)
         names, newest = tuple(sorted(missing)), max(self.steps.open)
+        wanted = tuple(missing[name] for name in names)
         self.out.append(
-            ReportWaiting(self.config.id, step.number, step.opened, phase, names, newest, self.config.epoch)
+            ReportWaiting(self.config.id, step.number, step.opened, phase, names, wanted, newest, self.config.epoch)
         )
 
-    def _missing(self, step: Step) -> tuple[str, set[str]]:
+    def _missing(self, step: Step) -> tuple[str, dict[str, str]]:
+        """The phase a step is in, and by name what it waits for."""
         members, me = self.config.members, self.config.me
         absent = {f"local rank {r}" for r in range(self.config.local_ranks) if r not in step.closed}
-        away: set[str] = set()
+        contributors: set[str] = set()
+        owners: set[str] = set()
         for p in self.partitions.values():
             r = p.rounds.get(step.number)
             if r is None:
@@ -207,7 +210,10 @@ class Domain:
             if r.stage == 0 and r.now.own is None:
                 absent |= {f"local rank {i}" for i in range(self.config.local_ranks) if i not in r.local}
             elif r.everyone or p.block.owner == me:
-                away |= {members[i].name for i in range(len(members)) if i not in r.now.have}
+                contributors |= {members[i].name for i in range(len(members)) if i not in r.now.have}
             else:
-                away.add(members[p.block.owner].name)
-        return ("exchange", away) if away else ("push", absent)
+                owners.add(members[p.block.owner].name)
+        if not contributors and not owners:
+            return "push", dict.fromkeys(absent, "push")
+        away = dict.fromkeys(contributors, "contribution") | dict.fromkeys(owners, "aggregate")
+        return "exchange", away | dict.fromkeys(contributors & owners, "contribution and aggregate")

@@ -211,7 +211,8 @@ class ReportClosed(Record, frozen=True, gc=False):
 class ReportWaiting(Record, frozen=True, gc=False):
     """To the control machine: the oldest open step and whom it waits for (empty ``missing``: nothing open).
 
-    ``newest``: the last step that is open, of ``epoch``.
+    ``wanted``: of each in ``missing`` what is awaited: "push", "contribution", "aggregate" or "contribution and
+    aggregate". ``newest``: the last step that is open, of ``epoch``.
     """
 
     domain: DomainKey
@@ -219,6 +220,7 @@ class ReportWaiting(Record, frozen=True, gc=False):
     since: float
     phase: str
     missing: tuple[str, ...]
+    wanted: tuple[str, ...]
     newest: int = 0
     epoch: int = 1
 

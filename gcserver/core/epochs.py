@@ -220,7 +220,7 @@ def _enter(job: Job) -> list[ControlEffect]:
 def _renew(job: Job, domain: ControlDomain, gone: list[str]) -> None:
     """A domain in the epoch in force: nothing said of the one before it counts."""
     domain.config = job.configure(domain.declared_as)
-    domain.held = None
+    domain.held, domain.behind = None, (0, 0.0)
     for book in (domain.reports, domain.closing, domain.waiting, domain.heard):
         book.clear()
     for offers in (*domain.offers.values(), *domain.offered_for.values()):

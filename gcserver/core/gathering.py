@@ -55,13 +55,14 @@ def unknown_job(m: EpochDecided, node: str) -> Fault:
 
 @dataclass(slots=True)
 class Gathering:
-    """Workers of one label on this node that wait for their job."""
+    """Workers of one label on this node that wait for their job, for ``deadline`` seconds at most."""
 
     label: str
     nonce: int
     since: float
     world_size: int
     local_size: int
+    deadline: float
     token: bytes = b""
     workers: dict[int, tuple[Connection, Register]] = field(default_factory=dict)
     said: float = 0.0
@@ -171,8 +172,8 @@ class Formation:
         if g is None or (g.world_size, g.local_size) != (m.world_size, m.local_size):
             self._dissolve(g)
             self.nonces += 1
-            nonce = self.config.incarnation + self.nonces
-            g = Gathering(m.label, nonce, now, m.world_size, m.local_size, m.token, said=now)
+            nonce, deadline = self.config.incarnation + self.nonces, m.deadline or self.config.deadline
+            g = Gathering(m.label, nonce, now, m.world_size, m.local_size, deadline, m.token, said=now)
             self.gatherings[m.label] = g
         before = g.workers.get(m.local_rank)
         if before is not None and before[0] != connection:
@@ -359,21 +360,44 @@ class Formation:
     # ------------------------------------------------------------------------------------------ time
     def tick(self, now: float) -> None:
         for g in list(self.gatherings.values()):
-            self._say_waiting(g, now)
+            if now - g.since > g.deadline:
+                self._too_late(g, now)
+            else:
+                self._say_waiting(g, now)
+
+    def missing(self, g: Gathering) -> tuple[int, ...]:
+        """The ranks a gathering waits for: of this node, as long as not all of its workers are there by their number
+        among them; then of the others."""
+        if not g.complete:
+            return tuple(sorted(set(range(g.local_size)) - set(g.workers)))
+        there = {
+            r for j in self.joins.get(g.label, {}).values() if j.world_size == g.world_size for r in j.member.ranks
+        }
+        return tuple(sorted(set(range(g.world_size)) - there - set(g.member(self.config.hello).ranks)))
+
+    def _too_late(self, g: Gathering, now: float) -> None:
+        """A job has not formed in time: its workers are told who was missing, and nobody counts on them any more."""
+        what = "local rank" if not g.complete else "rank"
+        missing = tuple(f"{what} {r}" for r in self.missing(g))
+        text = f"job {g.label!r} did not form within its deadline of {g.deadline:g} s"
+        advice = "look at the logs of the missing ranks; raise job.deadline if they are merely slow to start"
+        fault = Fault(b"", "StepTimeout", text, phase="join", missing=missing, elapsed=now - g.since, advice=advice)
+        del self.gatherings[g.label]
+        self._unjoin(g.label, self.config.hello.node)
+        self.peers.tell_all(JobLeft(g.label, b"", g.nonce))
+        self.out.extend(Tell(connection, fault) for connection, _ in g.workers.values())
 
     def _say_waiting(self, g: Gathering, now: float) -> None:
         if now - g.said < SAY_WAITING:
             return
         g.said = now
+        missing = list(self.missing(g))
         if not g.complete:
-            missing = sorted(set(range(g.local_size)) - set(g.workers))
             what = f"local ranks {missing} of job {g.label!r} on {self.config.hello.node}"
         else:
             joined = self.joins.get(g.label, {})
             down = [f"{k.name} ({k.refused or 'no answer'})" for k in self.peers.links.values() if not k.up]
             alike = [j for j in joined.values() if j.world_size == g.world_size]
-            there = {r for j in alike for r in j.member.ranks} | set(g.member(self.config.hello).ranks)
-            missing = sorted(set(range(g.world_size)) - there)
             what = f"ranks {missing} of job {g.label!r}" + (f"; peers not reached: {', '.join(down)}" if down else "")
             if other := sorted((j.member.node, j.world_size) for j in joined.values() if j not in alike):
                 sizes = ", ".join(f"{size} on {name}" for name, size in other)

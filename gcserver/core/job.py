@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from gcproto import messages, wire
+from gcproto.manifest import Section
 from gcproto.messages import (
     DeclareDomain,
     EpochDecided,
@@ -76,12 +77,21 @@ def any_plan(job: Job, text: PlanText) -> str:
     return ""
 
 
+def any_section(job: Job, domain: ControlDomain, section: Section) -> str:
+    """And any tensors."""
+    return ""
+
+
+#: Why a node has not the memory for tensors that are declared; empty: it has.
+NoSpace = Callable[["Job", ControlDomain, Section], str]
+
+
 @dataclass(slots=True)
 class Job:
     """``record`` is the epoch in force; ``workers[rank]`` a connection, or None while a worker is away.
 
-    ``no_controller`` says why this node cannot run a controller, ``no_room`` why it has not the memory for a plan;
-    empty: it can, it has.
+    ``no_controller`` says why this node cannot run a controller, ``no_room`` why it has not the memory for a plan,
+    ``no_space`` why not for tensors that are declared; empty: it can, it has.
     """
 
     record: EpochDecided
@@ -90,6 +100,7 @@ class Job:
     resolve: Callable[[str], CodecChoice]
     no_controller: Callable[[str], str] = any_controller
     no_room: Callable[[Job, PlanText], str] = any_plan
+    no_space: NoSpace = any_section
     workers: dict[int, Connection | None] = field(default_factory=dict)
     away_since: dict[int, float] = field(default_factory=dict)
     domains: dict[int, ControlDomain] = field(default_factory=dict)

@@ -1,9 +1,11 @@
 """Which message of a member is whose business in a job.
 
-What may live here: the dispatch. What may not: what the messages do.
+What may live here: the dispatch, and messages that came too early for it. What may not: what the messages do.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 from gcproto import messages
 from gcserver.core import declarations, epochs, job_plans
@@ -12,6 +14,44 @@ from gcserver.core.job import Job, abroad
 
 #: (node, message) that came before the job or the domain it is about
 Early = list[tuple[str, messages.Control]]
+#: what is of one job, once that is formed
+JobMessage = (
+    messages.SectionOffer
+    | messages.SectionList
+    | messages.PlanRequest
+    | messages.PlanText
+    | messages.PlanReady
+    | messages.PlanGo
+    | messages.Fault
+    | messages.StepReady
+    | messages.Frozen
+)
+#: not more messages are kept than these
+MAX_EARLY = 4096
+
+
+def take(jobs: Mapping[bytes, Job], node: str, m: JobMessage, early: Early) -> list[ControlEffect]:
+    """A message about a job; one about a job that is not known yet is kept."""
+    out: list[ControlEffect] = []
+    if (job := jobs.get(m.job)) is not None:
+        out = on_message(job, node, m, early)
+    elif not isinstance(m, messages.Fault):
+        early.append((node, m))
+    del early[:-MAX_EARLY]
+    return out
+
+
+def replay(jobs: Mapping[bytes, Job], early: Early) -> list[ControlEffect]:
+    """A job or a domain is new: what came before it. What is still too early stays."""
+    came = early.copy()
+    early.clear()
+    out: list[ControlEffect] = []
+    for node, m in came:
+        if (job := jobs.get(getattr(m, "job", b""))) is None:
+            early.append((node, m))
+        else:
+            out += on_message(job, node, m, early)
+    return out
 
 
 def on_message(job: Job, node: str, m: messages.Control, early: Early) -> list[ControlEffect]:

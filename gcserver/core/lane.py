@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from gcproto import messages, packed, wire
+from gcproto import messages, packed
 from gcproto.wire import Flag, FrameType, Header, Phase
 from gcserver.core import completion, encoding, exchange, frames, opening, pushes
 from gcserver.core.domain import Domain, Outward
@@ -38,29 +38,12 @@ from gcserver.core.events import (
     Tuned,
     Unusable,
 )
-from gcserver.core.link import DEFAULT_CREDIT, Link
+from gcserver.core.lane_config import LaneConfig
+from gcserver.core.link import Link
 from gcserver.core.outbox import Outbox
 
 _hello = packed.Decoder[messages.Hello](messages.Hello)
 _refuse = packed.Decoder[messages.Refuse](messages.Refuse)
-
-
-@dataclass(frozen=True, slots=True)
-class LaneConfig:
-    """Who this lane is. Times in seconds; ``credit`` in bytes."""
-
-    hello: messages.Hello
-    incarnation: int
-    credit: int = DEFAULT_CREDIT
-    quiet_after: float = 3.0
-    waiting_after: float = 1.0
-    #: A frame for a domain nobody opened here is kept this long: it was acknowledged and is not sent again, so it
-    #: outlives any lease within which its sender or our workers would be found lost.
-    early_for: float = 600.0
-
-    @property
-    def node(self) -> int:
-        return wire.node_id(self.hello.node)
 
 
 @dataclass(slots=True)
@@ -203,6 +186,7 @@ class LaneMachine:
         domain = self.domains.get(key)
         if h.job in self.ended or (domain is not None and domain.faulted):
             self._drop(e)
+            self.out.append(Count("frames_stale", h.sender))
             return
         if domain is None or domain.early(h):
             self.early.keep_frame(key, e, now)

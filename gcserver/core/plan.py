@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import lru_cache
-from itertools import islice, pairwise
+from itertools import pairwise
 
 from gcproto.dtypes import DType
-from gcproto.manifest import MAX_NAME, Block, Section
+from gcproto.manifest import MAX_NAME, Block, Section, tensors_inside
 from gcproto.messages import Rule
 from gcproto.records import Record
 from gcserver.core.events import CodecChoice, Plan, PlanRule
@@ -121,7 +121,7 @@ def explain(plan: Plan, section: Section, block: Block, min_compress_bytes: int,
 
 def _levels(plan: Plan, codec: CodecChoice, section: Section, block: Block) -> tuple[tuple[int, ...], ...]:
     """At each notch the levels of the block's segments; empty if all have the codec's own at all of them."""
-    columns = [_segment(codec, _rule(plan, name)) for name in _inside(section, block)]
+    columns = [_segment(codec, _rule(plan, t.name)) for t in tensors_inside(section, block)]
     if all(column == (codec.own,) for column in columns):
         return ()
     rows = tuple(
@@ -130,20 +130,6 @@ def _levels(plan: Plan, codec: CodecChoice, section: Section, block: Block) -> t
     if any(row != rows[0] for row in rows):
         return rows
     return () if all(level == codec.own for level in rows[0]) else rows[:1]
-
-
-def _inside(section: Section, block: Block) -> list[str]:
-    """Names of the tensors that a block's segments belong to, found from the one that fills most of it.
-
-    A model may have many thousands, and this is asked for every block.
-    """
-    sizes = [b - a for a, b in pairwise(block.bounds)]
-    largest = sizes.index(max(sizes))
-    tensors, middle = section.tensors, block.tensor
-    before = (tensors[i].name for i in range(middle - 1, -1, -1) if tensors[i].elements)
-    after = (tensors[i].name for i in range(middle + 1, len(tensors)) if tensors[i].elements)
-    found = [*islice(before, largest)][::-1]
-    return [*found, tensors[middle].name, *islice(after, len(sizes) - largest - 1)]
 
 
 def _segment(codec: CodecChoice, rule: PlanRule | None) -> tuple[int, ...]:
@@ -243,5 +229,7 @@ def _scheme(plan: Plan, codec: CodecChoice, wanted: str, block: Block, members: 
         if codec.votes:
             return OWNER, "votes need an owner"
         return (OWNER, "two exchanges need an owner") if codec.rounds > 1 else (ALL, "")
-    small = codec == plan.dense and members <= SMALL_MEMBERS and block.nbytes * (members - 1) <= SMALL_BYTES
+    # Where there is nobody else, what goes to everyone would only be retained.
+    few = 1 < members <= SMALL_MEMBERS
+    small = codec == plan.dense and few and block.nbytes * (members - 1) <= SMALL_BYTES
     return (ALL, "small: to everyone at once") if small else (wanted, "")

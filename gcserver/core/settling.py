@@ -99,11 +99,15 @@ def closed_steps(job: Job) -> list[tuple[bytes, int, int, int]]:
     return out
 
 
-def compare_closed(job: Job, node: str, key: int, step: int, digest: int) -> list[ControlEffect]:
+def compare_closed(job: Job, node: str, key: int, step: int, digest: int, now: float) -> list[ControlEffect]:
     """A peer's heartbeat says what was pushed there in a step: other tensors than here end the job."""
     domain = job.domains.get(key)
-    mine = domain.closed.get(step) if domain is not None else None
-    if domain is None or mine is None or mine == digest:
+    if domain is None:
+        return []
+    if step > max(domain.behind[0], domain.settled) and step not in domain.closed:
+        domain.behind = (step, now)
+    mine = domain.closed.get(step)
+    if mine is None or mine == digest:
         return []
     return job.fault(
         "TensorMismatch",

@@ -1,18 +1,67 @@
 """Who waits for whom in a job, and when that ends it: every wait ends.
 
-What may live here: the deadline, leases, waits that are in vain. What may not: what a lane waits for (`domain.py`),
-the time: ``now`` is a parameter, seconds.
+What may live here: the deadline, leases, waits that are in vain, all waits of a job for those who show them. What may
+not: what a lane waits for (`domain.py`), jobs that have yet to form (`gathering.py`), the time: ``now`` is a
+parameter, seconds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
+from gcproto.records import replace
 from gcserver.core import epochs
 from gcserver.core.control_domain import ControlDomain
 from gcserver.core.control_events import ControlEffect
 from gcserver.core.effects import ReportWaiting
 from gcserver.core.job import Job
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Somebody a job waits for: a node by its name, or "rank 3", which is one of this node's.
+
+    ``wanted``: what is awaited, as in `ReportWaiting`, or "tensors" (to be declared), "connection" (of a worker to its
+    restarted daemon), "first push" (of a step that another node has closed and no rank here begun), "commit" (of a step
+    that this node holds all of), "epoch" (of a member that has not said how far it is when one was lost). ``since``:
+    seconds on the machine's clock. ``domain`` and ``step``: 0 where it is of none.
+    """
+
+    who: str
+    wanted: str
+    phase: str
+    since: float
+    domain: int = 0
+    step: int = 0
+
+
+def waits(job: Job) -> Iterator[Wait]:
+    """Everything the job waits for here. Ends with the job."""
+    if job.ended is not None:
+        return
+    for rank, since in job.away_since.items():
+        yield Wait(f"rank {rank}", "connection", "attach", since)
+    if job.frozen and job.change.since is not None:
+        for who in job.others:
+            if who not in job.lost and who not in job.change.states:
+                yield Wait(who, "epoch", "epoch", job.change.since)
+    for key, domain in job.domains.items():
+        for index, since in domain.declaring.items():
+            for who in _undeclared(job, domain, index) if index >= len(domain.sections) else ():
+                yield Wait(who, "tensors", "declare", since, key)
+        for report in domain.waiting.values():
+            for who, wanted in zip(report.missing, report.wanted, strict=True):
+                yield Wait(who, wanted, report.phase, report.since, key, report.step)
+        if domain.held is not None:
+            ready, since = domain.held
+            for who in domain.others:
+                if domain.heard.get(who, 0) < ready:
+                    yield Wait(who, "commit", "commit", since, key, ready)
+        step, since = domain.behind
+        if step > domain.settled and step not in domain.closed and not domain.waiting:
+            for rank in domain.ranks:
+                yield Wait(f"rank {rank}", "first push", "push", since, key, step)
 
 
 def on_waiting(job: Job, lane: int, report: ReportWaiting) -> None:
@@ -21,18 +70,19 @@ def on_waiting(job: Job, lane: int, report: ReportWaiting) -> None:
     if domain is None or report.epoch != domain.config.epoch:
         return
     if report.step:
-        domain.waiting[lane] = report
+        ranks = {f"local rank {i}": f"rank {r}" for i, r in enumerate(domain.ranks)}
+        domain.waiting[lane] = replace(report, missing=tuple(ranks.get(name, name) for name in report.missing))
     else:
         domain.waiting.pop(lane, None)
 
 
 def _departed(job: Job, domain: ControlDomain, report: ReportWaiting) -> tuple[str, ...]:
-    """Those the report waits for (nodes, "local rank i") whose workers left before that step: it is in vain.
+    """Those the report waits for (nodes, "rank r") whose workers left before that step: it is in vain.
 
     What a node finished before it left is still sent again from there when it was lost on the way.
     """
     key = domain.declared_as.domain
-    local = {f"local rank {i}": r for i, r in enumerate(domain.ranks)}
+    local = {f"rank {r}": r for r in domain.ranks}
     return tuple(
         m
         for m in report.missing
@@ -58,7 +108,7 @@ def check_order(job: Job) -> list[ControlEffect]:
         for report in domain.waiting.values():
             for ranks in domain.declared_for.values():
                 for rank, step in ranks.items():
-                    absent = f"local rank {domain.ranks.index(rank)}" in report.missing
+                    absent = f"rank {rank}" in report.missing
                     if step == report.step and absent and len(ranks) < len(domain.ranks):
                         return _disorder(
                             job,
@@ -75,7 +125,8 @@ def _disorder(job: Job, domain: ControlDomain, step: int, message: str) -> list[
 
 
 def check_deadline(job: Job, now: float, patience: float) -> list[ControlEffect]:
-    """End the job if a step waits longer than the deadline, or ``patience`` seconds for somebody who left."""
+    """End the job if a step, or a declaration, waits longer than the deadline, or ``patience`` seconds for somebody who
+    left."""
     for key, domain in job.domains.items():
         for report in domain.waiting.values():
             departed = _departed(job, domain, report) if now - report.since > patience else ()
@@ -106,6 +157,35 @@ def check_deadline(job: Job, now: float, patience: float) -> list[ControlEffect]
                     elapsed=now - report.since,
                     advice="look at the named peers; raise job.deadline if they are merely slow",
                 )
+    return _check_declarations(job, now)
+
+
+def _undeclared(job: Job, domain: ControlDomain, index: int) -> tuple[str, ...]:
+    """Who has not declared section ``index`` yet: ranks of this node, then other members."""
+    mine = domain.declared.get(index, {})
+    ranks = tuple(f"rank {r}" for r in domain.ranks if r not in mine)
+    offers = domain.offers.get(index, {})
+    return ranks + tuple(m.name for m in domain.config.members if m.name != job.node and m.name not in offers)
+
+
+def _check_declarations(job: Job, now: float) -> list[ControlEffect]:
+    """End the job if tensors that some ranks declared were not declared by all within the deadline."""
+    for key, domain in job.domains.items():
+        pending = {i for i in (*domain.declared, *domain.offers) if i >= len(domain.sections)}
+        domain.declaring = {i: domain.declaring.get(i, now) for i in sorted(pending)}
+        for index, since in domain.declaring.items():
+            if now - since <= job.record.deadline:
+                continue
+            return job.fault(
+                "StepTimeout",
+                f"tensors of {domain.config.label} that some ranks declared were not declared by all within the "
+                f"deadline of {job.record.deadline:g} s",
+                domain=key,
+                phase="declare",
+                missing=_undeclared(job, domain, index),
+                elapsed=now - since,
+                advice="look at the named ranks and nodes; raise job.deadline if they are merely slow",
+            )
     return []
 
 

@@ -18,6 +18,7 @@ the last one.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gcproto import slots
-from gcproto.manifest import AddressSpace, ArenaPlan, Block, Section, Slot
+from gcproto.manifest import AddressSpace, ArenaPlan, Block, Section, Slot, tensors_inside
 from gcproto.wire import Flag
 from gcserver.core.events import BlockMemory, Decision, DomainConfig, Retained, StepRecord
 from gcserver.runtime import records
@@ -336,17 +337,11 @@ class DomainMemory:
 
 def segment_shapes(section: Section, block: Block) -> tuple[tuple[int, int], ...]:
     """What each segment of a block is as a matrix: its tensor's first dimension by all others."""
-    shapes = []
-    start = 0
-    for tensor in section.tensors:
-        first, last = max(start, block.start), min(start + tensor.elements, block.start + block.elements)
-        start += tensor.elements
-        if first >= last:
-            continue
-        n = last - first
-        matrix = n == tensor.elements and len(tensor.shape) > 1
-        shapes.append((tensor.shape[0], n // tensor.shape[0]) if matrix else (n, 0))
-    return tuple(shapes)
+    sizes = (b - a for a, b in pairwise(block.bounds))
+    return tuple(
+        (t.shape[0], n // t.shape[0]) if n == t.elements and len(t.shape) > 1 else (n, 0)
+        for t, n in zip(tensors_inside(section, block), sizes, strict=True)
+    )
 
 
 def _word(chunk: int, offset: int) -> int:

@@ -17,6 +17,11 @@ from gcserver.core.events import DomainKey
 from gcserver.runtime.blocks import DomainMemory
 
 
+def rounded(size: int) -> int:
+    """Bytes of the buffer that a pool hands out for ``size``: a power of two, a page at least."""
+    return max(4096, 1 << (max(size, 1) - 1).bit_length())
+
+
 class Pool:
     """Reusable buffers; one returns by itself when nothing refers to its memory any more."""
 
@@ -27,13 +32,13 @@ class Pool:
 
     def take(self, size: int) -> memoryview:
         """``size`` bytes of unspecified content."""
-        rounded = max(4096, 1 << (max(size, 1) - 1).bit_length())
-        stack = self._free.get(rounded)
+        whole = rounded(size)
+        stack = self._free.get(whole)
         if stack:
             base = stack.pop()
-            self._kept -= rounded
+            self._kept -= whole
         else:
-            base = np.empty(rounded, np.uint8)
+            base = np.empty(whole, np.uint8)
         # numpy collapses chains of views to the owner, so the thing whose end we watch is an array object
         # that only the memoryview (and whatever is cut from it) refers to.
         watched = base[:]

@@ -1,7 +1,7 @@
 """A codec whose code fails: which codec, at which block, with what, as the end of the job that uses it.
 
-What may live here: from an effect and what its codec raised to a fault. What may not: closing the domain (`lane.py`),
-payloads that a codec refuses as damaged (`executor.check`).
+What may live here: from an effect and what its codec raised to a fault. What may not: the end of the domain
+(`endings.py`), payloads that a codec refuses as damaged (`executor.check`).
 
 Codecs may be anybody's. One that raises would raise again in the next life of its lane, which would be started until
 the deadline while other jobs wait; so the job that wanted it ends, and the lane goes on with the others.

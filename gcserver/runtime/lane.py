@@ -19,7 +19,6 @@ import signal
 import socket
 import sys
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -32,19 +31,20 @@ from gcproto import wire
 from gcproto.channel import ChannelClosed
 from gcproto.packed import MessageError
 from gcproto.records import replace
-from gcproto.wire import Flag, FrameError, FrameType
-from gcserver.codecs import CodecError
+from gcproto.wire import Flag
 from gcserver.codecs.warmup import warmup
 from gcserver.core import effects as fx
 from gcserver.core import events as ev
 from gcserver.core.control_events import OpenSection
 from gcserver.core.events import DomainKey
-from gcserver.core.lane import LaneConfig, LaneMachine
+from gcserver.core.lane import LaneMachine
+from gcserver.core.lane_config import LaneConfig
 from gcserver.keys import KeyPair
+from gcserver.runtime import incoming
 from gcserver.runtime.blocks import DomainMemory
-from gcserver.runtime.codecfaults import codec_fault
 from gcserver.runtime.counters import Counters
 from gcserver.runtime.delays import Delays
+from gcserver.runtime.endings import Endings
 from gcserver.runtime.executor import Executor
 from gcserver.runtime.guard import Guard
 from gcserver.runtime.kernelclock import KernelClock
@@ -64,7 +64,7 @@ from gcserver.runtime.laneworkers import LaneWorkers
 from gcserver.runtime.linkfit import Arrivals
 from gcserver.runtime.once import Once
 from gcserver.runtime.setup import LaneSetup, lane_address, listen_unix
-from gcserver.runtime.statefiles import MemoryDamaged, MemoryShort, incarnation
+from gcserver.runtime.statefiles import incarnation
 from gcserver.runtime.stepreports import StepReports
 from gcserver.runtime.steptrace import AskTrace, StepTracer
 from gcserver.runtime.tickets import Tickets
@@ -103,9 +103,8 @@ class LaneProcess:
         self.queue: deque[ev.LaneEvent] = deque()
         #: questions about blocks that are being answered: request, what is left, what was found
         self.asked: deque[tuple[int, Iterator[tuple[int, int, float]], list[tuple[int, int, float]]]] = deque()
+        self.endings = Endings(self.executor.domains, self._forget_domain, self.send_up)
         self.running = True
-        #: domains that were closed because a codec failed
-        self.broken: list[DomainKey] = []
         self.guard = self._guard(context) if setup.secured else None
         self.transport = transport = ZmqTransport(context, setup.listen, self.guard)
         domains, handles = self.executor.domains, self.executor.handles
@@ -179,7 +178,7 @@ class LaneProcess:
             if self.guard is not None and self.guard.fileno() in ready:
                 self.guard.answer()
             if busy or frames in ready:
-                self._frames(not busy)
+                incoming.receive(self, not busy)
             if self.link.fileno() in ready:
                 self._supervisor(ready[self.link.fileno()])
             if workers.listener.fileno() in ready:
@@ -201,68 +200,17 @@ class LaneProcess:
     def feed(self, event: ev.LaneEvent) -> None:
         """One event through the machine, and whatever its effects answer."""
         self.queue.append(event)
-        while self.queue or self.broken:
-            if not self.queue:
-                self._forget_domain(self.broken.pop())
-                continue
+        while self.queue:
             event, now = self.queue.popleft(), time.monotonic()
             self.delays.on(event, now)
-            self._carry_out(iter(self.machine.on(event, now)))
-
-    def _carry_out(self, effects: Iterator[fx.LaneEffect]) -> None:
-        for effect in effects:
-            try:
-                self.perform[type(effect)](effect)
-            except Exception as error:
-                fault = codec_fault(effect, error, self.executor.domains)
-                if fault is None:
-                    raise
-                log = "".join(traceback.format_exception(error))
-                self.send_up(fault, LaneTrouble(b"", "Log", f"{fault.message}\n{log}"))
-                # What is still asked of this domain needs what could not be made; the others are served on.
-                self._carry_out(e for e in effects if getattr(e, "domain", None) != fault.domain)
-                self.queue = deque(e for e in self.queue if getattr(e, "domain", None) != fault.domain)
-                self.queue.append(ev.DomainClosed(fault.domain))
-                self.broken.append(fault.domain)
-
-    # ---------------------------------------------------------------------------------------- frames
-    def _frames(self, prompt: bool) -> None:
-        for raw, payload in self.transport.receive():
-            try:
-                header = wire.parse(raw)
-            except FrameError as error:
-                if error.field in ("magic", "version", "length"):
-                    self.counters.count("frames_refused", 0)
-                if error.field == "version":
-                    self.trouble_once(f"a peer speaks another protocol version: {error}")
-                elif error.field == "digest":
-                    self.feed(ev.FrameDamaged(None, wire.sender_hint(raw), str(error)))
-                continue
-            self.counters.measure(header, header.sender, 0)
-            self.arrivals.on_frame(header.sender, header.payload_bytes, time.monotonic(), prompt)
-            prompt = False
-            try:
-                wire.check_payload(header, payload)
-            except FrameError as error:
-                self.feed(ev.FrameDamaged(header, header.sender, str(error)))
-                continue
-            if header.type is not FrameType.DATA:
+            for effect in self.machine.on(event, now):
+                if self.endings.over and self.endings.concern(effect):
+                    continue
                 try:
-                    self.feed(ev.FrameReceived(header, None, bytes(payload) if payload is not None else b""))
-                except MessageError as error:
-                    self.counters.count("frames_refused", header.sender)
-                    self.trouble_once(f"from {self.counters.names.get(header.sender, hex(header.sender))}: {error}")
-                continue
-            try:
-                self.executor.check(header, payload)
-            except (CodecError, ValueError) as error:
-                self.feed(ev.Unusable(header, str(error)))
-                continue
-            except Exception as error:  # a third party's code
-                self.feed(ev.Unusable(header, f"checking it failed: {type(error).__name__}: {error}"))
-                continue
-            handle = self.executor.handles.add(payload) if payload is not None and len(payload) else None
-            self.feed(ev.FrameReceived(header, handle))
+                    self.perform[type(effect)](effect)
+                except Exception as error:
+                    # First of all: what else waits for this domain then meets one that is closed.
+                    self.queue.appendleft(ev.DomainClosed(self.endings.end(effect, error)))
 
     def trouble_once(self, text: str) -> None:
         """A line for the log of the daemon, the first time it is said."""
@@ -286,13 +234,11 @@ class LaneProcess:
             self.take(message)
 
     def take(self, message: Any) -> None:
-        """What the supervisor says; a job whose memory cannot be had or used ends by it."""
+        """What the supervisor says. A job whose memory cannot be had or used ends by it."""
         try:
             self._from_supervisor(message)
-        except (MemoryShort, MemoryDamaged) as error:
-            domain = message.config.id if isinstance(message, ev.DomainOpened) else message.domain
-            self.executor.close(domain)
-            self._memory_unusable(domain[0], error)
+        except Exception as error:
+            self.feed(ev.DomainClosed(self.endings.end(message, error)))
 
     def _from_supervisor(self, message: Any) -> None:
         if isinstance(message, AddPeer):
@@ -308,7 +254,7 @@ class LaneProcess:
             self._open_section(message)
         elif isinstance(message, ev.DomainClosed):
             self.feed(message)
-            self._forget_domain(message.domain)
+            self.endings.closed(message.domain)
         elif isinstance(message, ForgetJob):
             self.workers.drop_job(message.job)
             # A section that was being opened while the supervisor removed the folder has made it anew.
@@ -343,7 +289,8 @@ class LaneProcess:
     def _open_domain(self, e: ev.DomainOpened) -> None:
         c = e.config
         before = self.executor.domains.get(c.id)
-        if (before is not None and c.epoch <= before.config.epoch) or not self._job_directory(c.job).exists():
+        known = before is not None and c.epoch <= before.config.epoch
+        if known or self.endings.concern(e) or not self._job_directory(c.job).exists():
             # Known already; or the job is gone, and its end is on the way.
             return
         if before is not None:
@@ -366,15 +313,6 @@ class LaneProcess:
         self.feed(ev.SectionOpened(e.domain, e.section, memory.space.blocks[e.section.index], remembered))
         self.workers.section_opened()
 
-    def _memory_unusable(self, job: bytes, error: MemoryShort | MemoryDamaged) -> None:
-        if isinstance(error, MemoryDamaged):
-            # Served from such memory the job would not know what it gets; a lane that died of it would die again.
-            text = f"what an earlier life of this lane left is damaged: {error}"
-            self.send_up(LaneTrouble(job, "PeerLost", text, "start the job again from its last checkpoint"))
-            return
-        advice = "make /dev/shm larger or the model smaller; `gcserver doctor --params N` prints the need"
-        self.send_up(LaneTrouble(job, "OutOfMemory", str(error.strerror or error), advice))
-
     # --------------------------------------------------------------------------------------- effects
     def _do_send(self, e: fx.Send) -> None:
         payload: memoryview | bytes | None = e.body
@@ -385,10 +323,7 @@ class LaneProcess:
             self.counters.count("frames_unroutable", e.peer)
 
     def _do_encode(self, e: fx.Encode) -> None:
-        try:
-            self.queue.append(self.executor.encode(e))
-        except MemoryShort as error:
-            self._memory_unusable(e.domain[0], error)
+        self.queue.append(self.executor.encode(e))
 
     def _do_accumulate(self, e: fx.Accumulate) -> None:
         if not self.executor.accumulate(e):
@@ -398,10 +333,7 @@ class LaneProcess:
         if e.codec is None or e.codec.rounds == 1 or e.stage:
             rounds = self.counters.rounds
             rounds[e.domain[0]] = rounds.get(e.domain[0], 0) + 1
-        try:
-            self.queue.append(self.executor.finalise(e))
-        except MemoryShort as error:
-            self._memory_unusable(e.domain[0], error)
+        self.queue.append(self.executor.finalise(e))
 
     def _do_log_step(self, e: fx.LogStep) -> None:
         self.executor.domains[e.domain].log_step(ev.StepRecord(e.step, e.nonfinite, e.proposal, e.digest, e.epoch))

@@ -72,6 +72,8 @@ class Lane:
     incarnation: int = 0
     cores: tuple[int, ...] = ()
     stats: LaneStats | None = None
+    #: when it last said anything (``time.monotonic()``)
+    heard: float = 0.0
 
 
 class Lanes:
@@ -137,6 +139,7 @@ class Lanes:
         except (ChannelClosed, MessageError):
             self._gone(lane)
             return
+        lane.heard = time.monotonic()
         for message in received:
             if isinstance(message, LaneReady):
                 self._ready(lane, message)
@@ -183,8 +186,14 @@ class Lanes:
         self._s.loop.call_later(pause, self._restart, lane.index, lane.restarts + 1)
 
     def _restart(self, index: int, restarts: int) -> None:
-        if not self._s.stopped.is_set():
+        if self._s.stopped.is_set():
+            return
+        try:
             self._start(index, restarts)
+        except OSError as error:
+            # No descriptors or no memory for another process now; jobs wait for it, up to their deadlines.
+            self._s.warn_once(f"lane {index} cannot be started again yet: {error}")
+            self._s.loop.call_later(LONGEST_PAUSE, self._restart, index, restarts)
 
     def send(self, lane: Lane, message: Any) -> None:
         with contextlib.suppress(ChannelClosed):
@@ -216,13 +225,18 @@ class Lanes:
 def _spawn(setup: LaneSetup, restarts: int) -> Lane:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     setup = msgspec.structs.replace(setup, link=theirs.fileno())
-    process = subprocess.Popen(
-        [sys.executable, "-m", "gcserver.runtime.lane", msgspec.json.encode(setup).decode()],
-        pass_fds=[theirs.fileno()],
-        env={**os.environ, **MALLOC, **THREADS},
-        stdin=subprocess.DEVNULL,
-    )
-    theirs.close()
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "gcserver.runtime.lane", msgspec.json.encode(setup).decode()],
+            pass_fds=[theirs.fileno()],
+            env={**os.environ, **MALLOC, **THREADS},
+            stdin=subprocess.DEVNULL,
+        )
+    except OSError:
+        ours.close()
+        raise
+    finally:
+        theirs.close()
     return Lane(setup.hello.lane, process, LaneLink(ours), time.monotonic(), restarts=restarts)
 
 

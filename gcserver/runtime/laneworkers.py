@@ -20,8 +20,8 @@ from gcproto.messages import Fault
 from gcproto.packed import MessageError
 from gcserver.core import events as ev
 from gcserver.core.effects import Notify
-from gcserver.runtime import refusals
-from gcserver.runtime.knocking import admit
+from gcserver.runtime import refusals, shortage
+from gcserver.runtime.knocking import Door
 from gcserver.runtime.lanelink import LaneTrouble
 from gcserver.runtime.tickets import Tickets
 
@@ -58,6 +58,7 @@ class LaneWorkers:
     def __init__(self, process: LaneProcess, listener: socket.socket, tickets: Tickets) -> None:
         self._p, self._poller, self._tickets = process, process.poller, tickets
         self.listener = listener
+        self._door = Door(listener, _decode_worker, self._welcome, self._refused)
         self.connections: dict[int, Worker] = {}
         self.ranks: dict[tuple[bytes, int], Worker] = {}
         self.waiting_maps: list[tuple[Worker, MapSection]] = []
@@ -67,7 +68,7 @@ class LaneWorkers:
 
     def accept(self) -> None:
         """Whoever knocks."""
-        full = admit(self.listener, _decode_worker, self._welcome, self._refused)
+        full = self._door.admit()
         if full is not None:
             self._p.trouble_once(f"a worker's connection cannot be accepted: {full}")
             self._poller.modify(self.listener.fileno(), 0)
@@ -174,8 +175,8 @@ class LaneWorkers:
             self._tell(worker, Mapped(request.domain, request.index, request.have, sizes), descriptors)
         except OSError as error:
             # The job is being removed, or descriptors are exhausted.
-            advice = "raise the limit on open files (`gcserver doctor` names it)"
-            self._p.send_up(LaneTrouble(worker.job, "OutOfMemory", f"an arena cannot be opened: {error}", advice))
+            kind, advice = shortage.kind_of(error)
+            self._p.send_up(LaneTrouble(worker.job, kind, f"an arena cannot be opened: {error}", advice))
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)

@@ -5,6 +5,7 @@ What may live here: their files. What may not: what is in them (`gcserver.core.j
     jobs/<job>/job.msgpack       a JobMemory, replaced atomically
     jobs/<job>/steering.msgpack  controllers as `steering.py` saves them, replaced atomically
     jobs/<job>/planning.msgpack  how `planning.py` stands with the job's plans, replaced atomically
+    reserve                      nothing: memory for these files when none is left
     jobs/<job>/<domain>.ledger   settled watermark, voided steps, plan switches; mapped, written in place
 
 The ledger's watermark is written last: a kill in between leaves the step unsettled, and settling it again
@@ -14,6 +15,7 @@ writes the same.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 from dataclasses import dataclass, field
@@ -45,6 +47,9 @@ LEDGER = np.dtype(
     ]
 )
 MAGIC: Final = 0x3147444C4347
+#: Held back for the files of jobs that run, where another one takes all there is.
+RESERVE: Final = 1 << 20
+LEDGER_BYTES: Final = -(-LEDGER.itemsize // 4096) * 4096
 
 
 @dataclass(slots=True)
@@ -55,7 +60,7 @@ class Ledger:
     _data: Any = None
 
     def __post_init__(self) -> None:
-        file = map_file(self.path, -(-LEDGER.itemsize // 4096) * 4096)
+        file = map_file(self.path, LEDGER_BYTES)
         self._data = np.frombuffer(file.view, LEDGER, 1)
         if int(self._data["magic"][0]) != MAGIC:
             self._data["magic"] = MAGIC
@@ -95,9 +100,14 @@ class Ledger:
 def _write(path: Path, content: bytes) -> None:
     """Replace a file atomically, mode 0600."""
     temporary = path.with_suffix(".new")
-    temporary.touch(mode=0o600)
-    temporary.write_bytes(content)
-    temporary.replace(path)
+    try:
+        temporary.touch(mode=0o600)
+        temporary.write_bytes(content)
+        temporary.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
 
 
 def _read(path: Path) -> bytes:
@@ -115,6 +125,33 @@ class JobStore:
     state: Path
     ledgers: dict[DomainKey, Ledger] = field(default_factory=dict)
 
+    # ------------------------------------------------------------------------------------ the reserve
+    def keep_reserve(self) -> None:
+        """Hold some memory back, if there is any: what one job takes must not keep the others' from being written."""
+        path = self.state / "reserve"
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError:
+            return
+        try:
+            os.posix_fallocate(descriptor, 0, RESERVE)
+        except OSError:
+            path.unlink(missing_ok=True)
+        finally:
+            os.close(descriptor)
+
+    def _write(self, path: Path, content: bytes) -> None:
+        """Replace a file of a job; where no memory is left for it, with that of the reserve. Raises OSError."""
+        try:
+            _write(path, content)
+        except OSError as error:
+            reserve = self.state / "reserve"
+            if error.errno != errno.ENOSPC or not reserve.exists():
+                raise
+            reserve.unlink(missing_ok=True)
+            _write(path, content)
+
+    # ------------------------------------------------------------------------------------------- files
     def generation(self) -> int:
         """A number that lives exactly as long as this memory does."""
         path = self.state / "generation"
@@ -141,17 +178,17 @@ class JobStore:
     def save(self, job: bytes, memory: JobMemory) -> None:
         path = self.directory(job) / "job.msgpack"
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _write(path, msgspec.msgpack.encode(memory))
+        self._write(path, msgspec.msgpack.encode(memory))
 
     def save_steering(self, job: bytes, saved: bytes) -> None:
-        _write(self.directory(job) / "steering.msgpack", saved)
+        self._write(self.directory(job) / "steering.msgpack", saved)
 
     def steering(self, job: bytes) -> bytes:
         """What was saved last; empty if nothing was."""
         return _read(self.directory(job) / "steering.msgpack")
 
     def save_planning(self, job: bytes, saved: bytes) -> None:
-        _write(self.directory(job) / "planning.msgpack", saved)
+        self._write(self.directory(job) / "planning.msgpack", saved)
 
     def planning(self, job: bytes) -> bytes:
         """What was saved last; empty if nothing was."""
@@ -161,6 +198,7 @@ class JobStore:
         for key in [k for k in self.ledgers if k[0] == job]:
             del self.ledgers[key]
         shutil.rmtree(self.directory(job), ignore_errors=True)
+        self.keep_reserve()
 
     def ledger(self, domain: DomainKey) -> Ledger:
         found = self.ledgers.get(domain)

@@ -18,6 +18,7 @@ from gcserver.admin.exposition import MetricsServer
 from gcserver.admin.metrics import Metrics
 from gcserver.core.control_events import LogSettled
 from gcserver.core.events import DomainKey
+from gcserver.runtime import waiters
 from gcserver.runtime.lanelink import StepTimes
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ class Observer:
         self._server = MetricsServer(self._metrics, self._why_not_ready, self.refresh, access)
         self._times: dict[tuple[DomainKey, int], float] = {}
         self._labels: dict[bytes, str] = {}
+        #: whose waits were shown at the newest scrape: jobs, and labels of jobs that have yet to form
+        self._waited: set[str] = set()
         self._norms_at = -NORMS_EVERY
         self._norms_task: asyncio.Task[None] | None = None
 
@@ -122,16 +125,20 @@ class Observer:
         self._norms()
 
     def _waiting(self) -> None:
-        now = time.monotonic()
-        waiting: dict[str, dict[str, float]] = {}
+        found: dict[str, dict[tuple[str, str], float]] = {}
         for job in self._s.machine.jobs.values():
-            peers = waiting.setdefault(job.record.label, {})
-            for domain in job.domains.values():
-                for report in domain.waiting.values():
-                    for missing in report.missing:
-                        peers[missing] = max(peers.get(missing, 0.0), now - report.since)
-        for label, peers in waiting.items():
-            self._metrics.waiting(label, peers)
+            self._labels.setdefault(job.id, job.record.label)
+            of = found.setdefault(job.record.label, {})
+            for w in waiters.of_job(job):
+                of[w.node, w.wanted] = max(of.get((w.node, w.wanted), 0.0), w.since)
+        for g in self._s.machine.gatherings.values():
+            of = found.setdefault(g.label, {})
+            of.update({(w.node, w.wanted): w.since for w in waiters.of_gathering(self._s, g)})
+        for label, waits in found.items():
+            self._metrics.waiting(label, waits)
+        for label in self._waited - found.keys() - set(self._labels.values()):
+            self._metrics.forget_job(label)
+        self._waited = set(found)
 
     def _norms(self) -> None:
         """Residual norms come with the scrape after the one that asked: lanes have to be asked."""

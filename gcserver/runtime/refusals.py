@@ -14,6 +14,7 @@ from typing import Any
 from gcproto.channel import Channel, ChannelClosed
 from gcproto.messages import Fault
 from gcproto.packed import MessageError
+from gcserver.runtime import shortage
 
 
 def unreadable(error: MessageError, joined: bool) -> Fault:
@@ -59,6 +60,13 @@ def stranger(uid: int) -> Fault:
         phase="join",
         advice="run the worker as the daemon's user, or start a daemon as this one and set GC_NODE_SOCKET",
     )
+
+
+def full(error: OSError) -> Fault:
+    """To a worker whose connection can only be accepted to be closed: this process may open nothing more."""
+    kind, advice = shortage.kind_of(error)
+    why = f"the daemon cannot serve another worker: {shortage.text_of(error)}"
+    return Fault(b"", kind, why, phase="attach", advice=advice)
 
 
 def unadmitted(node: str, why: str) -> Fault:

@@ -20,7 +20,7 @@ from gcproto.packed import MessageError
 from gcproto.timings import TensorTimes
 from gcserver.core import control_events as cx
 from gcserver.runtime import keyring, refusals
-from gcserver.runtime.knocking import admit
+from gcserver.runtime.knocking import Door
 from gcserver.runtime.setup import listen_unix
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ class Registrations:
         self.path = supervisor.config.node.socket
         self.listener = listen_unix(str(self.path))
         self.channels: dict[int, Channel[messages.FromWorker]] = {}
+        self._door = Door(self.listener, _decode_worker, self._welcome, self._refused)
         #: not accepting for a moment: no descriptors are left
         self.deaf = False
 
@@ -54,12 +55,13 @@ class Registrations:
             with contextlib.suppress(ChannelClosed):
                 channel.flush()
             channel.close()
+        self._door.close()
         self.listener.close()
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.path)
 
     def _accept(self) -> None:
-        full = admit(self.listener, _decode_worker, self._welcome, self._refused)
+        full = self._door.admit()
         if full is not None:
             self._s.warn_once(f"a worker's connection cannot be accepted: {full}")
             self._s.loop.remove_reader(self.listener.fileno())

@@ -1,10 +1,11 @@
-"""Whether this node has the shared memory that the codecs of a new plan keep.
+"""Whether this node has the shared memory that new tensors take, and that the codecs of a new plan keep.
 
-What may live here: what blocks would need beyond what they have, beside what is free. What may not: taking memory
-(`blocks.py`), how members come to a plan (`gcserver.core.job_plans`).
+What may live here: what a job would need beyond what it has, beside what is free. What may not: the formula
+(`memory.py`), taking memory (`blocks.py`), how members come to a plan (`gcserver.core.job_plans`).
 
 Residuals are taken with the first step that needs them, where a shortage can only end the job. So a plan that would
-take more than there is is refused before anybody uses it.
+take more than there is is refused before anybody uses it, and tensors when they are declared, with all that they will
+come to need under the plan in force.
 """
 
 from __future__ import annotations
@@ -12,17 +13,74 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
-from gcproto.manifest import Block
+from gcproto.manifest import PAGE, AddressSpace, Block, Section
 from gcproto.messages import PlanText
 from gcserver.codecs import parse
 from gcserver.core.control_domain import ControlDomain
-from gcserver.core.events import CodecChoice
 from gcserver.core.job import Job
-from gcserver.runtime.blocks import align
-from gcserver.runtime.records import RECORD, STATES
+from gcserver.core.plan import explain
+from gcserver.runtime import memory
+from gcserver.runtime.records import RECORD
 from gcserver.runtime.tensors import chosen
+from gcserver.values import human_size
+
+CGROUP = Path("/sys/fs/cgroup")
+MEMINFO = Path("/proc/meminfo")
+#: At most what two versions of a state of two float32 an element, at both ends, and two payloads take of an element.
+_STATES_AN_ELEMENT = 2 * 2 * 8 + 2 * 8
+
+
+def no_space(state: Path, lanes: int, job: Job, domain: ControlDomain, section: Section) -> str:
+    """Why the memory under ``state`` does not suffice for tensors that are declared; empty if it does."""
+    free = free_bytes(state)
+    ranks, members = domain.config.local_ranks, len(domain.config.members)
+    # Counting many small blocks takes seconds; they are at most so many, and each takes at most so much.
+    blocks = len(section.cuts) + 2 * members + section.nbytes // (256 << 10) + 1
+    most = (ranks + 1) * section.nbytes + _STATES_AN_ELEMENT * section.elements + blocks * (ranks + 8) * PAGE
+    if most + lanes * (2 << 20) <= free:
+        return ""
+    c = domain.config
+    alone = msgspec.structs.replace(section, index=0)
+    laid_out = AddressSpace(members, lanes, c.partition_bytes, c.whole).append(alone)
+    text = job.plans.get(job.proposal)
+    plan = job.compose(domain, job.proposal, text.rules if text is not None else ())
+    choices = [explain(plan, alone, b, c.min_compress_bytes, members) for b in laid_out]
+    parts = memory.of_domain([memory.Laid(alone, laid_out, choices)], memory.Share(members, c.me, ranks), lanes)
+    need = memory.total(parts, memory.SHARED)
+    if need <= free:
+        return ""
+    names = section.tensors[0].describe() + (f" and {len(section.tensors) - 1} more" if section.tensors[1:] else "")
+    items = ", ".join(f"{human_size(p.nbytes)} {p.what}" for p in parts if p.kind == memory.SHARED and p.nbytes)
+    return (
+        f"{names} of {c.label} would take {human_size(need)} of shared memory ({items}), and {human_size(free)} are "
+        f"free in {state}"
+    )
+
+
+def free_bytes(state: Path) -> int:
+    """What can still be had in the file system of ``state``: its free space, or the memory behind it if less."""
+    return min(shutil.disk_usage(state).free, available())
+
+
+def available() -> int:
+    """Bytes of memory that processes here may still take, by the machine and by the control group (version 2)."""
+    found = []
+    try:
+        facts = dict(line.split(":", 1) for line in MEMINFO.read_text().splitlines())
+        found.append(sum(int(facts.get(name, "0 kB").split()[0]) for name in ("MemAvailable", "SwapFree")) << 10)
+    except (OSError, ValueError):
+        pass
+    try:
+        limit = int((CGROUP / "memory.max").read_text())
+        used = int((CGROUP / "memory.current").read_text())
+        counts = dict(line.split() for line in (CGROUP / "memory.stat").read_text().splitlines())
+        found.append(max(0, limit - used + int(counts.get("inactive_file", 0))))
+    except (OSError, ValueError):
+        pass  # no limit ("max"), or no such file
+    return min(found, default=1 << 62)
 
 
 def no_room(state: Path, lanes: int, job: Job, text: PlanText) -> str:
@@ -31,8 +89,8 @@ def no_room(state: Path, lanes: int, job: Job, text: PlanText) -> str:
     Counts the states of blocks that have none yet, in the job's process groups as far as they are declared.
     """
     folder = state / "jobs" / job.id.hex()
-    need = sum(_needed(folder, lanes, job, domain, text) for domain in job.domains.values())
-    if not need or need <= (free := shutil.disk_usage(state).free):
+    need = sum(memory.heap_bytes(_needed(folder, lanes, job, domain, text)) for domain in job.domains.values())
+    if not need or need <= (free := free_bytes(state)):
         return ""
     return (
         f"its codecs keep {-(-need >> 20)} MiB of shared memory more, and {free >> 20} MiB are free in {state}; make "
@@ -40,22 +98,24 @@ def no_room(state: Path, lanes: int, job: Job, text: PlanText) -> str:
     )
 
 
-def _needed(folder: Path, lanes: int, job: Job, domain: ControlDomain, text: PlanText) -> int:
+def _needed(folder: Path, lanes: int, job: Job, domain: ControlDomain, text: PlanText) -> list[int]:
+    """Sizes of the states that blocks of a domain come to have under plan ``text`` and do not have yet."""
     if domain.lossless:
-        return 0
+        return []
     plan = job.compose(domain, text.version, text.rules)
-    total = 0
+    sizes = []
     for section, (blocks, choices) in zip(domain.sections, chosen(domain, plan, lanes), strict=True):
         if not any(c.codec.feedback or c.codec.owner_feedback for c in choices):
             continue
         have = _states(folder, lanes, domain, section.index, blocks)
         for block, choice in zip(blocks, choices, strict=True):
             theirs, owners = have[block.key]
+            codec = parse(choice.codec.spec)
             if choice.codec.feedback and not theirs:
-                total += _state_bytes(choice.codec, block)
+                sizes.append(memory.states_bytes(memory.state_floats(codec, section, block)))
             if choice.codec.owner_feedback and block.owner == domain.config.me and not owners:
-                total += _state_bytes(choice.codec, block)
-    return total
+                sizes.append(memory.states_bytes(memory.state_floats(codec.at_owner(), section, block)))
+    return sizes
 
 
 def _states(
@@ -71,9 +131,3 @@ def _states(
         for r in np.frombuffer(content, RECORD, sum(b.lane == lane for b in blocks)):
             found[int(r["key"])] = bool(r["residual_at"]), bool(r["owner_at"])
     return found
-
-
-def _state_bytes(choice: CodecChoice, block: Block) -> int:
-    """Two versions of what a codec keeps of a block; of a codec of matrices its residual, by far the most of it."""
-    floats = block.elements if choice.whole else parse(choice.spec).state_floats(block.elements, len(block.bounds) - 1)
-    return align(STATES.itemsize) + 2 * align(4 * max(floats, block.elements))

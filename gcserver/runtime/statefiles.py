@@ -19,6 +19,8 @@ from pathlib import Path
 
 PAGE = mmap.PAGESIZE
 MIN_CHUNK = 1 << 20
+#: What is larger has a file of its own in a heap; so at most this much is left over in a shared one.
+OWN_CHUNK = MIN_CHUNK // 4
 _POPULATE_WRITE = 23
 #: Between two lives: numbers that one gives to what it begins (a job's gathering) follow its own. A millisecond, so
 #: that lives are not numbered ahead of the clock.
@@ -117,11 +119,15 @@ def private_directory(path: Path) -> None:
 
 @dataclass(slots=True)
 class Heap:
-    """Bump allocator over chunk files ``<stem>.heap<i>``; a reference is (chunk, offset)."""
+    """Bump allocator over chunk files ``<stem>.heap<i>``; a reference is (chunk, offset).
+
+    What is large has a chunk of its own; the rest shares chunks of MIN_CHUNK, the newest of which is filled up.
+    """
 
     directory: Path
     stem: str
     chunks: list[MappedFile] = field(default_factory=list)
+    _open: int = -1
     _used: int = 0
 
     def reopen(self) -> None:
@@ -132,17 +138,20 @@ class Heap:
                 path.unlink()
                 return
             self.chunks.append(map_file(path, path.stat().st_size))
-            self._used = self.chunks[-1].size
 
     def allocate(self, size: int) -> tuple[int, int]:
         """``size`` zeroed bytes, 64-byte aligned. Raises :class:`MemoryShort`."""
+        if size > OWN_CHUNK:
+            return self._new_chunk(-(-size // PAGE) * PAGE), 0
         at = -(-self._used // 64) * 64
-        if not self.chunks or at + size > self.chunks[-1].size:
-            chunk = -(-max(size, MIN_CHUNK) // PAGE) * PAGE
-            self.chunks.append(map_file(self._path(len(self.chunks)), chunk))
-            at = 0
+        if self._open < 0 or at + size > MIN_CHUNK:
+            self._open, at = self._new_chunk(MIN_CHUNK), 0
         self._used = at + size
-        return len(self.chunks) - 1, at
+        return self._open, at
+
+    def _new_chunk(self, size: int) -> int:
+        self.chunks.append(map_file(self._path(len(self.chunks)), size))
+        return len(self.chunks) - 1
 
     def view(self, reference: tuple[int, int], size: int) -> memoryview:
         chunk, at = reference

@@ -41,6 +41,7 @@ from gcserver.core import control_events as cx
 from gcserver.core.control_domain import ControlDomain
 from gcserver.core.job import Job
 from gcserver.core.plan import unusable
+from gcserver.runtime import waiters
 from gcserver.runtime.access import access
 from gcserver.runtime.lanelink import AskBlocks, BlockFacts, StepTimes
 from gcserver.runtime.planadmin import PlanAdmin
@@ -120,7 +121,8 @@ class Status:
         elif not s.ready.is_set():
             state, reason = NodeState.STARTING, "lanes are starting"
         elif any(lane.state != "ready" for lane in lanes):
-            state, reason = NodeState.DEGRADED, "a lane is restarting"
+            bad = next(lane for lane in lanes if lane.state != "ready")
+            state, reason = NodeState.DEGRADED, f"lane {bad.index} is {bad.state}"
         return NodeStatus(
             s.node,
             s.incarnation,
@@ -140,7 +142,7 @@ class Status:
         lane = self._s.lanes.table[index]
         if lane is None:
             return LaneStatus(index, "restarting")
-        state = "ready" if lane.ready else "starting"
+        state = "silent" if waiters.silent(lane) else "ready" if lane.ready else "starting"
         stats = lane.stats
         traffic = (0, 0, 0)
         if stats is not None:
@@ -240,6 +242,7 @@ class Status:
         out = []
         for job in self._s.machine.jobs.values():
             state, reason = JobState.RUNNING, ""
+            waits = waiters.of_job(job)
             if job.ended is not None:
                 state, reason = JobState.FAILED, f"{job.ended.kind}: {job.ended.message}"
             elif any(c is None for c in job.workers.values()):
@@ -248,7 +251,7 @@ class Status:
                 lost = ", ".join(job.lost) or "a node that another one lost"
                 state, reason = JobState.RECOVERING, f"the next epoch is being decided, without {lost}"
             r = job.record
-            domains = tuple(self._domain(job, d) for d in job.domains.values())
+            domains = tuple(self._domain(job, d, waits) for d in job.domains.values())
             out.append(
                 JobStatus(
                     r.label,
@@ -263,20 +266,22 @@ class Status:
                     r.on_loss,
                     r.deadline,
                     domains,
+                    tuple(w for w in waits if w.reason == "attach"),
                 )
             )
         for g in self._s.machine.gatherings.values():
             here = ", ".join(str(w.rank) for _, w in g.workers.values())
-            out.append(JobStatus(g.label, "", JobState.JOINING, f"ranks {here} are here", 0, g.world_size))
+            waits = waiters.of_gathering(self._s, g)
+            out.append(
+                JobStatus(
+                    g.label, "", JobState.JOINING, f"ranks {here} are here", 0, g.world_size, deadline=g.deadline,
+                    waiting_for=tuple(waits),
+                )
+            )  # fmt: skip
         return out
 
-    def _domain(self, job: Job, domain: ControlDomain) -> DomainStatus:
-        now = time.monotonic()
-        waiting = tuple(
-            WaitingFor(missing, now - w.since, w.step, w.phase)
-            for w in domain.waiting.values()
-            for missing in w.missing
-        )
+    def _domain(self, job: Job, domain: ControlDomain, waits: list[WaitingFor]) -> DomainStatus:
+        waiting = tuple(w for w in waits if w.reason != "attach" and w.domain == domain.declared_as.domain)
         sizes: dict[str, int] = {}
         try:
             for t in tensors(domain, in_force(job, domain)[1], self._lanes):

@@ -33,6 +33,7 @@ from gcserver.core.control_config import ControlConfig
 from gcserver.core.events import DomainKey
 from gcserver.keys import KeyFileError
 from gcserver.planner import controllers
+from gcserver.runtime import shortage
 from gcserver.runtime.audits import Audits
 from gcserver.runtime.etcd import EtcdArbiter
 from gcserver.runtime.keyring import Keyring, open_keyring
@@ -46,7 +47,7 @@ from gcserver.runtime.profiler import Profiler
 from gcserver.runtime.questions import Questions
 from gcserver.runtime.registrations import Registrations
 from gcserver.runtime.resolve import resolve
-from gcserver.runtime.room import no_room
+from gcserver.runtime.room import no_room, no_space
 from gcserver.runtime.statefiles import MemoryShort, incarnation, private_directory
 from gcserver.runtime.status import Status
 from gcserver.runtime.steering import Course, Steering
@@ -114,6 +115,7 @@ class Supervisor:
         generation, self.incarnation = self.store.generation(), incarnation(self.state / "supervisor.incarnation")
         self.hello = Hello(self.node, self.hello.address, self.hello.lanes, self.hello.lane, generation, __version__)
         c = self.config
+        self.store.keep_reserve()
         self.tickets = Tickets(self.state)
         self.lanes.start()
         # Imported late: the planner's kernels come with it, which takes as long as the rest of a daemon's start.
@@ -141,6 +143,7 @@ class Supervisor:
             resolve,
             controllers.unusable,
             lambda job, text: no_room(self.state, c.node.lanes, job, text),
+            lambda job, domain, section: no_space(self.state, c.node.lanes, job, domain, section),
         )
         try:
             self.peers = Peers(self)
@@ -279,6 +282,11 @@ class Supervisor:
         if self._new(text):
             log.warning("%s", text)
 
+    def short(self, job: bytes, what: str, error: OSError) -> None:
+        """Something a job needs cannot be had: its end."""
+        kind, advice = shortage.kind_of(error)
+        self.trouble(LaneTrouble(job, kind, f"{what}: {shortage.text_of(error)}", advice))
+
     def trouble(self, message: LaneTrouble) -> None:
         """Of a job: its end. Of none: a line for the log."""
         job = self.machine.jobs.get(message.job)
@@ -299,7 +307,7 @@ class Supervisor:
         try:
             self.store.save(e.job, e.memory)
         except OSError as error:
-            self.trouble(LaneTrouble(e.job, "OutOfMemory", f"the job's memory cannot be written: {error}"))
+            self.short(e.job, "the job's memory cannot be written", error)
         self.profiler.on_declared(e.job)
 
     def _do_forget(self, e: cx.ForgetJob) -> None:
@@ -323,7 +331,7 @@ class Supervisor:
         try:
             write(self.store.ledger(domain))
         except MemoryShort as error:
-            self.trouble(LaneTrouble(domain[0], "OutOfMemory", str(error)))
+            self.short(domain[0], "steps cannot be logged", error)
 
     def _steer(self, e: cx.LogSettled) -> None:
         """A step of a domain is over: what its controller makes of it goes to the lanes before the settlement."""
@@ -344,7 +352,7 @@ class Supervisor:
         try:
             self.store.save_steering(job, saved)
         except OSError as error:
-            self.trouble(LaneTrouble(job, "OutOfMemory", f"the job's controllers cannot be saved: {error}"))
+            self.short(job, "the job's controllers cannot be saved", error)
 
     def _do_arbitrate(self, e: cx.Arbitrate) -> None:
         if e.record.on_loss == "fail":
@@ -408,6 +416,7 @@ def run(config: Config) -> int:
         stream=sys.stderr,
         format=f"%(asctime)s %(levelname)s {config.node.name}: %(message)s",
     )
+    shortage.raise_descriptors()
     try:
         return asyncio.run(Supervisor(config).run())
     except (StartError, MemoryShort, OSError) as error:

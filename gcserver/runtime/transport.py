@@ -16,6 +16,7 @@ drops every connection, those of admitted peers come back at once, and what was 
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from typing import Final
 
@@ -89,6 +90,8 @@ class ZmqTransport:
         self._out: dict[int, zmq.Socket[bytes]] = {}
         self._monitors: dict[int, zmq.Socket[bytes]] = {}
         self._dropped: set[int] = set()
+        #: peers that there was no descriptor for yet
+        self._unopened: set[int] = set()
         self._cut_off: set[int] = set()
         self._retries: dict[int, float] = {}
         #: the address was let go and could not be bound again yet
@@ -220,8 +223,12 @@ class ZmqTransport:
         return bool(self._in.getsockopt(_EVENTS) & _POLLIN)  # type: ignore[operator]
 
     def reconnected(self) -> list[int]:
-        """Peers whose connection was lost and made again since the last call."""
+        """Peers whose connection was lost and made again since the last call. Tries again what had no descriptor."""
         found = []
+        for peer in sorted(self._unopened):
+            self._connect(peer)
+            if peer in self._out:
+                found.append(peer)
         for peer, monitor in self._monitors.items():
             for number in _events(monitor):
                 if number == _DISCONNECTED:
@@ -243,8 +250,13 @@ class ZmqTransport:
 
     def _connect(self, peer: int) -> None:
         self._disconnect(peer, 0)
+        self._unopened.discard(peer)
         self._retries.pop(peer, None)
-        socket = self._context.socket(zmq.PUSH)
+        try:
+            socket = self._context.socket(zmq.PUSH)
+        except zmq.ZMQError as error:
+            self._put_off(peer, error)
+            return
         if self._guard is not None and not self._guard.secure(socket, peer):
             socket.close(0)
             self.troubles[peer] = NO_KEY
@@ -257,7 +269,12 @@ class ZmqTransport:
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)
         socket.setsockopt(zmq.IPV6, "[" in self._addresses[peer])
         # Watched from before the first event on.
-        monitor = socket.get_monitor_socket(_WATCHED)
+        try:
+            monitor = socket.get_monitor_socket(_WATCHED)
+        except zmq.ZMQError as error:
+            socket.close(0)
+            self._put_off(peer, error)
+            return
         try:
             socket.connect(self._addresses[peer])
         except zmq.ZMQError:
@@ -267,6 +284,12 @@ class ZmqTransport:
         self._monitors[peer] = monitor
         self._out[peer] = socket
         self._dropped.discard(peer)
+
+    def _put_off(self, peer: int, error: zmq.ZMQError) -> None:
+        """Without a descriptor a peer is connected to later; what is sent until then is asked for again."""
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise error
+        self._unopened.add(peer)
 
     def _disconnect(self, peer: int, linger_ms: int) -> None:
         socket = self._out.pop(peer, None)

@@ -20,6 +20,8 @@ from google.protobuf.message import DecodeError
 from gcproto import admin_pb2 as pb
 from gcproto.messages import DeclareDomain, DeclareSection, Register, Registered, Rule, SectionAgreed, Unregister
 from gcserver.admin.service import Admin
+from gcserver.admin.source import AdminError
+from gcserver.admin.statuses import abort
 from gcserver.core import control_events as cx
 from gcserver.core import effects as fx
 from tests.fuzz import mutate
@@ -138,7 +140,7 @@ async def _ask(method: str, request: Any) -> str:
             pass
 
         service = Admin(node.status, changed)
-        call = asyncio.ensure_future(getattr(service, method)(request, context))
+        call = asyncio.ensure_future(_call(service, method, request, context))
         await _settled(node, 1, call)
         outcome = _outcome(call, context)
         # Two steps later at most a plan has its step; the job goes on whatever was asked.
@@ -154,6 +156,14 @@ async def _ask(method: str, request: Any) -> str:
         worker.sock.close()
         node.close()
         shutil.rmtree(root, ignore_errors=True)
+
+
+async def _call(service: Admin, method: str, request: Any, context: Context) -> Any:
+    """As the server does, whose guard makes statuses of refusals."""
+    try:
+        return await getattr(service, method)(request, context)
+    except AdminError as error:
+        await abort(context, error)
 
 
 async def _formed(node: Node, worker: Worker) -> None:

@@ -26,9 +26,9 @@ from tests.fuzz.lanes import JOB, KINDS, NEXT_JOB, Pair, Shape
 from tests.fuzz.registration import stream
 
 _SAID: Final[tuple[packed.Message, ...]] = (
-    lane_messages.Attach(JOB, 0), lane_messages.Attach(b"x" * 16, 1), lane_messages.MapSection(0, 0, 0),
-    lane_messages.Push(0, 1, (0,), False, 2), lane_messages.Push(0, 2, (0, 4096), True, 2),
-    lane_messages.Push(0, 3, (0, 4096), True, 2),
+    lane_messages.Attach(JOB, 0, lanes.ticket(JOB, 0)), lane_messages.Attach(b"x" * 16, 1),
+    lane_messages.MapSection(0, 0, 0), lane_messages.Push(0, 1, (0,), False, 2),
+    lane_messages.Push(0, 2, (0, 4096), True, 2), lane_messages.Push(0, 3, (0, 4096), True, 2),
 )  # fmt: skip
 
 

@@ -29,14 +29,16 @@ from gcserver.codecs.warmup import warmup
 from gcserver.core import effects as fx
 from gcserver.core import events as ev
 from gcserver.core.control_events import OpenSection
-from gcserver.core.lane import LaneConfig, LaneMachine
+from gcserver.core.lane import LaneMachine
+from gcserver.core.lane_config import LaneConfig
 from gcserver.core.plan import compiled
+from gcserver.runtime import incoming, lanelink, statefiles
 from gcserver.runtime import lane as lane_process
-from gcserver.runtime import lanelink, statefiles
 from gcserver.runtime.lane import LaneProcess
 from gcserver.runtime.lanelink import AddPeer, ForgetJob
 from gcserver.runtime.resolve import resolve
 from gcserver.runtime.setup import LaneSetup
+from gcserver.runtime.tickets import Tickets
 
 NAMES: Final = ("a", "b")
 NODES: Final = tuple(map(wire.node_id, NAMES))
@@ -125,16 +127,30 @@ class Shape:
         return Section(0, (TensorSpec("w", shape, self.dtype), TensorSpec("v", shape, self.dtype)))
 
 
+def with_key(folder: Path) -> Tickets:
+    """The tickets of every daemon here: what a worker shows can be part of an input."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "tickets.key").write_bytes(bytes(32))
+    return Tickets(folder)
+
+
+def ticket(job: bytes, rank: int) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        return with_key(Path(folder)).ticket(job, rank)
+
+
 class Lane:
     """One life of one node's lane. ``folder`` outlives it."""
 
     def __init__(self, me: int, incarnation: int, folder: Path) -> None:
         self.me, self.folder = me, folder
         self.pipe, self.above = Pipe(), Above()
+        with_key(folder)
         hello = Hello(NAMES[me], f"tcp://{NAMES[me]}:1", 1, 0, 1, "fuzz")
         setup = LaneSetup(hello, "", "", str(folder), -1, (), 1 << 20)
         machine = LaneMachine(LaneConfig(hello, incarnation))
-        self.process = LaneProcess(setup, machine, self.pipe, self.above, None)  # type: ignore[arg-type]
+        with patch.object(lane_process, "ZmqTransport", lambda *_: self.pipe):
+            self.process = LaneProcess(setup, machine, None, self.above, None)  # type: ignore[arg-type]
         self.process.take(AddPeer(NAMES[1 - me], "tcp://x:1"))
 
     def close(self) -> None:
@@ -193,6 +209,7 @@ class Pair:
             patch.object(manifest, "MIN_CHUNK_BYTES", 4096),
             patch.object(statefiles, "MIN_CHUNK", 1 << 14),
             patch.object(lane_process, "time", self.clock),
+            patch.object(incoming, "time", self.clock),
         )
         for changed in self._patches:
             changed.start()
@@ -226,7 +243,7 @@ class Pair:
         while self.a.pipe.sent or self.b.pipe.sent:
             while self.a.pipe.sent:
                 self.b.pipe.waiting.append(self.a.pipe.sent.popleft())
-            self.b.process._frames(True)
+            incoming.receive(self.b.process, True)
             while self.b.pipe.sent:
                 self.before(len(self.taken))
                 if not self.b.pipe.sent:
@@ -238,7 +255,7 @@ class Pair:
     def give(self, frame: Frame) -> None:
         """One frame to lane a."""
         self.a.pipe.waiting.append(frame)
-        self.a.process._frames(True)
+        incoming.receive(self.a.process, True)
 
     def tick(self) -> None:
         self.clock.now += 0.5

@@ -59,6 +59,7 @@ from gcserver.runtime.resolve import resolve
 from gcserver.runtime.room import no_room
 from gcserver.runtime.setup import lane_address
 from gcserver.runtime.supervisor import Supervisor
+from gcserver.runtime.tickets import Tickets
 from tests.fuzz.lanes import NAMES, Clock, Frame
 
 STEPS: Final = 3
@@ -72,6 +73,7 @@ class Pipe:
 
     def __init__(self) -> None:
         self.sent: deque[Frame] = deque()
+        self.troubles: dict[int, str] = {}
 
     def open(self, peer: int, address: str) -> None:
         lane_address(address, 0)
@@ -190,6 +192,7 @@ class Node(Supervisor):
             lambda job, text: no_room(self.state, 1, job, text),
         )
         self.state.mkdir(exist_ok=True)
+        self.tickets = Tickets(self.state)
         peers = self.peers = Peers.__new__(Peers)
         peers._s, peers.addresses, self.pipe = self, {}, Pipe()
         peers.transport = self.pipe  # type: ignore[assignment]

@@ -1,9 +1,12 @@
-"""What the workers of test_memory.py do: each function runs in its own process (see cluster.py).
+"""What the workers of test_memory.py and tests/system/test_resources.py do: each function runs in its own process.
 
 What may live here: functions that return plain data. What may not: assertions that the parent can make.
 """
 
 from __future__ import annotations
+
+import time
+from pathlib import Path
 
 import torch
 
@@ -12,6 +15,7 @@ from gcclient import api
 from gcclient.calls import calls_domain
 from gcproto.dtypes import DType
 from gcproto.manifest import TensorSpec
+from tests.integration.cluster import mark
 
 
 def too_much() -> None:
@@ -24,3 +28,29 @@ def too_much() -> None:
 def little() -> float:
     gcclient.init()
     return float(gcclient.push_pull(torch.full((10,), 2.0), "x")[0])
+
+
+def large(elements: int, go: str = "", compression: str = "none", end: str = "") -> float:
+    """Average one parameter of ``elements``; with ``go`` only once that file is there, after marking "declared".
+
+    With ``end`` the job lives on until that file is there, after marking "averaged".
+    """
+    gcclient.init(deadline=60)
+    weight = torch.nn.Parameter(torch.zeros(elements))
+    sgd = torch.optim.SGD([weight], 1.0)
+    optimizer = gcclient.DistributedOptimizer(sgd, [("weight", weight)], compression=compression)
+    if go:
+        mark("declared")
+        wait_for(Path(go))
+    weight.grad = torch.full((elements,), 2.0)
+    optimizer.synchronize()
+    if end:
+        mark("averaged")
+        wait_for(Path(end))
+    return float(weight.grad[-1])
+
+
+def wait_for(path: Path) -> None:
+    """Until it is there."""
+    while not path.exists():
+        time.sleep(0.01)

@@ -330,7 +330,9 @@ class Checks:
         f = message
         if f.kind not in KINDS or not f.message or not f.advice:
             self.fail("G6", f"a fault without kind, message or advice: {f}")
-        if f.kind in STEP_KINDS and not (f.job and f.epoch and f.step and f.phase and f.missing):
+        # Of a job that has not formed, and of tensors that are not agreed, there is no step yet.
+        of_a_step = f.phase not in ("join", "declare")
+        if f.kind in STEP_KINDS and not (f.phase and f.missing and ((f.job and f.epoch and f.step) or not of_a_step)):
             self.fail("G6", f"a fault of a step without job, epoch, step, phase or missing: {f}")
 
     def on_answer(self, p: Process, e: ce.AnswerRequest) -> None:

@@ -16,7 +16,8 @@ from gcproto.records import replace
 from gcserver.core import control_events as ce
 from gcserver.core import effects as fx
 from gcserver.core import events as ev
-from gcserver.core.lane import LaneConfig, LaneMachine
+from gcserver.core.lane import LaneMachine
+from gcserver.core.lane_config import LaneConfig
 from tests.simulation.memory import NAN, ZERO, BlockStore, Payload, Vector, add, scheme
 from tests.simulation.processes import Process
 

@@ -8,6 +8,7 @@ Judged, after a warm-up of the first fifth (8 s at least): of what remains, the 
 
 - daemons' own memory (RssAnon of all their processes): grows by at most 5 % and 4 MiB, whichever is more;
 - their shared memory (files of the state directory): by at most 1 MiB;
+- both are at most what the formula of docs/memory.md says, at every sample: of the daemons and all their jobs;
 - their descriptors: by at most 2;
 - throughput of all jobs together: the last third reaches at least half of the first (the machine may be shared);
 - after the jobs have left: shared memory back to within 1 MiB, descriptors to within 4, of what they were before;
@@ -35,8 +36,13 @@ from typing import Any
 
 from benchmarks import common
 from benchmarks.lab import daemons, netns, processes, procfs
+from gcserver.runtime.ledger import RESERVE
+from gcserver.runtime.memory import PRIVATE, SHARED, of_daemon, total
+from tests.job_memory import expected
 
 MIB = 1 << 20
+#: A daemon's other files: its lock and numbers, a page each.
+FEW_FILES = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +115,21 @@ def sample(cluster: daemons.Daemons, jobs: Sequence[Job], began: float) -> Sampl
     )
 
 
-def judge(samples: Sequence[Sample], before: Sample, after: Sample) -> list[Verdict]:
-    """The rules of this file's docstring."""
+def formula(cluster: daemons.Daemons) -> tuple[int, int]:
+    """(private, shared) bytes that the daemons may take with the jobs they have now."""
+    private = shared = 0
+    for daemon in cluster:
+        parts = of_daemon(1)
+        for job in daemon.state.glob("jobs/*"):
+            parts += expected(job, daemon.name)
+            shared += sum(file.stat().st_size for file in job.glob("*.msgpack"))
+        private += total(parts, PRIVATE)
+        shared += total(parts, SHARED) + RESERVE + FEW_FILES
+    return private, shared
+
+
+def judge(samples: Sequence[Sample], before: Sample, after: Sample, most: tuple[int, int]) -> list[Verdict]:
+    """The rules of this file's docstring. ``most``: what :func:`formula` says."""
     warm = max(8.0, samples[-1].seconds / 5)
     steady = [s for s in samples if s.seconds >= warm]
     third = max(1, len(steady) // 3)
@@ -130,6 +149,10 @@ def judge(samples: Sequence[Sample], before: Sample, after: Sample) -> list[Verd
         Verdict("shared memory", *shared, limits[1], shared[1] <= limits[1]),
         Verdict("descriptors", *descriptors, limits[2], descriptors[1] <= limits[2]),
     ]
+    for name, limit in zip(("memory", "shared"), most, strict=True):
+        sizes = [getattr(s, name) for s in samples]
+        what = "daemons' memory, formula" if name == "memory" else "shared memory, formula"
+        verdicts.append(Verdict(what, sizes[0], max(sizes), limit, max(sizes) <= limit))
     early, late = rate(first), rate(last)
     verdicts.append(Verdict("throughput (at least)", early, late, early / 2, late >= early / 2 > 0))
     limit = before.shared + MIB
@@ -152,6 +175,7 @@ def soak(seconds: float, jobs_wanted: int, nodes: int) -> tuple[list[Sample], li
         before = emptied(cluster)
         failures += start_jobs(cluster, jobs, jobs_wanted, seconds)
         began, samples, said = time.monotonic(), [], 0.0
+        most = formula(cluster)
         while not any(w.poll() is not None for job in jobs for w in job.workers):
             samples.append(sample(cluster, jobs, began))
             if time.monotonic() - said >= 10.0:
@@ -175,7 +199,7 @@ def soak(seconds: float, jobs_wanted: int, nodes: int) -> tuple[list[Sample], li
             failures += [f"{daemon.name}:\n{daemon.log_tail(10)}" for daemon in cluster]
     if len(samples) < 6:
         return samples, [], [*failures, f"only {len(samples)} samples: too short to judge"], jobs
-    return samples, judge(samples, before, after), failures, jobs
+    return samples, judge(samples, before, after, most), failures, jobs
 
 
 def start_jobs(cluster: daemons.Daemons, jobs: list[Job], wanted: int, seconds: float) -> list[str]:

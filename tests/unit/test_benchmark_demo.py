@@ -136,10 +136,16 @@ def test_the_soak_judges_growth() -> None:
         ]
 
     idle = throughput.Sample(0.0, 0, 10**8, 0, 40)
-    assert all(v.good for v in throughput.judge(samples(0), idle, idle))
-    bad = [v.what for v in throughput.judge(samples(10**6), idle, idle) if not v.good]
+    most = (10**9, 10**9)
+    assert all(v.good for v in throughput.judge(samples(0), idle, idle, most))
+    bad = [v.what for v in throughput.judge(samples(10**6), idle, idle, most) if not v.good]
     assert bad == ["daemons' memory"]
-    assert [v.what for v in throughput.judge(samples(0, 51), idle, idle) if not v.good] == ["descriptors"]
+    assert [v.what for v in throughput.judge(samples(0, 51), idle, idle, most) if not v.good] == ["descriptors"]
+    for most, what in (
+        ((10**8 - 1, 10**9), "daemons' memory, formula"),
+        ((10**9, 10**7 - 1), "shared memory, formula"),
+    ):
+        assert [v.what for v in throughput.judge(samples(0), idle, idle, most) if not v.good] == [what]
     left = throughput.Sample(0.0, 0, 10**8, 3 << 20, 60)
-    bad = [v.what for v in throughput.judge(samples(0), idle, left) if not v.good]
+    bad = [v.what for v in throughput.judge(samples(0), idle, left, (10**9, 10**9)) if not v.good]
     assert bad == ["shared memory, jobs gone", "descriptors, jobs gone"]

@@ -1,4 +1,4 @@
-"""Bounds of what a channel takes from the other side.
+"""Bounds of what a channel takes from the other side, and what it does when descriptors run out.
 
 What may live here: tests of `proto/channel.py` on socket pairs. What may not: messages.
 """
@@ -6,6 +6,7 @@ What may live here: tests of `proto/channel.py` on socket pairs. What may not: m
 from __future__ import annotations
 
 import array
+import errno
 import os
 import socket
 import struct
@@ -15,12 +16,14 @@ from typing import Any
 import pytest
 
 from gcproto import channel as channels
-from gcproto import messages, packed
+from gcproto import lane_messages, messages, packed
 from gcproto.channel import MAX_DESCRIPTORS, Channel, ChannelClosed
+from gcproto.lane_messages import Mapped
 from gcproto.messages import WhoAreYou
 from gcproto.packed import MAX_MESSAGE_BYTES, MessageError
 
 _decode = packed.Decoder[messages.FromWorker](messages.FromWorker)
+_to_worker = packed.Decoder[lane_messages.ToLaneWorker](lane_messages.ToLaneWorker)
 
 
 def pair(decode: Callable[[bytes], Any] = bytes) -> tuple[Channel[Any], socket.socket]:
@@ -119,4 +122,28 @@ def test_unsent_descriptors_are_counted_and_closed() -> None:
     assert channel.unsent_descriptors == 6 == open_descriptors() - before
     channel.close()
     assert channel.unsent_descriptors == 0 and open_descriptors() == before - 1
+    there.close()
+
+
+def test_what_cannot_be_copied_is_not_sent_and_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    here, there = (Channel(s, _to_worker) for s in socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM))
+    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(2)]
+    copies: list[int] = []
+    dup = os.dup
+
+    def scarce(descriptor: int) -> int:
+        if copies:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        copies.append(dup(descriptor))
+        return copies[-1]
+
+    monkeypatch.setattr(os, "dup", scarce)
+    with pytest.raises(OSError, match="Too many open files"):
+        here.send(Mapped(0, 0, 0, (1, 1)), files)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(copies[0])
+    assert not here.backlog and there.receive() == []
+    for descriptor in files:
+        os.close(descriptor)
+    here.close()
     there.close()

@@ -264,15 +264,15 @@ def test_locked_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # ------------------------------------------------------------------------------------------------ machine
-def test_open_files() -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (200, hard))
+def test_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The daemon raises its soft limit to the hard one."""
+    for limits, result in (((200, 200), "warn"), ((200, 4096), "ok"), ((200, resource.RLIM_INFINITY), "ok")):
+        monkeypatch.setattr("gcserver.runtime.shortage.resource.getrlimit", lambda which, limits=limits: limits)
         found = checks.open_files(configured())
-        assert found.result == "warn" and "200" in found.text and "ulimit -n" in found.fix
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert checks.open_files(configured()).result == "ok"
+        assert found.result == result
+    monkeypatch.setattr("gcserver.runtime.shortage.resource.getrlimit", lambda which: (200, 200))
+    found = checks.open_files(configured())
+    assert "200" in found.text and "ulimit -Hn" in found.fix
 
 
 def test_cores(tmp_path: Path) -> None:

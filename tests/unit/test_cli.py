@@ -157,10 +157,14 @@ def test_warmup_twice_is_quick(capsys: pytest.CaptureFixture[str]) -> None:
 def test_doctor(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     own = ["--node.socket", str(tmp_path / "d.sock"), "--node.listen", "tcp://127.0.0.1:1999"]
     own += ["--node.admin", "", "--node.metrics", ""]
-    assert cli.main(["doctor", "--json", "--params", "1M", "--local-ranks", "2", "--nodes", "4", *own]) == 0
+    model = ["--params", "1M", "--local-ranks", "2", "--nodes", "4", "--codec", "fp16", "--lanes", "2"]
+    assert cli.main(["doctor", "--json", *model, *own]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["ok"] is True
-    assert document["need"]["bytes"] == sum(part["bytes"] for part in document["need"]["parts"])
+    for kind in ("shared", "private"):
+        of_kind = [part["bytes"] for part in document["need"]["parts"] if part["kind"] == kind]
+        assert document["need"][kind] == sum(of_kind) > 0
+    assert "--codec" in failing(capsys, 2, "doctor", "--params", "1M", "--codec", "zip")
     assert cli.main(["doctor", "--node.cores", "60000", *own]) == 1
     assert "fail  cores" in capsys.readouterr().out
     assert "--params" in failing(capsys, 2, "doctor", "--params", "many")

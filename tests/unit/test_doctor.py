@@ -74,11 +74,11 @@ def test_preflight_takes_less_than_a_second(tmp_path: Path) -> None:
 
 
 def test_examine_asks_everything(tmp_path: Path) -> None:
-    found = doctor.examine(configured(tmp_path, cluster__peers=f"b=tcp://127.0.0.1:{free_port()}"), Need(10**6))
+    found = doctor.examine(configured(tmp_path, cluster__peers=f"b=tcp://127.0.0.1:{free_port()}"), Need(10**6).parts())
     names = {check.name for check in found}
     assert names == {
         "python", "kernels", "cores", "ports", "socket", "advertise", "state", "keys", "peers", "shared memory",
-        "memlock", "open files", "clock", "malloc", "need",
+        "memlock", "open files", "clock", "malloc", "shared need", "private need",
     }  # fmt: skip
     assert all(check.fix for check in found if check.result != "ok")
     assert all(not check.fix for check in found if check.result == "ok")
@@ -90,12 +90,23 @@ def test_the_daemon_that_runs_is_no_trouble(tmp_path: Path, daemon: Path) -> Non
     assert found["ports"].result == "ok" and "the daemon that runs" in found["ports"].text
 
 
-def test_need_is_the_manifests_and_adds_up() -> None:
-    need = Need(27_300_000, local_ranks=4, nodes=3)
-    assert sum(size for _, size in need.breakdown()) == need.total
-    one = Need(1000, 1, 1)
-    # input, average, two residuals, and as the only owner two more residuals and the retained aggregate
-    assert one.total == 4000 * (1 + 1 + 2 + 2 + 1)
+def test_need_is_counted_from_the_layout() -> None:
+    """The formula of docs/memory.md, and what lanes are asked about."""
+    parts = Need(27_300_000, local_ranks=4, nodes=3, codec="topk(ratio=0.01)").parts()
+    shared = {p.what: p.nbytes for p in parts if p.kind == "shared"}
+    assert shared["gradients of 4 local ranks"] == 4 * 4 * 27_300_000 and shared["averages"] == 4 * 27_300_000
+    assert doctor.total(parts) == sum(shared.values())
+    dense = doctor.total(Need(27_300_000, 4, 3, "none").parts())
+    assert 8 * 27_300_000 < doctor.total(parts) - dense < 16 * 27_300_000
+    assert doctor.total(parts, "private") > 0
+    two = Need(27_300_000, 4, 3, "none", lanes=2).parts()
+    assert {p.what.split(",")[0] for p in two} - {p.what.split(",")[0] for p in parts} == {"2 lanes"}
+
+
+@pytest.mark.parametrize("more", [{"nodes": 0}, {"lanes": 65}, {"parameters": 1 << 41}, {"local_ranks": 0}])
+def test_no_such_job(more: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="expected 1 to"):
+        Need(**{"parameters": 1000, **more})
 
 
 @pytest.mark.parametrize(
@@ -126,7 +137,10 @@ def test_both_ways_to_show_it() -> None:
         "             -> give",
         "3 checks, 1 failed, 1 warning",
     ]
-    document = json.loads(doctor.as_json(found, Need(1000)))
+    parts = Need(1000).parts()
+    document = json.loads(doctor.as_json(found, parts))
     assert document["ok"] is False
     assert document["checks"][1] == {"name": "clock", "result": "warn", "text": "off", "fix": "set it"}
-    assert document["need"]["bytes"] == Need(1000).total
+    need = document["need"]
+    assert (need["shared"], need["private"]) == (doctor.total(parts), doctor.total(parts, "private"))
+    assert need["parts"][0] == {"what": "gradients of 1 local rank", "kind": "shared", "bytes": 4000, "exact": True}

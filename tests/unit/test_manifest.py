@@ -30,7 +30,6 @@ from gcproto.manifest import (
     block_sizes,
     check_section,
     difference,
-    memory_bytes,
     whole_sizes,
 )
 
@@ -323,8 +322,3 @@ def test_a_difference_names_tensor_and_both_values() -> None:
     assert difference(merged, a).endswith("begins one here and not there")
     assert difference(a, a) == "the declarations are equal"
     assert len({msgspec.msgpack.encode(s) for s in (a, renamed, reshaped, retyped, shorter, merged)}) == 6
-
-
-def test_memory_need_is_what_doctor_prints() -> None:
-    assert memory_bytes(1000, 4, 2, 2, feedback=False) == 4000 * 3 + 2000
-    assert memory_bytes(1000, 4, 1, 2, feedback=True) == 4000 * 2 + 2000 + 2 * 4000 + 2 * 2000

@@ -57,7 +57,7 @@ JOB = JobStatus(
     label="gpt", id="0123456789abcdef" * 2, state=JobState.RUNNING, epoch=1, world_size=3,
     members=(Member("a", (0, 1)), Member("b", (2,))), step=41, plan_version=2, deadline=1800.0,
     domains=(
-        DomainStatus(0, "world", 41, 1, 2, 1064, "fp16", (WaitingFor("b", 3.5, 42, "exchange"),)),
+        DomainStatus(0, "world", 41, 1, 2, 1064, "fp16", (WaitingFor("b", 3.5, 42, "exchange", "aggregate"),)),
     ),
 )  # fmt: skip
 TENSORS = [

@@ -115,7 +115,7 @@ epoch, step, plan  1, 41, 2
 on loss            fail, deadline 30 min
 DOMAIN  LABEL  SETTLED  VOID  TENSORS  ELEMENTS  CODEC
      0  world       41     1        2      1064  fp16
-domain 0 waits 3.5 s for b in step 42: exchange
+domain 0 waits 3.5 s for b in step 42: aggregate
 """
     )
 
@@ -376,3 +376,13 @@ def test_a_name_cannot_drive_the_terminal() -> None:
     text = tables.tensors({"tensors": [{**{s: getattr(evil, s) for s in TensorStatus.__slots__}}]})
     assert "\x1b" not in text and "\\x1b[2Jw\\n" in text and "scalar" in text
     assert text.count("\n") == 1
+
+
+@pytest.mark.usefixtures("daemon")
+def test_top(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = out(capsys, "top", "--once")
+    (row,) = [line.split() for line in shown.splitlines() if line.startswith("gpt")]
+    assert row == ["gpt", "running", "41", "-", "b", "aggregate", "42", "3.5", "s"] and "PEER" in shown
+    look = json.loads(out(capsys, "top", "--once", "--json"))
+    assert look["status"]["node"] == "a" and look["peers"][0]["name"] == "b"
+    assert look["jobs"][0]["domains"][0]["waiting_for"][0]["wanted"] == "aggregate"

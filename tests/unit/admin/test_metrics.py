@@ -35,7 +35,7 @@ def filled() -> Metrics:
     m.observe_step("gpt", "void", None)
     m.residual_norm("gpt", 1.5)
     m.count("frames_corrupt", 2)
-    m.waiting("gpt", {"b": 3.0})
+    m.waiting("gpt", {("b", "aggregate"): 3.0})
     m.peer_up("b", True)
     m.lane_restarted()
     m.arena_bytes("gpt", 1 << 20)
@@ -66,7 +66,7 @@ def test_what_is_counted_can_be_read() -> None:
     assert value(m, "step_seconds_bucket", job="gpt", le="0.05") == 1
     assert value(m, "residual_norm", job="gpt") == 1.5
     assert value(m, "errors_total", kind="frames_corrupt") == 2
-    assert value(m, "waiting_seconds", job="gpt", peer="b") == 3
+    assert value(m, "waiting_seconds", job="gpt", peer="b", wanted="aggregate") == 3
     assert value(m, "peer_up", peer="b") == 1
     assert value(m, "lane_restarts_total") == 1
     assert value(m, "arena_bytes", job="gpt") == 1 << 20
@@ -92,12 +92,13 @@ def test_totals_of_a_lane_survive_its_restart() -> None:
 
 def test_whom_nobody_waits_for_any_more_disappears() -> None:
     m = Metrics("0.1.0", "a", 1)
-    m.waiting("gpt", {"b": 1.0, "c": 2.0})
-    m.waiting("gpt", {"c": 3.0})
-    assert value(m, "waiting_seconds", job="gpt", peer="b") is None
-    assert value(m, "waiting_seconds", job="gpt", peer="c") == 3
+    m.waiting("gpt", {("b", "push"): 1.0, ("c", "aggregate"): 2.0, ("c", "contribution"): 2.0})
+    m.waiting("gpt", {("c", "aggregate"): 3.0})
+    assert value(m, "waiting_seconds", job="gpt", peer="b", wanted="push") is None
+    assert value(m, "waiting_seconds", job="gpt", peer="c", wanted="contribution") is None
+    assert value(m, "waiting_seconds", job="gpt", peer="c", wanted="aggregate") == 3
     m.waiting("gpt", {})
-    assert value(m, "waiting_seconds", job="gpt", peer="c") is None
+    assert value(m, "waiting_seconds", job="gpt", peer="c", wanted="aggregate") is None
 
 
 def test_a_finished_job_leaves_no_series() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch.distributed as dist
 
 from gcclient import rendezvous
-from gcclient.errors import JoinRefused
+from gcclient.errors import JoinRefused, StepTimeout
 from gcclient.rendezvous import Place, digest, draw, introduce, local_part, meet, peers
 
 A, B = Place("a", "tcp://10.0.0.1:1"), Place("b", "tcp://10.0.0.2:1")
@@ -35,10 +35,19 @@ def test_a_rank_that_never_comes_is_named(monkeypatch: pytest.MonkeyPatch, caplo
 
     monkeypatch.setattr(rendezvous, "_SAY_EVERY", timedelta(seconds=0.05))
     store = dist.HashStore()
-    with pytest.raises(JoinRefused, match="rank 1") as caught:
+    with pytest.raises(StepTimeout, match="rank 1") as caught:
         meet(store, "k", 0, 2, A, 0.2)
     assert caught.value.missing == ("rank 1",) and caught.value.phase == "join"
     assert "waiting for rank 1" in caplog.text
+
+
+def test_the_agents_store_is_given_as_long_as_everything_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, text in {"TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_ADDR": "h", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, text)
+    asked: list[float] = []
+    monkeypatch.setattr(dist, "TCPStore", lambda *place, timeout, **more: asked.append(timeout.total_seconds()))
+    rendezvous.find_store(77.0)
+    assert asked == [77.0]
 
 
 def test_ranks_are_local_by_daemon_and_not_by_variable() -> None:

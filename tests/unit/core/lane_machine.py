@@ -13,7 +13,8 @@ from gcproto.records import replace
 from gcproto.wire import Flag, FrameType, Header, Phase
 from gcserver.core import effects as fx
 from gcserver.core import events as ev
-from gcserver.core.lane import LaneConfig, LaneMachine
+from gcserver.core.lane import LaneMachine
+from gcserver.core.lane_config import LaneConfig
 
 A, B = wire.node_id("a"), wire.node_id("b")
 JOB = b"j" * 16

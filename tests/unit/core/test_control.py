@@ -9,8 +9,8 @@ from __future__ import annotations
 from gcproto import messages, packed
 from gcproto.records import replace
 from gcserver.core import control_events as ce
-from gcserver.core.control import MAX_EARLY
 from gcserver.core.events import DomainOpened, PeerAdded
+from gcserver.core.job_messages import MAX_EARLY
 from tests.unit.core.control_machine import (
     B,
     control_from_b,

@@ -99,3 +99,21 @@ def test_a_peers_impossible_section_ends_the_job() -> None:
     theirs = messages.SectionList(record.job, 0, declared, Section(0, (TensorSpec("w", (4,), 250),)), 1)
     (fault,) = told(m.on(control_from_b(theirs, 2), 0.0))
     assert "unknown dtype code 250" in fault.message
+
+
+def test_tensors_that_a_node_has_no_memory_for_end_the_job_before_they_are_offered() -> None:
+    m, _ = formed_with_b()
+    (job,) = m.jobs.values()
+    asked = []
+
+    def no_space(*about: object) -> str:
+        asked.append(about)
+        return "'w' would take 7 GiB"
+
+    job.no_space = no_space
+    said(m, 1, DeclareDomain("ddp", 0, (0, 1), True))
+    out = said(m, 1, DeclareSection(0, LARGE))
+    (fault,) = told(out)
+    assert (fault.kind, fault.phase, fault.message) == ("OutOfMemory", "declare", "a: 'w' would take 7 GiB")
+    assert "doctor --params" in fault.advice and asked == [(job, job.domains[0], LARGE)]
+    assert [type(x) for x in control_sent(out)] == [messages.Fault]

@@ -107,7 +107,7 @@ def test_a_loss_freezes_and_asks_for_the_next_epoch() -> None:
 @pytest.mark.parametrize(("on_loss", "ends"), [("shrink", 0), ("skip", 1)])
 def test_a_step_that_is_not_ready_runs_again_or_is_skipped(on_loss: str, ends: int) -> None:
     m, _ = pair(on_loss)
-    m.on(ce.LaneSaid(0, ReportWaiting(domain_of(m), 1, 1.0, "exchange", ("b",), 1)), 2.0)
+    m.on(ce.LaneSaid(0, ReportWaiting(domain_of(m), 1, 1.0, "exchange", ("b",), ("aggregate",), 1)), 2.0)
     (asked,) = arbitrated(m.on(Tick(), 40.0))
     assert asked.record.starts == (EpochStart(2, 0, 0, ends),)
     out = m.on(ce.EpochWon(asked.record), 41.0)

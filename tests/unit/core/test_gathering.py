@@ -129,6 +129,28 @@ def test_another_world_size_elsewhere_is_named_to_who_waits() -> None:
     assert "ranks [0]" in waiting.what and "WORLD_SIZE differs: 2 here, 4 on b" in waiting.what
 
 
+def test_a_job_that_does_not_form_within_its_deadline_names_who_is_missing() -> None:
+    m = machine()
+    m.on(PeerAdded(B, "b"), 0.0)
+    m.on(hello_from("b", 7, to=100), 0.0)
+    said(m, 1, register(0, 3))
+    assert m.formation.missing(m.gatherings["train"]) == (1, 2)
+    assert not [f for f in told(m.on(Tick(), 60.0)) if isinstance(f, messages.Fault)]
+    out = m.on(Tick(), 60.5)
+    (fault,) = told(out)
+    assert (fault.kind, fault.phase, fault.missing) == ("StepTimeout", "join", ("rank 1", "rank 2"))
+    assert fault.elapsed == 60.5 and "'train' did not form within its deadline of 60 s" in fault.message
+    assert [type(x) for x in control_sent(out)] == [messages.JobLeft], "nobody counts on this node any more"
+    assert not m.gatherings
+
+
+def test_a_worker_may_say_a_deadline_of_its_own() -> None:
+    m = machine()
+    said(m, 1, msgspec.structs.replace(register(0, 2, 0, 2), deadline=5.0))
+    (fault,) = told(m.on(Tick(), 6.0))
+    assert (fault.kind, fault.missing) == ("StepTimeout", ("local rank 1",))
+
+
 def test_what_is_left_of_an_earlier_run_never_enters_a_later_one() -> None:
     m, _ = formed_with_b()
     member = messages.MemberInfo("b", "tcp://b:7000", (1,))

@@ -13,7 +13,8 @@ from gcproto.records import replace
 from gcproto.wire import FrameType, Header
 from gcserver.core import effects as fx
 from gcserver.core import events as ev
-from gcserver.core.lane import LaneConfig, LaneMachine
+from gcserver.core.lane import LaneMachine
+from gcserver.core.lane_config import LaneConfig
 from tests.unit.core.lane_machine import ID, B, contribution, hello, kinds, machine, open_domain
 
 
@@ -21,7 +22,7 @@ def test_frames_of_a_closed_job_are_dropped_at_once() -> None:
     m = machine()
     open_domain(m)
     m.on(ev.DomainClosed(ID), 0.0)
-    assert kinds(m.on(contribution(), 0.0)) == ["Release"]
+    assert kinds(m.on(contribution(), 0.0)) == ["Release", "frames_stale"]
     assert m.on(ev.Pushed(ID, 0, 1, (0,), True), 0.0) == []
 
 
@@ -68,3 +69,17 @@ def test_another_number_of_lanes_is_refused() -> None:
 def test_bodies_that_cannot_be_read_are_counted(kind: FrameType) -> None:
     header = Header(kind, sender=B, incarnation=22, to_incarnation=11)
     assert "frames_unusable" in kinds(machine().on(ev.FrameReceived(header, body=b"\xc1"), 0.0))
+
+
+def waiting(m: LaneMachine, now: float) -> list[tuple[int, float, str, tuple[str, ...], tuple[str, ...]]]:
+    """(step, since, phase, missing, wanted) of what a tick reports."""
+    said = [e for e in m.on(ev.Tick(), now) if isinstance(e, fx.ReportWaiting)]
+    return [(e.step, e.since, e.phase, e.missing, e.wanted) for e in said]
+
+
+def test_it_is_said_what_is_waited_for() -> None:
+    m = machine()
+    open_domain(m)
+    m.on(ev.Pushed(ID, 0, 1, (0,), False), 0.0)
+    m.on(ev.Encoded(ID, 0, 1, 5, 128, 9, False), 0.0)
+    assert waiting(m, 2.0) == [(1, 0.0, "exchange", ("b",), ("contribution",))]

@@ -99,6 +99,22 @@ def test_acknowledged_frames_are_forgotten() -> None:
     assert a.on_nack(packed.encode(messages.Nack((2,)))) == []
 
 
+def test_an_acknowledgement_covers_what_was_sent_and_no_more() -> None:
+    """Whatever number a peer names; what is sent after it is kept until it is acknowledged itself."""
+    a, _ = pair()
+    for _ in range(3):
+        a.send(data())
+    heard = Header(FrameType.HEARTBEAT, sender=B, incarnation=22, to_incarnation=11)
+    for ack, left in ((2, [3]), (1, [3]), (1 << 63, []), (3, [])):
+        assert a.fresh(replace(heard, ack=ack), 1.0, HELLO, lambda e: None)
+        assert list(a.unacked) == left
+    a.send(data())
+    assert a.fresh(replace(heard, ack=3), 1.0, HELLO, lambda e: None) and list(a.unacked) == [4]
+    a.adopt(23, 2.0)
+    a.send(data())
+    assert list(a.unacked) == [1] and a.acked == 0
+
+
 def test_what_is_not_wanted_any_more_comes_as_a_filler_that_returns_credit() -> None:
     a, b = pair()
     a.send(data(Phase.CONTRIBUTION, 300), 7, wanted=lambda: False)

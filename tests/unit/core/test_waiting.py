@@ -5,13 +5,29 @@ What may live here: tests of `gcserver/core/waiting.py`. What may not: what a la
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from gcproto.messages import DeclareDomain, Fault
+from gcproto import packed
+from gcproto.manifest import Section, TensorSpec
+from gcproto.messages import Beat, DeclareDomain, DeclareSection, Fault, SectionOffer
+from gcproto.wire import FrameType, Header
 from gcserver.core import control_events as ce
+from gcserver.core import waiting
+from gcserver.core.control import ControlMachine
 from gcserver.core.effects import ReportStep, ReportWaiting
-from gcserver.core.events import Tick
-from tests.unit.core.control_machine import control_sent, domain_of, formed, formed_with_b, said, told
+from gcserver.core.events import FrameReceived, Tick
+from tests.unit.core.control_machine import (
+    B,
+    control_from_b,
+    control_sent,
+    domain_of,
+    formed,
+    formed_with_b,
+    said,
+    told,
+)
 
 
 def test_a_peer_that_is_silent_for_a_lease_ends_the_job() -> None:
@@ -24,7 +40,7 @@ def test_a_peer_that_is_silent_for_a_lease_ends_the_job() -> None:
 def test_the_deadline_names_step_phase_and_who_is_missing() -> None:
     m = formed()
     (domain,) = [(j.id, k) for j in m.jobs.values() for k in j.domains]
-    m.on(ce.LaneSaid(0, ReportWaiting(domain, 7, 1.0, "exchange", ("b",))), 2.0)
+    m.on(ce.LaneSaid(0, ReportWaiting(domain, 7, 1.0, "exchange", ("b",), ("aggregate",))), 2.0)
     assert told(m.on(Tick(), 60.0)) == []
     (fault,) = told(m.on(Tick(), 61.5))
     assert (fault.kind, fault.step, fault.phase, fault.missing) == ("StepTimeout", 7, "exchange", ("b",))
@@ -34,11 +50,11 @@ def test_the_deadline_names_step_phase_and_who_is_missing() -> None:
 def test_a_wait_that_is_over_ends_no_job() -> None:
     m = formed(lanes=2)
     domain = domain_of(m)
-    m.on(ce.LaneSaid(0, ReportWaiting(domain, 1, 1.0, "exchange", ("b",))), 2.0)
+    m.on(ce.LaneSaid(0, ReportWaiting(domain, 1, 1.0, "exchange", ("b",), ("aggregate",))), 2.0)
     for lane in (0, 1):
         m.on(ce.LaneSaid(lane, ReportStep(domain, 1, False, 0, 0)), 3.0)
     assert told(m.on(Tick(), 90.0)) == []
-    m.on(ce.LaneSaid(1, ReportWaiting(domain, 2, 90.0, "exchange", ("b",))), 91.0)
+    m.on(ce.LaneSaid(1, ReportWaiting(domain, 2, 90.0, "exchange", ("b",), ("aggregate",))), 91.0)
     m.on(ce.LaneUp(1), 92.0)
     assert told(m.on(Tick(), 200.0)) == [], "a lane that came back says anew what it waits for"
 
@@ -48,7 +64,7 @@ def test_a_lost_peer_is_named_with_the_work_it_held_up() -> None:
     said(m, 1, DeclareDomain("ddp", 3, (0, 1), True))
     domain = domain_of(m)
     m.on(ce.LaneSaid(0, ReportStep(domain, 1, False, 0, 0)), 1.0)
-    m.on(ce.LaneSaid(0, ReportWaiting(domain, 2, 1.0, "push", ("b",))), 2.0)
+    m.on(ce.LaneSaid(0, ReportWaiting(domain, 2, 1.0, "push", ("b",), ("push",))), 2.0)
     (fault,) = told(m.on(Tick(), 31.0))
     assert (fault.kind, fault.domain, fault.step, fault.phase, fault.last_step) == ("PeerLost", 3, 2, "push", 1)
 
@@ -59,3 +75,73 @@ def test_a_lost_worker_is_named_with_the_step_after_the_last() -> None:
     m.on(ce.LaneSaid(0, ReportStep(domain_of(m), 1, False, 0, 0)), 1.0)
     fault = next(f for f in control_sent(m.on(ce.WorkerGone(1), 2.0)) if isinstance(f, Fault))
     assert (fault.kind, fault.domain, fault.step, fault.phase, fault.last_step) == ("WorkerLost", 3, 2, "push", 1)
+
+
+def declared_by(m: ControlMachine, connection: int, step: int = 1) -> list[Any]:
+    return said(m, connection, DeclareSection(3, Section(0, (TensorSpec("w", (4,), 0),)), step))
+
+
+def waits(m: ControlMachine) -> list[tuple[str, str, str, float, int]]:
+    (job,) = m.jobs.values()
+    return [(w.who, w.wanted, w.phase, w.since, w.step) for w in waiting.waits(job)]
+
+
+def test_tensors_that_another_node_does_not_declare_end_the_job_at_the_deadline() -> None:
+    m, _ = formed_with_b()
+    said(m, 1, DeclareDomain("ddp", 3, (0, 1), True))
+    declared_by(m, 1)
+    m.on(Tick(), 10.0)
+    assert waits(m) == [("b", "tensors", "declare", 10.0, 0)]
+    m.peers.links[B].heard = 75.0
+    (fault,) = told(m.on(Tick(), 75.0))
+    assert (fault.kind, fault.phase, fault.missing, fault.domain) == ("StepTimeout", "declare", ("b",), 3)
+    assert fault.elapsed == 65.0 and "deadline of 60 s" in fault.message and fault.advice
+    assert waits(m) == [], "a job that has ended waits for nobody"
+
+
+def test_a_declaration_that_all_have_made_is_waited_for_no_more() -> None:
+    m, record = formed_with_b()
+    said(m, 1, DeclareDomain("ddp", 3, (0, 1), True))
+    declared_by(m, 1)
+    m.on(Tick(), 10.0)
+    (job,) = m.jobs.values()
+    digest = job.domains[3].digest(Section(0, (TensorSpec("w", (4,), 0),)))
+    m.on(control_from_b(SectionOffer(record.job, 3, 0, digest, 1), 2), 11.0)
+    assert waits(m) == []
+    m.peers.links[B].heard = 75.0
+    assert told(m.on(Tick(), 75.0)) == []
+
+
+def test_ranks_are_named_by_their_number_in_the_job() -> None:
+    m, _ = formed_with_b()
+    said(m, 1, DeclareDomain("ddp", 3, (0, 1), True))
+    missing, wanted = ("b", "local rank 0"), ("contribution", "push")
+    m.on(ce.LaneSaid(0, ReportWaiting(domain_of(m), 7, 1.0, "exchange", missing, wanted)), 2.0)
+    assert waits(m) == [("b", "contribution", "exchange", 1.0, 7), ("rank 0", "push", "exchange", 1.0, 7)]
+
+
+def test_a_worker_that_has_not_come_back_is_waited_for() -> None:
+    m = formed()
+    (job,) = m.jobs.values()
+    job.away_since[0] = 5.0
+    assert waits(m) == [("rank 0", "connection", "attach", 5.0, 0)]
+
+
+def test_a_step_that_another_node_has_closed_waits_for_the_ranks_here() -> None:
+    m, record = formed_with_b()
+    said(m, 1, DeclareDomain("ddp", 3, (0, 1), True))
+    beat = Header(FrameType.HEARTBEAT, sender=B, incarnation=7, to_incarnation=100)
+
+    def closed(step: int, now: float) -> None:
+        body = packed.encode(Beat(0, closed=((record.job, 3, step, 99),)))
+        m.on(FrameReceived(beat, body=body), now)
+
+    closed(1, 4.0)
+    closed(1, 5.0)
+    assert waits(m) == [("rank 0", "first push", "push", 4.0, 1)]
+    m.on(ce.LaneSaid(0, ReportWaiting(domain_of(m), 1, 6.0, "push", ("local rank 0",), ("push",))), 7.0)
+    assert waits(m) == [("rank 0", "push", "push", 6.0, 1)], "its lane knows more"
+    m.on(ce.LaneSaid(0, ReportStep(domain_of(m), 1, False, 0, 99)), 8.0)
+    assert waits(m) == []
+    closed(2, 9.0)
+    assert waits(m) == [("rank 0", "first push", "push", 9.0, 2)]

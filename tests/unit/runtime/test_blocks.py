@@ -5,15 +5,17 @@ What may live here: tests of `gcserver/runtime/blocks.py`. What may not: states 
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
 
 from gcproto import slots
+from gcproto.manifest import AddressSpace, Section, TensorSpec, tensors_inside
 from gcproto.records import replace
 from gcproto.wire import Flag
 from gcserver.core.events import DomainConfig, Member, Retained, StepRecord
-from gcserver.runtime.blocks import DomainMemory
+from gcserver.runtime.blocks import DomainMemory, segment_shapes
 from gcserver.runtime.statefiles import MemoryDamaged
 from tests.unit.runtime.one_block import JOB, SECTION, node
 
@@ -52,6 +54,29 @@ def test_a_block_that_is_made_in_an_epoch_belongs_to_it(tmp_path: Path) -> None:
     config = DomainConfig(JOB, 0, "calls", 5, (Member(1, "a", 1),), 0, 1, 1, 256, 65536, (0,))
     DomainMemory(config, 1, 0, tmp_path).open_section(SECTION)
     assert DomainMemory(config, 1, 0, tmp_path).open_section(SECTION)[0].epoch == 5
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("seed", range(5))
+def test_the_matrices_of_a_block_are_those_tensors_that_lie_in_it_whole(seed: int, whole: bool) -> None:
+    draw = random.Random(seed)
+    shapes = [tuple(draw.choice((0, 1, 3, 40, 300)) for _ in range(draw.randint(0, 3))) for _ in range(40)]
+    section = Section(0, tuple(TensorSpec(f"t{i}", shape, 0) for i, shape in enumerate(shapes)), (7, 20))
+    starts, at = [], 0
+    for tensor in section.tensors:
+        starts.append(at)
+        at += tensor.elements
+    for block in AddressSpace(3, 2, 256 << 10, whole).append(section):
+        end = block.start + block.elements
+        inside = [(t, a) for t, a in zip(section.tensors, starts, strict=True) if t.elements and a < end]
+        inside = [(t, a) for t, a in inside if a + t.elements > block.start]
+        assert tensors_inside(section, block) == [t for t, _ in inside]
+        wanted = []
+        for tensor, a in inside:
+            n = min(a + tensor.elements, end) - max(a, block.start)
+            matrix = n == tensor.elements and len(tensor.shape) > 1
+            wanted.append((tensor.shape[0], n // tensor.shape[0]) if matrix else (n, 0))
+        assert segment_shapes(section, block) == tuple(wanted)
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,12 @@ What may live here: tests of `gcserver/runtime/ledger.py`. What may not: taking 
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
 
-from gcserver.runtime.ledger import JobStore, Ledger
+from gcserver.runtime.ledger import RESERVE, JobStore, Ledger
 from gcserver.runtime.statefiles import MemoryDamaged
 from tests.unit.core.control_machine import formed
 
@@ -41,6 +42,47 @@ def test_what_a_node_is_ready_for_may_be_taken_back_by_an_epoch(tmp_path: Path) 
     assert (ledger.read().ready, ledger.read().settled) == (7, 5)
     ledger.make_ready(5)
     assert JobStore(tmp_path).ledger((b"j" * 16, 0)).read().ready == 5
+
+
+def full(monkeypatch: pytest.MonkeyPatch, writes: list[str], free: int) -> None:
+    """Only ``free`` more files can be written; removing the reserve makes room for one."""
+    left = [free]
+    write, unlink = Path.write_bytes, Path.unlink
+
+    def write_bytes(self: Path, content: bytes) -> int:
+        writes.append(self.name)
+        if not left[0]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        left[0] -= 1
+        return write(self, content)
+
+    def unlinked(self: Path, missing_ok: bool = False) -> None:
+        left[0] += self.name == "reserve" and self.exists()
+        unlink(self, missing_ok=missing_ok)
+
+    monkeypatch.setattr(Path, "write_bytes", write_bytes)
+    monkeypatch.setattr(Path, "unlink", unlinked)
+
+
+def test_a_running_jobs_file_is_written_with_what_was_held_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = JobStore(tmp_path)
+    store.keep_reserve()
+    assert (tmp_path / "reserve").stat().st_blocks * 512 >= RESERVE
+    (job,) = formed().jobs.values()
+    memory = job.save().memory
+    writes: list[str] = []
+    full(monkeypatch, writes, free=0)
+    store.save(job.id, memory)
+    assert writes == ["job.new", "job.new"] and not (tmp_path / "reserve").exists()
+    assert [found for found, _ in store.load()] == [memory]
+    with pytest.raises(OSError, match="No space left"):
+        store.save(job.id, memory)
+    assert [found for found, _ in store.load()] == [memory], "the one before it is still there"
+    assert not list(tmp_path.glob("jobs/*/*.new"))
+    store.forget(job.id)
+    assert (tmp_path / "reserve").exists(), "held back again once there is room"
 
 
 def test_a_job_under_another_ones_number_is_dropped(tmp_path: Path) -> None:

@@ -32,10 +32,8 @@ def test_the_defaults() -> None:
     (domain,) = status.domains
     assert (domain.label, domain.plan_version, domain.since_step, domain.switches) == ("ddp", 0, 0, ())
     assert domain.rules == (DEFAULT,)
-    # One node: whatever is dense reaches everyone at once.
-    assert domain.groups == (
-        PlanGroup(0, 1, 2, "b", 361_200, "none", "all", DEFAULT, "small: to everyone at once"),
-    )  # fmt: skip
+    # One node: there is nobody to send to, and nothing need be retained.
+    assert domain.groups == (PlanGroup(0, 1, 2, "b", 361_200, "none", "owner", DEFAULT, ""),)
 
 
 def test_rules_that_match_no_tensor() -> None:
@@ -61,7 +59,7 @@ def test_blocks_that_use_the_same_are_one_group() -> None:
         (0, 1, 2, "b", 0, "none"), (1, 2, 2, "a", 12, "topk"), (1, 2, 2, "v.0", 7, "none"),
         (2, 1, 1, "count", 0, "none"),
     ]  # fmt: skip
-    assert shown.groups[-1].reason == "integers travel as they are; small: to everyone at once"
+    assert shown.groups[-1].reason == "integers travel as they are"
 
 
 def test_a_plan_is_proposed_then_settled_then_in_force() -> None:

@@ -1,4 +1,4 @@
-"""Plans that need more shared memory than there is.
+"""Plans and tensors that need more shared memory than there is.
 
 What may live here: tests of `gcserver/runtime/room.py`. What may not: how a refusal reaches who asked
 (`test_job_plans.py`), what happens where memory runs out all the same (`tests/integration/test_memory.py`).
@@ -12,12 +12,14 @@ from typing import Any
 
 import pytest
 
+from gcproto.manifest import Section, TensorSpec
 from gcproto.messages import PlanText, Rule
 from gcserver.codecs import parse
 from gcserver.core.job import Job
+from gcserver.runtime import room
 from gcserver.runtime.blocks import DomainMemory
 from gcserver.runtime.resolve import resolve
-from gcserver.runtime.room import no_room
+from gcserver.runtime.room import no_room, no_space
 from gcserver.runtime.states import state_use
 from tests.unit.core.control_machine import LARGE, declared
 
@@ -37,6 +39,7 @@ def short_of(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
         return shutil._ntuple_diskusage(1 << 30, 1 << 30, free)  # type: ignore[attr-defined]
 
     monkeypatch.setattr("gcserver.runtime.room.shutil.disk_usage", usage)
+    monkeypatch.setattr("gcserver.runtime.room.available", lambda: 1 << 50)
 
 
 def refused(folder: Path, job: Job, *rules: Rule) -> str:
@@ -48,7 +51,7 @@ def test_a_plan_that_would_keep_more_than_is_free_is_refused(tmp_path: Path, mon
     both = 2 * 2 * 4 * LARGE.elements  # two versions, of contributions and of what is averaged
     short_of(monkeypatch, both)
     assert refused(tmp_path, job, Rule("*", TOPK)).startswith("its codecs keep 2 MiB of shared memory more, and 1 MiB")
-    short_of(monkeypatch, both + 512)
+    short_of(monkeypatch, both + 2 * 4096)  # each has a file of its own, of whole pages
     assert refused(tmp_path, job, Rule("*", TOPK)) == ""
 
 
@@ -74,3 +77,55 @@ def test_blocks_that_have_states_need_no_more(tmp_path: Path, monkeypatch: pytes
         for owner in (False, True):
             memory.state(key, 0, owner, use)
     assert refused(tmp_path, job, Rule("*", TOPK)) == ""
+
+
+def test_tensors_that_do_not_fit_are_refused_with_all_they_would_come_to_need(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = a_job()
+    (domain,) = job.domains.values()
+    job.plans[1] = PlanText(job.id, 1, 1, (Rule("*", TOPK),))
+    for proposal, needed in ((0, 2 * LARGE.nbytes), (1, (2 + 2 * 2) * LARGE.nbytes)):
+        job.proposal = proposal
+        short_of(monkeypatch, needed - 1)
+        why = no_space(tmp_path, 1, job, domain, LARGE)
+        assert why.startswith("'b' shape [300] dtype F32 and 1 more of ddp would take")
+        assert "of shared memory (353 KiB gradients of 1 local rank" in why and f"free in {tmp_path}" in why
+        assert ("codec states" in why) == (proposal == 1)
+        short_of(monkeypatch, 2 * needed + (2 << 20))
+        assert no_space(tmp_path, 1, job, domain, LARGE) == ""
+
+
+def test_what_surely_fits_is_not_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Laying out a hundred thousand tensors takes seconds in which nobody else is served."""
+    short_of(monkeypatch, 1 << 40)
+    monkeypatch.setattr(room.memory, "of_domain", None)
+    job = a_job()
+    (domain,) = job.domains.values()
+    assert no_space(tmp_path, 1, job, domain, LARGE) == ""
+
+
+def test_memory_behind_a_file_system_may_be_less_than_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "meminfo").write_text("MemTotal: 999 kB\nMemAvailable: 700 kB\nSwapFree: 100 kB\n")
+    monkeypatch.setattr(room, "MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(room, "CGROUP", tmp_path)
+    assert room.available() == 800 << 10
+    for name, text in {"max": "500000", "current": "450000", "stat": "anon 1\ninactive_file 30000\n"}.items():
+        (tmp_path / f"memory.{name}").write_text(text)
+    assert room.available() == 80_000 == room.free_bytes(tmp_path)
+    (tmp_path / "memory.max").write_text("max\n")
+    assert room.available() == 800 << 10
+    (tmp_path / "meminfo").unlink()
+    assert room.available() == 1 << 62, "where the system does not say, files are tried"
+
+
+def test_many_small_states_share_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = a_job()
+    (domain,) = job.domains.values()
+    many = Section(1, tuple(TensorSpec(f"t{i}", (20_000,), 0) for i in range(60)), tuple(range(1, 60)))
+    domain.sections = [LARGE, many]
+    states = 2 * 2 * (60 * 80_000 + 4 * LARGE.elements)
+    short_of(monkeypatch, round(1.4 * states) + (1 << 20))
+    assert refused(tmp_path, job, Rule("*", TOPK)) == ""
+    short_of(monkeypatch, states)
+    assert "of shared memory more" in refused(tmp_path, job, Rule("*", TOPK))

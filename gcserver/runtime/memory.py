@@ -1,0 +1,219 @@
+"""What a job takes of a node's memory, counted from its layout: the formula of docs/memory.md.
+
+What may live here: bytes of each part, shared and private, for blocks and what they use. What may not: taking memory
+(`blocks.py`, `statefiles.py`), what is free (`room.py`), how it is shown (`gcserver.doctor`).
+
+Shared memory is files: their sizes are counted as they are made, the heaps' from above, since what lies in them depends
+on the order in which it is asked for. Private memory is counted from above: what a step may have under way at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from gcproto.manifest import PAGE, AddressSpace, ArenaPlan, Block, Section, TensorSpec
+from gcserver.codecs import Codec, parse
+from gcserver.codecs.tworounds import TwoRounds
+from gcserver.core.events import CodecChoice, Plan, PlanRule
+from gcserver.core.link import DEFAULT_CREDIT
+from gcserver.core.plan import ALL, Choice, explain
+from gcserver.runtime.blocks import align, segment_shapes
+from gcserver.runtime.buffers import rounded
+from gcserver.runtime.ledger import LEDGER_BYTES
+from gcserver.runtime.records import KEPT_HEAD, RECORD, STATES, STEP, STEP_RING
+from gcserver.runtime.resolve import resolve
+from gcserver.runtime.statefiles import MIN_CHUNK, OWN_CHUNK
+
+#: A lane before it has a job, and the supervisor: interpreter, libraries, kernels. 98 and 58 MiB were measured.
+LANE_BYTES: Final = 128 << 20
+SUPERVISOR_BYTES: Final = 128 << 20
+#: What a lane and the supervisor remember of a block in Python objects. 8.3 KiB were measured in the midst of a step.
+BLOCK_BYTES: Final = 16 << 10
+#: The largest matrix a model is taken to have, rows and columns.
+MATRIX: Final = 4096
+SHARED, PRIVATE = "shared", "private"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """``nbytes`` of one kind of memory, ``SHARED`` or ``PRIVATE``, for one purpose. ``exact``: not from above."""
+
+    what: str
+    kind: str
+    nbytes: int
+    exact: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Where a node stands in a domain: number ``me`` of ``members`` nodes, with ``local_ranks`` workers."""
+
+    members: int
+    me: int
+    local_ranks: int
+    credit: int = DEFAULT_CREDIT
+
+
+@dataclass(frozen=True, slots=True)
+class Laid:
+    """A section, its blocks, and what each of them uses."""
+
+    section: Section
+    blocks: Sequence[Block]
+    choices: Sequence[Choice]
+
+
+def a_model(
+    parameters: int, spec: str, members: int, lanes: int, partition_bytes: int, min_compress_bytes: int
+) -> tuple[Laid, ...]:
+    """A model of so many float32 parameters, all of which use one codec. Raises CodecError.
+
+    It is one tensor; for a codec that takes matrices several, as large and as square as ``MATRIX`` allows.
+    """
+    choice = resolve(spec)
+    shapes: list[tuple[int, ...]] = [] if choice.whole else [(parameters,)]
+    left = parameters if choice.whole else 0
+    while left:
+        side = min(MATRIX, int(left**0.5))
+        shapes.append((side, min(MATRIX, left // side)))
+        left -= side * shapes[-1][1]
+    section = Section(0, tuple(TensorSpec(f"model.{i}", shape, 0) for i, shape in enumerate(shapes)))
+    blocks = AddressSpace(members, lanes, partition_bytes, choice.whole).append(section)
+    plan = Plan(0, (PlanRule("*", choice),), resolve("none"))
+    return (Laid(section, blocks, [explain(plan, section, b, min_compress_bytes, members) for b in blocks]),)
+
+
+def of_domain(laid: Sequence[Laid], share: Share, lanes: int) -> list[Part]:
+    """Everything one domain takes on one node, all lanes together."""
+    gradients = sum(b.nbytes for x in laid for b in x.blocks)
+    chunks = records = heap = 0
+    contributions = owners = kept = 0
+    for lane in range(lanes):
+        arena = ArenaPlan(share.local_ranks)
+        sizes: list[int] = []
+        for x in laid:
+            mine = [(b, c) for b, c in zip(x.blocks, x.choices, strict=True) if b.lane == lane]
+            arena.append([b for b, _ in mine])
+            records += _paged(len(mine) * RECORD.itemsize)
+            for block, choice in mine:
+                own = [_states(choice.codec, x.section, block, False)]
+                owned = [_states(choice.codec, x.section, block, True)] if block.owner == share.me else []
+                retained = _retained(choice, x.section, block, share.me)
+                contributions, owners, kept = contributions + sum(own), owners + sum(owned), kept + sum(retained)
+                sizes += [size for size in (*own, *owned, *retained) if size]
+        chunks += sum(arena.chunks)
+        heap += heap_bytes(sizes)
+    fixed = lanes * STEP_RING * STEP.itemsize + LEDGER_BYTES
+    ranks = f"{share.local_ranks} local rank{'s' if share.local_ranks > 1 else ''}"
+    return [
+        Part(f"gradients of {ranks}", SHARED, gradients * share.local_ranks, True),
+        Part("averages", SHARED, gradients, True),
+        Part("slot headers and alignment", SHARED, chunks - gradients * (share.local_ranks + 1), True),
+        Part("block records, steps, ledger", SHARED, records + fixed, True),
+        Part("codec states of this node, two versions", SHARED, contributions),
+        Part("codec states of the blocks it owns, two versions", SHARED, owners),
+        Part("aggregates it keeps until the step is over", SHARED, kept),
+        Part("what is left over in the heaps' files", SHARED, heap - contributions - owners - kept),
+        *_private(laid, share, lanes),
+    ]
+
+
+def of_daemon(lanes: int) -> list[Part]:
+    """What a daemon takes without any job."""
+    text = f"{lanes} lane{'s' if lanes > 1 else ''}, before any job"
+    return [Part(text, PRIVATE, lanes * LANE_BYTES), Part("supervisor, before any job", PRIVATE, SUPERVISOR_BYTES)]
+
+
+def total(parts: Iterable[Part], kind: str) -> int:
+    return sum(part.nbytes for part in parts if part.kind == kind)
+
+
+def heap_bytes(sizes: Sequence[int]) -> int:
+    """At most what the files of a heap take that hands out memory of these sizes, in any order (`statefiles.Heap`)."""
+    small = sum(align(size) for size in sizes if size <= OWN_CHUNK)
+    files = -(-small // (MIN_CHUNK - OWN_CHUNK))
+    return files * MIN_CHUNK + sum(_paged(size) for size in sizes if size > OWN_CHUNK)
+
+
+def _private(laid: Sequence[Laid], share: Share, lanes: int) -> list[Part]:
+    """What lanes may have under way in one step: every block at once."""
+    sums = own = aggregates = parked = 0
+    for lane in range(lanes):
+        theirs = largest = 0
+        for x in laid:
+            for block, choice in zip(x.blocks, x.choices, strict=True):
+                if block.lane != lane:
+                    continue
+                everyone = choice.scheme == ALL
+                owned = block.owner == share.me
+                payload = _payload(choice.codec, x.section, block)
+                if owned or everyone:
+                    sums += rounded(4 * block.elements)
+                    theirs, largest = theirs + payload, max(largest, payload)
+                else:
+                    aggregates += payload
+                # A dense contribution of one rank is sent from the arena; what goes to everyone is retained.
+                if not everyone and (choice.codec.id or share.local_ranks > 1):
+                    own += rounded(payload)
+        parked += (share.members - 1) * min(max(share.credit, largest), theirs)
+    count = sum(len(x.blocks) for x in laid)
+    return [
+        Part("sums of the blocks it owns", PRIVATE, sums),
+        Part("contributions on their way to owners", PRIVATE, own),
+        Part(f"contributions that wait for their turn, {share.members - 1} x credit", PRIVATE, parked),
+        Part("aggregates on their way from owners", PRIVATE, aggregates),
+        Part("bookkeeping of blocks, lanes and supervisor", PRIVATE, count * BLOCK_BYTES),
+    ]
+
+
+def states_bytes(floats: int) -> int:
+    """Two versions of so many float32, with their head; nothing for none."""
+    return align(STATES.itemsize) + 2 * align(4 * floats) if floats else 0
+
+
+def _states(choice: CodecChoice, section: Section, block: Block, owner: bool) -> int:
+    if not (choice.owner_feedback if owner else choice.feedback):
+        return 0
+    codec = parse(choice.spec)
+    return states_bytes(state_floats(codec.at_owner() if owner else codec, section, block))
+
+
+def state_floats(codec: Codec, section: Section, block: Block) -> int:
+    """float32 that ``codec`` keeps in one version of a block's states; 0: none.
+
+    A codec without a residual keeps what it keeps behind the one of an earlier codec.
+    """
+    if isinstance(codec, TwoRounds):
+        shapes = segment_shapes(section, block)
+        floats = codec.state_floats(block.elements, len(shapes), shapes)
+    else:
+        floats = codec.state_floats(block.elements, len(block.bounds) - 1)
+    return floats if not floats or codec.error_feedback else block.elements + floats
+
+
+def _payload(choice: CodecChoice, section: Section, block: Block) -> int:
+    """At most the bytes of one payload of a block."""
+    if not choice.id:
+        return block.nbytes
+    codec = parse(choice.spec)
+    if isinstance(codec, TwoRounds):
+        shapes = segment_shapes(section, block)
+        return 4 * max(codec.payload_floats(stage, shapes) for stage in (0, 1))
+    return codec.needed(np.array(block.bounds, np.int64), None)
+
+
+def _retained(choice: Choice, section: Section, block: Block, me: int) -> list[int]:
+    """Sizes of the memories for retained payloads that a block comes to have."""
+    everyone = choice.scheme == ALL
+    if not everyone and (block.owner != me or not choice.codec.id):
+        return []
+    count = 3 if choice.codec.rounds > 1 else 2
+    return [KEPT_HEAD + _payload(choice.codec, section, block)] * count
+
+
+def _paged(nbytes: int) -> int:
+    return -(-nbytes // PAGE) * PAGE
