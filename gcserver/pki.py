@@ -27,6 +27,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from gcserver.admin.certificates import UNREADABLE
 from gcserver.admin.roles import ROLE_URN, ROLES, Role
 
 #: Certificates hold from a little before they are made: the clocks of machines differ.
@@ -187,11 +188,12 @@ def load_authority(folder: Path) -> Pair:
     try:
         certificate = x509.load_pem_x509_certificate((folder / "ca.pem").read_bytes())
         key = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), None)
+        matching = key.public_key() == certificate.public_key()
     except FileNotFoundError:
         raise PkiError(f"{folder} holds no CA (ca.pem and ca.key); `gcserver pki init {folder}` makes one") from None
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, *UNREADABLE) as error:
         raise PkiError(f"the CA in {folder} cannot be read: {error}") from None
-    if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or not matching:
         raise PkiError(f"{folder}/ca.key is not the key of {folder}/ca.pem; put back the two that were made together")
     return Pair(certificate, key)
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InternalError, InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
@@ -27,7 +27,11 @@ from gcserver.admin.roles import ROLE_URN, ROLES, Role
 
 #: A file of certificates is bounded before it is read: a slip may name anything.
 MAX_FILE: Final = 1 << 20
-_NOTHING_TO_READ: Final = (ValueError, TypeError)
+#: What comes of certificates and keys that are damaged, or of a kind nobody here knows. They have no base in common.
+UNREADABLE: Final = (
+    ValueError, TypeError, UnsupportedAlgorithm, InternalError, x509.InvalidVersion, x509.DuplicateExtension,
+    x509.UnsupportedGeneralNameType,
+)  # fmt: skip
 log = logging.getLogger("gcserver.admin")
 
 
@@ -54,7 +58,8 @@ class Identity:
 
 
 def identity(certificate: x509.Certificate) -> Identity:
-    """A certificate that says nothing of this kind has the name "" and no role. ValueError where it cannot be read."""
+    """A certificate that says nothing of this kind has the name "" and no role. One of UNREADABLE where it
+    cannot be read."""
     names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     uris = _alternatives(certificate, x509.UniformResourceIdentifier)
     roles = [role for role in ROLES if ROLE_URN + role in uris]
@@ -67,7 +72,7 @@ def shown(raw: bytes) -> Identity:
     try:
         read_as = x509.load_pem_x509_certificate if raw.startswith(b"-----") else x509.load_der_x509_certificate
         return identity(read_as(raw))
-    except ValueError:
+    except UNREADABLE:
         return Identity("", None, dt.datetime.max.replace(tzinfo=dt.UTC))
 
 
@@ -80,7 +85,7 @@ def _alternatives(certificate: x509.Certificate, kind: type[Any]) -> list[str]:
     try:
         extension = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
         return [str(value) for value in extension.value.get_values_for_type(kind)]
-    except (x509.ExtensionNotFound, ValueError):
+    except (x509.ExtensionNotFound, *UNREADABLE):
         return []
 
 
@@ -118,7 +123,8 @@ def load(paths: Paths, now: dt.datetime | None = None) -> Material:
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.verify_mode = ssl.CERT_REQUIRED
     try:
-        context.load_verify_locations(cadata=ca_pem.decode("ascii", "replace"))
+        # Not the text: around certificates it may hold words in any language.
+        context.load_verify_locations(cadata=b"".join(c.public_bytes(serialization.Encoding.DER) for c in ca))
         context.load_cert_chain(paths.certificate, paths.key)
     except (OSError, ValueError) as error:
         raise CertificateError(f"{paths.certificate} and {paths.key} cannot be used: {error}") from None
@@ -142,18 +148,25 @@ def read(path: Path) -> bytes:
 
 def parse(path: Path, pem: bytes) -> list[x509.Certificate]:
     """The certificates in PEM text, at least one. Raises :class:`CertificateError`."""
-    with contextlib.suppress(ValueError):
-        return x509.load_pem_x509_certificates(pem)
+    with contextlib.suppress(*UNREADABLE):
+        found = x509.load_pem_x509_certificates(pem)
+        for certificate in found:
+            identity(certificate)
+        return found
     raise CertificateError(f"{path} holds no certificate in PEM form; `gcserver pki` makes such files")
 
 
 def check_key(where: Path, certificate: x509.Certificate, path: Path, pem: bytes) -> None:
     """Raises :class:`CertificateError` unless ``pem`` is the certificate's key."""
     try:
-        key = serialization.load_pem_private_key(pem, None)
-    except _NOTHING_TO_READ:
+        key = serialization.load_pem_private_key(pem, None).public_key()
+    except UNREADABLE:
         raise CertificateError(f"{path} holds no private key in PEM form without a passphrase") from None
-    if key.public_key() != certificate.public_key():
+    try:
+        same = key == certificate.public_key()
+    except UNREADABLE as error:
+        raise CertificateError(f"{where} holds a key of no known kind ({error}); `gcserver pki` makes one") from None
+    if not same:
         raise CertificateError(f"{path} is not the key of {where}; give the two that were made together")
 
 
@@ -186,7 +199,7 @@ def signed_by(chain: list[x509.Certificate], ca: list[x509.Certificate]) -> bool
 def _issued(certificate: x509.Certificate, by: x509.Certificate) -> bool:
     try:
         certificate.verify_directly_issued_by(by)
-    except (ValueError, TypeError, InvalidSignature):
+    except (InvalidSignature, *UNREADABLE):
         return False
     return True
 
@@ -194,7 +207,7 @@ def _issued(certificate: x509.Certificate, by: x509.Certificate) -> bool:
 def _allows(certificate: x509.Certificate, purpose: x509.ObjectIdentifier) -> bool:
     try:
         extension = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage)
-    except (x509.ExtensionNotFound, ValueError):
+    except (x509.ExtensionNotFound, *UNREADABLE):
         return True
     return purpose in extension.value
 

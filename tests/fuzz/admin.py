@@ -19,9 +19,11 @@ from google.protobuf.message import DecodeError
 
 from gcproto import admin_pb2 as pb
 from gcproto.messages import DeclareDomain, DeclareSection, Register, Registered, Rule, SectionAgreed, Unregister
+from gcserver.admin import audit_log, roles
+from gcserver.admin.guard import Guard
+from gcserver.admin.handshakes import Handshakes
 from gcserver.admin.service import Admin
-from gcserver.admin.source import AdminError
-from gcserver.admin.statuses import abort
+from gcserver.admin.statuses import SERVICE
 from gcserver.core import control_events as cx
 from gcserver.core import effects as fx
 from tests.fuzz import mutate
@@ -55,9 +57,24 @@ class Context:
         self.code: Any = None
         self.details = ""
 
+    def peer(self) -> str:
+        return "unix:"
+
     async def abort(self, code: Any, details: str = "", trailing_metadata: Any = ()) -> None:
         self.code, self.details = code, details
         raise Aborted
+
+
+class Audit:
+    """Stands where the audit log is: its lines are made as for the file, and kept."""
+
+    def __init__(self) -> None:
+        self.lines: list[bytes] = []
+
+    async def append(self, record: dict[str, Any]) -> None:
+        line = audit_log._line(record)
+        assert len(line) <= audit_log.MAX_LINE and line.count(b"\n") == 1, f"a line of {len(line)} bytes"
+        self.lines.append(line)
 
 
 class Requests:
@@ -140,9 +157,14 @@ async def _ask(method: str, request: Any) -> str:
             pass
 
         service = Admin(node.status, changed)
-        call = asyncio.ensure_future(_call(service, method, request, context))
+        audit = Audit()
+        guard = Guard(False, audit, node.count, Handshakes(lambda: None))  # type: ignore[arg-type]
+        path = f"/{SERVICE}/{method}"
+        guarded = guard._answering(path, getattr(service, method))
+        call = asyncio.ensure_future(guarded(request, context))
         await _settled(node, 1, call)
         outcome = _outcome(call, context)
+        assert len(audit.lines) == (roles.METHODS[path] == roles.OPERATOR)
         # Two steps later at most a plan has its step; the job goes on whatever was asked.
         assert node.machine.jobs[JOB].domains[0].settled == 4
         status = await service.GetStatus(pb.GetStatusRequest(), Context())
@@ -156,14 +178,6 @@ async def _ask(method: str, request: Any) -> str:
         worker.sock.close()
         node.close()
         shutil.rmtree(root, ignore_errors=True)
-
-
-async def _call(service: Admin, method: str, request: Any, context: Context) -> Any:
-    """As the server does, whose guard makes statuses of refusals."""
-    try:
-        return await getattr(service, method)(request, context)
-    except AdminError as error:
-        await abort(context, error)
 
 
 async def _formed(node: Node, worker: Worker) -> None:

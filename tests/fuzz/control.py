@@ -21,7 +21,7 @@ from gcproto.messages import MemberInfo, Rule
 from gcproto.wire import FrameType, Header
 from tests.fuzz import mutate, supervisors
 from tests.fuzz.lanes import NODES, Frame
-from tests.fuzz.supervisors import SECTION, Node, Pair
+from tests.fuzz.supervisors import SECTION, TOKEN, Node, Pair
 
 LAST: Final = 2**64 - 1
 JOB: Final = b"j" * 16
@@ -30,7 +30,7 @@ _MEMBERS: Final = (MemberInfo("a", "tcp://127.0.0.1:7470", (0,)), MemberInfo("b"
 _RULES: Final = (Rule("*", "topk(ratio=0.01)", "owner", (100, 50)), Rule("b", "none"))
 #: one of each, whether or not a job of two nodes needs it
 MESSAGES: Final[tuple[packed.Message, ...]] = (
-    messages.JobJoin("train", 2, _MEMBERS[1], 300), messages.JoinRefusal("train", (("a", 101), ("b", 1)), "no"),
+    messages.JobJoin("train", 2, _MEMBERS[1], 300, TOKEN), messages.JoinRefusal("train", (("a", 101), ("b", 1)), "no"),
     messages.EpochDecided("train", JOB, 1, 2, _MEMBERS, (101, 300), _RULES, 4096, 0, 60.0, "fail", 5, "dc2-da2"),
     messages.EpochDecided("other", b"o" * 16, 1, 2, _MEMBERS, (101, 300)),
     messages.SectionOffer(JOB, 0, 0, 12345, 1),

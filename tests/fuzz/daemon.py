@@ -29,6 +29,7 @@ from tests.fuzz import mutate
 from tests.fuzz.control import JOB, MESSAGES
 from tests.fuzz.registration import stream
 from tests.fuzz.scrapes import VALID
+from tests.fuzz.tickets import lay_key, ticket
 from tests.integration.cluster import Cluster
 
 #: the greeting of ZMTP 3.0 with the NULL mechanism, and a READY command of a PUSH socket
@@ -37,11 +38,13 @@ READY: Final = b"\x04\x1a\x05READY\x0bSocket-Type\x00\x00\x00\x04PUSH"
 DOORS: Final = ("supervisor", "lane", "control port", "lane port", "admin", "metrics")
 PATIENCE: Final = 10.0
 _WORKER: Final[tuple[packed.Message, ...]] = (
-    WhoAreYou(), messages.Register("x", 0, 1, 0, 1, 1, JOB), messages.Reattach(JOB, 0, 1),
+    WhoAreYou(), messages.Register("x", 0, 1, 0, 1, 1, JOB, token=b"t" * 32),
+    messages.Reattach(JOB, 0, 1, ticket(JOB, 0)),
     messages.DeclareDomain("ddp", 0, (0,), True), messages.AskAdvice(1),
 )  # fmt: skip
 _LANE: Final[tuple[packed.Message, ...]] = (
-    lane_messages.Attach(JOB, 0), lane_messages.MapSection(0, 0, 0), lane_messages.Push(0, 1, (0,), True, 2),
+    lane_messages.Attach(JOB, 0, ticket(JOB, 0)), lane_messages.MapSection(0, 0, 0),
+    lane_messages.Push(0, 1, (0,), True, 2),
 )  # fmt: skip
 _to_worker = packed.Decoder[Any](messages.ToWorker)
 
@@ -74,6 +77,7 @@ class Daemon:
         self._cluster = Cluster(self._folder, 2)
         daemon = self._cluster.daemons[0]
         daemon.options |= {"node.admin": f"127.0.0.1:{port}", "node.metrics": f"127.0.0.1:{port + 1}"}
+        lay_key(daemon.state)
         self._cluster.__enter__()
         self._socket, self._port = str(daemon.socket), int(daemon.address.rpartition(":")[2])
         self._context: zmq.Context[Any] = zmq.Context()
@@ -108,9 +112,8 @@ class Daemon:
             parts = [b"", *_frame(rng), *(rng.randbytes(9) for _ in range(rng.choice((0, 0, 0, 1, 50))))]
         else:
             raw, payload = _frame(rng)
-            sent = (
-                GREETING + READY + b"\x01" + bytes([len(raw)]) + raw + b"\x00" + bytes([len(payload) % 256]) + payload
-            )
+            first, last = (bytes([len(part) % 256]) + part for part in (raw, payload))
+            sent = GREETING + READY + b"\x01" + first + b"\x00" + last
             parts = [mutate.spoil(rng, sent) if rng.random() < 0.8 else GREETING + READY + b"\x02" + b"\xff" * 8]
         return msgspec.msgpack.encode((door, parts))
 

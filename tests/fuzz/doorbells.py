@@ -23,12 +23,14 @@ from gcserver.runtime.laneworkers import LaneWorkers, Worker, _decode_worker
 from tests.fuzz import lanes
 from tests.fuzz.frames import expected
 from tests.fuzz.lanes import JOB, KINDS, NEXT_JOB, Pair, Shape
-from tests.fuzz.registration import stream
+from tests.fuzz.registration import framed, stream
+from tests.fuzz.tickets import ticket
 
 _SAID: Final[tuple[packed.Message, ...]] = (
-    lane_messages.Attach(JOB, 0, lanes.ticket(JOB, 0)), lane_messages.Attach(b"x" * 16, 1),
-    lane_messages.MapSection(0, 0, 0), lane_messages.Push(0, 1, (0,), False, 2),
-    lane_messages.Push(0, 2, (0, 4096), True, 2), lane_messages.Push(0, 3, (0, 4096), True, 2),
+    lane_messages.Attach(JOB, 0, ticket(JOB, 0)), lane_messages.Attach(b"x" * 16, 1, ticket(b"x" * 16, 1)),
+    lane_messages.Attach(JOB, 1, ticket(JOB, 0)), lane_messages.MapSection(0, 0, 0),
+    lane_messages.Push(0, 1, (0,), False, 2), lane_messages.Push(0, 2, (0, 4096), True, 2),
+    lane_messages.Push(0, 3, (0, 4096), True, 2),
 )  # fmt: skip
 
 
@@ -54,9 +56,10 @@ class Doorbells:
         pass
 
     def draw(self, rng: random.Random) -> bytes:
-        attach = packed.encode(_SAID[0])
-        data = len(attach).to_bytes(4, "little") + attach if rng.random() < 0.8 else b""
-        data += stream(rng, _SAID)
+        # Once attached a connection is that worker's: another Attach ends it, and what follows is not looked at.
+        attached = rng.random() < 0.8
+        data = framed(packed.encode(_SAID[0])) if attached else b""
+        data += stream(rng, _SAID[2:] if attached else _SAID)
         chunks: list[tuple[bytes, int]] = []
         while data:
             cut = rng.choice((len(data), len(data), rng.randrange(1, len(data) + 1)))

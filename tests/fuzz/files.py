@@ -1,4 +1,4 @@
-"""Target: files that a daemon finds: jobs, ledgers, controllers, plans, numbers; profiles, costs, traces.
+"""Target: files that a daemon finds: jobs, ledgers, controllers, plans, numbers, a key; profiles, costs, traces.
 
 An input is what kind of file it is for, and contents by file. A daemon that finds them takes the job up, or drops it,
 or ends it with an error; it serves the next one in any case.
@@ -29,7 +29,7 @@ from gcserver.runtime import calibration
 from gcserver.runtime.lanelink import StepDelays
 from gcserver.runtime.ledger import LEDGER
 from gcserver.runtime.statefiles import incarnation
-from tests.fuzz import mutate
+from tests.fuzz import mutate, tickets
 from tests.fuzz.control import KINDS, quiet, sound
 from tests.fuzz.supervisors import SECTION, Node, Worker
 from tests.unit.planner import live_profiles
@@ -59,7 +59,7 @@ def found() -> dict[str, bytes]:
     small = msgspec.structs.replace(gpt, tensors=gpt.tensors[:3], blocks=gpt.blocks[:3])
     return {
         **kept, **dict.fromkeys(NUMBERS, b"1234567"), "profile": profiles.dump(small), "trace": TRACE,
-        "costs": msgspec.json.encode(small.codecs),
+        tickets.FILE: tickets.KEY, "costs": msgspec.json.encode(small.codecs),
     }  # fmt: skip
 
 
@@ -101,7 +101,7 @@ class Files:
         pass
 
     def draw(self, rng: random.Random) -> bytes:
-        kind = rng.choice(("memory", "memory", "memory", *NUMBERS, *OTHERS, *OTHERS))
+        kind = rng.choice(("memory", "memory", "memory", *NUMBERS, tickets.FILE, *OTHERS, *OTHERS))
         if kind == "memory":
             changes = {name: _spoiled(rng, name) for name in rng.sample(MEMORY, rng.choice((1, 1, 2)))}
             return msgspec.msgpack.encode((kind, changes))
@@ -119,7 +119,7 @@ class Files:
             for name, content in {**found(), **contents}.items():
                 if name in MEMORY:
                     (memory / name).write_bytes(content)
-                elif name in NUMBERS:
+                elif name in (*NUMBERS, tickets.FILE):
                     (state / name).write_bytes(content)
             return f"{kind} {asyncio.run(_start(folder))}"
         finally:
@@ -139,6 +139,8 @@ def _spoiled(rng: random.Random, name: str) -> bytes:
     if name in NUMBERS:
         text = str(mutate.number(rng)).encode() if rng.random() < 0.5 else valid
         return mutate.spoil(rng, text) if rng.random() < 0.7 else text
+    if name == tickets.FILE:
+        return mutate.spoil(rng, valid)
     if name in OTHERS:
         if rng.random() < 0.2:
             return mutate.spoil(rng, valid)
@@ -199,7 +201,8 @@ async def _start(folder: Path) -> str:
 
 async def _return(node: Node, worker: Worker) -> str:
     """The job's worker comes back, and two more steps are reported."""
-    worker.say(messages.Reattach(JOB, 0, 1), DeclareDomain("ddp", 0, (0,), True), DeclareSection(0, SECTION))
+    worker.say(messages.Reattach(JOB, 0, 1, tickets.ticket(JOB, 0)))
+    worker.say(DeclareDomain("ddp", 0, (0,), True), DeclareSection(0, SECTION))
     for _ in (1, 2):
         job = node.machine.jobs.get(JOB)
         if job is None or 0 not in job.domains:

@@ -38,7 +38,7 @@ from gcserver.runtime.lane import LaneProcess
 from gcserver.runtime.lanelink import AddPeer, ForgetJob
 from gcserver.runtime.resolve import resolve
 from gcserver.runtime.setup import LaneSetup
-from gcserver.runtime.tickets import Tickets
+from tests.fuzz.tickets import lay_key
 
 NAMES: Final = ("a", "b")
 NODES: Final = tuple(map(wire.node_id, NAMES))
@@ -51,7 +51,7 @@ KINDS: Final = (
     ("powersgd(rank=1)", True, 0), ("randomk(ratio=0.1)", False, 0), ("fp16", False, 0),
 )  # fmt: skip
 #: kinds of faults by which a lane may end a job
-FAULTS: Final = frozenset({"CorruptFrame", "TensorMismatch", "OutOfMemory", "PeerLost"})
+FAULTS: Final = frozenset({"CorruptFrame", "TensorMismatch", "OutOfMemory", "PeerLost", "CodecError"})
 
 Frame = tuple[bytes, bytes | None]
 
@@ -127,30 +127,17 @@ class Shape:
         return Section(0, (TensorSpec("w", shape, self.dtype), TensorSpec("v", shape, self.dtype)))
 
 
-def with_key(folder: Path) -> Tickets:
-    """The tickets of every daemon here: what a worker shows can be part of an input."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "tickets.key").write_bytes(bytes(32))
-    return Tickets(folder)
-
-
-def ticket(job: bytes, rank: int) -> bytes:
-    with tempfile.TemporaryDirectory() as folder:
-        return with_key(Path(folder)).ticket(job, rank)
-
-
 class Lane:
     """One life of one node's lane. ``folder`` outlives it."""
 
     def __init__(self, me: int, incarnation: int, folder: Path) -> None:
         self.me, self.folder = me, folder
         self.pipe, self.above = Pipe(), Above()
-        with_key(folder)
         hello = Hello(NAMES[me], f"tcp://{NAMES[me]}:1", 1, 0, 1, "fuzz")
         setup = LaneSetup(hello, "", "", str(folder), -1, (), 1 << 20)
         machine = LaneMachine(LaneConfig(hello, incarnation))
-        with patch.object(lane_process, "ZmqTransport", lambda *_: self.pipe):
-            self.process = LaneProcess(setup, machine, None, self.above, None)  # type: ignore[arg-type]
+        lay_key(folder)
+        self.process = LaneProcess(setup, machine, self.pipe, self.above, None)  # type: ignore[arg-type]
         self.process.take(AddPeer(NAMES[1 - me], "tcp://x:1"))
 
     def close(self) -> None:
@@ -210,6 +197,7 @@ class Pair:
             patch.object(statefiles, "MIN_CHUNK", 1 << 14),
             patch.object(lane_process, "time", self.clock),
             patch.object(incoming, "time", self.clock),
+            patch.object(lane_process, "ZmqTransport", lambda pipe, listen, guard: pipe),
         )
         for changed in self._patches:
             changed.start()

@@ -18,10 +18,12 @@ from gcproto import messages, packed
 from tests.fuzz import mutate
 from tests.fuzz.control import JOB, genuine, quiet, said, serves
 from tests.fuzz.supervisors import Pair, Worker
+from tests.fuzz.tickets import ticket
 
 _LENGTH: Final = struct.Struct("<I")
 _OTHERS: Final[tuple[packed.Message, ...]] = (
-    messages.Reattach(JOB, 0, 1), messages.Reattach(JOB, 1, 1), messages.Unregister(), messages.WhoAreYou(),
+    messages.Reattach(JOB, 0, 1, ticket(JOB, 0)), messages.Reattach(JOB, 1, 1, ticket(JOB, 1)),
+    messages.Reattach(JOB, 1, 1, ticket(JOB, 0)), messages.Unregister(), messages.WhoAreYou(),
     messages.DeclareDomain("tp", 1, (0,), False, "none"),
     messages.DeclareDomain("w", 2, (0, 1), True, "powersgd", True),
     messages.AskAdvice(3, 0, ()),

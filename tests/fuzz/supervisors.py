@@ -41,7 +41,7 @@ from gcproto.messages import (
     WhoAreYou,
 )
 from gcproto.timings import TensorTimes
-from gcserver import config
+from gcserver import config, keys
 from gcserver.core import control_events as cx
 from gcserver.core import effects as fx
 from gcserver.core import events as ev
@@ -50,6 +50,7 @@ from gcserver.core.control_config import ControlConfig
 from gcserver.planner import controllers
 from gcserver.runtime import lanelink, supervisor
 from gcserver.runtime.advising import Advising
+from gcserver.runtime.keyring import Keyring
 from gcserver.runtime.linkfit import LinkFit
 from gcserver.runtime.peers import Peers
 from gcserver.runtime.plannerlink import PlannerError
@@ -61,11 +62,17 @@ from gcserver.runtime.setup import lane_address
 from gcserver.runtime.supervisor import Supervisor
 from gcserver.runtime.tickets import Tickets
 from tests.fuzz.lanes import NAMES, Clock, Frame
+from tests.fuzz.tickets import lay_key
+from tests.unit.key_pairs import fixed_pair
 
 STEPS: Final = 3
 SECTION: Final = Section(0, (TensorSpec("w", (64, 64), 0), TensorSpec("b", (64,), 0)), (1,))
 _to_worker = packed.Decoder[Any](messages.ToWorker)
 _LENGTH: Final = struct.Struct("<I")
+PAIRS: Final = tuple(map(fixed_pair, NAMES))
+#: (name, key) of all nodes, as workers tell each other
+KEYS: Final = tuple((pair.name, pair.public.decode()) for pair in PAIRS)
+TOKEN: Final = b"t" * 32
 
 
 class Pipe:
@@ -191,8 +198,11 @@ class Node(Supervisor):
             controllers.unusable,
             lambda job, text: no_room(self.state, 1, job, text),
         )
-        self.state.mkdir(exist_ok=True)
+        lay_key(self.state)
         self.tickets = Tickets(self.state)
+        admitted = folder / "peers"
+        admitted.write_text("".join(keys.line(pair.name, pair.public) + "\n" for pair in PAIRS))
+        self.keys = Keyring(self, PAIRS[me], keys.Watch(admitted))
         peers = self.peers = Peers.__new__(Peers)
         peers._s, peers.addresses, self.pipe = self, {}, Pipe()
         peers.transport = self.pipe  # type: ignore[assignment]
@@ -303,8 +313,9 @@ class Pair:
             rank = me ^ self.first
             peers = ((NAMES[1 - me], f"tcp://127.0.0.{2 - me}:7470"),)
             register = Register(
-                label, rank, 2, 0, 1, 1, number if rank == 0 else b"", 60.0, "", peers, "fuzz", 7, "static", "balanced"
-            )
+                label, rank, 2, 0, 1, 1, number if rank == 0 else b"", 60.0, "", peers, "fuzz", 7, "static", "balanced",
+                KEYS, TOKEN,
+            )  # fmt: skip
             self.say(me, WhoAreYou(), register)
         await self.carry()
         if any(not w.heard(Registered) for w in self.workers):

@@ -12,6 +12,7 @@ from tests.fuzz.admin import Requests
 from tests.fuzz.arenas import Arenas
 from tests.fuzz.configs import Configs
 from tests.fuzz.control import Control
+from tests.fuzz.credentials import Credentials
 from tests.fuzz.daemon import Daemon
 from tests.fuzz.doorbells import Doorbells
 from tests.fuzz.files import Files
@@ -27,7 +28,8 @@ LIVE: Final = "daemon"
 LIVE_INPUTS: Final = 400
 
 _ALL: Final[tuple[Callable[[], Target], ...]] = (
-    Frames, Control, Registration, Doorbells, Requests, Scrapes, Configs, Plans, Payloads, Arenas, Files, Daemon,
+    Frames, Control, Registration, Doorbells, Requests, Scrapes, Configs, Credentials, Plans, Payloads, Arenas, Files,
+    Daemon,
 )  # fmt: skip
 TARGETS: Final[dict[str, Callable[[], Target]]] = {t.name: t for t in _ALL}  # type: ignore[attr-defined]
 #: Inputs that meet two lanes or supervisors, made for them, cost some ten milliseconds; others one or less.

@@ -47,7 +47,7 @@ def test_a_kept_input_names_its_target() -> None:
     assert all(p.suffix == ".hex" for p in harness.CORPUS.glob("*/*"))
 
 
-@pytest.mark.parametrize("name", ["config", "payloads", "frames"])
+@pytest.mark.parametrize("name", ["config", "credentials", "payloads", "frames"])
 def test_an_input_can_be_made_again(name: str) -> None:
     first, second = (TARGETS[name](), TARGETS[name]())
     try:

@@ -51,4 +51,5 @@ def test_a_codec_that_raises_ends_its_job_alone(tmp_path: Path, monkeypatch: pyt
         values = [o.ok() for o in good.wait(90)]
         assert values[0]["hashes"] == values[1]["hashes"] and not values[0]["reconnects"]
         assert [daemon.lane_pids() for daemon in cluster.daemons] == lanes, "no lane was started again"
-        assert all("no bits left" in daemon.text() and "Traceback" in daemon.text() for daemon in cluster.daemons)
+        # Who fails first ends the job on both nodes, so that the other may never come to encode.
+        assert any("no bits left" in daemon.text() and "Traceback" in daemon.text() for daemon in cluster.daemons)

@@ -161,33 +161,3 @@ def test_a_job_is_planned_by_its_first_node_and_steered_by_operators(cluster: Cl
         plan = ask(a, "plan")
         assert (plan["mode"], plan["quality"]) == ("lgreco", "safe")
         finish(job, tmp_path / "second")
-
-
-def test_a_compressed_job_notices_by_itself_that_its_link_has_recovered(tmp_path: Path) -> None:
-    cluster = planned(tmp_path, **{"plan.probe_every": "0s"})
-    a, _ = cluster.daemons
-    with cluster:
-        job = cluster.start(TRAIN, [0, 1], job="gpt", stop=f"{tmp_path}/first", **ARGUMENTS)
-        job.wait_mark("step 1")
-        until(lambda: (d := model(a)) is not None and d["forecast"], job, a)
-        finish(job, tmp_path / "first")
-        gone(cluster, tmp_path)
-
-        # It was slow when this was saved, and is not any more. The job's own frames never tell. A plan is made within
-        # seconds, before anything is probed.
-        slow_link(tmp_path / "profiles", "gpt")
-        for daemon in cluster.daemons:
-            daemon.stop()
-            daemon.options["plan.probe_every"] = "30s"
-            daemon.start()
-        for daemon in cluster.daemons:
-            daemon.wait_ready()
-        job = cluster.start(TRAIN, [0, 1], job="gpt", stop=f"{tmp_path}/second", **ARGUMENTS)
-        job.wait_mark("step 1")
-        slow = until(in_force(a, 1), job, a)
-        assert {g["codec"] for g in slow["groups"]} != {"none"}
-        fast = until(in_force(a, 2), job, a)
-        assert {g["codec"] for g in fast["groups"]} == {"none"} and ask(a, "plan")["mode"] == "auto"
-        (profile,) = ask(a, "profile")["domains"]
-        assert profile["link_samples"] and profile["link_bandwidth"] > 1e7
-        finish(job, tmp_path / "second")

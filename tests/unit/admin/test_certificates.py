@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import datetime as dt
 import os
 from pathlib import Path
@@ -23,6 +24,16 @@ def refusal(paths: Paths) -> str:
     with pytest.raises(CertificateError) as caught:
         load(paths)
     return str(caught.value)
+
+
+def changed(der: bytes, found: str, other: str) -> bytes:
+    """With the only ``found`` replaced, both in hex."""
+    assert der.count(bytes.fromhex(found)) == 1
+    return der.replace(bytes.fromhex(found), bytes.fromhex(other))
+
+
+def pem(what: str, der: bytes) -> bytes:
+    return f"-----BEGIN {what}-----\n{base64.encodebytes(der).decode()}-----END {what}-----\n".encode()
 
 
 def test_what_is_there(ours: Folder) -> None:
@@ -56,6 +67,31 @@ def test_what_cannot_be_used_is_named(ours: Folder, tmp_path: Path) -> None:
     assert "('old') expired on " in refusal(old) and "gcserver pki" in refusal(old)
     early = ours.node("early", 5, dt.datetime.now(dt.UTC) + dt.timedelta(days=2))
     assert "holds from " in refusal(early) and "clock" in refusal(early)
+
+
+def test_what_the_library_refuses_in_its_own_way_is_a_refusal_like_any_other(ours: Folder, tmp_path: Path) -> None:
+    good = ours.node()
+    der = load(good).certificate.public_bytes(serialization.Encoding.DER)
+    fourth = tmp_path / "fourth.pem"
+    fourth.write_bytes(pem("CERTIFICATE", changed(der, "a003020102", "a003020103")))  # a version there is not
+    unknown = tmp_path / "unknown.pem"
+    unknown.write_bytes(pem("CERTIFICATE", changed(der, "2a8648ce3d0201", "2a8648ce3d0271")))  # ecPublicKey, no longer
+    key = serialization.load_pem_private_key(good.key.read_bytes(), None)
+    form = serialization.Encoding.DER, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    strange = tmp_path / "strange.key"
+    strange.write_bytes(pem("PRIVATE KEY", changed(key.private_bytes(*form), "2a8648ce3d0201", "2a8648ce3d0271")))
+    assert "holds no certificate in PEM form" in refusal(Paths(good.ca, fourth, good.key))
+    assert "holds no certificate in PEM form" in refusal(Paths(fourth, good.certificate, good.key))
+    assert f"{unknown} holds a key of no known kind" in refusal(Paths(good.ca, unknown, good.key))
+    assert "holds no private key in PEM form" in refusal(Paths(good.ca, good.certificate, strange))
+    assert shown(changed(der, "a003020102", "a003020103")).role is None
+
+
+def test_words_beside_certificates_may_be_in_any_language(ours: Folder, tmp_path: Path) -> None:
+    good, words = ours.node(), tmp_path / "words.pem"
+    words.write_bytes("# Ročně obnovit\n".encode() + good.ca.read_bytes() + b"\xff\n")
+    (ca,) = load(Paths(words, good.certificate, good.key)).tls.get_ca_certs()
+    assert ca["subject"] == ((("commonName", "ours"),),)
 
 
 def test_a_certificate_that_says_nothing_has_no_role(ours: Folder) -> None:
