@@ -27,7 +27,7 @@ from gcclient.membership import Membership
 from gcclient.ranks import World
 from gcclient.rendezvous import Introduction
 from gcclient.waiters import Pending, Watched
-from gcproto import lane_messages, messages, packed
+from gcproto import advice, lane_messages, messages, packed
 from gcproto.audits import AuditAnswer
 from gcproto.manifest import ManifestError, Section, TensorSpec
 from gcproto.messages import DeclareDomain, DeclareSection, Register, Registered
@@ -394,7 +394,7 @@ _HANDLERS: dict[type, Callable[[Session, int, Any], None]] = {
     messages.EpochChanged: lambda self, lane, message: self.membership.on_epoch(message.epoch, message.members),
     messages.IAm: Session._on_identity,
     messages.Waiting: Session._on_waiting,
-    messages.Advised: lambda self, lane, message: self.asking.on_answer(message),
+    advice.Advised: lambda self, lane, message: self.asking.on_answer(message),
     messages.Fault: Session._on_fault,
     AuditAnswer: lambda self, lane, message: self.audited[message.domain](message),
 }

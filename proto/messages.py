@@ -10,7 +10,9 @@ from typing import Annotated, Final
 
 import msgspec
 
+from gcproto.advice import Advised, AskAdvice
 from gcproto.audits import AuditAnswer, AuditReport
+from gcproto.epoch_messages import EpochStart, Frozen, StepReady
 from gcproto.manifest import Section
 from gcproto.modes import BALANCED, STATIC
 from gcproto.packed import Message
@@ -20,7 +22,6 @@ LAST_SEED: Final = (1 << 63) - 1
 Seed = Annotated[int, msgspec.Meta(ge=0, le=LAST_SEED)]
 #: of a plan: 0 is what a job begins with, and frames have 32 bits for it
 Version = Annotated[int, msgspec.Meta(ge=1, le=(1 << 32) - 1)]
-MAX_BANDWIDTHS: Final = 64
 #: A receiver that misses more asks for these first.
 MAX_NACK: Final = 1024
 #: what separates jobs of one name while they form: a digest of their secret, empty where there is none
@@ -121,16 +122,6 @@ class JoinRefusal(Message, frozen=True, tag="norun"):
     kind: str = "JoinRefused"
 
 
-class EpochStart(msgspec.Struct, frozen=True, array_like=True):
-    """Where a domain stands as an epoch begins: its steps up to ``committed`` count with what the epoch before gave
-    them, those up to ``settled`` do not count at all (skipped), all later ones run in the new epoch."""
-
-    epoch: int
-    domain: int
-    committed: int
-    settled: int
-
-
 class EpochDecided(Message, frozen=True, tag="epoch"):
     """The arbiter's decision on a job's membership; members are in order of their lowest rank.
 
@@ -165,39 +156,6 @@ class EpochDecided(Message, frozen=True, tag="epoch"):
     def origin(self) -> tuple[MemberInfo, ...]:
         """The members of the first epoch, in order."""
         return tuple(sorted((*self.members, *(m for gone in self.lost for m in gone)), key=lambda m: m.ranks[0]))
-
-
-class StepReady(Message, frozen=True, tag="have"):
-    """In a job that goes on without a lost node: the sender holds every aggregate of a domain up to ``step``.
-
-    It is logged before it is said. A step commits once all members of the domain have said so.
-    """
-
-    job: bytes
-    epoch: int
-    domain: int
-    step: int
-
-
-class DomainState(msgspec.Struct, frozen=True, array_like=True):
-    """How far a member is in a domain: the step it is ready up to, the last one begun, and the domain's nodes."""
-
-    domain: int
-    ready: int
-    begun: int
-    nodes: tuple[str, ...]
-
-
-class Frozen(Message, frozen=True, tag="frozen"):
-    """The sender will not become ready in ``epoch`` beyond what it says here: the next epoch can be proposed.
-
-    ``lost``: those without whom it wants to go on.
-    """
-
-    job: bytes
-    epoch: int
-    domains: tuple[DomainState, ...]
-    lost: tuple[str, ...] = ()
 
 
 class DeclareDomain(Message, frozen=True, tag="domain"):
@@ -421,38 +379,6 @@ class SectionAgreed(Message, frozen=True, tag="agreed"):
 
 class Unregister(Message, frozen=True, tag="unregister"):
     """The worker leaves in good order."""
-
-
-class AskAdvice(Message, frozen=True, tag="advise?"):
-    """Would compression pay? Of ``domain`` (-1: the job's largest model), on its own link and on others: ``bandwidths``
-    in bytes a second a direction (none: usual ones). ``request`` comes back with the answer."""
-
-    request: int
-    domain: int = -1
-    bandwidths: Annotated[tuple[float, ...], msgspec.Meta(max_length=MAX_BANDWIDTHS)] = ()
-
-
-class AdviceRow(msgspec.Struct, frozen=True, array_like=True):
-    """One plan on one link: bytes a second, whether that is the measured link, what is expected, seconds a step."""
-
-    bandwidth: float
-    measured: bool
-    plan: str
-    codec: str
-    seconds: float
-
-
-class Advised(Message, frozen=True, tag="advised"):
-    """The answer to AskAdvice: a sentence, seconds of a step without exchange, bytes a second above which nothing pays
-    (0: it never does; None: it does on every link). ``error``: why there is none, and ``advice`` what to do."""
-
-    request: int
-    verdict: str = ""
-    compute: float = 0.0
-    stops_paying: float | None = None
-    rows: tuple[AdviceRow, ...] = ()
-    error: str = ""
-    advice: str = ""
 
 
 class Waiting(Message, frozen=True, tag="waiting"):

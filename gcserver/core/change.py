@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from gcproto.messages import EpochDecided, Frozen, StepReady
+from gcproto.epoch_messages import Frozen, StepReady
+from gcproto.messages import EpochDecided
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ are left was not ready for.
 
 from __future__ import annotations
 
-from gcproto.messages import StepReady
+from gcproto.epoch_messages import StepReady
 from gcserver.core import settling
 from gcserver.core.control_domain import ControlDomain
 from gcserver.core.control_events import ControlEffect, LogReady

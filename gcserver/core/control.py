@@ -38,8 +38,10 @@ from gcserver.core.control_events import (
 )
 from gcserver.core.effects import ReportClosed, ReportFault, ReportLink, ReportStep, ReportWaiting
 from gcserver.core.events import CodecChoice, DomainClosed, FrameDamaged, FrameReceived, PeerAdded, PeerReset, Tick
-from gcserver.core.gathering import Formation, Gathering, fault_without_job, misfit, unknown_job, why_unusable
-from gcserver.core.job import Job, NoSpace, abroad, any_controller, any_plan, any_section
+from gcserver.core.gathering import Formation, Gathering, fault_without_job
+from gcserver.core.job import Job, NoSpace, any_controller, any_plan, any_section
+from gcserver.core.job_faults import abroad
+from gcserver.core.job_records import misfit, unknown_job, why_unusable
 from gcserver.core.link import Link
 from gcserver.core.peers import Peers, PeerUp
 from gcserver.core.restoring import damage

@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import msgspec
 
-from gcproto.messages import DomainState, EpochChanged, EpochDecided, EpochStart, Frozen, StepReady
+from gcproto.epoch_messages import DomainState, EpochStart, Frozen, StepReady
+from gcproto.messages import EpochChanged, EpochDecided
 from gcserver.core import commits, declarations, job_plans, settling
 from gcserver.core.change import Change
 from gcserver.core.control_domain import ControlDomain

@@ -1,7 +1,7 @@
 """How a job forms: workers of one label gather on each node, nodes join, the node of rank 0 proposes the epoch.
 
-What may live here: gatherings, joins, what makes them or a record of a peer unusable. What may not: the job that comes
-of it (`job.py`), who wins an epoch (`arbiter.py`).
+What may live here: gatherings, joins, what makes them unusable. What may not: what makes a record so
+(`job_records.py`), the job that comes of it (`job.py`), who wins an epoch (`arbiter.py`).
 
 Workers of one label register with their daemon; when all of a node's workers are there the node says JobJoin to every
 peer it knows. The node of rank 0 collects joins until they cover all ranks, asks the arbiter to make that the first
@@ -11,24 +11,17 @@ what is left of an earlier run never enters a later one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
 
 from gcproto import messages, modes, wire
-from gcproto.manifest import PAGE
 from gcproto.messages import EpochDecided, Fault, JobJoin, JobLeft, JoinRefusal, MemberInfo, Register, Waiting
 from gcserver.core.control_config import ControlConfig
 from gcserver.core.control_events import Arbitrate, Connection, ControlEffect, Log, Tell
 from gcserver.core.effects import Count
-from gcserver.core.events import CodecChoice
+from gcserver.core.job_records import JOB_BYTES
 from gcserver.core.peers import Peers
-from gcserver.core.plan import unusable
 
-JOB_BYTES = len(wire.NO_JOB)
-#: An epoch has 32 bits in a frame header; a partition travels in one frame.
-MAX_EPOCH = 2**32 - 1
-MAX_PARTITION = 1 << 31
 #: What to do when ranks and sizes do not fit together.
 CHECK_RANKS = "check RANK, WORLD_SIZE and LOCAL_RANK on every machine"
 CHECK_TOKEN = "give all workers of the job the same GC_JOB_TOKEN, and concurrent jobs different names (GC_JOB)"
@@ -39,18 +32,6 @@ SAY_WAITING = 2.0
 def fault_without_job(connection: Connection, kind: str, message: str, advice: str = "start the job again") -> Tell:
     """What a worker is told that is in no job."""
     return Tell(connection, Fault(b"", kind, message, advice=advice))
-
-
-def unknown_job(m: EpochDecided, node: str) -> Fault:
-    """What a peer is told whose record names a job that ``node`` should know and does not."""
-    return Fault(
-        m.job,
-        "PeerLost",
-        f"{node} does not know job {m.label!r}: it ended there, or its daemon restarted while the job was being formed",
-        epoch=m.epoch,
-        missing=(node,),
-        advice="start the job again from its last checkpoint",
-    )
 
 
 @dataclass(slots=True)
@@ -74,51 +55,6 @@ class Gathering:
     def member(self, hello: messages.Hello) -> MemberInfo:
         ranks = tuple(sorted(r.rank for _, r in self.workers.values()))
         return MemberInfo(hello.node, hello.address, ranks)
-
-
-def misfit(m: EpochDecided) -> tuple[str, str] | None:
-    """(kind, why) a job's record is none that any node can have decided, or None."""
-    everyone = [member for members in (m.members, *m.lost) for member in members]
-    ranks = [r for member in everyone for r in member.ranks]
-    whole = sorted(ranks) == list(range(m.world_size)) if m.world_size == len(ranks) else False
-    names = {member.node for member in everyone}
-    fitting = len(m.members) == len(m.nonces) and len(everyone) == len(names)
-    if not fitting or not whole or any(not member.ranks for member in everyone):
-        return "JoinRefused", (
-            f"the record of job {m.label!r} does not fit together: {len(m.members)} members, {len(m.nonces)} "
-            f"nonces, {len(ranks)} ranks of {m.world_size}"
-        )
-    if len(m.job) != JOB_BYTES or not 0 < m.partition_bytes <= MAX_PARTITION or m.partition_bytes % PAGE:
-        return "JoinRefused", (
-            f"the record of job {m.label!r} has a number of {len(m.job)} bytes and partitions of "
-            f"{m.partition_bytes}; expected {JOB_BYTES} and a positive multiple of {PAGE} up to {MAX_PARTITION}"
-        )
-    if not 0 < m.epoch <= MAX_EPOCH or m.min_compress_bytes < 0 or not 0 < m.deadline < inf:
-        return "JoinRefused", (
-            f"the record of job {m.label!r} has epoch {m.epoch}, min_compress_bytes {m.min_compress_bytes} and "
-            f"deadline {m.deadline}; expected 1..{MAX_EPOCH}, 0 or more bytes and a time"
-        )
-    if any(not 0 <= s.committed <= s.settled or s.epoch > m.epoch for s in m.starts):
-        return "JoinRefused", f"the record of job {m.label!r} has epoch {m.epoch} begin where none can: {m.starts}"
-    return None
-
-
-def why_unusable(
-    m: EpochDecided, config: ControlConfig, resolve: Callable[[str], CodecChoice], no_controller: Callable[[str], str]
-) -> tuple[str, str] | None:
-    """(kind, why) a peer's record cannot be followed on this node, or None."""
-    node = config.hello.node
-    if wrong := misfit(m):
-        return wrong
-    if all(member.node != node for member in m.members):
-        return None
-    if bad := unusable(m.rules, resolve):
-        return "CodecError", f"{node} cannot run the rules of job {m.label!r}: {bad[1]}"
-    if why := no_controller(m.controller) or modes.unknown(m.mode, m.quality):
-        return "JoinRefused", f"{node} cannot steer job {m.label!r} as it should be: {why}"
-    if why := config.no_policy(m.on_loss):
-        return "JoinRefused", f"{node} cannot run job {m.label!r}: {why}"
-    return None
 
 
 @dataclass(slots=True)

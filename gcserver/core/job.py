@@ -12,21 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import msgspec
-
 from gcproto import messages, wire
+from gcproto.epoch_messages import EpochStart
 from gcproto.manifest import Section
-from gcproto.messages import (
-    DeclareDomain,
-    EpochDecided,
-    EpochStart,
-    Fault,
-    JobLeft,
-    PlanRequest,
-    PlanText,
-    Registered,
-    Rule,
-)
+from gcproto.messages import DeclareDomain, EpochDecided, Fault, JobLeft, PlanRequest, PlanText, Registered, Rule
 from gcserver.core.change import Change
 from gcserver.core.control_domain import LOSSLESS, ControlDomain
 from gcserver.core.control_events import (
@@ -42,29 +31,13 @@ from gcserver.core.control_events import (
 )
 from gcserver.core.effects import ReportFault
 from gcserver.core.events import CodecChoice, DomainClosed, DomainConfig, DomainOpened, Member, Plan
+from gcserver.core.job_faults import ADVICE, OUTSIDE, abroad
 from gcserver.core.plan import compiled
 from gcserver.core.plan_requests import PlanRequests
 
 #: Settling step t fixes the plan of step t + lag. Calls are a step each, and many may be in flight.
 SCOPED_LAG = 2
 CALL_LAG = 256
-#: What to do about a fault that says nothing better.
-ADVICE = {
-    "TensorMismatch": "let every rank declare and push the same tensors in the same order",
-    "CodecError": "write a codec that every node knows, its parameters as in topk(ratio=0.01)",
-    "WorkerLost": "its own log says why; start the job again",
-}
-#: Faults that come from outside the rounds, and the phase they hold up when no lane has said what it waits for.
-OUTSIDE = {"PeerLost": "exchange", "WorkerLost": "push", "StepIndeterminate": "commit"}
-#: Faults of one node, without which a job that outlives its nodes goes on.
-ALONE = frozenset({"WorkerLost", "StepIndeterminate"})
-
-
-def abroad(fault: Fault, record: EpochDecided, node: str) -> Fault:
-    """What members hear of how a job ended on ``node``: where they go on without it, that it is lost."""
-    if record.on_loss == "fail" or fault.kind not in ALONE:
-        return fault
-    return msgspec.structs.replace(fault, kind="PeerLost", missing=(node,))
 
 
 def any_controller(text: str) -> str:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gcproto import messages
+from gcproto import epoch_messages, messages
 from gcserver.core import declarations, epochs, job_plans
 from gcserver.core.control_events import ControlEffect, Log
-from gcserver.core.job import Job, abroad
+from gcserver.core.job import Job
+from gcserver.core.job_faults import abroad
 
 #: (node, message) that came before the job or the domain it is about
 Early = list[tuple[str, messages.Control]]
@@ -23,8 +24,8 @@ JobMessage = (
     | messages.PlanReady
     | messages.PlanGo
     | messages.Fault
-    | messages.StepReady
-    | messages.Frozen
+    | epoch_messages.StepReady
+    | epoch_messages.Frozen
 )
 #: not more messages are kept than these
 MAX_EARLY = 4096
@@ -83,10 +84,10 @@ def on_message(job: Job, node: str, m: messages.Control, early: Early) -> list[C
         return job_plans.on_ready(job, node, m)
     if isinstance(m, messages.PlanGo):
         return job_plans.on_go(job, m)
-    if isinstance(m, messages.StepReady) and m.domain not in job.domains:
+    if isinstance(m, epoch_messages.StepReady) and m.domain not in job.domains:
         early.append((node, m))
         return []
-    if isinstance(m, messages.StepReady | messages.Frozen):
+    if isinstance(m, epoch_messages.StepReady | epoch_messages.Frozen):
         return epochs.on_message(job, node, m)
     return []
 

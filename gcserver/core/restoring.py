@@ -14,7 +14,7 @@ from gcproto.messages import DeclareDomain
 from gcserver.core.control_domain import LOSSLESS
 from gcserver.core.control_events import DomainLedger, JobMemory
 from gcserver.core.declarations import MAX_DOMAIN
-from gcserver.core.gathering import misfit
+from gcserver.core.job_records import misfit
 
 #: Steps and plan numbers beyond these are not counted to by any job.
 MAX_STEP = 1 << 62

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from gcproto import lane_messages, messages, packed, slots
+from gcproto import advice, lane_messages, messages, packed, slots
 from gcproto.audits import AuditReport
 from gcproto.channel import Channel, ChannelClosed
 from gcproto.lane_messages import Attach, Done, MapSection, Push
@@ -245,5 +245,5 @@ class FakeDaemon:
             if not self.silent:
                 channel.send(Done(message.domain, message.step, message.keys, skipped=self.skipping))
         else:
-            known = Attach | messages.Unregister | TensorTimes | AuditReport | messages.AskAdvice | Push
+            known = Attach | messages.Unregister | TensorTimes | AuditReport | advice.AskAdvice | Push
             assert isinstance(message, known)

@@ -12,17 +12,9 @@ import msgspec
 import pytest
 
 from gcproto import messages
+from gcproto.epoch_messages import DomainState, EpochStart, Frozen, StepReady
 from gcproto.manifest import Section, TensorSpec
-from gcproto.messages import (
-    DeclareDomain,
-    DeclareSection,
-    DomainState,
-    EpochStart,
-    Fault,
-    Frozen,
-    SectionOffer,
-    StepReady,
-)
+from gcproto.messages import DeclareDomain, DeclareSection, Fault, SectionOffer
 from gcserver.core import control_events as ce
 from gcserver.core.control import ControlMachine
 from gcserver.core.effects import Count, ReportStep, ReportWaiting
