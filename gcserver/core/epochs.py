@@ -156,6 +156,9 @@ def on_record(job: Job, node: str, record: EpochDecided) -> list[ControlEffect]:
         job.tell_members(job.record, node)
     if record.epoch <= newest.epoch or job.ended is not None:
         return []
+    if not job.commits or (node and node not in job.others):
+        text = f"{node} sent epoch {record.epoch} of job {job.record.label}, which is not its business"
+        return [Log("error", text)]
     if not node:
         # Those who are left out too: they are not to wait for the deadline.
         job.tell_members(record)

@@ -16,6 +16,7 @@ from gcproto.epoch_messages import DomainState, EpochStart, Frozen, StepReady
 from gcproto.manifest import Section, TensorSpec
 from gcproto.messages import DeclareDomain, DeclareSection, Fault, SectionOffer
 from gcserver.core import control_events as ce
+from gcserver.core import epochs, waiting
 from gcserver.core.control import ControlMachine
 from gcserver.core.effects import Count, ReportStep, ReportWaiting
 from gcserver.core.events import DomainOpened, PeerAdded, Settled, Tick
@@ -166,6 +167,35 @@ def test_an_arbiter_that_does_not_answer_is_asked_again_until_the_deadline() -> 
     m.on(ce.ArbiterSilent(asked.record, "no route to etcd"), 99.0)
     (fault,) = told(m.on(Tick(), 101.5))
     assert fault.kind == "StepIndeterminate" and "no route to etcd" in fault.message and fault.missing == ("b",)
+
+
+def test_an_epoch_that_cannot_be_or_that_a_stranger_decided_is_refused() -> None:
+    m, record = pair()
+    twice = msgspec.structs.replace(record, epoch=2, lost=(record.members[1:],))
+    out = m.on(control_from_b(twice, 3), 1.0)
+    assert [f.kind for f in control_sent(out) if isinstance(f, Fault)] == ["JoinRefused"] and not told(out)
+    alone = msgspec.structs.replace(record, members=record.members[:1], nonces=(9,), lost=(record.members[1:],))
+    job = next(iter(m.jobs.values()))
+    (said_of_it,) = epochs.on_record(job, "c", msgspec.structs.replace(alone, epoch=2))
+    assert isinstance(said_of_it, ce.Log) and "not its business" in said_of_it.text
+    m, record = pair("fail")
+    assert told(m.on(control_from_b(msgspec.structs.replace(record, epoch=2), 3), 1.0)) == []
+    assert next(iter(m.jobs.values())).record == record, "a job that ends with its first loss has one epoch"
+
+
+def test_it_is_said_for_whom_a_commit_or_an_epoch_waits() -> None:
+    m, record = pair(lease=1000.0)
+    job = next(iter(m.jobs.values()))
+    finish(m, 1)
+    m.on(Tick(), 2.0)
+    (wait,) = waiting.waits(job)
+    assert (wait.who, wait.wanted, wait.phase, wait.since, wait.step) == ("b", "commit", "commit", 2.0, 1)
+    b_is_ready(m, 1, 3)
+    m.on(Tick(), 3.0)
+    assert list(waiting.waits(job)) == []
+    epochs.on_frozen(job, "c", Frozen(record.job, 1, (), ("d",)))
+    m.on(Tick(), 4.0)
+    assert [(w.who, w.wanted, w.since) for w in waiting.waits(job)] == [("b", "epoch", 4.0)]
 
 
 def test_what_is_said_of_a_later_epoch_waits_for_it() -> None:
