@@ -13,6 +13,7 @@ from gcproto import messages
 from gcproto.records import replace
 from gcserver.core import control_events as ce
 from gcserver.core import effects as fx
+from gcserver.core import waiting
 from gcserver.core.events import CodecChoice, DomainKey
 from tests.simulation.lane_process import LaneProcess
 from tests.simulation.links import Links
@@ -370,6 +371,14 @@ class Checks:
     def after(self, p: Process, touched: set[int] | None) -> None:
         """What must hold of a process whenever it is at rest; ``touched``: by links that were used, None by all."""
         self.links.after(p, touched)
+
+    def on_tick(self, p: Process) -> None:
+        """G6: whom a job waits for is a member or a rank of this node, and since when is over."""
+        for job in p.machine.jobs.values():
+            known = {m.node for m in job.record.origin} | {f"rank {r}" for m in job.record.origin for r in m.ranks}
+            for wait in waiting.waits(job):
+                if wait.who not in known or wait.since > p.node.clock() or not wait.wanted:
+                    self.fail("G6", f"{p.name} waits for {wait}, and knows {sorted(known)}")
 
     def at_rest(self) -> None:
         """After everyone left and the network is quiet: nothing is held any more."""

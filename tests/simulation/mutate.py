@@ -1,4 +1,4 @@
-"""Plant each fault of `mutants.py` and `planted.py`, and see which test notices: ``python -m tests.simulation.mutate``.
+"""Plant each fault of `mutants.py` and `planted*.py`, and see who notices: ``python -m tests.simulation.mutate``.
 
 What may live here: importing the core with a fault in it, running the suites, the report. What may not: the faults.
 

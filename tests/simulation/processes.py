@@ -86,6 +86,8 @@ class Process:
             world.kill(self)
             return
         world.checks.after(self, touched)
+        if type(event) is ev.Tick and self.lane == CONTROL:
+            world.checks.on_tick(self)
 
     def _burn(self, effect: Any) -> None:
         if self.dies_before:
