@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 from gcclient import arguments
 from gcclient.domain import Domain
 from gcclient.errors import NoAdvice
+from gcproto.advice import MAX_BANDWIDTHS, Advised, AskAdvice
 from gcproto.manifest import USED
-from gcproto.messages import MAX_BANDWIDTHS, Advised, AskAdvice
 from gcproto.rates import RATE_FORM, read_rate, say_rate
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -159,13 +159,24 @@ def is_initialized() -> bool:
 
 
 def rank() -> int:
-    """This process's global rank."""
-    return current().me.rank
+    """This process's place among the ranks of the job: its global rank, less one for each lower one that was lost."""
+    session = current()
+    return session.membership.ranks.index(session.me.rank)
 
 
 def size() -> int:
-    """The number of ranks in the job."""
-    return current().me.size
+    """The number of ranks in the job; lost ones do not count (``on_loss="shrink"`` or ``"skip"``)."""
+    return len(current().membership.ranks)
+
+
+def on_change(callback: Callable[[int, tuple[int, ...]], None]) -> None:
+    """Have ``callback(epoch, ranks)`` called whenever the job goes on without a lost node.
+
+    ``ranks``: those that are left, by their numbers at the start of the job. It is called by the thread that reads the
+    daemon's messages, so it must be short and must not push. What a step was averaged over is decided by the daemon for
+    the whole step, whether or not this was called before its result came.
+    """
+    current().membership.callbacks.append(callback)
 
 
 def local_rank() -> int:
@@ -241,7 +252,8 @@ def synchronize(handle: Call) -> torch.Tensor:
 def broadcast_parameters(params: Mapping[str, Any] | Iterable[tuple[str, torch.Tensor]], root_rank: int = 0) -> None:
     """Overwrite the tensors of ``params`` (a state_dict, or named parameters) with rank ``root_rank``'s, bit by bit.
 
-    Raises :class:`~gcclient.TensorMismatch` on every rank when names, shapes or dtypes differ.
+    ``root_rank``: its number at the start of the job. Raises :class:`~gcclient.TensorMismatch` on every rank when
+    names, shapes or dtypes differ, :class:`~gcclient.PeerLost` when the root was lost.
     """
     items = params.items() if isinstance(params, Mapping) else params
     tensors = [(str(n), t) for n, t in items if isinstance(t, torch.Tensor)]
@@ -281,14 +293,16 @@ def stats() -> dict[str, Any]:
     c = session.counters
     return {
         "job": session.label,
-        "rank": session.me.rank,
-        "size": session.me.size,
+        "rank": rank(),
+        "size": size(),
+        "epoch": session.membership.epoch,
         "node": session.job.node,
         "calls": c.calls,
         "steps": c.steps,
         "bytes_pushed": c.bytes_pushed,
         "bytes_pulled": c.bytes_pulled,
         "nonfinite_steps": c.nonfinite_steps,
+        "skipped_steps": c.skipped_steps,
         "wait_seconds": c.wait_seconds,
         "reconnects": session.daemon.reconnects,
         "audit": None if c.audit is None else dict(c.audit),

@@ -49,10 +49,11 @@ class BlockPlace:
     """One block in the arena, and what this worker knows of its newest round.
 
     ``step`` is the newest step pushed, ``done`` whether its result was announced, ``nonfinite`` whether that
-    is not finite. ``op`` is who waits for the result: ``op.deliver(places)`` is called once.
+    is not finite, ``skipped`` whether there is none. ``op`` is who waits for the result: ``op.deliver(places)`` is
+    called once.
     """
 
-    __slots__ = ("block", "slot", "memory", "input", "output", "index", "step", "done", "nonfinite", "op")
+    __slots__ = ("block", "slot", "memory", "input", "output", "index", "step", "done", "nonfinite", "skipped", "op")
 
     def __init__(self, block: Block, slot: Slot, memory: memoryview, chunk: Bytes, index: int) -> None:
         self.block = block
@@ -65,6 +66,7 @@ class BlockPlace:
         self.step = 0
         self.done = True
         self.nonfinite = False
+        self.skipped = False
         self.op: Any = None
 
     def commit(self, step: int, flags: int, grad_scale: float) -> None:

@@ -109,7 +109,7 @@ class Auditor:
         if left == window - 1:
             self._void = False
         # Void on all ranks or on none: they go on alike.
-        self._void = self._void or any(place.nonfinite for place in places if place.step == step)
+        self._void |= any(place.nonfinite or place.skipped for place in places if place.step == step)
         tensors: dict[str, Sums] = {}
         if not self._void:
             for section, inside, stages in zip(self._sections, blocks, self._stages, strict=True):
@@ -151,6 +151,8 @@ class Auditor:
 
     def _finish(self, section: Section, places: list[BlockPlace], piece: Piece, out: dict[str, Sums]) -> None:
         self._wait(lambda: piece.missing == 0)
+        # Given up with a lost node: there is nothing to compare with.
+        self._void |= any(place.skipped for place in piece.places)
         exact = _doubles(np.concatenate([p.output for p in piece.places]), section.dtype)
         delivered = _doubles(self._joined(places, piece, [p.output for p in places]), section.dtype)
         if self.options.window > 1:

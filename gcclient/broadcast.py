@@ -20,7 +20,7 @@ import torch
 from gcclient import device
 from gcclient.calls import Call, Calls
 from gcclient.device import Bytes
-from gcclient.errors import TensorMismatch
+from gcclient.errors import PeerLost, TensorMismatch
 
 #: Bytes of the staging areas. The largest travels as one block; two of it take turns.
 STAGES: Final = (4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20)
@@ -72,6 +72,23 @@ def _payload(calls: Calls, arrays: Sequence[Bytes], root: int) -> None:
             if not is_root:
                 for offset, piece in stream.pieces(lo, lo + n):
                     np.copyto(piece, area[offset : offset + piece.nbytes])
+    _root_is_left(calls, root)
+
+
+def _root_is_left(calls: Calls, root: int) -> None:
+    """Raises :class:`PeerLost` if what was just received may lack the root's part: it was zeros then."""
+    session = calls.session
+    membership = session.membership
+    session.wait_for(lambda: membership.current, "the members of a new epoch", "exchange", session.job.deadline)
+    if root not in membership.ranks:
+        raise PeerLost(
+            f"rank {root}, the root of a broadcast, was lost",
+            job=session.label,
+            epoch=membership.epoch,
+            phase="exchange",
+            missing=(f"rank {root}",),
+            advice="broadcast again from a rank that is left; what was to be overwritten may be half written",
+        )
 
 
 def _text(calls: Calls, text: bytes, root: int) -> bytes:
@@ -79,10 +96,11 @@ def _text(calls: Calls, text: bytes, root: int) -> bytes:
     size, me = calls.session.me.size, calls.session.me.rank
     if not 0 <= root < size:
         raise ValueError(f"root_rank must be within 0..{size - 1}, got {root}")
-    head = torch.tensor([len(text) if me == root else 0, root, root * root])
+    head = torch.tensor([len(text) if me == root else 0, root, root * root, 1])
     calls.start(head, "broadcast.head", average=False, in_place=True, exact=True).finish()
-    length, total, squares = (int(v) for v in head)
-    if total != size * root or squares != size * root * root:
+    length, total, squares, ranks = (int(v) for v in head)
+    _root_is_left(calls, root)
+    if total != ranks * root or squares != ranks * root * root:
         raise TensorMismatch(
             f"ranks name different roots for a broadcast (rank {me}: {root})",
             job=calls.session.label,

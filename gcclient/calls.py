@@ -23,7 +23,7 @@ import torch
 from gcclient import arguments, device, windows
 from gcclient.arena import BlockPlace
 from gcclient.domain import Domain, Step
-from gcclient.errors import GradcommError
+from gcclient.errors import GradcommError, StepSkipped
 from gcclient.results import Results
 from gcclient.session import Session
 from gcproto.dtypes import DType
@@ -88,6 +88,7 @@ class Call:
         "_lock",
         "_error",
         "over",
+        "skipped",
     )
 
     def __init__(
@@ -104,6 +105,7 @@ class Call:
         self._lock = threading.RLock()
         self._error: GradcommError | None = None
         self.over = False
+        self.skipped = False
 
     def deliver(self, places: list[BlockPlace]) -> None:
         self._ready.extend(places)
@@ -123,6 +125,8 @@ class Call:
         """Wait for the result and copy it out. Raises the job's failure."""
         with self._lock:
             if self.over:
+                if self.skipped:
+                    raise self._given_up()
                 return self.result
             session, began = self.session, time.monotonic()
             while self._left:
@@ -130,24 +134,43 @@ class Call:
                     self._wait(began)
                 while self._ready:
                     place = self._ready[0]
+                    self.skipped |= place.skipped
                     at = place.block.start * place.block.dtype.itemsize
-                    self._memory.store(at, at + place.block.nbytes, place.output)
+                    if not place.skipped:
+                        self._memory.store(at, at + place.block.nbytes, place.output)
                     self._ready.popleft()  # only now: a store that raises can be tried again
                     place.op = None
                     self._left -= 1
             self._memory.settle()
-            if self._flat.dtype is torch.bool:
-                # Summed as bytes; torch expects a bool to be 0 or 1.
-                self._flat.view(torch.uint8).ne_(0)
-            if self._flat.data_ptr() != self.result.data_ptr():
-                self.result.copy_(self._flat.view(self.result.shape))
+            if not self.skipped:
+                self._write_back()
             self.over = True
             session.pending.discard(self)
             session.counters.wait_seconds += time.monotonic() - began
             session.counters.bytes_pulled += self._flat.nbytes
             if self.tensor.call is self:
                 self.tensor.call = None
+            if self.skipped:
+                session.counters.skipped_steps += 1
+                raise self._given_up()
             return self.result
+
+    def _write_back(self) -> None:
+        """What was copied out becomes the result."""
+        if self._flat.dtype is torch.bool:
+            # Summed as bytes; torch expects a bool to be 0 or 1.
+            self._flat.view(torch.uint8).ne_(0)
+        if self._flat.data_ptr() != self.result.data_ptr():
+            self.result.copy_(self._flat.view(self.result.shape))
+
+    def _given_up(self) -> StepSkipped:
+        return StepSkipped(
+            f"push_pull of {self.tensor.spec.describe()} was given up with a lost node",
+            job=self.session.label,
+            step=self.step,
+            phase="exchange",
+            advice="push it again if it is still wanted: all ranks that are left get this",
+        )
 
     def _wait(self, began: float) -> None:
         self.session.wait_result(self._something, f"push_pull of {self.tensor.spec.describe()}", self.step, began)

@@ -18,6 +18,7 @@ class Counters:
     bytes_pushed: int = 0
     bytes_pulled: int = 0
     nonfinite_steps: int = 0
+    skipped_steps: int = 0
     wait_seconds: float = 0.0
     #: the newest audit's report
     audit: dict[str, Any] | None = None

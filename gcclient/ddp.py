@@ -87,6 +87,8 @@ class Backward(Scope):
     def __init__(self, state: State, scale: float) -> None:
         super().__init__(state.session, state.domain, scale)
         self.timing = state.timing
+        self.state = state
+        state.skipped = False
         self.buckets: dict[BlockPlace, list[Bucket]] = {}
         self._closed_at = 0.0
 
@@ -119,6 +121,7 @@ class Backward(Scope):
         if self._closed_at and self.back + len(places) >= self.sent:
             # Before the last future completes: after it the next step may begin in another thread.
             self.timing.back(self.step.number)
+        self.state.skipped |= places[0].skipped
         super().deliver(places)
         self._let_go()
 
@@ -137,7 +140,11 @@ class Backward(Scope):
 
 
 class State:
-    """What :func:`ddp_hook` needs of a model. Made by :func:`state`; give it to ``register_comm_hook``."""
+    """What :func:`ddp_hook` needs of a model. Made by :func:`state`; give it to ``register_comm_hook``.
+
+    ``skipped``: the newest backward pass was given up with a lost node (``on_loss="skip"``), on all ranks that are
+    left: its gradients are zeros, and ``optimizer.step()`` is best left out.
+    """
 
     def __init__(
         self,
@@ -162,6 +169,7 @@ class State:
         self._scope: Backward | None = None
         self._last_index = -1
         self._warned_sparse = False
+        self.skipped = False
 
     # ------------------------------------------------------------------------------------- backward
     def on_bucket(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -288,7 +296,8 @@ def state(
 ) -> State:
     """Declare a model's gradients; returns the state for :func:`ddp_hook`. Call it on every rank of the group.
 
-    ``group``: the process group the gradients are averaged over (default: the DDP model's own, else all ranks).
+    ``group``: the process group the gradients are averaged over (default: the DDP model's own, else all ranks; all
+    ranks too where torch.distributed spans less than the job, as with a torchrun for each node).
     ``compression``: a codec spec such as ``"topk(ratio=0.01)"`` (default: the daemon's ``codec.default``).
     ``scaler``: the GradScaler in use, if any: residuals are then kept unscaled while its scale changes.
     ``whole``: never cut a parameter's gradient, for codecs that take whole matrices (default: whether ``compression``
@@ -309,7 +318,10 @@ def state(
         group = getattr(model, "process_group", None)
     if group is not None and not (dist.is_available() and dist.is_initialized()):
         group = None
-    ranks = tuple(sorted(dist.get_process_group_ranks(group))) if group is not None else tuple(range(session.me.size))
+    everyone = tuple(range(session.me.size))
+    # Where torch's world is not the job's (a torchrun for each node), its groups say nothing of other nodes.
+    local = group is None or dist.get_world_size() != session.me.size
+    ranks = everyone if local else tuple(sorted(dist.get_process_group_ranks(group)))
     named = [(n.removeprefix("module."), p) for n, p in model.named_parameters() if p.requires_grad]
     if not named:
         raise ValueError("the model has no parameter that requires a gradient")

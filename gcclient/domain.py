@@ -123,7 +123,11 @@ class Domain:
             place = self.blocks.get(key)
             if place is not None and place.step == message.step and not place.done:
                 place.nonfinite = message.nonfinite
+                place.skipped = message.skipped
                 place.done = True
+                if message.skipped:
+                    # What training then finds in place of an average; optimizers leave the step out altogether.
+                    place.output[:] = 0
                 ready.append(place)
         self._deliver(ready)
 

@@ -105,6 +105,10 @@ class StepIndeterminate(GradcommError):
     """A step's outcome cannot be learned, so going on might diverge. Restart from the last checkpoint."""
 
 
+class StepSkipped(GradcommError):
+    """A call was given up when a node was lost (``on_loss="skip"``), on all ranks that are left. The job goes on."""
+
+
 class TensorMismatch(GradcommError):
     """Ranks declared or pushed different tensors. Make the same calls in the same order on every rank."""
 

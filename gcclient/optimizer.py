@@ -40,6 +40,8 @@ class Averaging:
         self.open = False
         #: the gradients are averages that no step has used yet
         self.averaged = False
+        #: they are not: the step was given up with a lost node
+        self.skipped = False
         #: step() is to take the gradients as they are
         self.skipping = False
         self._left = dict.fromkeys(layout.parameters, passes)
@@ -64,7 +66,7 @@ class Averaging:
                     f"a gradient of {parameter.name!r} was computed more than backward_passes_per_step={self.passes} "
                     "times before optimizer.step(): raise it to accumulate gradients, or call step() in between"
                 )
-            self.open, self.averaged = True, False
+            self.open, self.averaged, self.skipped = True, False, False
             self._left[parameter] -= 1
             if not self._left[parameter]:
                 self._begun().bring(parameter)
@@ -83,6 +85,7 @@ class Averaging:
             if parameter not in exchange.brought and parameter.tensor.grad is not None:
                 exchange.bring(parameter)
         exchange.finish()
+        self.skipped = exchange.skipped
         self._exchange = None
         self._left = dict.fromkeys(self.layout.parameters, self.passes)
         self.open, self.averaged = False, True
@@ -141,6 +144,8 @@ class Distributed(Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Wait for the averages, then step. With a ``closure``, its gradients are averaged each time it is called.
 
+        A step that was given up with a lost node (``on_loss="skip"``) changes nothing here, on all ranks that are left;
+        with a closure its gradients are zeros. ``gcclient.stats()["skipped_steps"]`` counts them.
         Raises RuntimeError within :meth:`skip_synchronize` without :meth:`synchronize` before, and what that raises.
         """
         averaging = self._averaging
@@ -148,6 +153,9 @@ class Distributed(Optimizer):
             averaging.check_closed("optimizer.step() within skip_synchronize()")
         elif (closure is None or averaging.open) and not averaging.averaged:
             self.synchronize()
+        if averaging.skipped and closure is None:
+            averaging.averaged = averaging.skipped = False
+            return None
         evaluate = closure
         if closure is not None and not averaging.skipping:
             evaluate = self._averaged(closure)

@@ -31,6 +31,8 @@ class Scope(ABC):
         self.sent = 0
         self.back = 0
         self.nonfinite = False
+        #: the step was given up with a lost node: its results are zeros
+        self.skipped = False
         self._loading: list[Memory] = []
 
     def fill(self, pieces: Iterable[Piece], memory: Memory | None) -> None:
@@ -72,6 +74,9 @@ class Scope(ABC):
             if place.nonfinite and not self.nonfinite:
                 self.nonfinite = True
                 self.session.counters.nonfinite_steps += 1
+            if place.skipped and not self.skipped:
+                self.skipped = True
+                self.session.counters.skipped_steps += 1
             self.take(place)
         self.back += len(places)
 

@@ -23,10 +23,11 @@ from gcclient.counters import Counters
 from gcclient.daemon import CONTROL, Daemon, Link
 from gcclient.domain import Domain
 from gcclient.errors import GradcommError, NotInitialized, StepTimeout, from_fault
+from gcclient.membership import Membership
 from gcclient.ranks import World
 from gcclient.rendezvous import Introduction
 from gcclient.waiters import Pending, Watched
-from gcproto import lane_messages, messages, packed
+from gcproto import advice, lane_messages, messages, packed
 from gcproto.audits import AuditAnswer
 from gcproto.manifest import ManifestError, Section, TensorSpec
 from gcproto.messages import DeclareDomain, DeclareSection, Register, Registered
@@ -64,6 +65,7 @@ class Session:
         self.audited: dict[int, Callable[[AuditAnswer], None]] = {}
         self.daemon = Daemon(self)
         self.asking = Asking(self)
+        self.membership = Membership()
         self.pid = os.getpid()
         self._declaring = threading.RLock()
         self._descriptors: list[deque[int]] = []
@@ -126,8 +128,8 @@ class Session:
             self.fail(failure(error, self.label))
 
     def _on_done(self, lane: int, message: lane_messages.Done) -> None:
-        domain = self.domains.get(message.domain)
-        if domain is not None:
+        if (domain := self.domains.get(message.domain)) is not None:
+            self.membership.heard(message.epoch)
             domain.on_done(message)
 
     def _on_mapped(self, lane: int, message: lane_messages.Mapped) -> None:
@@ -144,14 +146,14 @@ class Session:
         domain.maps[lane] = None
 
     def _on_agreed(self, lane: int, message: messages.SectionAgreed) -> None:
-        domain = self.domains.get(message.domain)
-        if domain is not None:
+        if (domain := self.domains.get(message.domain)) is not None:
             domain.agreed = max(domain.agreed, message.index + 1)
 
     def _on_registered(self, lane: int, message: Registered) -> None:
         control = self.daemon.control
         with control.sending:
             self.registered = message
+            self.membership.on_registered(message)
             self._attached = True
             for domain in self.domains.values():
                 control.post(domain.declared)
@@ -160,9 +162,6 @@ class Session:
             self.asking.again()
         if self.daemon.lanes:
             self.daemon.connect_lanes(message.lane_sockets)
-
-    def _on_advised(self, lane: int, message: messages.Advised) -> None:
-        self.asking.on_answer(message)
 
     def _on_identity(self, lane: int, message: messages.IAm) -> None:
         self.identity = message
@@ -195,7 +194,8 @@ class Session:
         for domain in list(self.domains.values()):
             for message in domain.to_repeat(link.lane):
                 link.post(message)
-            domain.scan(link.lane)
+            if not self.registered.commits:
+                domain.scan(link.lane)
 
     def on_lost(self, link: Link, seconds: float) -> None:
         if seconds > (self.job.deadline if self.registered else reach.CONNECT_FOR):
@@ -391,9 +391,10 @@ _HANDLERS: dict[type, Callable[[Session, int, Any], None]] = {
     lane_messages.Mapped: Session._on_mapped,
     messages.SectionAgreed: Session._on_agreed,
     Registered: Session._on_registered,
+    messages.EpochChanged: lambda self, lane, message: self.membership.on_epoch(message.epoch, message.members),
     messages.IAm: Session._on_identity,
     messages.Waiting: Session._on_waiting,
-    messages.Advised: Session._on_advised,
+    advice.Advised: lambda self, lane, message: self.asking.on_answer(message),
     messages.Fault: Session._on_fault,
     AuditAnswer: lambda self, lane, message: self.audited[message.domain](message),
 }

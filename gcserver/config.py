@@ -20,11 +20,21 @@ import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from gcproto import paths
 from gcserver import values
 from gcserver.config_keys import BY_NAME, BY_VARIABLE, KEYS, Key, Peer, unknown
+from gcserver.config_tables import (
+    AdminConfig,
+    ClusterConfig,
+    CodecConfig,
+    JobConfig,
+    LogConfig,
+    NodeConfig,
+    PlanConfig,
+    SecurityConfig,
+)
 from gcserver.values import Address, toml_value
 
 __all__ = [
@@ -47,98 +57,6 @@ class ConfigError(Exception):
         self.source = source
         where = f" ({source})" if source else ""
         super().__init__(f"{key}{where}: {message}" if key else f"{message}{where}")
-
-
-@dataclass(frozen=True, slots=True)
-class NodeConfig:
-    """``node.*``: this daemon. ``cores`` None means all it may use; ``admin`` and ``metrics`` empty mean off."""
-
-    name: str
-    listen: Address
-    advertise: Address
-    socket: Path
-    state: Path
-    admin: str
-    metrics: Address | None
-    lanes: int
-    cores: tuple[int, ...] | None
-
-    @property
-    def control(self) -> Address:
-        """Where the control link listens: the port after the last lane's."""
-        return self.listen.plus(self.lanes)
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterConfig:
-    """``cluster.*``: the other daemons. ``lease`` in seconds."""
-
-    peers: tuple[Peer, ...]
-    lease: float
-
-
-@dataclass(frozen=True, slots=True)
-class SecurityConfig:
-    """``security.*``: files of this node's secret key and of the nodes that are admitted; both or neither."""
-
-    key: Path | None
-    peers: Path | None
-
-
-@dataclass(frozen=True, slots=True)
-class JobConfig:
-    """``job.*``: what jobs formed here get. ``deadline`` in seconds."""
-
-    deadline: float
-    on_loss: Literal["fail"]
-
-
-@dataclass(frozen=True, slots=True)
-class CodecConfig:
-    """``codec.*``. ``default`` is a spec string such as ``topk(ratio=0.01)``."""
-
-    default: str
-
-
-@dataclass(frozen=True, slots=True)
-class PlanConfig:
-    """``plan.*``: who makes the plans of jobs formed here (see `modes.py`). ``exclude``: globs of tensors' names.
-
-    ``controller``: what steers their levels, such as ``dc2-da2``; "none": nothing does. ``probe_every``: seconds from
-    one round of probes of the link to the next; 0: none. ``profiles``: directory of the profiles of jobs; None: none is
-    kept.
-    """
-
-    mode: str
-    quality: str
-    warmup_steps: int
-    exclude: tuple[str, ...]
-    controller: str
-    probe_every: float
-    profiles: Path | None
-
-
-@dataclass(frozen=True, slots=True)
-class AdminConfig:
-    """``admin.*``: who is let in where operators connect. Files in PEM form; ``ca``, ``cert`` and ``key`` are all given
-    or all None. ``audit_log``: None: none is kept."""
-
-    ca: Path | None
-    cert: Path | None
-    key: Path | None
-    audit_log: Path | None
-
-    @property
-    def files(self) -> tuple[Path, Path, Path] | None:
-        """The CA, the certificate and its key; None without TLS."""
-        return None if self.ca is None or self.cert is None or self.key is None else (self.ca, self.cert, self.key)
-
-
-@dataclass(frozen=True, slots=True)
-class LogConfig:
-    """``log.*``. ``level`` is one of debug, info, warning, error."""
-
-    level: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +183,7 @@ def _build(read: dict[str, Any], sources: dict[str, str]) -> Config:
         read["node.admin"], read["node.metrics"], lanes, read["node.cores"],
     )  # fmt: skip
     config = Config(
-        node, ClusterConfig(read["cluster.peers"], read["cluster.lease"]),
+        node, ClusterConfig(read["cluster.peers"], read["cluster.lease"], read["cluster.etcd"]),
         SecurityConfig(read["security.key"], read["security.peers"]),
         JobConfig(read["job.deadline"], read["job.on_loss"]), CodecConfig(read["codec.default"]),
         PlanConfig(
@@ -300,6 +218,10 @@ def _check(config: Config) -> None:
     def refuse(key: str, message: str) -> None:
         raise ConfigError(message, key, sources.get(key, "default"))
 
+    if config.job.on_loss != "fail" and not config.cluster.etcd:
+        refuse(
+            "job.on_loss", f"{config.job.on_loss} needs an etcd to decide who is left; set cluster.etcd on every node"
+        )
     for key, address in (("node.listen", node.listen), ("node.advertise", node.advertise)):
         if address.port + node.lanes > 65535:
             refuse(key, f"{node.lanes} lanes and the control link take the ports from {address.port} on, beyond 65535")

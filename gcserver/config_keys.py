@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any, Final
 from gcproto.manifest import PAGE
 from gcproto.modes import MODES, QUALITIES, STATIC
 from gcserver import values
+from gcserver.core.control_config import POLICIES
 from gcserver.planner import controllers
 from gcserver.values import Address
 
@@ -136,12 +138,17 @@ def _path_or_none(raw: object) -> Path | None:
         raise ValueError('expected an absolute path, or "" for none') from None
 
 
-def _on_loss(raw: object) -> str:
-    if raw in ("skip", "shrink"):
-        raise ValueError('this release knows only "fail"; "skip" and "shrink" come in a later one')
-    if raw != "fail":
-        raise ValueError('expected "fail"')
-    return "fail"
+def _etcd(raw: object) -> tuple[str, ...]:
+    expected = 'expected URLs of etcd\'s members such as "http://10.0.0.1:2379"'
+    if isinstance(raw, str):
+        raw = [part for part in raw.split(",") if part.strip()]
+    if not isinstance(raw, list | tuple):
+        raise ValueError(expected)
+    urls = tuple(_text(url, expected.removeprefix("expected ")).rstrip("/") for url in raw)
+    for url in urls:
+        if not re.fullmatch(r"https?://[^/\s?#@]+", url):
+            raise ValueError(expected)
+    return urls
 
 
 def _codec(raw: object) -> str:
@@ -239,6 +246,10 @@ KEYS: Final[tuple[Key, ...]] = (
         "A peer that has been silent for this long counts as dead.", "30s",
     ),
     Key(
+        "cluster.etcd", _etcd, '["http://host:port", ...]',
+        "Members of the etcd that decides who is left of a job with skip or shrink. The same on every node.", [],
+    ),
+    Key(
         "security.key", _path_or_none, 'an absolute path or ""',
         "File of this node's secret key, made by `gcserver keygen`; with it all traffic between daemons is encrypted.",
         "",
@@ -251,7 +262,11 @@ KEYS: Final[tuple[Key, ...]] = (
         "job.deadline", _duration(1, 7 * 86400), "1s to 604800s",
         "What bounds every wait of a job whose workers do not say otherwise.", "1800s",
     ),
-    Key("job.on_loss", _on_loss, '"fail"', "What a job does when a node is lost.", "fail"),
+    Key(
+        "job.on_loss", _one_of(POLICIES), ", ".join(POLICIES),
+        "What a job does when a node is lost: it ends; the rest skip the step under way; the rest run it again.",
+        "fail",
+    ),
     Key("codec.default", _codec, 'a codec spec such as "topk(ratio=0.01)"', "Codec of jobs that name none.", "none"),
     Key(
         "plan.mode", _one_of(MODES), ", ".join(MODES),

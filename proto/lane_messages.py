@@ -58,12 +58,18 @@ class Push(Message, frozen=True, tag="push"):
 
 
 class Done(Message, frozen=True, tag="done"):
-    """Doorbell: these blocks of ``step`` are in the output slots; ``nonfinite``: so is a NaN."""
+    """Doorbell: these blocks of ``step`` are in the output slots; ``nonfinite``: so is a NaN.
+
+    ``skipped``: the step was given up with a lost node, and nothing of it is in the slots. ``epoch``: the one whose
+    members it was made with.
+    """
 
     domain: int
     step: int
     keys: tuple[int, ...]
     nonfinite: bool = False
+    skipped: bool = False
+    epoch: int = 1
 
 
 FromLaneWorker = Attach | MapSection | Push

@@ -268,22 +268,28 @@ class AddressSpace:
     codecs that take whole matrices; a tensor longer than that is a block of its own.
     Placement is greedy by bytes: a block goes to the member with the fewest bytes so far (lowest index on
     ties), and likewise among the lanes; it never moves while the epoch lasts.
+
+    ``remaining``: for each epoch after the first the members that are left, by their first index. Members keep their
+    blocks as long as they are there; those of a lost one go to the rest, by bytes again. The cut into blocks, their
+    keys and their lanes stay what they were. A block's owner is an index among those that are left last.
     """
 
     members: int
     lanes: int
     partition_bytes: int
     whole: bool = False
+    remaining: tuple[tuple[int, ...], ...] = ()
     sections: list[Section] = field(default_factory=list)
     blocks: list[tuple[Block, ...]] = field(default_factory=list)
     next_address: int = 0
-    _owned: list[int] = field(default_factory=list)
+    #: by epoch and member: bytes owned
+    _owned: list[list[int]] = field(default_factory=list)
     _laned: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if self.partition_bytes % PAGE:
             raise ManifestError(f"partition_bytes must be a multiple of {PAGE}, got {self.partition_bytes}")
-        self._owned = [0] * self.members
+        self._owned = [[0] * self.members for _ in range(len(self.remaining) + 1)]
         self._laned = [0] * self.lanes
 
     def append(self, section: Section) -> tuple[Block, ...]:
@@ -312,11 +318,10 @@ class AddressSpace:
                     if end - at > most:
                         biggest, most = t, end - at
                 at, t = end, t + 1
-            owner = min(range(self.members), key=self._owned.__getitem__)
             lane = min(range(self.lanes), key=self._laned.__getitem__)
             # count a little for every block, so that many tiny ones spread as well
             weight = (stop - start) * itemsize + ADDRESS_ALIGN
-            self._owned[owner] += weight
+            owner = self._place(weight)
             self._laned[lane] += weight
             blocks.append(
                 Block(self.next_address + start * itemsize, section.index, start, stop - start,
@@ -326,6 +331,16 @@ class AddressSpace:
         self.blocks.append(tuple(blocks))
         self.next_address = _align(self.next_address + max(section.nbytes, 1), ADDRESS_ALIGN)
         return self.blocks[-1]
+
+    def _place(self, weight: int) -> int:
+        """The owner of the next block, after all losses, as an index among those that are left."""
+        everyone = tuple(range(self.members))
+        owner = -1
+        for owned, left in zip(self._owned, (everyone, *self.remaining), strict=True):
+            if owner not in left:
+                owner = min(left, key=owned.__getitem__)
+            owned[owner] += weight
+        return (self.remaining[-1] if self.remaining else everyone).index(owner)
 
     def _sizes(self, section: Section) -> Iterator[int]:
         for group in section.groups:

@@ -10,7 +10,9 @@ from typing import Annotated, Final
 
 import msgspec
 
+from gcproto.advice import Advised, AskAdvice
 from gcproto.audits import AuditAnswer, AuditReport
+from gcproto.epoch_messages import EpochStart, Frozen, StepReady
 from gcproto.manifest import Section
 from gcproto.modes import BALANCED, STATIC
 from gcproto.packed import Message
@@ -20,7 +22,6 @@ LAST_SEED: Final = (1 << 63) - 1
 Seed = Annotated[int, msgspec.Meta(ge=0, le=LAST_SEED)]
 #: of a plan: 0 is what a job begins with, and frames have 32 bits for it
 Version = Annotated[int, msgspec.Meta(ge=1, le=(1 << 32) - 1)]
-MAX_BANDWIDTHS: Final = 64
 #: A receiver that misses more asks for these first.
 MAX_NACK: Final = 1024
 #: what separates jobs of one name while they form: a digest of their secret, empty where there is none
@@ -128,6 +129,9 @@ class EpochDecided(Message, frozen=True, tag="epoch"):
     codecs draw from instead of the job's number, so that two runs with the same one give the same bytes. ``controller``
     steers the levels of each node until a plan says otherwise ("none": nothing does). ``mode``: who makes the job's
     plans at first, ``quality``: what automatic ones may lose (words of `modes.py`; rank 0's worker may have said them).
+
+    ``lost``: who left at the beginning of each epoch after the first; ``starts``: where domains stood then, of all
+    epochs. ``world_size`` is that of the first epoch, and ranks keep their numbers.
     """
 
     label: str
@@ -145,6 +149,13 @@ class EpochDecided(Message, frozen=True, tag="epoch"):
     controller: str = "none"
     mode: str = STATIC
     quality: str = BALANCED
+    lost: tuple[tuple[MemberInfo, ...], ...] = ()
+    starts: tuple[EpochStart, ...] = ()
+
+    @property
+    def origin(self) -> tuple[MemberInfo, ...]:
+        """The members of the first epoch, in order."""
+        return tuple(sorted((*self.members, *(m for gone in self.lost for m in gone)), key=lambda m: m.ranks[0]))
 
 
 class DeclareDomain(Message, frozen=True, tag="domain"):
@@ -265,6 +276,8 @@ Control = (
     | PlanGo
     | Fault
     | JobLeft
+    | StepReady
+    | Frozen
 )
 Link = Hello | Refuse | Beat | Nack
 
@@ -310,7 +323,9 @@ class Reattach(Message, frozen=True, tag="reattach"):
 class Registered(Message, frozen=True, tag="registered"):
     """The job is formed: its number, epoch and members, where the lanes listen, and who makes its plans at first.
 
-    ``ticket`` is what this worker shows to be let in again, here and at the lanes.
+    ``ticket`` is what this worker shows to be let in again, here and at the lanes. ``members`` are those of the first
+    epoch, which is what memory is laid out for; ``lost`` the nodes that are gone since. ``commits``: results come once
+    all members hold them, and not before the daemon says so.
     """
 
     job: bytes
@@ -322,6 +337,15 @@ class Registered(Message, frozen=True, tag="registered"):
     deadline: float
     mode: str = STATIC
     ticket: bytes = b""
+    lost: tuple[str, ...] = ()
+    commits: bool = False
+
+
+class EpochChanged(Message, frozen=True, tag="changed"):
+    """The job goes on with these members: those that a worker's node lost are missing. Ranks keep their numbers."""
+
+    epoch: int
+    members: tuple[MemberInfo, ...]
 
 
 class WhoAreYou(Message, frozen=True, tag="who"):
@@ -357,38 +381,6 @@ class Unregister(Message, frozen=True, tag="unregister"):
     """The worker leaves in good order."""
 
 
-class AskAdvice(Message, frozen=True, tag="advise?"):
-    """Would compression pay? Of ``domain`` (-1: the job's largest model), on its own link and on others: ``bandwidths``
-    in bytes a second a direction (none: usual ones). ``request`` comes back with the answer."""
-
-    request: int
-    domain: int = -1
-    bandwidths: Annotated[tuple[float, ...], msgspec.Meta(max_length=MAX_BANDWIDTHS)] = ()
-
-
-class AdviceRow(msgspec.Struct, frozen=True, array_like=True):
-    """One plan on one link: bytes a second, whether that is the measured link, what is expected, seconds a step."""
-
-    bandwidth: float
-    measured: bool
-    plan: str
-    codec: str
-    seconds: float
-
-
-class Advised(Message, frozen=True, tag="advised"):
-    """The answer to AskAdvice: a sentence, seconds of a step without exchange, bytes a second above which nothing pays
-    (0: it never does; None: it does on every link). ``error``: why there is none, and ``advice`` what to do."""
-
-    request: int
-    verdict: str = ""
-    compute: float = 0.0
-    stops_paying: float | None = None
-    rows: tuple[AdviceRow, ...] = ()
-    error: str = ""
-    advice: str = ""
-
-
 class Waiting(Message, frozen=True, tag="waiting"):
     """What the daemon is waiting for, for a worker to show while it waits (never a silent hang)."""
 
@@ -397,4 +389,4 @@ class Waiting(Message, frozen=True, tag="waiting"):
 
 WorkerAct = Register | Reattach | WhoAreYou | DeclareDomain | DeclareSection | Unregister
 FromWorker = WorkerAct | TensorTimes | AuditReport | AskAdvice
-ToWorker = Registered | IAm | SectionAgreed | Fault | Waiting | AuditAnswer | Advised
+ToWorker = Registered | EpochChanged | IAm | SectionAgreed | Fault | Waiting | AuditAnswer | Advised

@@ -23,7 +23,7 @@ from grpc_reflection.v1alpha import reflection
 
 from gcproto import admin_pb2 as pb
 from gcproto import admin_pb2_grpc as pb_grpc
-from gcproto.messages import MAX_BANDWIDTHS
+from gcproto.advice import MAX_BANDWIDTHS
 from gcproto.modes import STATIC
 from gcserver import values
 from gcserver.admin import convert

@@ -26,7 +26,8 @@ def complete(d: Domain, p: Partition, r: Round, nonfinite: bool) -> None:
         unpark(d, x, None)
     if r.codec is not None and (r.codec.feedback or r.flush):
         p.unsettled = r.step
-    d.notify(r.step, nonfinite, key, None)
+    if not d.config.commits:
+        d.notify(r.step, nonfinite, key, None)
     step = d.steps.open[r.step]
     step.done.add(key)
     step.nonfinite |= nonfinite
@@ -39,10 +40,15 @@ def try_finish(d: Domain, step: Step) -> None:
     if step.finished or not step.is_closed or len(step.done) < len(step.expected):
         return
     step.finished = True
-    record = StepRecord(step.number, step.nonfinite, step.proposal, step.digest)
+    record = StepRecord(step.number, step.nonfinite, step.proposal, step.digest, d.config.epoch)
     d.finished[step.number] = record
-    d.out.append(LogStep(d.config.id, step.number, step.nonfinite, step.proposal, step.digest))
-    d.out.append(ReportStep(d.config.id, step.number, step.nonfinite, step.proposal, step.digest))
+    d.out.append(LogStep(d.config.id, step.number, step.nonfinite, step.proposal, step.digest, d.config.epoch))
+    d.out.append(report_of(d, record))
+
+
+def report_of(d: Domain, r: StepRecord) -> ReportStep:
+    """What the control machine is told of a finished step."""
+    return ReportStep(d.config.id, r.step, r.nonfinite, r.proposal, r.digest, r.epoch)
 
 
 def settle(d: Domain, e: Settled) -> bool:
@@ -61,7 +67,16 @@ def settle(d: Domain, e: Settled) -> bool:
         if p.unsettled == e.step:
             for owner in (False, True):
                 flip(d, p, e.step, owner)
+    if d.config.commits and step is not None:
+        _committed(d, step)
     return True
+
+
+def _committed(d: Domain, step: Step) -> None:
+    """All members hold the step: only now do workers hear of it. After a restart not all may have rung again yet."""
+    for rank, keys in enumerate(step.keys[:1] if step.is_closed else step.keys):
+        for key in sorted(keys):
+            d.notify(step.number, d.partitions[key].out_nonfinite, key, None if step.is_closed else rank)
 
 
 def flip(d: Domain, p: Partition, step: int, owner: bool) -> None:

@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gcproto import messages, wire
-from gcproto.messages import EpochDecided, Fault, JobJoin, JobLeft, JoinRefusal, Register, Registered
-from gcserver.core import declarations, job_messages, job_plans, settling, waiting
+from gcproto.messages import EpochDecided, Fault, JobJoin, JobLeft, JoinRefusal, Register
+from gcserver.core import declarations, epochs, job_messages, job_plans, settling, waiting
 from gcserver.core.control_config import ControlConfig
 from gcserver.core.control_events import (
     AnswerRequest,
+    ArbiterSilent,
     Connection,
     ControlEffect,
     ControlEvent,
@@ -37,8 +38,10 @@ from gcserver.core.control_events import (
 )
 from gcserver.core.effects import ReportClosed, ReportFault, ReportLink, ReportStep, ReportWaiting
 from gcserver.core.events import CodecChoice, DomainClosed, FrameDamaged, FrameReceived, PeerAdded, PeerReset, Tick
-from gcserver.core.gathering import Formation, Gathering, fault_without_job, misfit, why_unusable
+from gcserver.core.gathering import Formation, Gathering, fault_without_job
 from gcserver.core.job import Job, NoSpace, any_controller, any_plan, any_section
+from gcserver.core.job_faults import abroad
+from gcserver.core.job_records import misfit, unknown_job, why_unusable
 from gcserver.core.link import Link
 from gcserver.core.peers import Peers, PeerUp
 from gcserver.core.restoring import damage
@@ -127,17 +130,11 @@ class ControlMachine:
     def _peer_up(self, name: str, lost_memory: bool) -> None:
         for job in self.jobs.values():
             if job.ended is not None:
-                self.peers.send(name, job.ended)
+                self.peers.send(name, abroad(job.ended, job.record, job.node))
             elif name in job.others:
                 if lost_memory:
-                    self.out.extend(
-                        job.fault(
-                            "PeerLost",
-                            f"{name} came back without its memory (the host was restarted)",
-                            missing=(name,),
-                            advice="start the job again from its last checkpoint",
-                        )
-                    )
+                    why = f"{name} came back without its memory (the host was restarted)"
+                    self.out.extend(epochs.lose(job, name, why))
                 job_messages.resend(job, name)
         self.formation.peer_up(name)
 
@@ -172,15 +169,25 @@ class ControlMachine:
                 self.out.extend(declarations.declare_section(job, rank, m))
 
     def _on_epoch_won(self, e: EpochWon, now: float) -> None:
+        known = self.jobs.get(e.record.job)
+        if known is not None:
+            self.out.extend(epochs.on_record(known, "", e.record))
+            return
         self._form(e.record)
         if (job := self.jobs.get(e.record.job)) is not None:
             job.tell_members(e.record)
+        else:
+            self.formation.left_out(e.record)
+
+    def _on_arbiter_silent(self, e: ArbiterSilent, now: float) -> None:
+        if (job := self.jobs.get(e.record.job)) is not None:
+            self.out.extend(epochs.on_silent(job, e.reason))
+        else:
+            self.formation.on_silent(e.record, e.reason)
 
     def _form(self, record: EpochDecided) -> None:
         """The job exists: answer the workers of the gathering it was made of."""
         self.formation.use(record)
-        if record.job in self.jobs:
-            return
         g = self.formation.take(record)
         if g is None:
             return
@@ -194,16 +201,12 @@ class ControlMachine:
         self.out.append(job.save())
         ranks = ", ".join(f"{m.node}: {len(m.ranks)}" for m in record.members)
         self.out.append(Log("info", f"job {record.label} formed, {record.world_size} ranks ({ranks})"))
-        self.out.extend(job.tell_workers(self._registered(job)))
+        self.out.extend(job.tell_workers(job.registered()))
         self.out.extend(job_messages.replay(self.jobs, self.early))
 
     def _job(self, record: EpochDecided) -> Job:
         hello = self.config.hello
         return Job(record, hello.node, hello.lanes, self.resolve, self.no_controller, self.no_room, self.no_space)
-
-    def _registered(self, job: Job) -> Registered:
-        r = job.record
-        return Registered(job.id, r.epoch, job.node, r.members, (), r.partition_bytes, r.deadline, r.mode)
 
     def _reattach(self, connection: Connection, m: messages.Reattach) -> None:
         if (job := self.jobs.get(m.job)) is None and m.job in self.failed:
@@ -216,7 +219,7 @@ class ControlMachine:
             return
         job.worker_back(m.rank, connection)
         self.connections[connection] = (job.id, m.rank)
-        self.out.append(Tell(connection, self._registered(job)))
+        self.out.append(Tell(connection, job.registered()))
         if job.ended is not None:
             self.out.append(Tell(connection, job.ended))
 
@@ -264,23 +267,18 @@ class ControlMachine:
             self.out.extend(job_messages.take(self.jobs, node, m, self.early))
 
     def _on_record(self, node: str, m: EpochDecided) -> None:
-        me = self.config.hello.node
-        bad = why_unusable(m, me, self.resolve, self.no_controller) if m.job not in self.jobs else misfit(m)
+        me, job = self.config.hello.node, self.jobs.get(m.job)
+        bad = misfit(m) if job is not None else why_unusable(m, self.config, self.resolve, self.no_controller)
+        if job is not None and bad is None:
+            self.out.extend(epochs.on_record(job, node, m))
+            return
         if bad is not None:
             self.formation.refuse_record(node, m, *bad)
             return
         self._form(m)
         if m.job not in self.jobs and any(member.node == me for member in m.members):
-            fault = self.failed.get(m.job) or Fault(
-                m.job,
-                "PeerLost",
-                f"{me} does not know job {m.label!r}: it ended there, or its daemon restarted while the job "
-                "was being formed",
-                epoch=m.epoch,
-                missing=(me,),
-                advice="start the job again from its last checkpoint",
-            )
-            self.peers.send(node, fault)
+            self.peers.send(node, abroad(self.failed.get(m.job) or unknown_job(m, me), m, me))
+            self.formation.left_out(m)
 
     def _on_left(self, node: str, m: JobLeft) -> None:
         if not m.job:
@@ -306,7 +304,7 @@ class ControlMachine:
         if job is None or job.ended is not None:
             return
         if isinstance(r, ReportStep):
-            self.out.extend(settling.on_step(job, e.lane, r))
+            self.out.extend(epochs.on_step(job, e.lane, r))
         elif isinstance(r, ReportClosed):
             settling.on_closed(job, e.lane, r.domain[1], r.step, r.digest)
         elif isinstance(r, ReportWaiting):
@@ -362,8 +360,10 @@ class ControlMachine:
         for job in list(self.jobs.values()):
             if job.ended is None:
                 self.out.extend(waiting.check_leases(job, self.peers.heard, now, lease))
-            if job.ended is None:
+            if job.ended is None and not job.frozen:
                 self.out.extend(waiting.check_order(job) or waiting.check_deadline(job, now, patience))
+            if job.ended is None and job.commits:
+                self.out.extend(waiting.check_commits(job, now) or epochs.tick(job, now))
             self.out.extend(waiting.check_workers(job, now, lease))
         self.formation.tick(now)
 
@@ -378,6 +378,7 @@ _HANDLERS: dict[type, Callable[[ControlMachine, Any, float], None]] = {
     LaneUp: ControlMachine._on_lane_up,
     LaneSaid: ControlMachine._on_lane,
     EpochWon: ControlMachine._on_epoch_won,
+    ArbiterSilent: ControlMachine._on_arbiter_silent,
     SetPlan: ControlMachine._on_set_plan,
     ProbeLink: lambda machine, e, now: machine.peers.on_probe(e, now),
     DrainAsked: ControlMachine._on_drain,

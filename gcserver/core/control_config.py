@@ -9,6 +9,9 @@ from dataclasses import dataclass
 
 from gcproto import messages, modes, wire
 
+#: What becomes of a job that loses a node: it ends; the step under way is skipped; it is run again by the rest.
+POLICIES = ("fail", "skip", "shrink")
+
 
 @dataclass(frozen=True, slots=True)
 class ControlConfig:
@@ -26,6 +29,16 @@ class ControlConfig:
     controller: str = "none"
     mode: str = modes.STATIC
     quality: str = modes.BALANCED
+    #: there is an arbiter that survives any single node
+    arbiter: bool = False
+
+    def no_policy(self, on_loss: str) -> str:
+        """Why a job with this policy cannot be formed here; empty if it can."""
+        if on_loss not in POLICIES:
+            return f"on_loss={on_loss!r}: expected one of {', '.join(POLICIES)}"
+        if on_loss == "fail" or self.arbiter:
+            return ""
+        return f"on_loss={on_loss!r} needs etcd to decide who is left, and {self.hello.node} has no cluster.etcd"
 
     @property
     def node(self) -> int:

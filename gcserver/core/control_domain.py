@@ -41,6 +41,11 @@ class ControlDomain:
     closing: dict[int, dict[int, int]] = field(default_factory=dict)
     closed: dict[int, int] = field(default_factory=dict)
     waiting: dict[int, ReportWaiting] = field(default_factory=dict)
+    #: in a job that outlives nodes: every aggregate up to this step is here, and, by node, there
+    ready: int = 0
+    heard: dict[str, int] = field(default_factory=dict)
+    #: (step that is ready here and waits for the others, since when)
+    held: tuple[int, float] | None = None
     #: the newest step that a peer has closed and no rank of this node begun, and since when that is known
     behind: tuple[int, float] = (0, 0.0)
     #: since when a section that not all have declared yet is waited for
@@ -50,6 +55,16 @@ class ControlDomain:
     def lossless(self) -> bool:
         """Declared lossless (broadcasts, plain collectives): stays so whatever a plan says."""
         return self.declared_as.codec == LOSSLESS
+
+    @property
+    def others(self) -> list[str]:
+        """The other members' names."""
+        return [m.name for i, m in enumerate(self.config.members) if i != self.config.me]
+
+    @property
+    def begun(self) -> int:
+        """The last step that some lane is known to have begun."""
+        return max(self.settled, self.ready, *self.reports, *(r.newest for r in self.waiting.values()), 0)
 
     def switch(self, step: int) -> tuple[int, int]:
         """(first step, version) of the plan in force in ``step``; where that is forgotten, of the oldest that is known:

@@ -88,6 +88,14 @@ class EpochWon:
 
 
 @dataclass(frozen=True, slots=True)
+class ArbiterSilent:
+    """The arbiter could not be asked, or did not answer: whether ``record`` won is not known."""
+
+    record: EpochDecided
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class SetPlan:
     """An operator asks for rules, all in one plan. ``request`` is answered once, by AnswerRequest.
 
@@ -119,16 +127,21 @@ class DrainAsked:
 
 @dataclass(frozen=True, slots=True)
 class DomainLedger:
-    """A domain's step ledger as it was found: settled watermark, voided steps, plan switches."""
+    """A domain's step ledger as it was found: settled watermark, voided steps, plan switches, the step it is ready
+    up to."""
 
     settled: int
     voids: tuple[int, ...]
     switches: tuple[tuple[int, int], ...]
+    ready: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class JobMemory:
-    """What a restarted supervisor must know of a job. ``ranks`` are the local workers' global ranks."""
+    """What a restarted supervisor must know of a job. ``ranks`` are the local workers' global ranks.
+
+    ``frozen``: the other members were told that nothing more becomes ready here in this epoch.
+    """
 
     record: EpochDecided
     ranks: tuple[int, ...]
@@ -137,6 +150,7 @@ class JobMemory:
     proposal: int
     #: the highest plan number ever given in the job
     numbered: int = 0
+    frozen: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +167,7 @@ ControlEvent = (
     | LaneUp
     | LaneSaid
     | EpochWon
+    | ArbiterSilent
     | SetPlan
     | ProbeLink
     | DrainAsked
@@ -217,8 +232,16 @@ class LogSettled:
 
 
 @dataclass(frozen=True, slots=True)
+class LogReady:
+    """Write to the domain's step ledger that every aggregate up to ``step`` is here, before any member hears of it."""
+
+    domain: DomainKey
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
 class Arbitrate:
-    """Ask the arbiter to make ``record`` the epoch after ``expected``; answer with EpochWon."""
+    """Ask the arbiter to make ``record`` the epoch after ``expected``; answer with EpochWon or ArbiterSilent."""
 
     expected: int
     record: EpochDecided
@@ -259,6 +282,7 @@ ControlEffect = (
     | SaveJob
     | ForgetJob
     | LogSettled
+    | LogReady
     | Arbitrate
     | AnswerRequest
     | Drained

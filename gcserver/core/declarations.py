@@ -153,6 +153,14 @@ def _agree(job: Job, domain: ControlDomain, index: int) -> list[ControlEffect]:
     return out + _agree(job, domain, index + 1)
 
 
+def agree_again(job: Job) -> list[ControlEffect]:
+    """Members are gone: sections that waited for their word alone are agreed."""
+    out: list[ControlEffect] = []
+    for domain in job.domains.values():
+        out.extend(_agree(job, domain, len(domain.sections)))
+    return out
+
+
 def on_list(job: Job, node: str, theirs: SectionList) -> list[ControlEffect]:
     """A member found that our offer differs from what it declared: end the job with the first difference."""
     domain = job.domains.get(theirs.domain)

@@ -62,7 +62,7 @@ class Domain:
     sections: list[Section] = field(default_factory=list)
     out: list[LaneEffect] = field(default_factory=list)
     gated: dict[int, int] = field(default_factory=dict)
-    notices: dict[tuple[int, bool, int | None], list[int]] = field(default_factory=dict)
+    notices: dict[tuple[int, bool, int | None, bool], list[int]] = field(default_factory=dict)
     finished: dict[int, StepRecord] = field(default_factory=dict)
     #: blocks that peers contributed to, by steps not closed here yet
     remote: dict[int, set[int]] = field(default_factory=dict)
@@ -128,6 +128,11 @@ class Domain:
             return False
         return True
 
+    def early(self, h: Header) -> bool:
+        """Whether a frame is for an epoch or a section that is not open here yet."""
+        epoch = self.config.epoch
+        return h.epoch > epoch or (h.epoch == epoch and h.key not in self.partitions)
+
     # -------------------------------------------------------------------------------------- payloads
     def give_back(self, h: Header, handle: Handle | None) -> None:
         """A contribution that is of no use: its payload goes, its credit goes back."""
@@ -146,16 +151,16 @@ class Domain:
         p.retained = tuple(k for k in p.retained if but(k))
 
     # --------------------------------------------------------------------------------------- notices
-    def notify(self, step: int, nonfinite: bool, key: int, rank: int | None) -> None:
-        """Tell local rank ``rank`` (None: all of them) that a block is in its output slot."""
-        self.notices.setdefault((step, nonfinite, rank), []).append(key)
+    def notify(self, step: int, nonfinite: bool, key: int, rank: int | None, skipped: bool = False) -> None:
+        """Tell local rank ``rank`` (None: all of them) that a block is in its output slot, or never will be."""
+        self.notices.setdefault((step, nonfinite, rank, skipped), []).append(key)
 
     def take_notices(self) -> list[LaneEffect]:
         """What the event just handled has for workers; they hear of it after everything is logged."""
         notices, self.notices = self.notices, {}
         return [
-            Notify(self.config.id, step, tuple(keys), nonfinite, rank)
-            for (step, nonfinite, rank), keys in notices.items()
+            Notify(self.config.id, step, tuple(keys), nonfinite, rank, skipped)
+            for (step, nonfinite, rank, skipped), keys in notices.items()
         ]
 
     # ---------------------------------------------------------------------------- faults and waiting
@@ -178,7 +183,7 @@ class Domain:
         if step is None or now - step.opened < after or step.finished:
             if self.waiting_said:
                 self.waiting_said = False
-                self.out.append(ReportWaiting(self.config.id, 0, 0.0, "", (), ()))
+                self.out.append(ReportWaiting(self.config.id, 0, 0.0, "", (), (), 0, self.config.epoch))
             return
         self.waiting_said = True
         if step.is_closed and not step.said_closed:
@@ -186,9 +191,11 @@ class Domain:
             step.said_closed = True
             self.out.append(ReportClosed(self.config.id, step.number, step.digest))
         phase, missing = self._missing(step)
-        names = tuple(sorted(missing))
+        names, newest = tuple(sorted(missing)), max(self.steps.open)
         wanted = tuple(missing[name] for name in names)
-        self.out.append(ReportWaiting(self.config.id, step.number, step.opened, phase, names, wanted))
+        self.out.append(
+            ReportWaiting(self.config.id, step.number, step.opened, phase, names, wanted, newest, self.config.epoch)
+        )
 
     def _missing(self, step: Step) -> tuple[str, dict[str, str]]:
         """The phase a step is in, and by name what it waits for."""

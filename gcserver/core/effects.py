@@ -144,6 +144,16 @@ class CommitOutput(Record, frozen=True, gc=False):
     proposal: int
 
 
+class EnterEpoch(Record, frozen=True, gc=False):
+    """What an earlier epoch left of steps that do not count is gone: the output is that of ``step`` at the latest, and
+    nothing is retained. The block's epoch is noted last."""
+
+    domain: DomainKey
+    key: int
+    epoch: int
+    step: int
+
+
 class LogStep(Record, frozen=True, gc=False):
     """Append a finished step to the lane's ring, before the workers hear of it."""
 
@@ -152,6 +162,7 @@ class LogStep(Record, frozen=True, gc=False):
     nonfinite: bool
     proposal: int
     digest: int
+    epoch: int = 1
 
 
 class Flip(Record, frozen=True, gc=False):
@@ -165,23 +176,28 @@ class Flip(Record, frozen=True, gc=False):
 
 
 class Notify(Record, frozen=True, gc=False):
-    """Tell the node's workers that blocks are in their output slots. ``rank``: only that local rank."""
+    """Tell the node's workers that blocks are in their output slots. ``rank``: only that local rank.
+
+    ``skipped``: the step was given up with a lost node, and there is nothing in the slots.
+    """
 
     domain: DomainKey
     step: int
     keys: tuple[int, ...]
     nonfinite: bool
     rank: int | None = None
+    skipped: bool = False
 
 
 class ReportStep(Record, frozen=True, gc=False):
-    """To the control machine: this lane finished ``step``. ``digest``: of the keys in it."""
+    """To the control machine: this lane finished ``step`` in ``epoch``. ``digest``: of the keys in it."""
 
     domain: DomainKey
     step: int
     nonfinite: bool
     proposal: int
     digest: int
+    epoch: int = 1
 
 
 class ReportClosed(Record, frozen=True, gc=False):
@@ -196,7 +212,7 @@ class ReportWaiting(Record, frozen=True, gc=False):
     """To the control machine: the oldest open step and whom it waits for (empty ``missing``: nothing open).
 
     ``wanted``: of each in ``missing`` what is awaited: "push", "contribution", "aggregate" or "contribution and
-    aggregate".
+    aggregate". ``newest``: the last step that is open, of ``epoch``.
     """
 
     domain: DomainKey
@@ -205,6 +221,8 @@ class ReportWaiting(Record, frozen=True, gc=False):
     phase: str
     missing: tuple[str, ...]
     wanted: tuple[str, ...]
+    newest: int = 0
+    epoch: int = 1
 
 
 class ReportFault(Record, frozen=True, gc=False):
@@ -245,6 +263,7 @@ LaneEffect = (
     | Finalise
     | Decode
     | CommitOutput
+    | EnterEpoch
     | LogStep
     | Flip
     | Notify

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gcproto.manifest import Block, Section
+from gcproto.manifest import AddressSpace, Block, Section
 from gcproto.records import Record
 from gcproto.wire import Flag, Header
 
@@ -86,6 +86,11 @@ class DomainConfig(Record, frozen=True, gc=False):
 
     ``lag``: settling step t fixes the plan of step t + lag (2 for scoped domains such as a DDP model,
     more where every blocking call is a step of its own and many are in flight).
+
+    ``commits``: a step counts, and workers hear of it, only once all members hold it; the domain outlives members.
+    ``origin``: how many members it had at first, which is what blocks are cut for; ``remaining``: which of them (by
+    their first index) are left in each later epoch. What an earlier epoch left of steps after ``begins`` is void, and
+    steps within ``skipped`` (first, last) are not run at all.
     """
 
     job: bytes
@@ -105,10 +110,24 @@ class DomainConfig(Record, frozen=True, gc=False):
     whole: bool = False
     #: what stochastic codecs draw from; None: the job's number
     seed: int | None = None
+    commits: bool = False
+    origin: int = 0
+    remaining: tuple[tuple[int, ...], ...] = ()
+    begins: int = 0
+    skipped: tuple[tuple[int, int], ...] = ()
 
     @property
     def id(self) -> DomainKey:
         return (self.job, self.domain)
+
+    def skips(self, step: int) -> bool:
+        """Whether a step is skipped."""
+        return any(first <= step <= last for first, last in self.skipped)
+
+    def space(self, lanes: int) -> AddressSpace:
+        """Its layout, yet without sections."""
+        members = self.origin or len(self.members)
+        return AddressSpace(members, lanes, self.partition_bytes, self.whole, self.remaining)
 
 
 class Decision(Record, frozen=True, gc=False):
@@ -171,7 +190,10 @@ class Retained(Record, frozen=True, gc=False):
 
 
 class BlockMemory(Record, frozen=True, gc=False):
-    """What shared memory remembers of one block after a restart (steps start at 1; 0 means never)."""
+    """What shared memory remembers of one block after a restart (steps start at 1; 0 means never).
+
+    ``epoch``: the one in which it was last taken up; 0 where that was not noted.
+    """
 
     pushed: tuple[int, ...]
     push_flags: int = 0
@@ -182,6 +204,7 @@ class BlockMemory(Record, frozen=True, gc=False):
     residual: Versions = Versions()
     owner_residual: Versions = Versions()
     retained: tuple[Retained, ...] = ()
+    epoch: int = 0
 
 
 class StepRecord(Record, frozen=True, gc=False):
@@ -191,6 +214,7 @@ class StepRecord(Record, frozen=True, gc=False):
     nonfinite: bool
     proposal: int
     digest: int
+    epoch: int = 1
 
 
 # ------------------------------------------------------------------------------------------- events
@@ -224,7 +248,11 @@ class PeerReset(Record, frozen=True, gc=False):
 
 
 class DomainOpened(Record, frozen=True, gc=False):
-    """A domain's epoch begins here (or is taken up again after a restart)."""
+    """A domain's epoch begins here (or is taken up again after a restart).
+
+    A domain that is open in an earlier epoch is closed with that: its rounds are given up, answers to what was asked
+    of them must not come any more, and all of its sections follow with what shared memory remembers.
+    """
 
     config: DomainConfig
     plans: tuple[Plan, ...]

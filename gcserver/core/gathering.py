@@ -1,7 +1,7 @@
 """How a job forms: workers of one label gather on each node, nodes join, the node of rank 0 proposes the epoch.
 
-What may live here: gatherings, joins, what makes them or a record of a peer unusable. What may not: the job that comes
-of it (`job.py`), who wins an epoch (`arbiter.py`).
+What may live here: gatherings, joins, what makes them unusable. What may not: what makes a record so
+(`job_records.py`), the job that comes of it (`job.py`), who wins an epoch (`arbiter.py`).
 
 Workers of one label register with their daemon; when all of a node's workers are there the node says JobJoin to every
 peer it knows. The node of rank 0 collects joins until they cover all ranks, asks the arbiter to make that the first
@@ -11,24 +11,17 @@ what is left of an earlier run never enters a later one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
 
 from gcproto import messages, modes, wire
-from gcproto.manifest import PAGE
 from gcproto.messages import EpochDecided, Fault, JobJoin, JobLeft, JoinRefusal, MemberInfo, Register, Waiting
 from gcserver.core.control_config import ControlConfig
 from gcserver.core.control_events import Arbitrate, Connection, ControlEffect, Log, Tell
 from gcserver.core.effects import Count
-from gcserver.core.events import CodecChoice
+from gcserver.core.job_records import JOB_BYTES
 from gcserver.core.peers import Peers
-from gcserver.core.plan import unusable
 
-JOB_BYTES = len(wire.NO_JOB)
-#: An epoch has 32 bits in a frame header; a partition travels in one frame.
-MAX_EPOCH = 2**32 - 1
-MAX_PARTITION = 1 << 31
 #: What to do when ranks and sizes do not fit together.
 CHECK_RANKS = "check RANK, WORLD_SIZE and LOCAL_RANK on every machine"
 CHECK_TOKEN = "give all workers of the job the same GC_JOB_TOKEN, and concurrent jobs different names (GC_JOB)"
@@ -64,45 +57,6 @@ class Gathering:
         return MemberInfo(hello.node, hello.address, ranks)
 
 
-def misfit(m: EpochDecided) -> tuple[str, str] | None:
-    """(kind, why) a job's record is none that any node can have decided, or None."""
-    ranks = [r for member in m.members for r in member.ranks]
-    whole = sorted(ranks) == list(range(m.world_size)) if m.world_size == len(ranks) else False
-    names = {member.node for member in m.members}
-    fitting = len(m.members) == len(m.nonces) == len(names)
-    if not fitting or not whole or any(not member.ranks for member in m.members):
-        return "JoinRefused", (
-            f"the record of job {m.label!r} does not fit together: {len(m.members)} members, {len(m.nonces)} "
-            f"nonces, {len(ranks)} ranks of {m.world_size}"
-        )
-    if len(m.job) != JOB_BYTES or not 0 < m.partition_bytes <= MAX_PARTITION or m.partition_bytes % PAGE:
-        return "JoinRefused", (
-            f"the record of job {m.label!r} has a number of {len(m.job)} bytes and partitions of "
-            f"{m.partition_bytes}; expected {JOB_BYTES} and a positive multiple of {PAGE} up to {MAX_PARTITION}"
-        )
-    if not 0 < m.epoch <= MAX_EPOCH or m.min_compress_bytes < 0 or not 0 < m.deadline < inf:
-        return "JoinRefused", (
-            f"the record of job {m.label!r} has epoch {m.epoch}, min_compress_bytes {m.min_compress_bytes} and "
-            f"deadline {m.deadline}; expected 1..{MAX_EPOCH}, 0 or more bytes and a time"
-        )
-    return None
-
-
-def why_unusable(
-    m: EpochDecided, node: str, resolve: Callable[[str], CodecChoice], no_controller: Callable[[str], str]
-) -> tuple[str, str] | None:
-    """(kind, why) a peer's record cannot be followed on ``node``, or None."""
-    if wrong := misfit(m):
-        return wrong
-    if all(member.node != node for member in m.members):
-        return None
-    if bad := unusable(m.rules, resolve):
-        return "CodecError", f"{node} cannot run the rules of job {m.label!r}: {bad[1]}"
-    if why := no_controller(m.controller) or modes.unknown(m.mode, m.quality):
-        return "JoinRefused", f"{node} cannot steer job {m.label!r} as it should be: {why}"
-    return None
-
-
 @dataclass(slots=True)
 class Formation:
     """The gatherings of a node, and the joins of all. ``out`` is the machine's list of effects."""
@@ -132,13 +86,8 @@ class Formation:
                 connection, "JoinRefused", f"rank 0 draws the job's number of {JOB_BYTES} bytes, got {len(m.number)}"
             )
             return
-        if m.on_loss not in ("", "fail"):
-            self._refuse(
-                connection,
-                "JoinRefused",
-                f"on_loss={m.on_loss!r} comes in a later release; this one knows 'fail' only",
-                "leave on_loss out",
-            )
+        if why := self.config.no_policy(m.on_loss or self.config.on_loss):
+            self._refuse(connection, "JoinRefused", why, "leave on_loss out, or set cluster.etcd on every node")
             return
         if not 0 <= m.deadline < inf:
             why = f"a deadline of {m.deadline} s: expected a finite time, or 0 for the daemon's"
@@ -260,11 +209,11 @@ class Formation:
         )
         self.out.append(Arbitrate(0, record))
 
-    def _refuse_gathering(self, g: Gathering, why: str) -> None:
+    def _refuse_gathering(self, g: Gathering, why: str, advice: str = CHECK_RANKS) -> None:
         joins = self.joins.pop(g.label, {})
         refusal = JoinRefusal(g.label, tuple((j.member.node, j.nonce) for j in joins.values()), why)
         self.peers.tell_all(refusal)
-        self._end_gathering(g, "JoinRefused", why, CHECK_RANKS)
+        self._end_gathering(g, "JoinRefused", why, advice)
 
     def _refuse_token(self, join: JobJoin) -> None:
         """Workers elsewhere that go by the name of a job here and do not have its token."""
@@ -295,6 +244,22 @@ class Formation:
         join = self.joins.get(m.label, {}).get(node)
         if join is not None and join.nonce <= m.nonce:
             self._unjoin(m.label, node)
+
+    def on_silent(self, record: EpochDecided, reason: str) -> None:
+        """The arbiter of a job that needs one did not answer: there is no job."""
+        g = self.gatherings.get(record.label)
+        if g is not None and self.take(record) is not None:
+            self.gatherings[g.label] = g
+            self._refuse_gathering(
+                g, f"the first epoch cannot be decided: {reason}", "look at etcd; start the job again"
+            )
+
+    def left_out(self, record: EpochDecided) -> None:
+        """A job was formed of gatherings that are over and goes on without this node: who waits here waits in vain."""
+        g = self.gatherings.get(record.label)
+        if g is not None and record.on_loss != "fail" and g.world_size == record.world_size:
+            why = f"job {g.label!r} was formed before a daemon was restarted, and goes on without this node's workers"
+            self._end_gathering(g, "JoinRefused", why, "start the job again")
 
     def _unjoin(self, label: str, node: str) -> None:
         joins = self.joins.get(label, {})

@@ -13,8 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gcproto import messages, wire
+from gcproto.epoch_messages import EpochStart
 from gcproto.manifest import Section
-from gcproto.messages import DeclareDomain, EpochDecided, Fault, JobLeft, PlanRequest, PlanText, Rule
+from gcproto.messages import DeclareDomain, EpochDecided, Fault, JobLeft, PlanRequest, PlanText, Registered, Rule
+from gcserver.core.change import Change
 from gcserver.core.control_domain import LOSSLESS, ControlDomain
 from gcserver.core.control_events import (
     Connection,
@@ -29,20 +31,13 @@ from gcserver.core.control_events import (
 )
 from gcserver.core.effects import ReportFault
 from gcserver.core.events import CodecChoice, DomainClosed, DomainConfig, DomainOpened, Member, Plan
+from gcserver.core.job_faults import ADVICE, OUTSIDE, abroad
 from gcserver.core.plan import compiled
 from gcserver.core.plan_requests import PlanRequests
 
 #: Settling step t fixes the plan of step t + lag. Calls are a step each, and many may be in flight.
 SCOPED_LAG = 2
 CALL_LAG = 256
-#: What to do about a fault that says nothing better.
-ADVICE = {
-    "TensorMismatch": "let every rank declare and push the same tensors in the same order",
-    "CodecError": "write a codec that every node knows, its parameters as in topk(ratio=0.01)",
-    "WorkerLost": "its own log says why; start the job again",
-}
-#: Faults that come from outside the rounds, and the phase they hold up when no lane has said what it waits for.
-OUTSIDE = {"PeerLost": "exchange", "WorkerLost": "push"}
 
 
 def any_controller(text: str) -> str:
@@ -94,10 +89,25 @@ class Job:
     #: nodes whose workers have all left -> {domain: last step settled there}; over when all members are in it
     left: dict[str, dict[int, int]] = field(default_factory=dict)
     outgoing: list[tuple[str, messages.Control]] = field(default_factory=list)
+    #: how the next epoch comes about, in a job that outlives its nodes (`epochs.py`)
+    change: Change = field(default_factory=Change)
 
     @property
     def id(self) -> bytes:
         return self.record.job
+
+    @property
+    def commits(self) -> bool:
+        """Whether the job goes on without lost nodes, so that members commit steps together."""
+        return self.record.on_loss != "fail"
+
+    @property
+    def frozen(self) -> bool:
+        return self.change.frozen
+
+    @property
+    def lost(self) -> dict[str, str]:
+        return self.change.lost
 
     @property
     def first(self) -> str:
@@ -140,6 +150,8 @@ class Job:
 
     def on_left(self, node: str, steps: tuple[tuple[int, int], ...]) -> None:
         """All workers of a member have left; said again when a last step settles there after that."""
+        if node not in self.others:
+            return
         known = self.left.setdefault(node, {})
         for key, step in steps:
             known[key] = max(step, known.get(key, 0))
@@ -157,23 +169,44 @@ class Job:
         chosen = self.workers if ranks is None else {r: self.workers.get(r) for r in ranks}
         return [Tell(c, message) for c in chosen.values() if c is not None]
 
+    def registered(self) -> Registered:
+        """What a worker is told of the job."""
+        r = self.record
+        lost = tuple(m.node for gone in r.lost for m in gone)
+        return Registered(
+            self.id,
+            r.epoch,
+            self.node,
+            r.origin,
+            (),
+            r.partition_bytes,
+            r.deadline,
+            r.mode,
+            lost=lost,
+            commits=self.commits,
+        )
+
     # ---------------------------------------------------------------------------------------- memory
     def save(self) -> SaveJob:
         """What a restarted supervisor must know, as it is now."""
         domains = tuple((d.declared_as, tuple(d.sections)) for d in self.domains.values())
         ranks, plans = tuple(sorted(self.workers)), tuple(self.plans.values())
-        return SaveJob(self.id, JobMemory(self.record, ranks, domains, plans, self.proposal, self.numbered))
+        return SaveJob(
+            self.id, JobMemory(self.record, ranks, domains, plans, self.proposal, self.numbered, self.frozen)
+        )
 
     def restore(self, memory: JobMemory, ledgers: tuple[DomainLedger, ...]) -> None:
         """After a restart of the supervisor."""
         self.plans = {p.version: p for p in memory.plans}
         self.proposal = memory.proposal
         self.numbered = max(memory.numbered, memory.proposal, *self.plans, 0)
+        self.change.frozen = memory.frozen
         for (declared, sections), ledger in zip(memory.domains, ledgers, strict=True):
             domain = self.add_domain(declared)
             domain.sections = list(sections)
             domain.offered = set(range(len(sections)))
-            domain.settled = ledger.settled
+            domain.settled = max(ledger.settled, domain.settled)
+            domain.ready = max(ledger.ready, domain.settled)
             domain.voids = list(ledger.voids)
             domain.switches = list(ledger.switches)
         if not memory.ranks:
@@ -199,33 +232,49 @@ class Job:
     # --------------------------------------------------------------------------------------- domains
     def add_domain(self, declared: DeclareDomain) -> ControlDomain:
         """Take up a domain as it was declared: who of the members is in it, and how it is laid out."""
-        members = tuple(
-            Member(wire.node_id(m.node), m.node, n)
-            for m in self.record.members
-            if (n := sum(r in declared.ranks for r in m.ranks))
-        )
         mine = next(m for m in self.record.members if m.node == self.node)
         ranks = tuple(r for r in mine.ranks if r in declared.ranks)
-        me = next(i for i, m in enumerate(members) if m.name == self.node)
-        lag = SCOPED_LAG if declared.scoped else CALL_LAG
-        config = DomainConfig(
+        domain = self.domains[declared.domain] = ControlDomain(declared, self.configure(declared), ranks)
+        # Others may have been ahead with it when an epoch began.
+        domain.settled = domain.ready = max((s.settled for s in self.starts(declared.domain)), default=0)
+        return domain
+
+    def starts(self, domain: int) -> list[EpochStart]:
+        """Where a domain stood at the beginning of each epoch."""
+        return [s for s in self.record.starts if s.domain == domain]
+
+    def configure(self, declared: DeclareDomain) -> DomainConfig:
+        """A domain in the epoch in force."""
+        inside = {m.node: n for m in self.record.origin if (n := sum(r in declared.ranks for r in m.ranks))}
+        members = tuple(
+            Member(wire.node_id(m.node), m.node, inside[m.node]) for m in self.record.members if m.node in inside
+        )
+        order, left, remaining = list(inside), set(inside), []
+        for gone in self.record.lost:
+            left -= {m.node for m in gone}
+            remaining.append(tuple(i for i, node in enumerate(order) if node in left))
+        starts = self.starts(declared.domain)
+        return DomainConfig(
             self.id,
             declared.domain,
             declared.label,
             self.record.epoch,
             members,
-            me,
-            len(ranks),
-            len(declared.ranks),
-            lag,
+            next(i for i, m in enumerate(members) if m.name == self.node),
+            inside[self.node],
+            sum(m.ranks for m in members),
+            SCOPED_LAG if declared.scoped else CALL_LAG,
             self.record.min_compress_bytes,
-            ranks,
+            next(tuple(r for r in m.ranks if r in declared.ranks) for m in self.record.members if m.node == self.node),
             self.record.partition_bytes,
             declared.whole,
             self.record.seed,
+            self.commits,
+            len(inside),
+            tuple(remaining),
+            max((s.committed for s in starts if s.epoch == self.record.epoch), default=0),
+            tuple((s.committed + 1, s.settled) for s in starts if s.settled > s.committed),
         )
-        domain = self.domains[declared.domain] = ControlDomain(declared, config, ranks)
-        return domain
 
     def plan(self, domain: ControlDomain, version: int) -> Plan:
         """Plan ``version`` as this domain runs it: the job's default, the domain's own codec, then the text.
@@ -317,7 +366,7 @@ class Job:
         if self.ended is not None:
             return []
         self.ended = fault
-        self.tell_members(fault)
+        self.tell_members(abroad(fault, self.record, self.node))
         out: list[ControlEffect] = [
             Log("error", f"job {self.record.label} ended: {fault.kind}: {fault.message}"),
             *(ToLane(DomainClosed(d.config.id)) for d in self.domains.values()),

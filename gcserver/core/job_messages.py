@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gcproto import messages
-from gcserver.core import declarations, job_plans
+from gcproto import epoch_messages, messages
+from gcserver.core import declarations, epochs, job_plans
 from gcserver.core.control_events import ControlEffect, Log
 from gcserver.core.job import Job
+from gcserver.core.job_faults import abroad
 
 #: (node, message) that came before the job or the domain it is about
 Early = list[tuple[str, messages.Control]]
@@ -23,6 +24,8 @@ JobMessage = (
     | messages.PlanReady
     | messages.PlanGo
     | messages.Fault
+    | epoch_messages.StepReady
+    | epoch_messages.Frozen
 )
 #: not more messages are kept than these
 MAX_EARLY = 4096
@@ -58,12 +61,16 @@ def on_message(job: Job, node: str, m: messages.Control, early: Early) -> list[C
     Nobody else has a say in it, and plans come from the first member alone: two that number them would have nodes run
     different ones under one number.
     """
+    if node not in job.others and epochs.departed(job, node):
+        job.tell_members(job.record, node)
+        return []
     if node not in job.others or (isinstance(m, messages.PlanText | messages.PlanGo) and node != job.first):
         return [Log("error", f"{node} sent {type(m).__name__} of job {job.record.label}, which is not its business")]
     if isinstance(m, messages.Fault):
-        return job.on_fault(m)
+        alone = job.commits and m.kind == "PeerLost" and m.missing == (node,)
+        return epochs.lose(job, node, m.message) if alone else job.on_fault(m)
     if job.ended is not None:
-        job.tell_members(job.ended, node)
+        job.tell_members(abroad(job.ended, job.record, job.node), node)
         return []
     if isinstance(m, messages.SectionOffer):
         return declarations.on_offer(job, node, m, early)
@@ -77,6 +84,11 @@ def on_message(job: Job, node: str, m: messages.Control, early: Early) -> list[C
         return job_plans.on_ready(job, node, m)
     if isinstance(m, messages.PlanGo):
         return job_plans.on_go(job, m)
+    if isinstance(m, epoch_messages.StepReady) and m.domain not in job.domains:
+        early.append((node, m))
+        return []
+    if isinstance(m, epoch_messages.StepReady | epoch_messages.Frozen):
+        return epochs.on_message(job, node, m)
     return []
 
 
@@ -85,3 +97,4 @@ def resend(job: Job, node: str) -> None:
     job.resend(node)
     declarations.resend(job, node)
     job_plans.resend(job, node)
+    epochs.resend(job, node)

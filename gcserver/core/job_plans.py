@@ -158,6 +158,23 @@ def resume(job: Job) -> list[ControlEffect]:
     return out
 
 
+def without(job: Job, gone: list[str], first: str) -> list[ControlEffect]:
+    """Members are gone, ``first`` was the first one until now: plans that waited for them go on or are given up."""
+    out: list[ControlEffect] = []
+    if first in gone:
+        out.extend(job.requests.give_up(f"{first}, which makes this job's plans, was lost; ask again"))
+        job.queue.clear()
+        job.requests.wishes.clear()
+        for version in [v for v in job.plans if v > job.proposal]:
+            if job.node == job.first:
+                job.tell_members(job.plans[version])
+        return [*out, *resume(job)]
+    for version in list(job.preparing):
+        for node in gone:
+            out.extend(on_ready(job, node, PlanReady(job.id, version)))
+    return out
+
+
 def _plan_dead(job: Job, ready: PlanReady) -> list[ControlEffect]:
     """Some member cannot run the plan: it was never proposed and never will be."""
     if ready.version <= job.proposal:

@@ -41,7 +41,6 @@ from gcserver.core.events import (
 from gcserver.core.lane_config import LaneConfig
 from gcserver.core.link import Link
 from gcserver.core.outbox import Outbox
-from gcserver.core.steps import StepBook
 
 _hello = packed.Decoder[messages.Hello](messages.Hello)
 _refuse = packed.Decoder[messages.Refuse](messages.Refuse)
@@ -189,7 +188,7 @@ class LaneMachine:
             self._drop(e)
             self.out.append(Count("frames_stale", h.sender))
             return
-        if domain is None or (h.key not in domain.partitions and h.epoch == domain.config.epoch):
+        if domain is None or domain.early(h):
             self.early.keep_frame(key, e, now)
             return
         member = domain.index.get(h.sender)
@@ -252,20 +251,22 @@ class LaneMachine:
     # --------------------------------------------------------------------------------------- domains
     def _on_domain_opened(self, e: DomainOpened, now: float) -> None:
         c = e.config
-        if c.id in self.domains:
-            return
-        book = StepBook(c.local_ranks, c.lag, e.settled, set(e.voids), list(e.switches), e.proposal)
+        before = self.domains.get(c.id)
+        if before is not None:
+            if c.epoch <= before.config.epoch:
+                return
+            self.out.extend(opening.close(before))
+            for outbox in self.outboxes.values():
+                outbox.heaps.pop(c.id, None)
         outward = Outward(
             send=self._send,
             queue=lambda peer, step, key: self._queue(peer, c.id, step, key),
             take=lambda peer, nbytes, life: self._take(c.id, peer, nbytes, life),
         )
-        domain = Domain(
-            c, outward, self.config.hello.lane, self.config.incarnation, book, {p.version: p for p in e.plans}
-        )
-        self.domains[c.id] = domain
+        self.domains[c.id] = opening.open_domain(e, outward, self.config.hello.lane, self.config.incarnation)
         self.ended.pop(c.job, None)
-        opening.resume(domain, e.finished)
+        if before is not None:
+            opening.carry_over(self.domains[c.id], before, now)
 
     def _send(self, peer: int, h: Header, handle: Handle | None, wanted: Callable[[], bool]) -> None:
         link = self.links.get(peer)

@@ -8,18 +8,48 @@ from __future__ import annotations
 
 from gcproto.manifest import ADDRESS_ALIGN, Block, Section
 from gcserver.core import completion, pushes
-from gcserver.core.domain import Domain
-from gcserver.core.effects import LaneEffect, ReportStep
-from gcserver.core.events import BlockMemory, StepRecord
+from gcserver.core.domain import Domain, Outward
+from gcserver.core.effects import EnterEpoch, LaneEffect
+from gcserver.core.events import BlockMemory, DomainOpened, StepRecord
 from gcserver.core.rounds import Partition
+from gcserver.core.steps import StepBook
 
 
-def resume(d: Domain, finished: tuple[StepRecord, ...]) -> None:
-    """Tell the control machine again of finished steps it may not have heard of."""
-    d.finished = {r.step: r for r in finished}
-    for record in sorted(finished, key=lambda r: r.step):
+def open_domain(e: DomainOpened, outward: Outward, lane: int, incarnation: int) -> Domain:
+    """A domain of this lane, yet without sections."""
+    c = e.config
+    book = StepBook(c.local_ranks, c.lag, e.settled, set(e.voids), list(e.switches), e.proposal)
+    d = Domain(c, outward, lane, incarnation, book, {p.version: p for p in e.plans})
+    _resume(d, e.finished)
+    return d
+
+
+def _resume(d: Domain, finished: tuple[StepRecord, ...]) -> None:
+    """Tell the control machine again of finished steps it may not have heard of.
+
+    What was finished in an earlier epoch is settled or will be finished again.
+    """
+    d.finished = {r.step: r for r in finished if r.epoch == d.config.epoch}
+    for record in sorted(d.finished.values(), key=lambda r: r.step):
         if record.step > d.steps.settled:
-            d.out.append(ReportStep(d.config.id, record.step, record.nonfinite, record.proposal, record.digest))
+            d.out.append(completion.report_of(d, record))
+
+
+def carry_over(d: Domain, before: Domain, now: float) -> None:
+    """A new epoch of a domain that was open: what workers said of steps that are not settled, they do not say again.
+
+    Of a skipped step they are told that it is.
+    """
+    d.tuned = before.tuned
+    for number, old in sorted(before.steps.open.items()):
+        if d.config.skips(number):
+            for rank, keys in enumerate(old.keys):
+                for key in sorted(keys):
+                    d.notify(number, False, key, rank, skipped=True)
+        elif number > d.steps.settled:
+            step = d.steps.get(number, now)
+            step.keys, step.closed, step.digest = old.keys, old.closed, old.digest
+            completion.try_finish(d, step)
 
 
 def open_section(
@@ -35,7 +65,19 @@ def open_section(
         known = memory.get(block.key)
         p = d.partitions[block.key] = Partition.restored(block, section, known)
         if known is not None:
+            if max(known.epoch, 1) < d.config.epoch:
+                _enter_epoch(d, p)
             _restore(d, p, known, now)
+
+
+def _enter_epoch(d: Domain, p: Partition) -> None:
+    """What an earlier epoch left of steps that do not count must not be taken for this one's, also after a restart.
+
+    Nobody asks for what is retained: all members held every aggregate of the steps that count.
+    """
+    p.out_step = min(p.out_step, d.config.begins)
+    d.forget(p, lambda kept: False)
+    d.out.append(EnterEpoch(d.config.id, p.block.key, d.config.epoch, p.out_step))
 
 
 def _restore(d: Domain, p: Partition, known: BlockMemory, now: float) -> None:
@@ -46,7 +88,7 @@ def _restore(d: Domain, p: Partition, known: BlockMemory, now: float) -> None:
             else:
                 completion.flip(d, p, versions.written, owner)
     for rank, step in enumerate(known.pushed):
-        if step > p.out_step:
+        if step > max(p.out_step, d.steps.settled):
             pushes.join(d, p, rank, step, known.push_flags, now)
 
 

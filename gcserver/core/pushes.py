@@ -21,13 +21,21 @@ def on_push(d: Domain, e: Pushed, now: float) -> None:
     if e.step <= 0 or not 0 <= e.rank < d.config.local_ranks:
         d.out.append(Count("pushes_unusable"))
         return
-    record = d.finished.get(e.step)
-    step = None if record is not None or e.step <= d.steps.settled else d.steps.get(e.step, now)
+    # Of a finished step that waits for its commit we must know whom to tell.
+    commits = d.config.commits
+    over = e.step <= d.steps.settled or (e.step in d.finished and not commits)
+    step = None if over else d.steps.get(e.step, now)
+    if commits and step is not None and e.step in d.finished:
+        step.finished = True
+    skipped = commits and d.config.skips(e.step)
     for key in e.keys:
         p = d.partitions.get(key)
         if p is None:
             d.fault("TensorMismatch", f"a worker pushed unknown address {key}", e.step, "push")
             return
+        if skipped:
+            d.notify(e.step, False, key, e.rank, skipped=True)
+            continue
         late = e.step > p.out_step if step is None else e.rank in step.closed and key not in step.keys[e.rank]
         if late:
             d.fault(
@@ -46,7 +54,8 @@ def on_push(d: Domain, e: Pushed, now: float) -> None:
                 if e.step == p.out_step:
                     step.nonfinite |= p.out_nonfinite
                     step.proposal = max(step.proposal, p.out_proposal)
-            d.notify(e.step, p.out_nonfinite, key, e.rank)
+            if over or not commits:
+                d.notify(e.step, p.out_nonfinite, key, e.rank)
         else:
             join(d, p, e.rank, e.step, e.flags, now)
     if step is not None and e.close and e.rank not in step.closed:

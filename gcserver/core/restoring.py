@@ -14,7 +14,7 @@ from gcproto.messages import DeclareDomain
 from gcserver.core.control_domain import LOSSLESS
 from gcserver.core.control_events import DomainLedger, JobMemory
 from gcserver.core.declarations import MAX_DOMAIN
-from gcserver.core.gathering import misfit
+from gcserver.core.job_records import misfit
 
 #: Steps and plan numbers beyond these are not counted to by any job.
 MAX_STEP = 1 << 62
@@ -60,7 +60,8 @@ def _declared(declared: DeclareDomain, sections: tuple[Section, ...], world: int
 def _ledger(declared: DeclareDomain, ledger: DomainLedger, known: set[int]) -> str:
     rising = all(a[0] < b[0] and a[1] < b[1] for a, b in pairwise(ledger.switches))
     plans = [plan for _, plan in ledger.switches]
-    if ledger.settled >= MAX_STEP or any(first >= MAX_STEP for first, _ in ledger.switches) or not rising:
+    steps = (ledger.settled, ledger.ready, *(first for first, _ in ledger.switches))
+    if max(steps) >= MAX_STEP or not rising:
         return f"{ledger.settled} steps settled, plans from steps {ledger.switches}"
     if declared.codec != LOSSLESS and not set(plans) <= known:
         return f"plans {plans} in its ledger, {sorted(known)} in its memory"

@@ -20,16 +20,22 @@ RECENT = 256
 
 
 def on_step(job: Job, lane: int, report: ReportStep) -> list[ControlEffect]:
-    """A lane has finished a step; steps that all lanes have finished settle, in order."""
+    """A lane has finished a step; steps that all lanes have finished settle, in order, unless members have to commit
+    them together (`commits.py`)."""
     domain = job.domains.get(report.domain[1])
     if domain is None or report.step <= domain.settled:
         return []
     domain.reports.setdefault(report.step, {})[lane] = report
     on_closed(job, lane, report.domain[1], report.step, report.digest)
     out: list[ControlEffect] = []
-    while len(domain.reports.get(domain.settled + 1, ())) == job.lanes:
+    while not job.commits and finished(job, domain, domain.settled + 1):
         out.extend(settle(job, domain, domain.settled + 1))
     return out
+
+
+def finished(job: Job, domain: ControlDomain, step: int) -> bool:
+    """Whether all lanes here have finished ``step``."""
+    return len(domain.reports.get(step, ())) == job.lanes
 
 
 def settle(job: Job, domain: ControlDomain, step: int) -> list[ControlEffect]:
@@ -60,6 +66,14 @@ def settle(job: Job, domain: ControlDomain, step: int) -> list[ControlEffect]:
         out.append(Log("info", f"job {job.record.label}, {domain.config.label}: plan {plan} from step {step + lag}"))
         out.extend(job.requests.in_force(plan, step + lag))
     return out
+
+
+def skip(job: Job, domain: ControlDomain, step: int) -> list[ControlEffect]:
+    """``step`` is given up with a lost node: void, whatever lanes have of it."""
+    domain.reports.pop(step, None)
+    domain.settled = step
+    domain.voids = [*domain.voids[-1023:], step]
+    return [LogSettled(domain.config.id, step, True, domain.switches[-1][1], domain.config.lag)]
 
 
 def on_closed(job: Job, lane: int, key: int, step: int, digest: int) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from gcproto.records import replace
+from gcserver.core import epochs
 from gcserver.core.control_domain import ControlDomain
 from gcserver.core.control_events import ControlEffect
 from gcserver.core.effects import ReportWaiting
@@ -22,8 +23,9 @@ class Wait:
     """Somebody a job waits for: a node by its name, or "rank 3", which is one of this node's.
 
     ``wanted``: what is awaited, as in `ReportWaiting`, or "tensors" (to be declared), "connection" (of a worker to its
-    restarted daemon), "first push" (of a step that another node has closed and no rank here begun). ``since``: seconds
-    on the machine's clock. ``domain`` and ``step``: 0 where it is of none.
+    restarted daemon), "first push" (of a step that another node has closed and no rank here begun), "commit" (of a step
+    that this node holds all of), "epoch" (of a member that has not said how far it is when one was lost). ``since``:
+    seconds on the machine's clock. ``domain`` and ``step``: 0 where it is of none.
     """
 
     who: str
@@ -40,6 +42,10 @@ def waits(job: Job) -> Iterator[Wait]:
         return
     for rank, since in job.away_since.items():
         yield Wait(f"rank {rank}", "connection", "attach", since)
+    if job.frozen and job.change.since is not None:
+        for who in job.others:
+            if who not in job.lost and who not in job.change.states:
+                yield Wait(who, "epoch", "epoch", job.change.since)
     for key, domain in job.domains.items():
         for index, since in domain.declaring.items():
             for who in _undeclared(job, domain, index) if index >= len(domain.sections) else ():
@@ -47,6 +53,11 @@ def waits(job: Job) -> Iterator[Wait]:
         for report in domain.waiting.values():
             for who, wanted in zip(report.missing, report.wanted, strict=True):
                 yield Wait(who, wanted, report.phase, report.since, key, report.step)
+        if domain.held is not None:
+            ready, since = domain.held
+            for who in domain.others:
+                if domain.heard.get(who, 0) < ready:
+                    yield Wait(who, "commit", "commit", since, key, ready)
         step, since = domain.behind
         if step > domain.settled and step not in domain.closed and not domain.waiting:
             for rank in domain.ranks:
@@ -56,7 +67,7 @@ def waits(job: Job) -> Iterator[Wait]:
 def on_waiting(job: Job, lane: int, report: ReportWaiting) -> None:
     """A lane says what its oldest step waits for; step 0: for nothing any more."""
     domain = job.domains.get(report.domain[1])
-    if domain is None:
+    if domain is None or report.epoch != domain.config.epoch:
         return
     if report.step:
         ranks = {f"local rank {i}": f"rank {r}" for i, r in enumerate(domain.ranks)}
@@ -119,6 +130,9 @@ def check_deadline(job: Job, now: float, patience: float) -> list[ControlEffect]
     for key, domain in job.domains.items():
         for report in domain.waiting.values():
             departed = _departed(job, domain, report) if now - report.since > patience else ()
+            if departed and job.commits and (away := [node for node in departed if node in job.others]):
+                why = f"its workers left while step {report.step} of {domain.config.label} waited for them"
+                return [effect for node in away for effect in epochs.lose(job, node, why)]
             if departed:
                 return job.fault(
                     "WorkerLost",
@@ -175,19 +189,39 @@ def _check_declarations(job: Job, now: float) -> list[ControlEffect]:
     return []
 
 
+def check_commits(job: Job, now: float) -> list[ControlEffect]:
+    """End the job if what is ready here was not committed for as long as the deadline."""
+    for key, domain in job.domains.items():
+        if domain.ready <= domain.settled:
+            domain.held = None
+        elif domain.held is None or domain.held[0] != domain.settled + 1:
+            domain.held = domain.settled + 1, now
+        elif not job.frozen and now - domain.held[1] > job.record.deadline:
+            step = domain.settled + 1
+            missing = tuple(node for node in domain.others if domain.heard.get(node, 0) < step) or (job.node,)
+            return job.fault(
+                "StepTimeout",
+                f"step {step} of {domain.config.label} was ready here and not on {', '.join(missing)} within the "
+                f"deadline of {job.record.deadline:g} s",
+                domain=key,
+                step=step,
+                phase="commit",
+                missing=missing,
+                elapsed=now - domain.held[1],
+                advice="look at the named peers; raise job.deadline if they are merely slow",
+            )
+    return []
+
+
 def check_leases(job: Job, heard: Callable[[str], float | None], now: float, lease: float) -> list[ControlEffect]:
-    """End the job if a member's daemon was not heard of for a lease, seconds; ``heard`` says when it was last."""
+    """A member whose daemon was not heard of for a lease, seconds, is lost; ``heard`` says when it was last."""
+    out: list[ControlEffect] = []
     for name in job.others:
         last = heard(name)
         if last is not None and now - last > lease:
-            return job.fault(
-                "PeerLost",
-                f"nothing heard from {name} for {lease:g} s: its lease expired",
-                missing=(name,),
-                elapsed=now - last,
-                advice=f"look at the daemon on {name}; start the job again from its last checkpoint",
-            )
-    return []
+            why = f"nothing heard from {name} for {lease:g} s: its lease expired"
+            out += epochs.lose(job, name, why, now - last, f"look at the daemon on {name}; {epochs.AGAIN}")
+    return out
 
 
 def check_workers(job: Job, now: float, lease: float) -> list[ControlEffect]:

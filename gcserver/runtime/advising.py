@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from gcproto.messages import AdviceRow, Advised, AskAdvice
+from gcproto.advice import AdviceRow, Advised, AskAdvice
 from gcserver.runtime.plannerlink import PlannerError
 from gcserver.runtime.planning import TOO_SOON, NotPlannable
 

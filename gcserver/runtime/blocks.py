@@ -92,7 +92,7 @@ class DomainMemory:
     def __post_init__(self) -> None:
         c = self.config
         stem = f"{c.domain:08x}.{self.lane}"
-        self.space = AddressSpace(len(c.members), self.lanes, c.partition_bytes, c.whole)
+        self.space = c.space(self.lanes)
         self.arena = ArenaPlan(c.local_ranks)
         self.heap = Heap(self.directory, stem)
         self.heap.reopen()
@@ -138,7 +138,9 @@ class DomainMemory:
                 segment_shapes(section, block),
             )
             self.blocks[block.key] = state
-            if not file.fresh:
+            if file.fresh:
+                record["epoch"] = self.config.epoch
+            else:
                 memory[block.key] = self._remembered(state)
         self.opened = section.index + 1
         return memory
@@ -153,7 +155,7 @@ class DomainMemory:
         return BlockMemory(
             tuple(p[0] for p in pushes), flags, out_step, out_flags, out_proposal,
             records.decision_of(r), records.versions_of(r, False), records.versions_of(r, True),
-            tuple(records.kept_of(r)),
+            tuple(records.kept_of(r)), int(r["epoch"]),
         )  # fmt: skip
 
     def _check(self, state: BlockState) -> None:
@@ -191,12 +193,25 @@ class DomainMemory:
     def commit_kept(self, key: int, index: int, kept: Retained) -> None:
         records.write_kept(self.blocks[key].raw, index, kept)
 
+    def enter_epoch(self, key: int, epoch: int, step: int) -> None:
+        """What an earlier epoch left of steps after ``step`` is gone; the epoch last, so that a kill repeats it."""
+        state = self.blocks[key]
+        for at in KEPT_STEP:
+            WORD.pack_into(state.raw, at, 0)
+        slots.commit_output(state.arena, state.slot, step, 0, 0)
+        state.record["epoch"] = epoch
+
     def log_step(self, record: StepRecord) -> None:
         records.write_step(self.ring, record)
 
     def finished(self, after: int) -> tuple[StepRecord, ...]:
         known = self.steps[self.steps["step"] > after]
-        found = (StepRecord(int(s["step"]), bool(s["nonfinite"]), int(s["proposal"]), int(s["digest"])) for s in known)
+        found = (
+            StepRecord(
+                int(s["step"]), bool(s["nonfinite"]), *(int(s[name]) for name in ("proposal", "digest", "epoch"))
+            )
+            for s in known
+        )
         return tuple(sorted(found, key=lambda s: s.step))
 
     # -------------------------------------------------------------------------------- private memory

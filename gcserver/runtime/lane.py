@@ -118,6 +118,7 @@ class LaneProcess:
             fx.Finalise: self._do_finalise,
             fx.Decode: self.executor.decode,
             fx.CommitOutput: self.executor.commit_output,
+            fx.EnterEpoch: lambda e: domains[e.domain].enter_epoch(e.key, e.epoch, e.step),
             fx.LogStep: self._do_log_step,
             fx.Flip: lambda e: domains[e.domain].flip(e.key, e.step, e.version, e.owner),
             fx.Notify: self.workers.notify,
@@ -287,9 +288,14 @@ class LaneProcess:
 
     def _open_domain(self, e: ev.DomainOpened) -> None:
         c = e.config
-        if c.id in self.executor.domains or self.endings.concern(e) or not self._job_directory(c.job).exists():
+        before = self.executor.domains.get(c.id)
+        known = before is not None and c.epoch <= before.config.epoch
+        if known or self.endings.concern(e) or not self._job_directory(c.job).exists():
             # Known already; or the job is gone, and its end is on the way.
             return
+        if before is not None:
+            self.reports.forget(c.id)
+            self.executor.close(c.id)
         hello = self.setup.hello
         memory = DomainMemory(c, hello.lanes, hello.lane, self._job_directory(c.job))
         self.executor.domains[c.id] = memory
@@ -330,7 +336,7 @@ class LaneProcess:
         self.queue.append(self.executor.finalise(e))
 
     def _do_log_step(self, e: fx.LogStep) -> None:
-        self.executor.domains[e.domain].log_step(ev.StepRecord(e.step, e.nonfinite, e.proposal, e.digest))
+        self.executor.domains[e.domain].log_step(ev.StepRecord(e.step, e.nonfinite, e.proposal, e.digest, e.epoch))
 
     def _stats(self) -> LaneStats:
         bytes_in, bytes_out = self.transport.bytes_in, self.transport.bytes_out

@@ -194,7 +194,7 @@ class LaneWorkers:
         memory = self._p.executor.domains.get(e.domain)
         if memory is None:
             return
-        done = Done(e.domain[1], e.step, e.keys, e.nonfinite)
+        done = Done(e.domain[1], e.step, e.keys, e.nonfinite, e.skipped, memory.config.epoch)
         for index, rank in enumerate(memory.config.ranks):
             worker = self.ranks.get((e.domain[0], rank))
             if worker is not None and e.rank in (None, index):

@@ -40,7 +40,8 @@ LEDGER = np.dtype(
         ("settled", "u8"),
         ("void_count", "u8"),
         ("switch_count", "u8"),
-        ("reserved", "u8", 4),
+        ("ready", "u8"),
+        ("reserved", "u8", 3),
         ("voids", "u8", VOIDS),
         ("switches", "u8", (SWITCHES, 2)),
     ]
@@ -76,7 +77,11 @@ class Ledger:
         settled = int(d["settled"])
         while len(switches) > 1 and switches[1][0] <= settled:
             switches.pop(0)
-        return DomainLedger(settled, tuple(voids), tuple(switches))
+        return DomainLedger(settled, tuple(voids), tuple(switches), int(d["ready"]))
+
+    def make_ready(self, step: int) -> None:
+        """This node holds every aggregate up to ``step``."""
+        self._data["ready"] = step
 
     def settle(self, step: int, void: bool, plan: int, lag: int) -> None:
         d = self._data

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from gcproto import slots
 from gcproto.dtypes import DType
-from gcproto.manifest import AddressSpace, ArenaPlan, Block, Section, Slot
+from gcproto.manifest import ArenaPlan, Block, Section, Slot
 from gcproto.records import Record
 from gcserver.core.events import DomainConfig
 from gcserver.core.plan import COMPRESSIBLE
@@ -100,7 +100,7 @@ class Peek:
         self._heaps: dict[str, memoryview] = {}
         self.tensors: list[PeekTensor] = []
         c = watched.config
-        space = AddressSpace(len(c.members), watched.lanes, c.partition_bytes, c.whole)
+        space = c.space(watched.lanes)
         arenas = [ArenaPlan(c.local_ranks) for _ in range(watched.lanes)]
         sections = []
         for section in watched.sections:

@@ -47,6 +47,8 @@ RECORD = np.dtype(
         ("owner_at", "u8"),
         # where its retained payloads are, likewise
         ("kept_at", "u8", KEPT),
+        # the epoch in which the block was last taken up; written last
+        ("epoch", "u8"),
     ],
     align=True,
 )
@@ -55,7 +57,7 @@ RECORD = np.dtype(
 STATES = np.dtype([("floats", "u8"), ("tag", "u8"), ("differ", "u8")])
 #: Before a retained payload: how many bytes there is room for.
 KEPT_HEAD = 64
-STEP = np.dtype([("step", "u8"), ("digest", "u8"), ("nonfinite", "u4"), ("proposal", "u4"), ("reserved", "u8")])
+STEP = np.dtype([("step", "u8"), ("digest", "u8"), ("nonfinite", "u4"), ("proposal", "u4"), ("epoch", "u8")])
 STEP_RING = 1024
 
 # What is written for every block of every step is packed by hand: assigning a field of a record costs as much as the
@@ -63,7 +65,7 @@ STEP_RING = 1024
 WORD = struct.Struct("=Q")
 _HALF = struct.Struct("=I")
 _DECISION = struct.Struct("=IIQ96siI")
-_STEP = struct.Struct("=QII")
+_STEP = struct.Struct("=QIIQ")
 
 
 def _at(name: str, index: int = 0) -> int:
@@ -141,5 +143,5 @@ def write_step(ring: memoryview, record: StepRecord) -> None:
     """A finished step in its place of the ring; torn, it is none."""
     at = record.step % STEP_RING * STEP.itemsize
     WORD.pack_into(ring, at, 0)
-    _STEP.pack_into(ring, at + 8, record.digest, record.nonfinite, record.proposal)
+    _STEP.pack_into(ring, at + 8, record.digest, record.nonfinite, record.proposal, record.epoch)
     WORD.pack_into(ring, at, record.step)

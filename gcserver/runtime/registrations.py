@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from gcproto import messages, packed
+from gcproto.advice import Advised, AskAdvice
 from gcproto.audits import AuditReport
 from gcproto.channel import Channel, ChannelClosed
-from gcproto.messages import Advised, AskAdvice, Fault, IAm, Register, Registered, ToWorker
+from gcproto.messages import Fault, IAm, Register, Registered, ToWorker
 from gcproto.packed import MessageError
 from gcproto.timings import TensorTimes
 from gcserver.core import control_events as cx

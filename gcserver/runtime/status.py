@@ -247,6 +247,9 @@ class Status:
                 state, reason = JobState.FAILED, f"{job.ended.kind}: {job.ended.message}"
             elif any(c is None for c in job.workers.values()):
                 state, reason = JobState.RECOVERING, "workers have still to come back"
+            elif job.frozen:
+                lost = ", ".join(job.lost) or "a node that another one lost"
+                state, reason = JobState.RECOVERING, f"the next epoch is being decided, without {lost}"
             r = job.record
             domains = tuple(self._domain(job, d, waits) for d in job.domains.values())
             out.append(
@@ -256,7 +259,7 @@ class Status:
                     state,
                     reason,
                     r.epoch,
-                    r.world_size,
+                    sum(len(m.ranks) for m in r.members),
                     tuple(Member(m.node, m.ranks) for m in r.members),
                     max((d.settled for d in job.training), default=0),
                     job.proposal,

@@ -40,8 +40,8 @@ class StepReports:
     def add(self, e: ReportStep) -> None:
         """Where many steps are in flight, their settling is in no hurry: the supervisor is woken for several."""
         self.waiting.append(e)
-        lag = self._machine.domains[e.domain].config.lag
-        if lag <= SCOPED_LAG or len(self.waiting) >= REPORTS:
+        config = self._machine.domains[e.domain].config
+        if config.lag <= SCOPED_LAG or config.commits or len(self.waiting) >= REPORTS:
             self.flush()
         elif self.by == 0.0:
             self.by = time.monotonic() + REPORT_WITHIN

@@ -35,10 +35,11 @@ from gcserver.keys import KeyFileError
 from gcserver.planner import controllers
 from gcserver.runtime import shortage
 from gcserver.runtime.audits import Audits
+from gcserver.runtime.etcd import EtcdArbiter
 from gcserver.runtime.keyring import Keyring, open_keyring
 from gcserver.runtime.lanelink import ForgetJob, LaneTrouble
 from gcserver.runtime.lanes import Lanes
-from gcserver.runtime.ledger import JobStore
+from gcserver.runtime.ledger import JobStore, Ledger
 from gcserver.runtime.notches import Notches
 from gcserver.runtime.once import Once
 from gcserver.runtime.peers import Peers
@@ -75,6 +76,7 @@ class Supervisor:
         self.state = Path(config.node.state)
         self.store = JobStore(self.state)
         self.arbiter = MemoryArbiter()
+        self.etcd = EtcdArbiter(config.cluster.etcd)
         self.queue: deque[cx.ControlEvent] = deque()
         self.lanes = Lanes(self)
         self.keys: Keyring | None = None
@@ -136,6 +138,7 @@ class Supervisor:
                 controller=c.plan.controller,
                 mode=c.plan.mode,
                 quality=c.plan.quality,
+                arbiter=bool(c.cluster.etcd),
             ),
             resolve,
             controllers.unusable,
@@ -235,7 +238,9 @@ class Supervisor:
 
     # ---------------------------------------------------------------------------------------- machine
     def feed(self, event: cx.ControlEvent) -> None:
-        """One event through the control machine, and whatever its effects answer."""
+        """One event through the control machine, and whatever its effects answer; nothing once it has stopped."""
+        if self.stopped.is_set():
+            return
         self.queue.append(event)
         if len(self.queue) > 1:
             return
@@ -316,14 +321,17 @@ class Supervisor:
         self.store.forget(e.job)
 
     def _do_log_settled(self, e: cx.LogSettled) -> None:
-        try:
-            self.store.ledger(e.domain).settle(e.step, e.void, e.plan, e.lag)
-        except MemoryShort as error:
-            self.short(e.domain[0], "steps cannot be logged", error)
+        self._write(e.domain, lambda ledger: ledger.settle(e.step, e.void, e.plan, e.lag))
         self.status.on_settled(e)
         self.profiler.on_settled(e)
         self.audits.on_settled(e)
         self._steer(e)
+
+    def _write(self, domain: DomainKey, write: Callable[[Ledger], None]) -> None:
+        try:
+            write(self.store.ledger(domain))
+        except MemoryShort as error:
+            self.short(domain[0], "steps cannot be logged", error)
 
     def _steer(self, e: cx.LogSettled) -> None:
         """A step of a domain is over: what its controller makes of it goes to the lanes before the settlement."""
@@ -347,7 +355,10 @@ class Supervisor:
             self.short(job, "the job's controllers cannot be saved", error)
 
     def _do_arbitrate(self, e: cx.Arbitrate) -> None:
-        self.queue.append(cx.EpochWon(self.arbiter.compare_and_swap(e.expected, e.record)))
+        if e.record.on_loss == "fail":
+            self.queue.append(cx.EpochWon(self.arbiter.compare_and_swap(e.expected, e.record)))
+        else:
+            self.aside(lambda: self.etcd.answer(e), self.feed)
 
     def _do_answer(self, e: cx.AnswerRequest) -> None:
         future = self.requests.pop(e.request, None)
@@ -390,6 +401,7 @@ _PERFORM: dict[type, Any] = {
     cx.SaveJob: Supervisor._do_save,
     cx.ForgetJob: Supervisor._do_forget,
     cx.LogSettled: Supervisor._do_log_settled,
+    cx.LogReady: lambda self, e: self._write(e.domain, lambda ledger: ledger.make_ready(e.step)),
     cx.Arbitrate: Supervisor._do_arbitrate,
     cx.AnswerRequest: Supervisor._do_answer,
     cx.Drained: Supervisor._do_drained,

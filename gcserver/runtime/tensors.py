@@ -34,7 +34,7 @@ def in_force(job: Job, domain: ControlDomain) -> tuple[int, Plan]:
 def space(domain: ControlDomain, lanes: int) -> AddressSpace:
     """The layout of the agreed sections."""
     c = domain.config
-    laid_out = AddressSpace(len(c.members), lanes, c.partition_bytes, c.whole)
+    laid_out = c.space(lanes)
     for section in domain.sections:
         laid_out.append(section)
     return laid_out

@@ -20,7 +20,7 @@ import msgspec
 import zmq
 
 from benchmarks.lab.daemons import free_ports
-from gcproto import lane_messages, messages, packed, wire
+from gcproto import advice, lane_messages, messages, packed, wire
 from gcproto.channel import ChannelClosed, connect
 from gcproto.messages import IAm, WhoAreYou
 from gcproto.records import replace
@@ -40,7 +40,7 @@ PATIENCE: Final = 10.0
 _WORKER: Final[tuple[packed.Message, ...]] = (
     WhoAreYou(), messages.Register("x", 0, 1, 0, 1, 1, JOB, token=b"t" * 32),
     messages.Reattach(JOB, 0, 1, ticket(JOB, 0)),
-    messages.DeclareDomain("ddp", 0, (0,), True), messages.AskAdvice(1),
+    messages.DeclareDomain("ddp", 0, (0,), True), advice.AskAdvice(1),
 )  # fmt: skip
 _LANE: Final[tuple[packed.Message, ...]] = (
     lane_messages.Attach(JOB, 0, ticket(JOB, 0)), lane_messages.MapSection(0, 0, 0),

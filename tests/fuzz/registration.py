@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from gcproto import messages, packed
+from gcproto import advice, messages, packed
 from tests.fuzz import mutate
 from tests.fuzz.control import JOB, genuine, quiet, said, serves
 from tests.fuzz.supervisors import Pair, Worker
@@ -26,7 +26,7 @@ _OTHERS: Final[tuple[packed.Message, ...]] = (
     messages.Reattach(JOB, 1, 1, ticket(JOB, 0)), messages.Unregister(), messages.WhoAreYou(),
     messages.DeclareDomain("tp", 1, (0,), False, "none"),
     messages.DeclareDomain("w", 2, (0, 1), True, "powersgd", True),
-    messages.AskAdvice(3, 0, ()),
+    advice.AskAdvice(3, 0, ()),
 )  # fmt: skip
 
 

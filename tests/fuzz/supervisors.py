@@ -24,11 +24,11 @@ from unittest.mock import patch
 import msgspec
 
 from gcproto import messages, packed, wire
+from gcproto.advice import AskAdvice
 from gcproto.audits import AuditReport, TensorError
 from gcproto.channel import Channel
 from gcproto.manifest import Section, TensorSpec
 from gcproto.messages import (
-    AskAdvice,
     DeclareDomain,
     DeclareSection,
     Fault,

@@ -13,13 +13,13 @@ from gcproto import messages
 from gcproto.records import replace
 from gcserver.core import control_events as ce
 from gcserver.core import effects as fx
+from gcserver.core import waiting
 from gcserver.core.events import CodecChoice, DomainKey
-from gcserver.core.link import Link
-from gcserver.core.plan import SMALL_BYTES
 from tests.simulation.lane_process import LaneProcess
+from tests.simulation.links import Links
 from tests.simulation.memory import FOREIGN, BlockStore, Ledger
 from tests.simulation.oracle import OWNER, DomainOracle, Levels
-from tests.simulation.processes import CONTROL, Process
+from tests.simulation.processes import Process
 
 if TYPE_CHECKING:
     from tests.simulation.workers import DomainThread, Worker
@@ -35,6 +35,7 @@ KINDS = STEP_KINDS | {
     "NotRegistered",
     "Draining",
     "CodecError",
+    "StepIndeterminate",
 }
 
 
@@ -55,19 +56,28 @@ class Violation(AssertionError):
         super().__init__(f"{guarantee}: {what}")
 
 
+#: epoch, step, key
+Attempted = tuple[int, int, int]
+
+
 @dataclass(slots=True)
 class DomainRecord:
     """What was seen of one domain, on all nodes together."""
 
     oracle: DomainOracle
-    #: (step, key) -> codec and scheme
-    codecs: dict[tuple[int, int], CodecChoice] = field(default_factory=dict)
-    schemes: dict[tuple[int, int], str] = field(default_factory=dict)
-    #: (step, key) -> by member what it encoded at: levels of segments, what its frame says
-    levels: dict[tuple[int, int], Levels] = field(default_factory=dict)
-    grades: dict[tuple[int, int], dict[int, int]] = field(default_factory=dict)
+    #: (epoch, step, key) -> codec and scheme
+    codecs: dict[Attempted, CodecChoice] = field(default_factory=dict)
+    schemes: dict[Attempted, str] = field(default_factory=dict)
+    #: (epoch, step, key) -> by member what it encoded at: levels of segments, what its frame says
+    levels: dict[Attempted, Levels] = field(default_factory=dict)
+    grades: dict[Attempted, dict[int, int]] = field(default_factory=dict)
     plans: dict[int, tuple[int, str]] = field(default_factory=dict)
-    settled: dict[int, tuple[bool, int, str]] = field(default_factory=dict)
+    #: step -> void, plan, the epoch whose attempt counts, whether it was skipped, who said so first
+    settled: dict[int, tuple[bool, int, int, bool, str]] = field(default_factory=dict)
+    #: by node: how far it has ever been ready
+    ready: dict[str, int] = field(default_factory=dict)
+    #: (epoch, key) -> the owner's index in the first epoch
+    owners: dict[tuple[int, int], int] = field(default_factory=dict)
     #: how far each node has settled
     watermark: dict[str, int] = field(default_factory=dict)
 
@@ -78,13 +88,16 @@ class Checks:
     def __init__(self, world: World) -> None:
         self.world = world
         self.domains: dict[DomainKey, DomainRecord] = {}
-        #: (owner's incarnation, domain, key, step, exchange) -> next member to be accumulated (G1)
-        self.accumulated: dict[tuple[int, DomainKey, int, int, int], int] = {}
+        #: (owner's incarnation, epoch, domain, key, step, exchange) -> next member to be accumulated (G1)
+        self.accumulated: dict[tuple[int, int, DomainKey, int, int, int], int] = {}
         self.answers: dict[int, ce.AnswerRequest] = {}
         #: what operators asked for, by the wish's number: the rules, and whether they replace all others
         self.wishes: dict[int, tuple[tuple[messages.Rule, ...], bool]] = {}
         self.plans: dict[tuple[bytes, int], messages.PlanText] = {}
         self.faults: list[messages.Fault] = []
+        self.links = Links(self)
+        #: by job: its epochs as the arbiter decided them
+        self.epochs: dict[bytes, dict[int, messages.EpochDecided]] = {}
 
     def fail(self, guarantee: str, what: str) -> NoReturn:
         raise Violation(guarantee, f"at {self.world.now:.4f}: {what}")
@@ -100,23 +113,43 @@ class Checks:
     def on_write(self, worker: Worker, thread: DomainThread, store: BlockStore, step: int) -> None:
         """G1: an input is not overwritten before its round is complete on this node."""
         old = store.pushed[thread.index]
-        if store.out_step < old:
+        d = self.domains.get(thread.id)
+        over = store.out_step >= old
+        if d is not None and worker.spec.on_loss != "fail":
+            over = d.watermark.get(worker.node.name, 0) >= old
+        if not over:
             self.fail("G1", f"{worker.name} overwrites the input of step {old}, of which there is no output yet")
+
+    def _epoch(self, p: LaneProcess, key: DomainKey) -> int:
+        """The epoch of a lane's domain, whose members are those that the arbiter decided on (G2)."""
+        c, oracle = p.machine.domains[key].config, self.domain(key).oracle
+        inside = tuple(self.world.member_index(key, m.name) for m in c.members)
+        if oracle.left.setdefault(c.epoch, inside) != inside:
+            self.fail("G2", f"{p.name} has members {inside} in epoch {c.epoch}, others {oracle.left[c.epoch]}")
+        record = self.epochs.get(key[0], {}).get(c.epoch)
+        if record is not None and not {m.name for m in c.members} <= {m.node for m in record.members}:
+            self.fail("G2", f"{p.name} is in epoch {c.epoch} with {c.members}, decided was {record.members}")
+        return int(c.epoch)
+
+    def _member(self, p: LaneProcess, key: DomainKey, member: int) -> int:
+        """The index that a member had in the first epoch."""
+        return self.world.member_index(key, p.machine.domains[key].config.members[member].name)
 
     def on_encode(self, p: LaneProcess, e: fx.Encode, store: BlockStore) -> None:
         if any(s != e.step for s in store.pushed):
             self.fail("G1", f"{p.name} encodes step {e.step} of {e.key} from inputs of steps {store.pushed}")
         d = self.domain(e.domain)
+        at = self._epoch(p, e.domain), e.step, e.key
         decision = store.decision
         if decision is None or decision.step != e.step or decision.spec != e.codec.spec:
             self.fail("G4", f"{p.name} encodes step {e.step} of {e.key} without logging it: {decision}")
-        known = d.codecs.setdefault((e.step, e.key), e.codec)
+        known = d.codecs.setdefault(at, e.codec)
         if known != (replace(e.codec, level=known.level) if known.tunable else e.codec):
             self.fail("G8", f"{p.name} encodes step {e.step} of {e.key} with {e.codec.spec}, others with {known.spec}")
         if e.stage == 0:
             # Only what goes to everyone is retained by whoever sends it.
             scheme = "owner" if e.retain is None else "all"
-            if (others := d.schemes.setdefault((e.step, e.key), scheme)) != scheme:
+            if (others := d.schemes.setdefault(at, scheme)) != scheme:
                 self.fail("G8", f"{p.name} runs step {e.step} of {e.key} over {scheme}, others over {others}")
         plan, who = d.plans.setdefault(e.step, (decision.plan, p.name))
         if plan != decision.plan:
@@ -127,11 +160,10 @@ class Checks:
         grade = decision.level or mean(e.codec, e.levels, store.block.bounds)
         if e.codec.level != grade:
             self.fail("G8", f"{p.name} says level {e.codec.level} of step {e.step} of {e.key}, which is {grade}")
-        self._encoded(d, e, me, f"{p.name} encodes")
+        self._encoded(d, at, e, me, f"{p.name} encodes")
 
-    def _encoded(self, d: DomainRecord, e: fx.Encode | fx.Finalise, who: int, does: str) -> None:
+    def _encoded(self, d: DomainRecord, at: Attempted, e: fx.Encode | fx.Finalise, who: int, does: str) -> None:
         """G4: what is made again is made at the same levels, in either exchange."""
-        at = e.step, e.key
         assert e.codec is not None
         if (known := d.levels.setdefault(at, {}).setdefault(who, e.levels)) != e.levels:
             self.fail("G4", f"{does} step {e.step} of {e.key} at {e.levels}, before at {known}")
@@ -139,7 +171,8 @@ class Checks:
             self.fail("G4", f"{does} step {e.step} of {e.key} and says {e.codec.level}, before {said}")
 
     def on_accumulate(self, p: LaneProcess, e: fx.Accumulate) -> None:
-        at = (p.incarnation, e.domain, e.key, e.step, e.stage)
+        epoch = self._epoch(p, e.domain)
+        at = (p.incarnation, epoch, e.domain, e.key, e.step, e.stage)
         expected = self.accumulated.get(at, 0)
         if e.member != expected or e.first != (e.member == 0):
             self.fail("G1", f"{p.name} adds member {e.member} of {e.key} step {e.step}, expected member {expected}")
@@ -150,73 +183,127 @@ class Checks:
         if e.codec == FOREIGN:
             return  # of a faulty member; the next payload that joins it ends the job
         d = self.domain(e.domain)
-        codec = d.codecs.get((e.step, e.key))
-        if codec is None or (codec.id, d.grades[e.step, e.key][e.member]) != (e.codec, e.level):
+        codec = d.codecs.get((epoch, e.step, e.key))
+        grades = d.grades.get((epoch, e.step, e.key), {})
+        said = codec.id if codec is not None else None, grades.get(self._member(p, e.domain, e.member))
+        if said != (e.codec, e.level):
             self.fail("G8", f"{p.name} decodes step {e.step} of {e.key} with codec {e.codec}, decided was {codec}")
 
     def on_finalise(self, p: LaneProcess, e: fx.Finalise) -> None:
         d = self.domain(e.domain)
-        members = len(d.oracle.members)
-        if self.accumulated.pop((p.incarnation, e.domain, e.key, e.step, e.stage), 0) != members:
-            self.fail("G2", f"{p.name} finalises step {e.step} of {e.key} without all {members} members")
-        divisor = len(d.oracle.spec.ranks) if d.oracle.spec.flags(e.key) else 1
+        epoch = self._epoch(p, e.domain)
+        inside = d.oracle.inside(epoch)
+        if self.accumulated.pop((p.incarnation, epoch, e.domain, e.key, e.step, e.stage), 0) != len(inside):
+            self.fail("G2", f"{p.name} finalises step {e.step} of {e.key} without all {len(inside)} members")
+        divisor = d.oracle.divisor(e.key, epoch)
         if e.divisor != divisor:
             self.fail("G2", f"{p.name} divides step {e.step} of {e.key} by {e.divisor}, expected {divisor}")
         if e.codec is not None and e.codec.feedback and e.read == e.write:
             self.fail("G4", f"{p.name} reads and writes the same owner residual version")
         if e.codec is None:
             return
-        self._encoded(d, e, OWNER, f"{p.name} finalises")
-        grades = [g for who, g in d.grades[e.step, e.key].items() if who != OWNER]
+        at = epoch, e.step, e.key
+        self._encoded(d, at, e, OWNER, f"{p.name} finalises")
+        grades = [g for who, g in d.grades[at].items() if who != OWNER]
         bounds = p.store(e.domain, e.key).block.bounds
         if e.codec.level != max(grades):
             self.fail("G8", f"{p.name} says level {e.codec.level} of the sum of {e.key}, contributors {grades}")
-        alike = [d.levels[e.step, e.key][i] for i in range(members) if d.grades[e.step, e.key][i] == max(grades)]
+        alike = [d.levels[at][i] for i in inside if d.grades[at][i] == max(grades)]
         if e.levels not in alike and mean(e.codec, e.levels, bounds) != max(grades):
             self.fail("G8", f"{p.name} finalises step {e.step} of {e.key} at {e.levels}, contributors at {alike}")
 
     def on_commit(self, p: LaneProcess, e: fx.CommitOutput, store: BlockStore) -> None:
         if e.step <= store.out_step:
             self.fail("G1", f"{p.name} commits step {e.step} of {e.key} after step {store.out_step}")
-        self._compare(e.domain, e.key, e.step, store, p.name)
+        epoch, owner = self._epoch(p, e.domain), self._member(p, e.domain, store.block.owner)
+        known = self.domain(e.domain).owners.setdefault((epoch, e.key), owner)
+        if known != owner:
+            self.fail("G2", f"{p.name} takes member {owner} for the owner of {e.key}, others member {known}")
+        self._compare(e.domain, e.key, e.step, epoch, store, p.name)
 
     def on_output(self, worker: Worker, thread: DomainThread, store: BlockStore, step: int, nonfinite: bool) -> None:
         if store.out_step != step:
             self.fail("G3", f"{worker.name} is told of step {step} of {store.block.key} and finds {store.out_step}")
-        self._compare(thread.id, store.block.key, step, store, worker.name)
+        epoch = 1
+        if worker.spec.on_loss != "fail":
+            d = self.domain(thread.id)
+            if d.watermark.get(worker.node.name, 0) < step:
+                self.fail("G8", f"{worker.name} is told of step {step}, which is not committed")
+            epoch, skipped = d.oracle.committed[step]
+            if skipped:
+                self.fail("G8", f"{worker.name} is told that step {step} counts, which is skipped")
+        self._compare(thread.id, store.block.key, step, epoch, store, worker.name)
         if nonfinite != bool(store.out_flags):
             self.fail("G3", f"{worker.name}: step {step} of {store.block.key} nonfinite={nonfinite}")
 
-    def _compare(self, key: DomainKey, block: int, step: int, store: BlockStore, who: str) -> None:
+    def on_skipped(self, worker: Worker, thread: DomainThread, step: int) -> None:
+        """A worker is told that a step was given up."""
+        if not self.domain(thread.id).oracle.committed.get(step, (0, False))[1]:
+            self.fail("G8", f"{worker.name} is told that step {step} is skipped, which nobody settled as such")
+
+    def _compare(self, key: DomainKey, block: int, step: int, epoch: int, store: BlockStore, who: str) -> None:
         """G3 and G4: the output is the one of the undisturbed run."""
         d = self.domain(key)
-        codec = d.codecs[step, block]
-        first = d.oracle.void(step) and block == self.world.first_key(key, step)
-        expected = d.oracle.output(block, step, codec, d.schemes[step, block], d.levels[step, block], first)
-        if store.output != expected:
+        at = epoch, step, block
+        first = d.oracle.void(step, epoch) and block == self.world.first_key(key, step)
+        if at not in d.codecs:
+            self.fail("G8", f"{who}: step {step} of {block} counts in epoch {epoch}, in which nobody encoded it")
+        codec, owner = d.codecs[at], d.owners[epoch, block]
+        expected = d.oracle.output(block, step, epoch, codec, d.schemes[at], d.levels[at], owner, first)
+        if expected is not None and store.output != expected:
             self.fail("G3", f"{who}: output of {block} step {step} is {store.output}, expected {expected}")
 
     def on_flip(self, p: LaneProcess, e: fx.Flip, store: BlockStore) -> None:
-        settled = self.domain(e.domain).watermark.get(p.node.name, 0)
+        d = self.domain(e.domain)
+        settled = d.watermark.get(p.node.name, 0)
         if e.step > settled:
             self.fail("G4", f"{p.name} flips {e.key} for step {e.step}, settled is {settled}")
         versions = store.owner_residual if e.owner else store.residual
-        void = self.domain(e.domain).oracle.void(e.step)
+        void = d.oracle.voided(e.step)
         expected = versions.current if void else 1 - versions.current
         if versions.written != e.step or versions.settled >= e.step or e.version != expected:
             self.fail("G4", f"{p.name} flips {e.key} to {e.version} for step {e.step} (void={void}): {versions}")
+
+    # ---------------------------------------------------------------------------------------- epochs
+    def on_epoch(self, record: messages.EpochDecided) -> None:
+        """The arbiter has decided."""
+        epochs = self.epochs.setdefault(record.job, {})
+        if epochs.setdefault(record.epoch, record) != record:
+            self.fail("G8", f"epoch {record.epoch} was decided twice: {epochs[record.epoch]}, {record}")
+
+    def on_log_ready(self, p: Process, e: ce.LogReady) -> None:
+        d = self.domain(e.domain)
+        d.ready[p.node.name] = max(e.step, d.ready.get(p.node.name, 0))
+
+    def _attempt(self, key: DomainKey, step: int) -> tuple[int, bool, set[str]]:
+        """The epoch whose attempt at a step counts, whether it is skipped, and who is left now."""
+        epochs = self.epochs.get(key[0])
+        if not epochs:
+            return 1, False, set()
+        record = epochs[max(epochs)]
+        left = {m.node for m in record.members}
+        for start in sorted((s for s in record.starts if s.domain == key[1]), key=lambda s: s.epoch):
+            if step <= start.settled:
+                return start.epoch - 1, step > start.committed, left
+        return record.epoch, False, left
 
     # --------------------------------------------------------------------------------------- control
     def on_settled(self, p: Process, e: ce.LogSettled, ledger: Ledger) -> None:
         d = self.domain(e.domain)
         if e.step != ledger.settled + 1:
             self.fail("G8", f"{p.name} settles step {e.step} after {ledger.settled}")
+        epoch, skipped, left = self._attempt(e.domain, e.step)
         d.watermark[p.node.name] = e.step
-        void, plan, who = d.settled.setdefault(e.step, (e.void, e.plan, p.name))
-        if (void, plan) != (e.void, e.plan):
-            self.fail("G8", f"step {e.step}: void={e.void} plan {e.plan} on {p.name}, {void} and {plan} on {who}")
-        if e.void != d.oracle.void(e.step):
+        said = e.void, e.plan, epoch, skipped
+        *known, who = d.settled.setdefault(e.step, (*said, p.name))
+        if tuple(known) != said:
+            self.fail("G8", f"step {e.step}: (void, plan, epoch, skipped) {said} on {p.name}, {tuple(known)} on {who}")
+        d.oracle.committed[e.step] = epoch, skipped
+        if e.void != d.oracle.voided(e.step):
             self.fail("G8", f"{p.name} settles step {e.step} with void={e.void}")
+        names = [name for name in self.world.node_names(e.domain) if name in left]
+        if away := [name for name in names if not skipped and d.ready.get(name, 0) < e.step]:
+            self.fail("G8", f"{p.name} settles step {e.step}, for which {', '.join(away)} never was ready")
         decided = d.plans.get(e.step + e.lag)
         if decided is not None and decided[0] != e.plan:
             self.fail("G8", f"step {e.step + e.lag} ran plan {decided[0]}, settling {e.step} fixed {e.plan}")
@@ -244,7 +331,9 @@ class Checks:
         f = message
         if f.kind not in KINDS or not f.message or not f.advice:
             self.fail("G6", f"a fault without kind, message or advice: {f}")
-        if f.kind in STEP_KINDS and not (f.job and f.epoch and f.step and f.phase and f.missing):
+        # Of a job that has not formed, and of tensors that are not agreed, there is no step yet.
+        of_a_step = f.phase not in ("join", "declare")
+        if f.kind in STEP_KINDS and not (f.phase and f.missing and ((f.job and f.epoch and f.step) or not of_a_step)):
             self.fail("G6", f"a fault of a step without job, epoch, step, phase or missing: {f}")
 
     def on_answer(self, p: Process, e: ce.AnswerRequest) -> None:
@@ -254,8 +343,9 @@ class Checks:
 
     def on_forget(self, p: Process, job: bytes) -> None:
         """G4 at a good end: what shared memory holds back is what the undisturbed run holds back."""
-        ended = p.machine.jobs.get(job)
-        if ended is None or ended.ended is not None or not self.world.finished_well(job):
+        record = p.node.memory.jobs[job].record
+        left = self.epochs[job][max(self.epochs[job])].members if job in self.epochs else record.members
+        if self.world.may_fail(p.node) or not self.world.finished_well(job) or record.members != left:
             return
         for (key, block), store in p.node.memory.blocks.items():
             if key[0] != job:
@@ -265,9 +355,9 @@ class Checks:
             expected = d.oracle.block(block)
             for versions, held, want in (
                 (store.residual, store.residuals, expected.residuals[me]),
-                (store.owner_residual, store.owner_residuals, expected.owner if store.block.owner == me else None),
+                (store.owner_residual, store.owner_residuals, expected.owner if expected.owned_by == me else None),
             ):
-                flips = versions.settled < versions.written and not d.oracle.void(versions.written)
+                flips = versions.settled < versions.written and not d.oracle.voided(versions.written)
                 current = 1 - versions.current if flips else versions.current
                 if want is not None and held[current] != want:
                     self.fail("G4", f"{p.node.name} holds back {held[current]} of {block}, expected {want}")
@@ -280,77 +370,16 @@ class Checks:
 
     def after(self, p: Process, touched: set[int] | None) -> None:
         """What must hold of a process whenever it is at rest; ``touched``: by links that were used, None by all."""
-        links = p.machine.links
-        for link in links.values() if touched is None else [links[peer] for peer in touched if peer in links]:
-            self._link(p, link)
-        if p.lane != CONTROL:
-            self._parked(p)
+        self.links.after(p, touched)
 
-    @staticmethod
-    def _answers(p: Process, key: DomainKey) -> int:
-        """Bytes of the tiny blocks that go to everyone, of the two steps that are retained."""
-        domain = p.machine.domains.get(key) if p.lane != CONTROL else None
-        blocks = domain.partitions.values() if domain is not None else ()
-        return sum(2 * b.block.nbytes for b in blocks if b.block.nbytes <= SMALL_BYTES)
+    def on_tick(self, p: Process) -> None:
+        """G6: whom a job waits for is a member or a rank of this node, and since when is over."""
+        for job in p.machine.jobs.values():
+            known = {m.node for m in job.record.origin} | {f"rank {r}" for m in job.record.origin for r in m.ranks}
+            for wait in waiting.waits(job):
+                if wait.who not in known or wait.since > p.node.clock() or not wait.wanted:
+                    self.fail("G6", f"{p.name} waits for {wait}, and knows {sorted(known)}")
 
-    def _link(self, p: Process, link: Link) -> None:
-        for domain in link.spent:
-            out = link.outstanding(domain)
-            if out < 0:
-                self.fail("credit", f"{p.name} got back {-out} bytes more than it spent from {link.name}")
-            # A payload larger than the credit goes alone; what a peer asks for again is not held up by credit.
-            bound = max(link.credit, self.world.largest_payload)
-            if out > bound and not self.world.everyone and out > bound + self._answers(p, domain):
-                self.fail("credit", f"{p.name} has {out} bytes out at {link.name}, credit is {link.credit}")
-        if not link.theirs:
-            return
-        other = self.world.process(link.name, p.lane)
-        if other is None or other.incarnation != link.theirs:
-            return
-        back = other.machine.links.get(p.node.id)
-        if back is None or back.theirs != p.incarnation:
-            return
-        for domain, spent in link.spent.items():
-            taken = back.taken.get(domain, 0)
-            if taken > spent:
-                self.fail("credit", f"{other.name} returned {taken} bytes of {spent} that {p.name} spent")
-            # Where the domain is closed the books of it are closed too.
-            if link.returned.get(domain, 0) > taken and domain in other.machine.domains:
-                self.fail("credit", f"{p.name} got {link.returned[domain]} back, {other.name} returned {taken}")
-        if back.received >= link.next_seq:
-            self.fail("G1", f"{other.name} received {back.received}, {p.name} sent {link.next_seq - 1}")
-
-    def _parked(self, p: Process) -> None:
-        """At an owner, at most (n-1) x credit is parked."""
-        machine = p.machine
-        for domain in machine.domains.values():
-            parked = biggest = 0
-            for part in domain.partitions.values():
-                for exchange in (x for r in part.rounds.values() for x in r.exchanges):
-                    for member, x in exchange.parked.items():
-                        if member != domain.config.me:
-                            parked += x.nbytes
-                            biggest = max(biggest, x.nbytes)
-            bound = (len(domain.config.members) - 1) * max(self.world.shape.credit, biggest)
-            if parked > bound and not self.world.everyone:
-                self.fail("credit", f"{p.name} parks {parked} bytes, bound is {bound}")
-
-    # ------------------------------------------------------------------------------------------- end
     def at_rest(self) -> None:
         """After everyone left and the network is quiet: nothing is held any more."""
-        world = self.world
-        for node in world.nodes:
-            for p in node.processes():
-                machine = p.machine
-                if not isinstance(p, LaneProcess):
-                    if machine.jobs and not world.fatal:
-                        self.fail("G5", f"{p.name} still has jobs {[j.record.label for j in machine.jobs.values()]}")
-                    continue
-                if machine.domains and not world.fatal:
-                    self.fail("G5", f"{p.name} still has domains {list(machine.domains)}")
-                left = set(p.handles) - p.ghosts
-                if not machine.domains and not machine.early.frames and left:
-                    self.fail("handles", f"{p.name} leaks {len(left)} payloads")
-                for link in machine.links.values():
-                    if not machine.domains and (link.spent or link.returned):
-                        self.fail("credit", f"{p.name} keeps books of credit at {link.name} for domains that are over")
+        self.links.at_rest()

@@ -26,7 +26,7 @@ from tests.simulation import strains
 from tests.simulation.lane_process import LaneProcess
 from tests.simulation.memory import CODECS, LEVELS, TORN
 from tests.simulation.processes import CONTROL, ControlProcess, Process
-from tests.simulation.shape import sometimes_twice
+from tests.simulation.shape import LOSSY, sometimes_twice
 
 if TYPE_CHECKING:
     from tests.simulation.world import Node, World
@@ -226,14 +226,14 @@ def lose_memory(w: World, r: Random) -> None:
 def long_partition(w: World, r: Random) -> None:
     if len(w.nodes) > 1:
         a, b = pair(w, r)
-        w.fatal = w.fatal or f"{a} and {b} are apart for longer than a lease"
+        w.strike(f"{a} and {b} are apart for longer than a lease", split=True)
         w.network.partition(a, b, w.now + 45.0, True)
 
 
 def dead_node(w: World, r: Random) -> None:
     """A machine that does not come back."""
     n = node(w, r)
-    w.fatal = w.fatal or f"{n.name} dies"
+    w.strike(f"{n.name} dies", n.name)
     for worker in w.workers:
         if worker.node is n and not worker.over:
             worker.kill()
@@ -251,7 +251,7 @@ def crash_worker(w: World, r: Random) -> None:
     alive = [x for x in w.workers if not x.over]
     if alive:
         worker = r.choice(alive)
-        w.fatal = w.fatal or f"{worker.name} dies"
+        w.strike(f"{worker.name} dies", worker.node.name)
         worker.kill()
 
 
@@ -264,8 +264,55 @@ FATAL: tuple[Callable[[World, Random], None], ...] = (
 )
 
 
+# ---------------------------------------------------------------- in worlds whose jobs go on without lost nodes
+def slow_register(w: World, r: Random) -> None:
+    """For a node the arbiter is away for a while, a shorter one than the deadline."""
+    w.strike("the arbiter is away")
+    w.register.away[node(w, r).name] = w.now + r.choice([0.5, 5.0, 40.0])
+
+
+def outage(w: World, r: Random) -> None:
+    """The arbiter is away for everyone, about when a lost node is found lost."""
+    w.strike("the arbiter is away")
+    until = w.now + r.choice([35.0, 45.0, 55.0])
+    w.register.away.update({n.name: until for n in w.nodes})
+
+
+def lost_register(w: World, r: Random) -> None:
+    """For a node the arbiter is away for good: it may have to halt."""
+    n = node(w, r)
+    w.strike(f"the arbiter is lost for {n.name}", n.name)
+    w.register.away[n.name] = w.now + 1000.0
+
+
+def cut_off(w: World, r: Random) -> None:
+    """All links of a node break for longer than a lease; it lives on, and perhaps reaches the arbiter."""
+    n = node(w, r)
+    w.strike(f"{n.name} is cut off", split=True)
+    until = w.now + r.choice([33.0, 45.0])
+    for other in w.nodes:
+        if other is not n:
+            w.network.partition(n.name, other.name, until, r.random() < 0.5)
+    if r.random() < 0.5:
+        w.register.away[n.name] = until
+
+
+LOSSES: dict[Callable[[World, Random], None], int] = {
+    dead_node: 6,
+    lose_memory: 3,
+    crash_worker: 3,
+    long_partition: 1,
+    cut_off: 3,
+    slow_register: 3,
+    outage: 2,
+    lost_register: 1,
+}
+#: what strikes again about when a lost node is found lost
+LATE = (crash_lane, crash_supervisor, crash_node, reset, lose, pause_supervisor)
+
+
 #: ``tune`` is no fault, and drawn apart
-KINDS = {k.__name__: k for k in (*SURVIVABLE, tune, *strains.HARMLESS, *strains.DEADLY)}
+KINDS = {k.__name__: k for k in (*SURVIVABLE, *LOSSES, tune, *strains.HARMLESS, *strains.DEADLY)}
 
 
 def strike(w: World, only: tuple[str, ...] = ()) -> None:
@@ -289,8 +336,20 @@ def strike(w: World, only: tuple[str, ...] = ()) -> None:
         early = r.random() < 0.05
         when = r.uniform(0.0, FIRST) if early else r.uniform(FIRST, LAST)
         w.at(0.0 if fault in strains.AT_START else when, act, w, fault, r)
-    if not only and r.random() < 0.15:
+    if w.seed >= LOSSY:
+        _lose_nodes(w, Random(w.seed * 16 + 5))
+    elif not only and r.random() < 0.15:
         w.at(r.uniform(FIRST, LAST), act, w, r.choice(FATAL), r)
+
+
+def _lose_nodes(w: World, r: Random) -> None:
+    """Some nodes in most worlds, at once or one after the other."""
+    if r.random() < 0.9:
+        for loss in r.choices(list(LOSSES), list(LOSSES.values()), k=r.choice([1, 1, 2, 3])):
+            w.at(r.uniform(2 * FIRST, LAST) + r.choice([0.0, 0.0, 30.0]), act, w, loss, r)
+    if r.random() < 0.6:
+        for fault in r.choices(LATE, k=r.randint(1, 5)):
+            w.at(r.uniform(30.0, 31.5) if r.random() < 0.7 else r.uniform(30.0, 36.0), act, w, fault, r)
 
 
 def act(w: World, fault: Callable[[World, Random], None], r: Random) -> None:

@@ -7,6 +7,7 @@ What may live here: one life of a lane and how it carries out effects. What may 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gcproto import lane_messages, messages, wire
@@ -40,7 +41,7 @@ class LaneProcess(Process):
         self.contexts: dict[tuple[ev.DomainKey, int, int], tuple[Vector, int, Vector | None]] = {}
         self.stores: dict[tuple[ev.DomainKey, int], BlockStore] = {}
         self.spaces: dict[ev.DomainKey, AddressSpace] = {}
-        self.opened: dict[ev.DomainKey, int] = {}
+        self.opened: dict[ev.DomainKey, ev.DomainConfig] = {}
         self.attached: dict[tuple[bytes, int], Any] = {}
         self.mapping: list[tuple[Any, lane_messages.MapSection, ev.DomainKey]] = []
         #: handles that foreign frames were given, which the machine never owned
@@ -98,8 +99,22 @@ class LaneProcess(Process):
     def deliver(self, event: Any) -> None:
         if type(event) is _FromControl:
             self.from_control(event.event)
+        elif type(event) is _Answer and not self.paused and self.alive:
+            self._answered(event)
         else:
             super().deliver(event)
+
+    def answer(self, event: Any) -> None:
+        super().answer(_Answer(event, self.opened[event.domain].epoch))
+
+    def _answered(self, a: _Answer) -> None:
+        """An answer to an effect, unless its domain is in a new epoch since."""
+        domain, handle = a.event.domain, a.event.handle
+        if domain not in self.spaces or self.opened[domain].epoch == a.epoch:
+            self.handle(a.event)
+        elif handle is not None:
+            del self.handles[handle]
+            self.slot_of.pop(handle, None)
 
     @staticmethod
     def _schemes(plan: ev.Plan) -> ev.Plan:
@@ -108,12 +123,14 @@ class LaneProcess(Process):
         return replace(plan, rules=rules)
 
     def _lay_out(self, e: ev.DomainOpened) -> None:
-        if e.config.id not in self.spaces:
-            job = self.node.memory.jobs[e.config.job]
-            self.spaces[e.config.id] = AddressSpace(
-                len(e.config.members), self.world.shape.lanes, job.record.partition_bytes, e.config.whole
-            )
-            self.opened[e.config.id] = e.config.local_ranks
+        c = e.config
+        if c.id in self.spaces and c.epoch <= self.opened[c.id].epoch:
+            return
+        self.spaces[c.id] = c.space(self.world.shape.lanes)
+        self.opened[c.id] = c
+        for book in (self.accumulators, self.contexts):
+            for at in [at for at in book if at[0] == c.id]:
+                del book[at]  # type: ignore[attr-defined]
 
     def _open_section(self, e: ce.OpenSection) -> None:
         space = self.spaces.get(e.domain)
@@ -132,10 +149,12 @@ class LaneProcess(Process):
         memory = self.node.memory
         store = memory.blocks.get((e.domain, block.key))
         if store is None:
-            store = BlockStore.fresh(block, e.section, self.opened[e.domain])
+            opened = self.opened[e.domain]
+            store = BlockStore.fresh(block, e.section, opened.local_ranks, opened.epoch)
             memory.blocks[e.domain, block.key] = self.stores[e.domain, block.key] = store
             return None
         self.stores[e.domain, block.key] = store
+        store.block = block
         retained = []
         for kept in store.kept:
             if kept is not None:
@@ -251,8 +270,14 @@ class LaneProcess(Process):
         store.out_flags = int(wire.Flag.NONFINITE) if e.nonfinite else 0
         store.out_proposal = e.proposal
 
+    def _enter_epoch(self, e: fx.EnterEpoch) -> None:
+        store = self.store(e.domain, e.key)
+        store.kept = [None, None, None]
+        store.out_step = e.step
+        store.epoch = e.epoch
+
     def _log_step(self, e: fx.LogStep) -> None:
-        record = ev.StepRecord(e.step, e.nonfinite, e.proposal, e.digest)
+        record = ev.StepRecord(e.step, e.nonfinite, e.proposal, e.digest, e.epoch)
         self.node.memory.ledger(e.domain).finished(self.lane, record)
 
     def _flip(self, e: fx.Flip) -> None:
@@ -284,6 +309,7 @@ class LaneProcess(Process):
         fx.Finalise: _finalise,
         fx.Decode: _decode,
         fx.CommitOutput: _commit_output,
+        fx.EnterEpoch: _enter_epoch,
         fx.LogStep: _log_step,
         fx.Flip: _flip,
         fx.Notify: _notify,
@@ -294,6 +320,14 @@ class LaneProcess(Process):
         fx.ReportLink: _report,
         fx.Count: Process._count,
     }
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """An answer to what was asked in an epoch of its domain."""
+
+    event: Any
+    epoch: int
 
 
 class _FromControl:

@@ -118,10 +118,11 @@ class BlockStore:
     owner_residuals: list[Vector] = field(default_factory=lambda: [ZERO, ZERO])
     owner_residual: Versions = Versions()
     kept: list[Kept | None] = field(default_factory=lambda: [None, None, None])
+    epoch: int = 1
 
     @classmethod
-    def fresh(cls, block: Block, section: Section, local_ranks: int) -> BlockStore:
-        return cls(block, section, [0] * local_ranks, [0] * local_ranks, [None] * local_ranks)
+    def fresh(cls, block: Block, section: Section, local_ranks: int, epoch: int) -> BlockStore:
+        return cls(block, section, [0] * local_ranks, [0] * local_ranks, [None] * local_ranks, epoch=epoch)
 
     def remembered(self, retained: tuple[Retained, ...]) -> BlockMemory:
         """What a restarted lane is told; ``retained`` with this life's handles, newest first."""
@@ -136,6 +137,7 @@ class BlockStore:
             self.residual,
             self.owner_residual,
             retained,
+            self.epoch,
         )
 
     def payload_bytes(self, codec: CodecChoice) -> int:
@@ -254,6 +256,7 @@ class Ledger:
     voids: list[int] = field(default_factory=list)
     switches: list[tuple[int, int]] = field(default_factory=lambda: [(0, 0)])
     rings: dict[int, list[StepRecord]] = field(default_factory=dict)
+    ready: int = 0
 
     def log(self, e: LogSettled) -> None:
         self.settled = e.step
@@ -263,7 +266,7 @@ class Ledger:
             self.switches.append((e.step + e.lag, e.plan))
 
     def found(self) -> DomainLedger:
-        return DomainLedger(self.settled, tuple(self.voids), tuple(self.switches))
+        return DomainLedger(self.settled, tuple(self.voids), tuple(self.switches), self.ready)
 
     def finished(self, lane: int, record: StepRecord) -> None:
         ring = self.rings.setdefault(lane, [])

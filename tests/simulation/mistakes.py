@@ -9,7 +9,7 @@ A deadly mistake ends its job on all nodes, by a fault that says what was wrong 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from gcproto.wire import Flag
 from gcserver.core import events as ev
 from gcserver.core.declarations import MAX_DOMAIN
 from tests.simulation.memory import NodeMemory, resolve
-from tests.simulation.program import DomainSpec, JobSpec
+from tests.simulation.program import DomainSpec
 from tests.simulation.shape import section
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def _wrong_program(w: World, r: Random, what: str, change: Callable[[DomainSpec]
         worker = r.choice(several)
         w.fatal = w.fatal or f"{worker.name} {what}"
         first, *rest = worker.spec.domains
-        worker.spec = JobSpec(worker.spec.label, worker.spec.layout, (change(first), *rest))
+        worker.spec = replace(worker.spec, domains=(change(first), *rest))
 
 
 def _changed(spec: DomainSpec, kind: type[DomainSpec] = DomainSpec, **values: Any) -> DomainSpec:

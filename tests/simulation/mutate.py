@@ -1,4 +1,4 @@
-"""Plant each fault of `mutants.py` and `planted.py`, and see which test notices: ``python -m tests.simulation.mutate``.
+"""Plant each fault of `mutants.py` and `planted*.py`, and see who notices: ``python -m tests.simulation.mutate``.
 
 What may live here: importing the core with a fault in it, running the suites, the report. What may not: the faults.
 
@@ -106,9 +106,16 @@ def _unit() -> str:
     return first.failed
 
 
-def suites(only: tuple[str, ...]) -> str:
-    """What noticed that something is wrong; empty if nothing did."""
-    return _seeds(range(FEW), only) or _unit() or _seeds(range(FEW, MANY), only)
+def suites(only: tuple[str, ...], lossy: bool = False) -> str:
+    """What noticed that something is wrong, empty if nothing did; ``lossy``: it takes a job that goes on without a
+    node."""
+    from tests.simulation.run import seeds
+    from tests.simulation.shape import LOSSY
+
+    if lossy:
+        return _seeds(range(LOSSY, LOSSY + MANY), only)
+    ordinary, losses = seeds(FEW, MANY - FEW)
+    return _seeds(range(FEW), only) or _unit() or _seeds((*ordinary, *losses), only)
 
 
 def one(name: str) -> Result:
@@ -117,9 +124,10 @@ def one(name: str) -> Result:
     if name.startswith(PLANTED):
         from tests.simulation.planted import PLANTED as faults
         from tests.simulation.planted import planted
+        from tests.simulation.planted_epochs import NAMES as in_epochs
 
         with planted(name.removeprefix(PLANTED)):
-            by = suites(faults[name.removeprefix(PLANTED)][3])
+            by = suites(faults[name.removeprefix(PLANTED)][3], name.removeprefix(PLANTED) in in_epochs)
     else:
         only: tuple[str, ...] = ()
         if name:
@@ -154,7 +162,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.one is not None:
         print(json.dumps(asdict(one(args.one))))
         return 0
-    from tests.simulation.planted import PLANTED as faults
+    from tests.simulation.planted_epochs import PLANTED as faults
 
     names = [m.name for m in MUTANTS] + [PLANTED + name for name in faults]
     chosen = [n for n in names if args.only in n]

@@ -86,6 +86,8 @@ class Process:
             world.kill(self)
             return
         world.checks.after(self, touched)
+        if type(event) is ev.Tick and self.lane == CONTROL:
+            world.checks.on_tick(self)
 
     def _burn(self, effect: Any) -> None:
         if self.dies_before:
@@ -134,8 +136,9 @@ class ControlProcess(Process):
         hello = messages.Hello(node.name, node.address, shape.lanes, 0, node.memory.generation, "sim")
         rules = (messages.Rule(shape.pattern, shape.codec),)
         config = ControlConfig(
-            hello, self.incarnation, rules, shape.partition_bytes, shape.min_compress_bytes, shape.deadline, "fail"
-        )
+            hello, self.incarnation, rules, shape.partition_bytes, shape.min_compress_bytes, shape.deadline, "fail",
+            arbiter=True,
+        )  # fmt: skip
         self.machine = ControlMachine(config, node.resolve, no_controller, no_room)
         self.arbiter = MemoryArbiter()
         self.connections: dict[int, Any] = {}
@@ -184,8 +187,15 @@ class ControlProcess(Process):
         self.world.checks.on_settled(self, e, ledger)
         ledger.log(e)
 
+    def _log_ready(self, e: ce.LogReady) -> None:
+        self.world.checks.on_log_ready(self, e)
+        self.node.memory.ledger(e.domain).ready = e.step
+
     def _arbitrate(self, e: ce.Arbitrate) -> None:
-        self.answer(ce.EpochWon(self.arbiter.compare_and_swap(e.expected, e.record)))
+        if e.record.on_loss == "fail":
+            self.answer(ce.EpochWon(self.arbiter.compare_and_swap(e.expected, e.record)))
+        else:
+            self.world.register.ask(self, e)
 
     def _answer_request(self, e: ce.AnswerRequest) -> None:
         self.world.checks.on_answer(self, e)
@@ -207,6 +217,7 @@ class ControlProcess(Process):
         ce.SaveJob: _save_job,
         ce.ForgetJob: _forget_job,
         ce.LogSettled: _log_settled,
+        ce.LogReady: _log_ready,
         ce.Arbitrate: _arbitrate,
         ce.AnswerRequest: _answer_request,
         ce.Drained: _drained,

@@ -63,11 +63,13 @@ class DomainSpec:
 
 @dataclass(frozen=True, slots=True)
 class JobSpec:
-    """A job: its label, on which nodes its ranks are (by node index, ascending ranks), its domains."""
+    """A job: its label, on which nodes its ranks are (by node index, ascending ranks), its domains, and what becomes
+    of it when a node is lost."""
 
     label: str
     layout: tuple[tuple[int, int], ...]
     domains: tuple[DomainSpec, ...]
+    on_loss: str = "fail"
 
     @property
     def world_size(self) -> int:

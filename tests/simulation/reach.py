@@ -27,20 +27,21 @@ ROOT = Path(__file__).parents[2]
 LEAST = 95.0
 
 
-def count(first: int, seeds: int, every: int, folder: Path) -> int:
+def count(first: int, worlds: int, every: int, folder: Path) -> int:
     """Play every n-th seed from ``first`` on, counting; how many broke a guarantee."""
     cov = coverage.Coverage(
         branch=True, source_pkgs=["gcserver.core"], data_file=folder / "data", data_suffix=str(first)
     )
     cov.start()
-    from tests.simulation.run import command, play
+    from tests.simulation.run import command, play, seeds
     from tests.simulation.test_scenarios import SCRIPTS
     from tests.simulation.test_scenarios import play as play_script
 
     bad = 0
     for script in SCRIPTS[first::every]:
         play_script(script.read_text())
-    for seed in range(first, seeds, every):
+    ordinary, lossy = seeds(0, worlds)
+    for seed in (*ordinary, *lossy)[first::every]:
         outcome = play(seed)
         if outcome.error:
             bad += 1

@@ -15,11 +15,13 @@ import traceback
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from tests.simulation.faults import KINDS, strike
 from tests.simulation.planted import PLANTED, planted
-from tests.simulation.shape import draw
+from tests.simulation.planted_epochs import NAMES as PLANTED_IN_EPOCHS
+from tests.simulation.shape import LOSSY, draw
 from tests.simulation.world import World
 
 #: seeds a process plays before it says so
@@ -28,6 +30,8 @@ BATCH = 25
 MAX_EVENTS = 200_000
 #: and of a large one, for each pair of nodes
 MAX_EVENTS_PAIR = 200
+#: of so many worlds one loses nodes and goes on
+LOSSY_EVERY = 5
 #: seconds between two lines of progress where there is no terminal
 SAY_EVERY = 30.0
 
@@ -42,6 +46,8 @@ class Outcome:
     faults: int
     fatal: str
     error: str
+    #: epochs after the first that jobs went on in
+    epochs: int = 0
 
 
 def command(seed: int, only: tuple[str, ...] = ()) -> str:
@@ -65,7 +71,8 @@ def play(seed: int, only: tuple[str, ...] = (), trace: bool = False) -> Outcome:
         if trace:
             traceback.print_exc()
     faults = sum(n for name, n in world.counts.items() if name in world.fault_names)
-    return Outcome(seed, world.events, world.steps_done, faults, world.fatal, error)
+    epochs = sum(max(decided) - 1 for decided in world.checks.epochs.values())
+    return Outcome(seed, world.events, world.steps_done, faults, world.fatal, error, epochs)
 
 
 def play_batch(seeds: range) -> list[Outcome]:
@@ -80,6 +87,12 @@ def play_all(start: int, count: int, jobs: int) -> Iterator[list[Outcome]]:
         return
     with ProcessPoolExecutor(jobs) as pool:
         yield from pool.map(play_batch, batches)
+
+
+def seeds(start: int, count: int) -> tuple[range, range]:
+    """Those of ordinary worlds, and a share of those that lose nodes and go on; from LOSSY on there are only these."""
+    losses = count // LOSSY_EVERY if start < LOSSY else 0
+    return range(start, start + count - losses), range(LOSSY + start, LOSSY + start + losses)
 
 
 class Progress:
@@ -106,25 +119,28 @@ class Progress:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation.run", description=__doc__)
-    parser.add_argument("--seeds", type=int, default=1000, help="how many worlds")
+    parser.add_argument(
+        "--seeds", type=int, default=1000, help=f"how many worlds, one in {LOSSY_EVERY} of those that lose nodes"
+    )
     parser.add_argument("--start", type=int, default=0, help="the first seed")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes")
     parser.add_argument("--json", type=Path, help="write figures and violations there")
     parser.add_argument("--seed", type=int, help="only this one")
     parser.add_argument("--trace", action="store_true", help="print every event and effect (with --seed)")
     parser.add_argument("--faults", default="", help=f"many of these (with --seed): {', '.join(KINDS)}")
-    parser.add_argument("--planted", choices=sorted(PLANTED), help="with this fault planted in the core (with --seed)")
+    lossy = f"; {', '.join(sorted(PLANTED_IN_EPOCHS))} show from seed {LOSSY} on"
+    parser.add_argument("--planted", choices=sorted(PLANTED), help=f"with this fault in the core (with --seed){lossy}")
     args = parser.parse_args(argv)
     if args.seed is not None:
         return _one(args.seed, tuple(filter(None, args.faults.split(","))), args.trace, args.planted)
     return _many(args.start, args.seeds, args.jobs, args.json)
 
 
-def _many(start: int, seeds: int, jobs: int, json_file: Path | None) -> int:
-    progress = Progress(seeds)
+def _many(start: int, count: int, jobs: int, json_file: Path | None) -> int:
+    progress = Progress(count)
     done = events = steps = struck = fatal = 0
     bad: list[Outcome] = []
-    for outcomes in play_all(start, seeds, jobs):
+    for outcomes in chain.from_iterable(play_all(of.start, len(of), jobs) for of in seeds(start, count)):
         for o in outcomes:
             done, events, steps, struck = done + 1, events + o.events, steps + o.steps, struck + o.faults
             fatal += bool(o.fatal)

@@ -6,7 +6,7 @@ faults strike (`faults.py`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from gcproto.dtypes import DType
@@ -14,6 +14,8 @@ from gcproto.manifest import Section, TensorSpec
 from tests.simulation.program import DomainSpec, JobSpec
 
 KIB = 1024
+#: worlds from this seed on lose nodes and go on
+LOSSY = 1_000_000
 #: how often a world is large, and of how many nodes then: what one costs grows with the square
 LARGE = 0.015
 LARGE_NODES = (8, 12, 16, 24, 32, 48, 64)
@@ -40,6 +42,8 @@ class Shape:
     answer_delay: float = 0.0
     static_peers: bool = True
     everyone: bool = False
+    #: how long the arbiter takes at most
+    arbiter_delay: float = 0.0
     #: of the tensors that the daemons' own rule is for
     pattern: str = "*"
 
@@ -125,7 +129,15 @@ def draw_large(r: Random, nodes: int, seed: int) -> Shape:
 
 
 def draw(seed: int) -> Shape:
-    """The shape of world ``seed``."""
+    """The shape of world ``seed``; from LOSSY on its jobs go on without the nodes they lose."""
+    if seed >= LOSSY:
+        shape, r = _draw(seed), Random(seed * 16 + 3)
+        jobs = tuple(replace(job, on_loss=r.choice(["shrink", "shrink", "skip"])) for job in shape.jobs)
+        return replace(shape, jobs=jobs, arbiter_delay=r.choice([0.001, 0.02, 1.0]))
+    return _draw(seed)
+
+
+def _draw(seed: int) -> Shape:
     size = Random(seed * 64 + 23)
     if size.random() < LARGE:
         return draw_large(size, size.choices(LARGE_NODES, LARGE_WEIGHTS)[0], seed)

@@ -116,6 +116,19 @@ def line_of(what: object, names: dict[int, str]) -> str:
         return (
             f"settles step {what.step}{' as void' if what.void else ''}, plan {what.plan} from {what.step + what.lag}"
         )
+    if isinstance(what, ce.LogReady):
+        return f"is ready up to step {what.step}"
+    if isinstance(what, ce.Arbitrate) and what.expected:
+        lost = ", ".join(m.node for m in what.record.lost[-1])
+        starts = [
+            f"after step {s.committed}" + (f", skipping up to {s.settled}" if s.settled > s.committed else "")
+            for s in what.record.starts
+        ]
+        return f"asks for epoch {what.record.epoch} without {lost}: {'; '.join(starts)}"
+    if isinstance(what, fx.EnterEpoch):
+        return f"takes {what.key} into epoch {what.epoch} with the output of step {what.step} at the latest"
+    if isinstance(what, fx.Notify) and what.skipped:
+        return f"tells workers that step {what.step} is skipped"
     if isinstance(what, ce.AnswerRequest):
         return f"answers the operator: {what.error or what.message}"
     if isinstance(what, ce.Tell) and isinstance(what.message, messages.Fault):
@@ -155,7 +168,7 @@ class Story:
         """cluster ranks=1,1 codec=none blocks=1: form a job with one domain, ready to push.
 
         nan=STEP:RANK: a gradient that is not finite; other=RANK declares another shape; leaves-out=RANK does not push
-        the first block in step 1.
+        the first block in step 1; on-loss=shrink or skip.
         """
         ranks = [int(n) for n in o.get("ranks", "1,1").split(",")]
         tensors = section(0, 0, [64 * KIB] * int(o.get("blocks", "1")))
@@ -163,7 +176,7 @@ class Story:
         domain = StoryDomain(
             0, tuple(range(sum(ranks))), True, o.get("codec", "none"), (tensors,), (1,), 99, nan, frozenset(), 1, 0
         )
-        jobs = (JobSpec("train", tuple(enumerate(ranks)), (domain,)),)
+        jobs = (JobSpec("train", tuple(enumerate(ranks)), (domain,), o.get("on-loss", "fail")),)
         shape = Shape(len(ranks), 1, jobs, partition_bytes=64 * KIB, everyone=True)
         w = self.world = StoryWorld(shape, self.lines.append)
         if "other" in o:
@@ -254,6 +267,15 @@ class Story:
             p.dies_before = o["before"]
         else:
             w.kill(p)
+
+    def do_lose(self, words: list[str], o: dict[str, str]) -> None:
+        """lose NODE: the machine is gone for good, its workers too."""
+        w = self._world()
+        node = w.by_name[words[0]]
+        for worker in [x for x in w.workers if x.node is node]:
+            worker.kill()
+        w.strike(f"{node.name} is lost", node.name)
+        w.remove(node)
 
     def do_restart(self, words: list[str], o: dict[str, str]) -> None:
         """restart NODE/LANE or NODE/control."""

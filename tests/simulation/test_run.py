@@ -12,6 +12,7 @@ import pytest
 
 from tests.simulation import run
 from tests.simulation.planted import planted
+from tests.simulation.shape import LOSSY
 
 
 def test_figures_and_progress(
@@ -26,6 +27,13 @@ def test_figures_and_progress(
     said = capsys.readouterr().err.splitlines()
     assert said[-1] == "4/4 seeds, 0 bad, 0:00 min left "
     assert said[0].startswith("2/4 seeds, 0 bad, ")
+
+
+def test_a_share_of_the_worlds_loses_nodes() -> None:
+    ordinary, losses = run.seeds(30, 1000)
+    assert (ordinary, losses) == (range(30, 830), range(LOSSY + 30, LOSSY + 230))
+    ordinary, losses = run.seeds(LOSSY, 300)
+    assert (ordinary, len(losses)) == (range(LOSSY, LOSSY + 300), 0)
 
 
 def test_a_violation_says_how_to_replay_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

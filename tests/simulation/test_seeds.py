@@ -15,10 +15,11 @@ from gcproto.messages import Fault
 from tests.simulation.faults import strike
 from tests.simulation.program import DomainSpec, JobSpec
 from tests.simulation.run import command, play, play_all
-from tests.simulation.shape import KIB, Shape, draw, section
+from tests.simulation.shape import KIB, LOSSY, Shape, draw, section
 from tests.simulation.world import World
 
 SEEDS = 1000
+LOSSES = 300
 FOUND = sorted((Path(__file__).parent / "seeds").glob("*.json"))
 
 
@@ -34,6 +35,18 @@ def test_a_thousand_seeds() -> None:
     assert sum(o.faults for o in outcomes) > SEEDS
     assert sum(o.steps for o in outcomes) > 10 * SEEDS
     assert 0.1 * SEEDS < sum(bool(o.fatal) for o in outcomes) < 0.5 * SEEDS
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_worlds_that_lose_nodes_and_go_on() -> None:
+    jobs = max(2, len(os.sched_getaffinity(0)))
+    outcomes = [o for batch in play_all(LOSSY, LOSSES, jobs) for o in batch]
+    bad = [f"{o.error}\n  replay: {command(o.seed)}" for o in outcomes if o.error]
+    assert not bad, "\n".join(bad)
+    # Many of them did go on in a later epoch, and most were not excused as a whole.
+    assert sum(o.epochs for o in outcomes) > LOSSES / 4
+    assert sum(bool(o.fatal) for o in outcomes) < LOSSES / 3
 
 
 @pytest.mark.parametrize("path", FOUND, ids=lambda p: p.stem)

@@ -145,6 +145,9 @@ class DomainThread:
         for key in e.keys:
             if key in waiting:
                 waiting.discard(key)
+                if e.skipped:
+                    self.world.checks.on_skipped(self.worker, self, e.step)
+                    continue
                 self.world.checks.on_output(self.worker, self, self.stores[key], e.step, e.nonfinite)
         self.newest_done = max(self.newest_done, e.step)
         for old in [s for s in self.doorbells if s <= self.newest_done - self.spec.lag]:
@@ -201,9 +204,15 @@ class Worker:
             self.say(
                 messages.Register(
                     self.spec.label, self.rank, self.spec.world_size, self.local_rank, self.local_size,
-                    1000 + self.rank, number, peers=self.peers,
+                    1000 + self.rank, number, on_loss=self.spec.on_loss, peers=self.peers,
                 )
             )  # fmt: skip
+
+    def impatient(self) -> None:
+        """The job has not formed within the deadline: init() raises."""
+        if not self.job and not self.over and self.world.fatal:
+            self.fault = messages.Fault(b"", "StepTimeout", "waited in vain for the job to form", phase="join")
+            self.leave(gracefully=False)
 
     def say(self, message: messages.WorkerAct) -> None:
         """In order, lost when the daemon dies first."""

@@ -25,6 +25,7 @@ from tests.simulation.memory import NodeMemory, resolve
 from tests.simulation.network import Network
 from tests.simulation.processes import CONTROL, ControlProcess, Process
 from tests.simulation.program import DomainSpec, JobSpec
+from tests.simulation.register import Register
 from tests.simulation.shape import Shape
 from tests.simulation.workers import Worker
 
@@ -124,6 +125,11 @@ class World:
         self.fault_names: set[str] = set()
         self.checks = Checks(self)
         self.network = Network(self)
+        self.register = Register(self)
+        #: nodes that their jobs may go on without
+        self.excused: set[str] = set()
+        #: links were broken for longer than a lease: the arbiter decides who is left
+        self.split = False
         #: something struck that a job need not survive: faults are allowed, a hang is not
         self.fatal = ""
         self.restarts = True
@@ -211,6 +217,15 @@ class World:
         if supervisor is not None and supervisor.alive and self.restarts:
             self.at(self.now + 0.02 + 0.2 * self.random.random(), node.start_lane, p.lane, supervisor)
 
+    def strike(self, what: str, *nodes: str, split: bool = False) -> None:
+        """Something a job need not survive, or which only these nodes need not. One that is being formed never need."""
+        formed = all(w.job or w.over for w in self.workers)
+        if formed and all(job.on_loss != "fail" for job in self.shape.jobs):
+            self.excused.update(nodes)
+            self.split |= split
+        else:
+            self.fatal = self.fatal or what
+
     def remove(self, node: Node) -> None:
         """The machine is gone for good."""
         node.gone = True
@@ -219,7 +234,7 @@ class World:
 
     def lose_memory(self, node: Node) -> None:
         """The host restarts: everything under /dev/shm is gone, workers too."""
-        self.fatal = self.fatal or f"{node.name} loses its memory"
+        self.strike(f"{node.name} loses its memory", node.name)
         for worker in self.workers:
             if worker.node is node and not worker.over:
                 worker.kill()
@@ -237,7 +252,7 @@ class World:
         if found is None:
             record = next(n.memory.jobs[key[0]].record for n in self.nodes if key[0] in n.memory.jobs)
             spec = next(d for d in self.specs[record.label].domains if d.id == key[1])
-            inside = [(m.node, tuple(r for r in m.ranks if r in spec.ranks)) for m in record.members]
+            inside = [(m.node, tuple(r for r in m.ranks if r in spec.ranks)) for m in record.origin]
             inside = [(n, r) for n, r in inside if r]
             found = (spec, tuple(r for _, r in inside), tuple(n for n, _ in inside))
             self._described[key] = found
@@ -246,6 +261,10 @@ class World:
                 space.append(s)
             self._spaces[key] = space
         return found
+
+    def node_names(self, key: ev.DomainKey) -> tuple[str, ...]:
+        """The members of a domain in its first epoch."""
+        return self._domain(key)[2]
 
     def member_index(self, key: ev.DomainKey, node: str) -> int:
         return self._domain(key)[2].index(node)
@@ -259,7 +278,18 @@ class World:
         return found
 
     def finished_well(self, job: bytes) -> bool:
-        return all(w.over and w.fault is None for w in self.workers if w.job == job)
+        """Whether all workers got to the end, of nodes that had to."""
+        had_to = [w for w in self.workers if w.job == job and not self.may_fail(w.node)]
+        return all(w.over and w.fault is None and not w.killed for w in had_to)
+
+    def may_fail(self, node: Node) -> bool:
+        """Whether workers of a node need not get to the end: it was lost, or a split left it out."""
+        if node.name in self.excused:
+            return True
+        newest = [epochs[max(epochs)] for epochs in self.checks.epochs.values()]
+        return self.split and any(
+            node.name in {m.node for m in record.origin} - {m.node for m in record.members} for record in newest
+        )
 
     def start(self) -> None:
         """Daemons start, then workers."""
@@ -281,6 +311,7 @@ class World:
         self.workers.append(worker)
         self.open_workers += 1
         self.at(0.05 + self.random.random() * 0.05, worker.connect)
+        self.at(self.shape.deadline, worker.impatient)
 
     def worker_over(self, worker: Worker) -> None:
         self.open_workers -= 1
@@ -312,7 +343,8 @@ class World:
                 raise Violation("G5", f"after {limit:g} s still waiting: {'; '.join(left)}")
             self.step()
         if not self.fatal:
-            failed = [w for w in self.workers if w.fault is not None or w.ended_by_launcher]
+            had_to = [w for w in self.workers if not self.may_fail(w.node)]
+            failed = [w for w in had_to if w.fault is not None or w.ended_by_launcher]
             if failed:
                 raise Violation("G4", f"{failed[0].name} failed though nothing fatal struck: {failed[0].fault}")
         # A member that was cut off or stopped still has to say that it left.

@@ -89,7 +89,7 @@ def test_keys_are_made_shown_and_not_overwritten(capsys: pytest.CaptureFixture[s
         (("--node.lane=2",), "--node.lane: unknown key; did you mean node.lanes?"),
         (("--node.lanes", "0"), "node.lanes (flag): expected a whole number from 1 to 64; got '0'"),
         (("--config", "/does/not/exist.toml"), "/does/not/exist.toml: cannot be read: No such file or directory"),
-        (("--job.on_loss", "shrink"), "come in a later one"),
+        (("--job.on_loss", "shrink"), "set cluster.etcd on every node"),
         (("stray",), "unexpected argument 'stray'"),
     ],
 )

@@ -161,6 +161,28 @@ def test_owners_and_lanes_are_balanced_by_bytes(members: int, lanes: int, sizes:
         assert max(loads) - min(loads) <= biggest
 
 
+@given(spaces(), st.data())
+@settings(deadline=None)
+def test_losses_move_the_blocks_of_the_lost_alone(space: AddressSpace, data: st.DataObject) -> None:
+    left = tuple(range(space.members))
+    before, remaining = left, []
+    owners = [b.owner for blocks in space.blocks for b in blocks]
+    while len(left) > 1:
+        lost = data.draw(st.sets(st.sampled_from(left), min_size=1, max_size=len(left) - 1))
+        left = tuple(i for i in left if i not in lost)
+        remaining.append(left)
+        after = AddressSpace(space.members, space.lanes, space.partition_bytes, space.whole, tuple(remaining))
+        moved = []
+        for s, blocks in zip(space.sections, space.blocks, strict=True):
+            for old, new in zip(blocks, after.append(s), strict=True):
+                assert (old.key, old.elements, old.lane, old.bounds) == (new.key, new.elements, new.lane, new.bounds)
+                moved.append(new.owner)
+        for old_owner, new_owner in zip(owners, moved, strict=True):
+            kept = before[old_owner]
+            assert kept in lost or left[new_owner] == kept
+        owners, before = moved, left
+
+
 @given(spaces(), st.integers(1, 4))
 @settings(deadline=None)
 def test_slots_never_overlap(space: AddressSpace, local_ranks: int) -> None:

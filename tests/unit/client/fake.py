@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from gcproto import lane_messages, messages, packed, slots
+from gcproto import advice, lane_messages, messages, packed, slots
 from gcproto.audits import AuditReport
 from gcproto.channel import Channel, ChannelClosed
 from gcproto.lane_messages import Attach, Done, MapSection, Push
@@ -95,6 +95,9 @@ class FakeDaemon:
         self.accepted = [0] * (lanes + 1)
         self.deadline = 5.0
         self.mode = "static"
+        #: of a job that goes on without lost nodes; with ``skipping`` results are announced as skipped
+        self.commits = self.skipping = False
+        self.size = 1
         self.answer: Callable[[Any], Message | None] = lambda message: None
         self._listeners: list[socket.socket | None] = [None] * (lanes + 1)
         self._channels: dict[int, tuple[int, Channel[Any]]] = {}
@@ -218,10 +221,12 @@ class FakeDaemon:
         elif isinstance(message, messages.WhoAreYou):
             channel.send(messages.IAm("fake", "tcp://127.0.0.1:1", self.lanes))
         elif isinstance(message, messages.Register | messages.Reattach):
-            members = (MemberInfo("fake", "tcp://127.0.0.1:1", (0,)),)
+            others = (MemberInfo(f"other{r}", "tcp://127.0.0.1:1", (r,)) for r in range(1, self.size))
+            members = (MemberInfo("fake", "tcp://127.0.0.1:1", (0,)), *others)
             channel.send(
                 messages.Registered(
-                    b"j" * 16, 1, "fake", members, tuple(self.paths[:-1]), PARTITION, self.deadline, self.mode, TICKET
+                    b"j" * 16, 1, "fake", members, tuple(self.paths[:-1]), PARTITION, self.deadline, self.mode, TICKET,
+                    commits=self.commits,
                 )
             )  # fmt: skip
         elif isinstance(message, DeclareDomain):
@@ -238,7 +243,7 @@ class FakeDaemon:
             for key in message.keys:
                 self.domains[message.domain].copy(key, message.step)
             if not self.silent:
-                channel.send(Done(message.domain, message.step, message.keys))
+                channel.send(Done(message.domain, message.step, message.keys, skipped=self.skipping))
         else:
-            known = Attach | messages.Unregister | TensorTimes | AuditReport | messages.AskAdvice | Push
+            known = Attach | messages.Unregister | TensorTimes | AuditReport | advice.AskAdvice | Push
             assert isinstance(message, known)

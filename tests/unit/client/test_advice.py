@@ -12,7 +12,8 @@ from torch import nn
 
 import gcclient
 from gcclient.api import current
-from gcproto.messages import AdviceRow, Advised, AskAdvice, Reattach
+from gcproto.advice import AdviceRow, Advised, AskAdvice
+from gcproto.messages import Reattach
 from tests.unit.client.fake import FakeDaemon
 
 ROWS = (AdviceRow(12.5e6, True, "none", "none", 2.0), AdviceRow(125e6, False, "fast", "sidco-e(ratio=0.01)", 0.05))

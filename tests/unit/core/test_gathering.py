@@ -64,7 +64,8 @@ def test_who_waits_is_told_what_for() -> None:
     ("change", "part"),
     [
         ({"number": b"short"}, "16 bytes, got 5"),
-        ({"on_loss": "shrink"}, "later release"),
+        ({"on_loss": "shrink"}, "needs etcd"),
+        ({"on_loss": "panic"}, "expected one of fail, skip, shrink"),
         ({"plan": "clever"}, "plan='clever': expected one of static, auto"),
         ({"quality": "best"}, "quality='best': expected one of safe"),
     ],

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gcproto import lane_messages, messages, packed
+from gcproto import advice, epoch_messages, lane_messages, messages, packed
 from gcproto.audits import AuditAnswer, AuditReport, TensorError
 from gcproto.manifest import Section, TensorSpec
 from gcproto.messages import MemberInfo, Rule
@@ -34,7 +34,15 @@ SAMPLES: list[packed.Message] = [
     messages.JobJoin("train", 4, MemberInfo("a", "tcp://a:1", (0, 1)), 9, b"t" * 32),
     messages.JoinRefusal("train", (("a", 9), ("b", 4)), "another token", "NotAuthorised"),
     messages.EpochDecided(
-        "train", b"j" * 16, 1, 2, (MemberInfo("a", "tcp://a:1", (0, 1)),), (9,), (Rule("*", "none"),)
+        "train",
+        b"j" * 16,
+        1,
+        2,
+        (MemberInfo("a", "tcp://a:1", (0, 1)),),
+        (9,),
+        (Rule("*", "none"),),
+        lost=((MemberInfo("b", "tcp://b:1", (2,)),),),
+        starts=(epoch_messages.EpochStart(2, 0, 7, 8),),
     ),
     DOMAIN,
     messages.SectionOffer(b"j" * 16, 0, 1, 2**63),
@@ -45,6 +53,9 @@ SAMPLES: list[packed.Message] = [
     messages.PlanGo(b"j" * 16, 1),
     messages.Fault(b"j" * 16, "StepTimeout", "late", 0, 3, 1, "exchange", ("b",), 61.5, 2, "look"),
     messages.JobLeft("train", b"j" * 16, 1),
+    epoch_messages.StepReady(b"j" * 16, 2, 0, 7),
+    epoch_messages.Frozen(b"j" * 16, 1, (epoch_messages.DomainState(0, 7, 8, ("a", "b")),), ("b",)),
+    messages.EpochChanged(2, (MemberInfo("a", "tcp://a:1", (0,)),)),
     messages.Register(
         "train",
         0,
@@ -73,8 +84,8 @@ SAMPLES: list[packed.Message] = [
     TensorTimes(0, 5, (0, 1500, -1), 20_000, 90_000, 88_000, 4096, 12),
     AuditReport(16, 100, 0.9, 0.4, 0.4, (TensorError("w", math.inf, -1.0, 0.0),), 1, 0, 0.5, True),
     AuditAnswer(16, 2, 104),
-    messages.AskAdvice(3, 16, (12.5e6,)),
-    messages.Advised(3, "don't", 0.2, None, (messages.AdviceRow(12.5e6, True, "fast", "fp16", 0.3),), "no", "wait"),
+    advice.AskAdvice(3, 16, (12.5e6,)),
+    advice.Advised(3, "don't", 0.2, None, (advice.AdviceRow(12.5e6, True, "fast", "fp16", 0.3),), "no", "wait"),
     messages.Waiting("ranks [1]"),
     lane_messages.Attach(b"j" * 16, 0),
     lane_messages.MapSection(0, 0, 1),

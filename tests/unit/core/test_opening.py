@@ -5,9 +5,25 @@ What may live here: tests of `gcserver/core/opening.py`. What may not: reading s
 
 from __future__ import annotations
 
+from gcproto.records import replace
 from gcserver.core import effects as fx
 from gcserver.core import events as ev
-from tests.unit.core.lane_machine import ID, B, contribution, frame, kinds, machine, open_domain, restarted, two
+from gcserver.core.lane import LaneMachine
+from tests.unit.core.lane_machine import (
+    DENSE,
+    ID,
+    JOB,
+    SECTION,
+    A,
+    B,
+    contribution,
+    frame,
+    kinds,
+    machine,
+    open_domain,
+    restarted,
+    two,
+)
 
 
 def test_closing_releases_what_is_parked_and_closes_the_books() -> None:
@@ -38,3 +54,85 @@ def test_an_owner_restarted_before_the_first_sum_begins_again() -> None:
     assert r.encoding and r.decision is not None and r.decision.seed == 99
     m.on(ev.Encoded(ID, 0, 1, 5, 128, 1, False), 0.0)
     assert kinds(m.on(frame(1, 0), 0.0)) == ["Accumulate", "Release", "Finalise"]
+
+
+def second_epoch(settled: int, begins: int, skipped: tuple[tuple[int, int], ...] = ()) -> ev.DomainOpened:
+    """The domain of a and b without b."""
+    config = ev.DomainConfig(
+        JOB, 0, "ddp", 2, (ev.Member(A, "a", 1),), 0, 1, 1, 2, 0, commits=True, origin=2, remaining=((0,),),
+        begins=begins, skipped=skipped,
+    )  # fmt: skip
+    return ev.DomainOpened(config, (ev.Plan(0, (), DENSE),), settled)
+
+
+def opened(m: LaneMachine, known: ev.BlockMemory) -> list[fx.LaneEffect]:
+    blocks = m.domains[ID].config.space(1).append(SECTION)
+    return m.on(ev.SectionOpened(ID, SECTION, blocks, {0: known}), 0.0)
+
+
+DECIDED = ev.Decision(3, 0, 0, "none", 99)
+
+
+def test_a_step_that_does_not_count_is_run_again_from_its_inputs() -> None:
+    m = machine()
+    open_domain(m)
+    m.on(ev.Pushed(ID, 0, 3, (0,), True), 0.0)
+    out = m.on(second_epoch(settled=2, begins=2), 1.0)
+    assert not [e for e in out if isinstance(e, fx.ReportStep)]
+    kept = ev.Retained(3, 0, 60, 128, 9, 1, 0, 0, 0)
+    out = opened(m, ev.BlockMemory((3,), 0, 3, decision=DECIDED, retained=(kept,), epoch=1))
+    assert kinds(out) == ["Release", "EnterEpoch", "Encode"], "what epoch 1 had of it is gone"
+    assert [e.step for e in out if isinstance(e, fx.EnterEpoch)] == [2]
+    out = m.on(ev.Encoded(ID, 0, 3, 5, 128, 1, False), 1.0)
+    assert [e.divisor for e in out if isinstance(e, fx.Finalise)] == [1]
+    out = m.on(ev.Finalised(ID, 0, 3, 6, 128, 1, False), 1.0)
+    assert "Notify" not in kinds(out), "not before it is committed"
+    assert [(e.step, e.epoch) for e in out if isinstance(e, fx.ReportStep)] == [(3, 2)], "closed before, not again"
+    assert kinds(m.on(ev.Settled(ID, 3, False, 0), 1.0)) == ["Notify"]
+
+
+def test_a_restart_in_the_new_epoch_does_not_go_back_again() -> None:
+    m = machine()
+    m.on(second_epoch(settled=2, begins=2), 0.0)
+    out = opened(m, ev.BlockMemory((3,), 0, 3, decision=DECIDED, epoch=2))
+    assert out == [] and m.domains[ID].partitions[0].out_step == 3
+
+
+def test_a_finished_step_of_an_earlier_epoch_is_not_reported() -> None:
+    m = machine()
+    e = second_epoch(settled=2, begins=2)
+    done = (ev.StepRecord(3, False, 0, 7, 1), ev.StepRecord(4, False, 0, 7, 2))
+    out = m.on(replace(e, finished=done), 0.0)
+    assert [x.step for x in out if isinstance(x, fx.ReportStep)] == [4]
+
+
+def test_workers_are_told_of_a_skipped_step_now_or_when_they_push_it() -> None:
+    m = machine()
+    open_domain(m)
+    m.on(ev.Pushed(ID, 0, 3, (0,), False), 0.0)
+    out = m.on(second_epoch(settled=4, begins=2, skipped=((3, 4),)), 1.0)
+    assert [(e.step, e.keys, e.rank, e.skipped) for e in out if isinstance(e, fx.Notify)] == [(3, (0,), 0, True)]
+    out = opened(m, ev.BlockMemory((3,), 0, 2, epoch=1))
+    assert kinds(out) == ["EnterEpoch"], "nothing of it is run"
+    out = m.on(ev.Pushed(ID, 0, 4, (0,), True), 2.0)
+    assert [(e.step, e.skipped) for e in out if isinstance(e, fx.Notify)] == [(4, True)]
+    assert "Encode" in kinds(m.on(ev.Pushed(ID, 0, 5, (0,), True), 3.0))
+
+
+def test_frames_of_an_epoch_to_come_wait_for_it() -> None:
+    m = machine()
+    open_domain(m)
+    assert kinds(m.on(contribution(epoch=2), 0.0)) == []
+    out = m.on(second_epoch(settled=0, begins=0), 1.0)
+    out = opened(m, ev.BlockMemory((0,), epoch=1))
+    assert "frames_stale" in kinds(out), "b is no member of epoch 2"
+
+
+def test_a_lane_that_restarted_tells_again_whom_it_must_once_the_step_commits() -> None:
+    m = machine()
+    e = second_epoch(settled=2, begins=2)
+    m.on(replace(e, finished=(ev.StepRecord(3, False, 0, 7, 2),)), 0.0)
+    opened(m, ev.BlockMemory((3,), 0, 3, decision=DECIDED, epoch=2))
+    assert kinds(m.on(ev.Pushed(ID, 0, 3, (0,), True), 1.0)) == [], "finished, and not committed"
+    (told,) = [e for e in m.on(ev.Settled(ID, 3, False, 0), 2.0) if isinstance(e, fx.Notify)]
+    assert (told.step, told.keys) == (3, (0,))

@@ -11,7 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from gcproto.messages import PlanText
+from gcproto.epoch_messages import EpochStart
+from gcproto.messages import MemberInfo, PlanText
 from gcserver.core.control_events import DomainLedger, ForgetJob, JobMemory, JobRestored, Log
 from gcserver.core.restoring import damage
 from tests.unit.core.control_machine import formed, machine
@@ -28,6 +29,13 @@ def memory(**changes: Any) -> JobMemory:
 def test_what_was_written_can_be() -> None:
     assert damage(memory(), (LEDGER,), "a") == ""
     assert damage(memory(), (DomainLedger(0, (), ((0, 0),)),), "a") == ""
+
+
+def test_so_can_what_was_written_after_a_loss() -> None:
+    record = memory().record
+    gone = MemberInfo("b", "tcp://b:1", (1,))
+    later = msgspec.structs.replace(record, epoch=2, world_size=2, lost=((gone,),), starts=(EpochStart(2, 0, 3, 4),))
+    assert damage(memory(record=later), (LEDGER,), "a") == ""
 
 
 def _record(**changes: Any) -> dict[str, Any]:
@@ -53,6 +61,10 @@ def _sections() -> dict[str, Any]:
         (_record(partition_bytes=1 << 40), "partitions of 1099511627776"),
         (_record(job=b"short"), "a number of 5 bytes"),
         (_record(nonces=()), "0 nonces"),
+        (_record(lost=((MemberInfo("b", "tcp://b:1", ()),),)), "does not fit together"),
+        (_record(lost=((MemberInfo("a", "tcp://a:1", (1,)),),), world_size=2), "does not fit together"),
+        (_record(starts=(EpochStart(1, 0, 4, 3),)), "begin where none can"),
+        (_record(starts=(EpochStart(2, 0, 3, 3),)), "begin where none can"),
         ({"ranks": (0, 9)}, "ranks (0, 9) of a"),
         ({"proposal": 4}, "proposal 4"),
         ({"numbered": -1}, "-1 ever numbered"),
@@ -73,6 +85,7 @@ def test_what_cannot_be_is_named(changes: dict[str, Any], said: str) -> None:
     [
         DomainLedger(1 << 63, (), ((0, 0),)),
         DomainLedger(3, (), ((0, 0), (1 << 63, 1))),
+        DomainLedger(3, (), ((0, 0),), 1 << 63),
         DomainLedger(3, (), ((0, 0), (9, 1), (5, 1))),
         DomainLedger(3, (), ((0, 0), (5, 7))),
     ],

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gcproto.messages import AdviceRow, Advised, AskAdvice
+from gcproto.advice import AdviceRow, Advised, AskAdvice
 from gcserver.planner.advice import MOST, Advice, AdvicePlan
 from gcserver.planner.advice import AdviceRow as Row
 from gcserver.runtime.advising import MOST_WAITING, Advising

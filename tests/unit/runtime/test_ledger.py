@@ -34,6 +34,16 @@ def test_a_job_whose_memory_cannot_be_read_is_dropped_and_the_others_are_served(
     assert not file.parent.exists()
 
 
+def test_what_a_node_is_ready_for_may_be_taken_back_by_an_epoch(tmp_path: Path) -> None:
+    JobStore(tmp_path).directory(b"j" * 16).mkdir(parents=True)
+    ledger = JobStore(tmp_path).ledger((b"j" * 16, 0))
+    ledger.make_ready(7)
+    ledger.settle(5, False, 0, 2)
+    assert (ledger.read().ready, ledger.read().settled) == (7, 5)
+    ledger.make_ready(5)
+    assert JobStore(tmp_path).ledger((b"j" * 16, 0)).read().ready == 5
+
+
 def full(monkeypatch: pytest.MonkeyPatch, writes: list[str], free: int) -> None:
     """Only ``free`` more files can be written; removing the reserve makes room for one."""
     left = [free]

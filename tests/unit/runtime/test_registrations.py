@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gcproto import messages, packed
+from gcproto import advice, messages, packed
 from gcproto.channel import Channel, connect
 from gcproto.messages import Fault, Reattach, Register, WhoAreYou
 from gcproto.timings import TensorTimes
@@ -115,18 +115,18 @@ def test_a_question_for_advice_is_answered_to_whoever_asked(supervisor: Supervis
     worker, _ = _connected(supervisor)
     ours = max(supervisor.readers)
     supervisor.machine.connections[ours] = (b"j" * 16, 1)
-    worker.send(messages.AskAdvice(4))
+    worker.send(advice.AskAdvice(4))
     supervisor.turn()
     ((asker, question, tell),) = supervisor.asked
-    assert (asker, question) == ((b"j" * 16, 1), messages.AskAdvice(4)) and not supervisor.fed
-    tell(messages.Advised(4, "don't"))
+    assert (asker, question) == ((b"j" * 16, 1), advice.AskAdvice(4)) and not supervisor.fed
+    tell(advice.Advised(4, "don't"))
     ((answer, _),) = worker.receive()
-    assert answer == messages.Advised(4, "don't")
+    assert answer == advice.Advised(4, "don't")
     worker.close()
     supervisor.turn()
     other, sock = _connected(supervisor)
     assert max(supervisor.readers) == ours, "the number is another connection's now"
-    tell(messages.Advised(4, "too late"))
+    tell(advice.Advised(4, "too late"))
     sock.setblocking(False)
     with pytest.raises(BlockingIOError):
         sock.recv(1)

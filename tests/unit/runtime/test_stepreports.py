@@ -23,8 +23,10 @@ def sent() -> list[tuple[object, ...]]:
     return []
 
 
-def reports(lag: int, sent: list[tuple[object, ...]], gated: bool = False) -> StepReports:
-    machine = SimpleNamespace(domains={ID: SimpleNamespace(config=SimpleNamespace(lag=lag), gated=gated)})
+def reports(lag: int, sent: list[tuple[object, ...]], gated: bool = False, commits: bool = False) -> StepReports:
+    machine = SimpleNamespace(
+        domains={ID: SimpleNamespace(config=SimpleNamespace(lag=lag, commits=commits), gated=gated)}
+    )
     return StepReports(machine, Delays(machine), lambda *messages: sent.append(messages))  # type: ignore[arg-type]
 
 
@@ -44,7 +46,7 @@ def test_with_few_in_flight_each_goes_at_once_with_its_time(sent: list[tuple[obj
 
 def test_what_was_measured_goes_before_the_report(sent: list[tuple[object, ...]]) -> None:
     measured = SimpleNamespace(take=lambda domain, number: (0.5, 0.1, 99) if number == 2 else None)
-    machine = SimpleNamespace(domains={ID: SimpleNamespace(config=SimpleNamespace(lag=SCOPED_LAG + 1))})
+    machine = SimpleNamespace(domains={ID: SimpleNamespace(config=SimpleNamespace(lag=SCOPED_LAG + 1, commits=False))})
     up = StepReports(machine, measured, lambda *messages: sent.append(messages))  # type: ignore[arg-type]
     up.add(step(1))
     up.add(step(2))
@@ -78,3 +80,9 @@ def test_what_waited_for_a_closed_domain_alone_is_due_no_more(sent: list[tuple[o
     up.add(step(1))
     up.forget(ID)
     assert not up.waiting and up.by == 0.0, "the lane's loop would not wait any more"
+
+
+def test_where_members_wait_for_each_other_each_goes_at_once(sent: list[tuple[object, ...]]) -> None:
+    up = reports(SCOPED_LAG + 254, sent, commits=True)
+    up.add(step(1))
+    assert sent == [(step(1),)]

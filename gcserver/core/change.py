@@ -1,0 +1,30 @@
+"""What a job knows of the epoch that comes after the one in force.
+
+What may live here: the data. What may not: what is done about it (`epochs.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from gcproto.epoch_messages import Frozen, StepReady
+from gcproto.messages import EpochDecided
+
+
+@dataclass(slots=True)
+class Change:
+    """``lost``: members without whom this node wants to go on, and why; ``frozen``: it becomes ready no further."""
+
+    lost: dict[str, str] = field(default_factory=dict)
+    frozen: bool = False
+    #: since when, on this life's clock
+    since: float | None = None
+    #: what members said as they froze in this epoch, this node too
+    states: dict[str, Frozen] = field(default_factory=dict)
+    #: the arbiter is being asked
+    asked: bool = False
+    silent: str = ""
+    #: decided, and not in force yet: lanes have to report once more what this node was ready for
+    pending: EpochDecided | None = None
+    #: what members said of an epoch that is not in force here yet
+    later: list[tuple[str, StepReady | Frozen]] = field(default_factory=list)

@@ -1,0 +1,79 @@
+"""Whether the record of a job, the arbiter's decision on an epoch, can be followed.
+
+What may live here: what is wrong with a record, in itself or for one node. What may not: how one comes about
+(`gathering.py`, `epochs.py`), what else a node remembers of a job (`restoring.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf
+
+from gcproto import modes, wire
+from gcproto.manifest import PAGE
+from gcproto.messages import EpochDecided, Fault
+from gcserver.core.control_config import ControlConfig
+from gcserver.core.events import CodecChoice
+from gcserver.core.plan import unusable
+
+JOB_BYTES = len(wire.NO_JOB)
+#: An epoch has 32 bits in a frame header; a partition travels in one frame.
+MAX_EPOCH = 2**32 - 1
+MAX_PARTITION = 1 << 31
+
+
+def unknown_job(m: EpochDecided, node: str) -> Fault:
+    """What a peer is told whose record names a job that ``node`` should know and does not."""
+    return Fault(
+        m.job,
+        "PeerLost",
+        f"{node} does not know job {m.label!r}: it ended there, or its daemon restarted while the job was being formed",
+        epoch=m.epoch,
+        missing=(node,),
+        advice="start the job again from its last checkpoint",
+    )
+
+
+def misfit(m: EpochDecided) -> tuple[str, str] | None:
+    """(kind, why) a job's record is none that any node can have decided, or None."""
+    everyone = [member for members in (m.members, *m.lost) for member in members]
+    ranks = [r for member in everyone for r in member.ranks]
+    whole = sorted(ranks) == list(range(m.world_size)) if m.world_size == len(ranks) else False
+    names = {member.node for member in everyone}
+    fitting = len(m.members) == len(m.nonces) and len(everyone) == len(names)
+    if not fitting or not whole or any(not member.ranks for member in everyone):
+        return "JoinRefused", (
+            f"the record of job {m.label!r} does not fit together: {len(m.members)} members, {len(m.nonces)} "
+            f"nonces, {len(ranks)} ranks of {m.world_size}"
+        )
+    if len(m.job) != JOB_BYTES or not 0 < m.partition_bytes <= MAX_PARTITION or m.partition_bytes % PAGE:
+        return "JoinRefused", (
+            f"the record of job {m.label!r} has a number of {len(m.job)} bytes and partitions of "
+            f"{m.partition_bytes}; expected {JOB_BYTES} and a positive multiple of {PAGE} up to {MAX_PARTITION}"
+        )
+    if not 0 < m.epoch <= MAX_EPOCH or m.min_compress_bytes < 0 or not 0 < m.deadline < inf:
+        return "JoinRefused", (
+            f"the record of job {m.label!r} has epoch {m.epoch}, min_compress_bytes {m.min_compress_bytes} and "
+            f"deadline {m.deadline}; expected 1..{MAX_EPOCH}, 0 or more bytes and a time"
+        )
+    if any(not 0 <= s.committed <= s.settled or s.epoch > m.epoch for s in m.starts):
+        return "JoinRefused", f"the record of job {m.label!r} has epoch {m.epoch} begin where none can: {m.starts}"
+    return None
+
+
+def why_unusable(
+    m: EpochDecided, config: ControlConfig, resolve: Callable[[str], CodecChoice], no_controller: Callable[[str], str]
+) -> tuple[str, str] | None:
+    """(kind, why) a peer's record cannot be followed on this node, or None."""
+    node = config.hello.node
+    if wrong := misfit(m):
+        return wrong
+    if all(member.node != node for member in m.members):
+        return None
+    if bad := unusable(m.rules, resolve):
+        return "CodecError", f"{node} cannot run the rules of job {m.label!r}: {bad[1]}"
+    if why := no_controller(m.controller) or modes.unknown(m.mode, m.quality):
+        return "JoinRefused", f"{node} cannot steer job {m.label!r} as it should be: {why}"
+    if why := config.no_policy(m.on_loss):
+        return "JoinRefused", f"{node} cannot run job {m.label!r}: {why}"
+    return None
