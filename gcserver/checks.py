@@ -175,8 +175,11 @@ def ask_daemon(path: Path, timeout: float) -> IAm | None:
         sock.connect(os.fspath(path))
         channel: Channel[ToWorker] = Channel(sock, Decoder(ToWorker))
         channel.send(WhoAreYou())
+        # select() knows no descriptor beyond 1,023, and a process may have more.
+        poller = select.poll()
+        poller.register(channel, select.POLLIN)
         while (left := deadline - time.monotonic()) > 0:
-            if select.select([channel], [], [], left)[0]:
+            if poller.poll(1000 * left):
                 for message, _ in channel.receive():
                     if isinstance(message, IAm):
                         return message
