@@ -32,6 +32,8 @@ log = logging.getLogger("gcserver")
 class Peers:
     """The control link of one daemon. Raises BindError if its address cannot be listened on."""
 
+    transport: ZmqTransport
+
     def __init__(self, supervisor: Supervisor) -> None:
         self._s = supervisor
         #: of each peer by name

@@ -1,8 +1,8 @@
 """The supervisor process: the control machine between workers, lanes, peers, memory files and operators.
 
-What may live here: starting and stopping the daemon, effects of the control machine as calls. What may not: decisions
-about jobs (`gcserver.core`), gradients (they never come here), the connections themselves (`registrations.py`,
-`lanes.py`, `peers.py`), the admin service (`gcserver.admin`).
+What may live here: starting and stopping the daemon, events into the control machine, what its parts share. What may
+not: the machine's effects as calls (`performing.py`), decisions about jobs (`gcserver.core`), gradients (they never
+come here), the connections (`registrations.py`, `lanes.py`, `peers.py`), the admin service (`gcserver.admin`).
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
-from gcproto import wire
 from gcproto.messages import Hello, Rule
 from gcserver import __version__
 from gcserver.config import Config
@@ -37,12 +36,13 @@ from gcserver.runtime import shortage
 from gcserver.runtime.audits import Audits
 from gcserver.runtime.etcd import EtcdArbiter
 from gcserver.runtime.keyring import Keyring, open_keyring
-from gcserver.runtime.lanelink import ForgetJob, LaneTrouble
+from gcserver.runtime.lanelink import LaneTrouble
 from gcserver.runtime.lanes import Lanes
-from gcserver.runtime.ledger import JobStore, Ledger
+from gcserver.runtime.ledger import JobStore
 from gcserver.runtime.notches import Notches
 from gcserver.runtime.once import Once
 from gcserver.runtime.peers import Peers
+from gcserver.runtime.performing import perform
 from gcserver.runtime.profiler import Profiler
 from gcserver.runtime.questions import Questions
 from gcserver.runtime.registrations import Registrations
@@ -50,7 +50,7 @@ from gcserver.runtime.resolve import resolve
 from gcserver.runtime.room import no_room, no_space
 from gcserver.runtime.statefiles import MemoryShort, incarnation, private_directory
 from gcserver.runtime.status import Status
-from gcserver.runtime.steering import Course, Steering
+from gcserver.runtime.steering import Steering
 from gcserver.runtime.tickets import Tickets
 from gcserver.runtime.transport import BindError
 
@@ -67,6 +67,13 @@ class StartError(RuntimeError):
 
 class Supervisor:
     """One daemon. ``await run()`` returns its exit status."""
+
+    lanes: Lanes
+    stopped: asyncio.Event
+    # these are there once it runs
+    loop: asyncio.AbstractEventLoop
+    peers: Peers
+    registrations: Registrations
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -247,7 +254,7 @@ class Supervisor:
         while self.queue:
             try:
                 for effect in self.machine.on(self.queue[0], time.monotonic()):
-                    _PERFORM[type(effect)](self, effect)
+                    perform(self, effect)
             except Exception:
                 # A defect. Half an event must not be lived on with: the next life takes up from memory.
                 log.exception("%s could not be handled; stopping, so that memory is taken up anew", self.queue[0])
@@ -299,50 +306,10 @@ class Supervisor:
         )
         self.feed(cx.LaneSaid(0, report))
 
-    # ---------------------------------------------------------------------------------------- effects
-    def _do_send(self, e: fx.Send) -> None:
-        self.peers.transport.send(e.peer, wire.pack(e.header), e.body, copy=True)
-
-    def _do_save(self, e: cx.SaveJob) -> None:
-        try:
-            self.store.save(e.job, e.memory)
-        except OSError as error:
-            self.short(e.job, "the job's memory cannot be written", error)
-        self.profiler.on_declared(e.job)
-
-    def _do_forget(self, e: cx.ForgetJob) -> None:
-        self.lanes.tell(ForgetJob(e.job))
-        self.status.forget_job(e.job)
-        self.planning.forget_job(e.job)
-        self.profiler.forget(e.job)
-        self.steering.forget(e.job)
-        self.notches.forget(e.job)
-        self.audits.forget(e.job)
-        self.store.forget(e.job)
-
-    def _do_log_settled(self, e: cx.LogSettled) -> None:
-        self._write(e.domain, lambda ledger: ledger.settle(e.step, e.void, e.plan, e.lag))
-        self.status.on_settled(e)
-        self.profiler.on_settled(e)
-        self.audits.on_settled(e)
-        self._steer(e)
-
-    def _write(self, domain: DomainKey, write: Callable[[Ledger], None]) -> None:
-        try:
-            write(self.store.ledger(domain))
-        except MemoryShort as error:
-            self.short(domain[0], "steps cannot be logged", error)
-
-    def _steer(self, e: cx.LogSettled) -> None:
-        """A step of a domain is over: what its controller makes of it goes to the lanes before the settlement."""
-        job = self.machine.jobs.get(e.domain[0])
-        if job is None:
-            return
-        domain = job.domains[e.domain[1]]
-        version = domain.switch(e.step + 1)[1]
-        text = controllers.NONE if domain.lossless else job.controller(version)
-        ratios = () if text == controllers.NONE else self.notches.ratios(job, domain, version)
-        self.steering.settled(e.domain, e.step, e.void, Course(domain.config.label, text, ratios))
+    # ----------------------------------------------------------------------------------- parts and operators
+    def count(self, name: str, peer: int = 0, value: int = 1) -> None:
+        """Something that should not happen; ``peer`` 0: of nobody that is known."""
+        self.counts[name, peer] = self.counts.get((name, peer), 0) + value
 
     def _tune(self, domain: DomainKey, notch: int, level: int) -> None:
         log.debug("domain %d tuned: notch %d, level %d", domain[1], notch, level)
@@ -353,27 +320,6 @@ class Supervisor:
             self.store.save_steering(job, saved)
         except OSError as error:
             self.short(job, "the job's controllers cannot be saved", error)
-
-    def _do_arbitrate(self, e: cx.Arbitrate) -> None:
-        if e.record.on_loss == "fail":
-            self.queue.append(cx.EpochWon(self.arbiter.compare_and_swap(e.expected, e.record)))
-        else:
-            self.aside(lambda: self.etcd.answer(e), self.feed)
-
-    def _do_answer(self, e: cx.AnswerRequest) -> None:
-        future = self.requests.pop(e.request, None)
-        if future is not None and not future.done():
-            future.set_result(e)
-
-    def _do_drained(self, e: cx.Drained) -> None:
-        self.stopped.set()
-
-    def count(self, name: str, peer: int = 0, value: int = 1) -> None:
-        """Something that should not happen; ``peer`` 0: of nobody that is known."""
-        self.counts[name, peer] = self.counts.get((name, peer), 0) + value
-
-    def _do_log(self, e: cx.Log) -> None:
-        log.log(getattr(logging, e.level.upper()), "%s", e.text)
 
     async def set_plan(
         self, job: str, rules: tuple[Rule, ...], replace: bool, controller: str = ""
@@ -388,25 +334,6 @@ class Supervisor:
             return await future
         finally:
             self.requests.pop(request, None)
-
-
-_PERFORM: dict[type, Any] = {
-    fx.Send: Supervisor._do_send,
-    fx.Reconnect: lambda self, e: self.peers.transport.reset(e.peer),
-    fx.Count: lambda self, e: self.count(e.name, e.peer, e.value),
-    fx.ReportLink: lambda self, e: None,
-    cx.Tell: lambda self, e: self.registrations.tell(e),
-    cx.ToLane: lambda self, e: self.lanes.tell(e.event, e.lane),
-    cx.KnowPeer: lambda self, e: self.loop.call_soon(self.peers.know, e.name, e.address),
-    cx.SaveJob: Supervisor._do_save,
-    cx.ForgetJob: Supervisor._do_forget,
-    cx.LogSettled: Supervisor._do_log_settled,
-    cx.LogReady: lambda self, e: self._write(e.domain, lambda ledger: ledger.make_ready(e.step)),
-    cx.Arbitrate: Supervisor._do_arbitrate,
-    cx.AnswerRequest: Supervisor._do_answer,
-    cx.Drained: Supervisor._do_drained,
-    cx.Log: Supervisor._do_log,
-}
 
 
 def run(config: Config) -> int:
