@@ -24,23 +24,21 @@ def _kill_all(daemon: Daemon) -> None:
 
 
 def test_every_sum_is_exact_across_kills(tmp_path: Path) -> None:
-    """A lane, a supervisor and a whole daemon, on both sides; one rank on one node and two on the other."""
+    """A lane, a supervisor and a whole daemon; one rank on one node and two on the other."""
     with Cluster(tmp_path, nodes=2) as cluster:
-        job = cluster.start(COUNTING, [0, 1, 1], steps=80, elements=400_000)
+        job = cluster.start(COUNTING, [0, 1, 1], steps=60, elements=400_000)
         for step, node, kill in (
             (10, 1, Daemon.kill_lane),
-            (20, 0, Daemon.kill_lane),
-            (30, 1, _kill_supervisor),
-            (40, 0, _kill_supervisor),
-            (50, 1, _kill_all),
-            (60, 0, _kill_all),
+            (20, 0, _kill_supervisor),
+            (30, 1, _kill_all),
+            (40, 0, _kill_all),
         ):
             job.wait_mark(f"step {step}")
             kill(cluster.daemons[node])
         outcomes = job.wait(80)
     for outcome in outcomes:
         value = outcome.ok()
-        assert value["wrong"] == 0 and value["reconnects"] >= 5
+        assert value["wrong"] == 0 and value["reconnects"] >= 2
 
 
 def test_the_weights_are_those_of_an_undisturbed_run(tmp_path: Path) -> None:
@@ -51,15 +49,17 @@ def test_the_weights_are_those_of_an_undisturbed_run(tmp_path: Path) -> None:
         calm = [o.ok() for o in cluster.run(TRAINING, [0, 1], steps=50, compressions=codecs)]
     with Cluster(tmp_path / "secured", nodes=2, options={"min_compress_bytes": "0"}, keys=True) as cluster:
         job = cluster.start(TRAINING, [0, 1], steps=50, compressions=codecs)
-        for codec in codecs:
-            job.wait_mark(f"{codec} 10")
-            cluster.daemons[1].kill_lane()
-            job.wait_mark(f"{codec} 20")
-            _kill_supervisor(cluster.daemons[0])
-            job.wait_mark(f"{codec} 32")
-            _kill_all(cluster.daemons[1])
+        for codec, step, node, kill in (
+            (codecs[0], 20, 1, _kill_all),
+            (codecs[1], 10, 1, Daemon.kill_lane),
+            (codecs[1], 25, 0, _kill_supervisor),
+            (codecs[2], 10, 0, Daemon.kill_lane),
+            (codecs[2], 25, 1, _kill_all),
+        ):
+            job.wait_mark(f"{codec} {step}")
+            kill(cluster.daemons[node])
         shaken = [o.ok() for o in job.wait(120)]
-    assert all(v["reconnects"] >= 4 for v in shaken)
+    assert all(v["reconnects"] >= 2 for v in shaken)
     for value in (*calm, *shaken):
         assert value["hashes"] == calm[0]["hashes"]
 
