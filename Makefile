@@ -17,7 +17,7 @@ ONE_THREAD := OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1
 RUBBISH := MALLOC_PERTURB_=165 GLIBC_TUNABLES=glibc.malloc.tcache_count=0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup warmup test test-system lint format proto demo soak soak-faults soak-kills simulate simulate-coverage \
+.PHONY: help setup warmup test test-system test-long lint format proto demo soak soak-faults soak-kills simulate simulate-coverage \
 	mutants fuzz clean distclean
 # setup has to come first also under -j
 .NOTPARALLEL:
@@ -36,11 +36,15 @@ warmup: $(STAMP)
 	@$(ONE_THREAD) $(BIN)/gcserver warmup
 
 test: warmup ## the fast tests: no root, no system packages
-	@$(ONE_THREAD) $(RUBBISH) $(BIN)/python -m pytest -q -m "not system and not soak" -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	@$(ONE_THREAD) $(RUBBISH) $(BIN)/python -m pytest -q -m "not system and not soak and not long" -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-system: warmup ## the tests that need root or system packages (installs those as root, says which)
 	@tools/system_packages.sh
-	@$(ONE_THREAD) $(RUBBISH) PATH="$$PATH:/usr/sbin:/sbin" $(BIN)/python -m pytest -q -m "system and not soak" $(ARGS)
+	@$(ONE_THREAD) $(RUBBISH) PATH="$$PATH:/usr/sbin:/sbin" $(BIN)/python -m pytest -q -m "system and not soak and not long" $(ARGS)
+
+test-long: warmup ## what takes minutes or gigabytes: large tensors, links that change under a job
+	@tools/system_packages.sh
+	@$(ONE_THREAD) $(RUBBISH) PATH="$$PATH:/usr/sbin:/sbin" $(BIN)/python -m pytest -q -m long $(ARGS)
 
 lint: $(STAMP) ## style, types, layering, generated code
 	@$(BIN)/ruff check --quiet --output-format concise .

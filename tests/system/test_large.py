@@ -1,6 +1,6 @@
 """Large jobs on real daemons, every element checked: 10,000 tensors, a step of 100,000 partitions, a tensor of 4 GiB.
 
-They need minutes and gigabytes, not root: system tests, so that the fast ones stay fast.
+They need minutes and gigabytes, not root.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import pytest
 
 from tests.integration.cluster import Cluster
 
-pytestmark = pytest.mark.system
+pytestmark = pytest.mark.long
 WORKERS = "tests.system.large_workers"
 GIB = 1 << 30
 

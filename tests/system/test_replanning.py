@@ -11,7 +11,7 @@ import pytest
 from benchmarks.lab import daemons, netns
 from examples.runs import Method, Record, Run
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.long, pytest.mark.system, pytest.mark.timeout(240)]
 
 SETTINGS = {
     "plan.mode": "auto", "plan.quality": "fast", "plan.warmup_steps": "5", "plan.probe_every": "40s",
