@@ -29,8 +29,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from benchmarks import command, common
 from benchmarks.lab import daemons, netns, procfs, workers
 
@@ -224,25 +222,23 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--nodes", type=command.counts, default="2,4", help="numbers of nodes, each measured in turn (default 2,4)"
     )
-    parser.add_argument("--sizes", help="of the tensor: FROM..TO in steps of four, or a list (default 4KiB..256MiB)")
+    parser.add_argument(
+        "--sizes", type=command.sizes, help="of the tensor: FROM..TO in steps of four, or a list (default 4KiB..256MiB)"
+    )
     parser.add_argument("--codec", default="none", help="the daemons' codec.default (default none)")
     parser.add_argument("--runs", type=command.count, default=7, help="repetitions, at least (default 7)")
     parser.add_argument("--seconds", type=float, default=3.0, help="goes on repeating for this long a size (default 3)")
     parser.add_argument("--no-gradcomm", dest="gradcomm", action="store_false", help="gloo alone, as a baseline")
     args = parser.parse_args(argv)
     if args.quick:
-        args.nodes, args.sizes, args.seconds = [2], args.sizes or "4KiB,1MiB,16MiB", 1.0
-    try:
-        args.sizes = common.read_sizes(args.sizes or "4KiB..256MiB")
-    except ValueError as error:
-        parser.error(f"--sizes: {error}")
+        args.nodes, args.sizes, args.seconds = [2], args.sizes or command.sizes("4KiB,1MiB,16MiB"), 1.0
+    args.sizes = args.sizes or command.sizes("4KiB..256MiB")
     return args
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
-    if args.worker:
-        worker(msgspec.json.decode(args.worker, type=Task))
+    if command.worked(args, worker, Task):
         return 0
     parts = (
         (f"{nodes} nodes, {args.network}, codec {args.codec}\n{TABLE.head()}", measure(nodes, args))

@@ -29,7 +29,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from pathlib import Path
 
 from benchmarks import command, common
 from benchmarks.cluster_share import Share, Traffic
@@ -176,38 +175,45 @@ def cluster(nodes: int, model: int, steps: int, jobs: int = 1) -> common.Row:
     }
 
 
-HEADER = "  nodes   MB sent, mean      max   expected   overhead   messages   heartbeats/s   seconds     CPU"
+TABLE = common.Table(
+    {"nodes": 7, "MB sent, mean": 15, "max": 9, "expected": 11, "overhead": 11, "messages": 11, "heartbeats/s": 15,
+     "seconds": 10, "CPU": 8}
+)  # fmt: skip
 
 
 def show(row: common.Row) -> str:
-    """A row as the terminal has it: MB (1e6 bytes) and messages per node and step."""
-    mb = [row[f"payload_bytes_{what}"] / 1e6 for what in ("mean", "max", "expected")]
-    return (
-        f"{row['nodes']:7} {mb[0]:15.1f} {mb[1]:8.1f} {mb[2]:10.1f} {row['overhead_bytes_mean'] / 1e6:10.3f} "
-        f"{row['messages_mean']:10.1f} {row['beats_mean']:14.1f} {row['seconds']:9.1f} {row['cpu_seconds']:7.1f}"
+    """The row as a line of the table: MB (1e6 bytes) and messages per node and step."""
+    return TABLE.line(
+        str(row["nodes"]),
+        *(f"{row[f'payload_bytes_{what}'] / 1e6:.1f}" for what in ("mean", "max", "expected")),
+        f"{row['overhead_bytes_mean'] / 1e6:.3f}",
+        f"{row['messages_mean']:.1f}",
+        f"{row['beats_mean']:.1f}",
+        f"{row['seconds']:.1f}",
+        f"{row['cpu_seconds']:.1f}",
     )
 
 
-def parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.cluster_size", description=__doc__)
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=command.counts, default=[2, 8, 64, 1024], help="sizes of clusters")
     parser.add_argument("--steps", type=command.count, default=3)
-    parser.add_argument("--model", type=common.read_size, default=common.read_size("256MiB"), help="size of the model")
+    parser.add_argument("--model", type=command.size, default="256MiB", help="size of the model")
     parser.add_argument("--jobs", type=command.count, default=len(os.sched_getaffinity(0)), help="processes")
-    parser.add_argument("--json", type=Path, help="write the rows there")
+    parser.add_argument("--json", metavar="FILE")
     return parser.parse_args(argv)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    args = parse(sys.argv[1:] if argv is None else argv)
+    args = parse(argv)
+    print(common.describe(common.machine()))
     print(f"model of {common.show_size(args.model)}, one partition per node, {args.steps} steps; per node and step:")
-    print(HEADER)
+    print(TABLE.head(), flush=True)
     rows = []
     for nodes in args.nodes:
         rows.append(cluster(nodes, args.model, args.steps, args.jobs))
         print(show(rows[-1]), flush=True)
-    if args.json:
-        common.write_json(args.json, rows)
+    common.write_json(args.json, rows, command=command.written("cluster_size", argv))
     return 0
 
 

@@ -9,9 +9,22 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
+
+import msgspec
 
 from benchmarks import common
 from benchmarks.lab import daemons, netns, processes
+
+T = TypeVar("T")
+
+
+def _accepted(read: Callable[[str], T], text: str) -> T:
+    """What ``read`` makes of a text; what it says of one that it refuses is argparse's message."""
+    try:
+        return read(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def count(text: str) -> int:
@@ -26,12 +39,19 @@ def counts(text: str) -> list[int]:
     return [count(part) for part in text.split(",")]
 
 
+def size(text: str) -> int:
+    """``"64MiB"`` as bytes."""
+    return _accepted(common.read_size, text)
+
+
+def sizes(text: str) -> list[int]:
+    """``"4KiB,1MiB"``, ``"4KiB..256MiB"`` as bytes."""
+    return _accepted(common.read_sizes, text)
+
+
 def rate(text: str) -> str:
     """A rate of links, as it was written."""
-    try:
-        netns.bits_per_second(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+    _accepted(netns.bits_per_second, text)
     return text
 
 
@@ -76,6 +96,14 @@ def parser(about: str | None, quick: str) -> argparse.ArgumentParser:
 def written(name: str, argv: Sequence[str] | None) -> str:
     """The command as it was given; ``argv`` None: the process's own."""
     return " ".join([f"python -m benchmarks.{name}", *(sys.argv[1:] if argv is None else argv)])
+
+
+def worked(args: argparse.Namespace, work: Callable[[T], None], task: type[T]) -> bool:
+    """Whether this process is a worker, which then has done the ``task`` that it was started with."""
+    if args.worker is None:
+        return False
+    work(msgspec.json.decode(args.worker, type=task))
+    return True
 
 
 def run(

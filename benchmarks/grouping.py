@@ -29,8 +29,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from benchmarks import command, common
 from benchmarks.lab import daemons, netns, workers
 
@@ -179,8 +177,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
-    if args.worker:
-        worker(msgspec.json.decode(args.worker, type=Task))
+    if command.worked(args, worker, Task):
         return 0
     where = f"{args.nodes} nodes, {args.network}, {2 * args.layers} tensors"
     parts = ((f"{where}, codec {codec}\n{TABLE.head()}", measure(args, codec)) for codec in args.codec)

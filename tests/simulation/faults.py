@@ -19,12 +19,10 @@ import msgspec
 from gcproto.messages import Rule
 from gcproto.wire import Flag, FrameType, Header, Phase
 from gcserver.core import control_events as ce
-from gcserver.core import effects as fx
 from gcserver.core import events as ev
 from gcserver.core.control import wish_number
-from tests.simulation import strains
-from tests.simulation.lane_process import LaneProcess
-from tests.simulation.memory import CODECS, LEVELS, TORN
+from tests.simulation import strains, strangers
+from tests.simulation.memory import CODECS, LEVELS
 from tests.simulation.processes import CONTROL, ControlProcess, Process
 from tests.simulation.shape import LOSSY, sometimes_twice
 
@@ -180,26 +178,17 @@ def tune(w: World, r: Random) -> None:
 
 def old_epoch(w: World, r: Random) -> None:
     """A member that is still in another epoch sends, with a proper link sequence."""
-    lanes = [p for n in w.nodes for p in n.processes() if isinstance(p, LaneProcess) and not p.paused]
-    for p in r.sample(lanes, len(lanes)):
-        for domain in p.machine.domains.values():
-            peers = [m.node for m in domain.config.members if m.node != p.node.id and p.machine.links[m.node].up]
-            if not peers or not domain.partitions:
-                continue
-            part = domain.partitions[r.choice(list(domain.partitions))]
-            peer = r.choice(peers)
-            owner = domain.config.members[part.block.owner].node == p.node.id
-            codec = CODECS["none"]
-            header = Header(
-                FrameType.DATA, Phase.AGGREGATE if owner else Phase.CONTRIBUTION, dtype=int(part.block.dtype),
-                flags=int(Flag.AVERAGE) if r.random() < 0.5 else 0, codec=codec.id, job=domain.config.job,
-                domain=domain.config.domain, epoch=domain.config.epoch - 1, step=part.out_step + 1, key=part.block.key,
-                sender=p.node.id, incarnation=p.incarnation, elements=part.block.elements, payload_bytes=0,
-            )  # fmt: skip
-            handle = p.new_handle((TORN, 1))
-            p.ghosts.add(handle)
-            p.DO[fx.Send](p, p.machine.links[peer].send(header, handle))
-            return
+    for p, domain, peers, part in strangers.blocks(w, r):
+        peer = r.choice(peers)
+        owner = domain.config.members[part.block.owner].node == p.node.id
+        header = Header(
+            FrameType.DATA, Phase.AGGREGATE if owner else Phase.CONTRIBUTION, dtype=int(part.block.dtype),
+            flags=int(Flag.AVERAGE) if r.random() < 0.5 else 0, codec=CODECS["none"].id, job=domain.config.job,
+            domain=domain.config.domain, epoch=domain.config.epoch - 1, step=part.out_step + 1, key=part.block.key,
+            sender=p.node.id, incarnation=p.incarnation, elements=part.block.elements, payload_bytes=0,
+        )  # fmt: skip
+        strangers.send_torn(p, peer, header)
+        return
 
 
 SURVIVABLE: dict[Callable[[World, Random], None], int] = {

@@ -9,6 +9,7 @@ job by a fault that names it.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,8 @@ from gcproto.wire import Flag, FrameType, Header, Phase
 from gcserver.core import control_events as ce
 from gcserver.core import effects as fx
 from gcserver.core import events as ev
+from gcserver.core.domain import Domain
+from gcserver.core.rounds import Partition
 from tests.simulation.lane_process import LaneProcess
 from tests.simulation.memory import CODECS, FOREIGN, TORN
 from tests.simulation.processes import CONTROL, ControlProcess, Process, received
@@ -265,35 +268,45 @@ def odd_messages(w: World, r: Random) -> None:
 
 
 # --------------------------------------------------------------------------------- faulty members: data
+def blocks(w: World, r: Random) -> Iterator[tuple[LaneProcess, Domain, list[int], Partition]]:
+    """A block drawn of each domain of each lane, and the other members that the lane has links to."""
+    lanes = [p for n in w.nodes for p in n.processes() if isinstance(p, LaneProcess) and not p.paused]
+    for p in r.sample(lanes, len(lanes)):
+        for d in p.machine.domains.values():
+            peers = [m.node for m in d.config.members if m.node != p.node.id and p.machine.links[m.node].up]
+            if peers and d.partitions:
+                yield p, d, peers, d.partitions[r.choice(list(d.partitions))]
+
+
+def send_torn(p: LaneProcess, peer: int, header: Header) -> None:
+    """A frame with a proper link sequence, whose payload nobody should see."""
+    handle = p.new_handle((TORN, 1))
+    p.ghosts.add(handle)
+    p.DO[fx.Send](p, p.machine.links[peer].send(header, handle))
+
+
 def _frame(w: World, r: Random, away: bool = False, **change: Any) -> bool:
     """A contribution or aggregate to the next round of some block, over a proper link, with fields changed.
 
     ``away``: to a node that does not own the block. False where there was none to send.
     """
-    lanes = [p for n in w.nodes for p in n.processes() if isinstance(p, LaneProcess) and not p.paused]
-    for p in r.sample(lanes, len(lanes)):
-        for d in p.machine.domains.values():
-            peers = [m.node for m in d.config.members if m.node != p.node.id and p.machine.links[m.node].up]
-            if not peers or not d.partitions:
-                continue
-            part = d.partitions[r.choice(list(d.partitions))]
-            owner = d.config.members[part.block.owner].node
-            others = [n for n in peers if n != owner]
-            if away and not others:
-                continue
-            peer = r.choice(others) if away else owner if owner in peers else peers[0]
-            phase = Phase.AGGREGATE if owner == p.node.id else Phase.CONTRIBUTION
-            c, fields = d.config, {"type": FrameType.DATA, "elements": part.block.elements, "codec": CODECS["none"].id}
-            h = Header(**(fields | {
-                "phase": phase, "dtype": int(part.block.dtype), "job": c.job, "domain": c.domain, "epoch": c.epoch,
-                "step": part.out_step + 1, "key": part.block.key, "sender": p.node.id, "incarnation": p.incarnation,
-            } | change))  # fmt: skip
-            handle = None
-            if h.type is FrameType.DATA:
-                handle = p.new_handle((TORN, 1))
-                p.ghosts.add(handle)
-            p.DO[fx.Send](p, p.machine.links[peer].send(h, handle))
-            return True
+    for p, d, peers, part in blocks(w, r):
+        owner = d.config.members[part.block.owner].node
+        others = [n for n in peers if n != owner]
+        if away and not others:
+            continue
+        peer = r.choice(others) if away else owner if owner in peers else peers[0]
+        phase = Phase.AGGREGATE if owner == p.node.id else Phase.CONTRIBUTION
+        c, fields = d.config, {"type": FrameType.DATA, "elements": part.block.elements, "codec": CODECS["none"].id}
+        h = Header(**(fields | {
+            "phase": phase, "dtype": int(part.block.dtype), "job": c.job, "domain": c.domain, "epoch": c.epoch,
+            "step": part.out_step + 1, "key": part.block.key, "sender": p.node.id, "incarnation": p.incarnation,
+        } | change))  # fmt: skip
+        if h.type is FrameType.DATA:
+            send_torn(p, peer, h)
+        else:
+            p.DO[fx.Send](p, p.machine.links[peer].send(h, None))
+        return True
     return False
 
 

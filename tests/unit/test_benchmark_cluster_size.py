@@ -20,6 +20,11 @@ def test_bytes_do_not_grow_and_messages_do() -> None:
         assert row["beats_mean"] == n - 1
 
 
+def test_a_row_says_what_leaves_a_node() -> None:
+    cells = cluster_size.show(cluster_size.cluster(2, MODEL, 2)).split()
+    assert cells[:7] == ["2", "8.4", "8.4", "8.4", "0.000", "2.0", "1.0"]
+
+
 def test_processes_play_the_same_cluster() -> None:
     one, two = (cluster_size.cluster(9, 9 << 20, 2, jobs) for jobs in (1, 3))
     times = {"jobs", "seconds", "cpu_seconds"}

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from benchmarks import command
@@ -15,6 +16,7 @@ from benchmarks.lab import daemons, netns
 
 def test_values_are_read() -> None:
     assert command.counts("2,4") == [2, 4]
+    assert (command.size("1KiB"), command.sizes("1KiB,1MiB")) == (1024, [1024, 1 << 20])
     assert command.networks("1gbit,loopback,unshaped,2.5mbit") == ["1gbit", "loopback", "unshaped", "2.5mbit"]
     assert command.setting("node.cores=0-1,x=y") == ("node.cores", "0-1,x=y")
     assert command.setting("plan.profiles=") == ("plan.profiles", "")
@@ -26,6 +28,8 @@ def test_values_are_read() -> None:
         (command.count, "0", "whole number from 1 on, got '0'"),
         (command.count, "-1", "whole number"),
         (command.counts, "2,", "whole number from 1 on, got ''"),
+        (command.size, "much", "size 'much': expected a number of bytes"),
+        (command.sizes, "2MiB..1MiB", "expected FROM..TO"),
         (command.rate, "0gbit", "such as 100mbit"),
         (command.rate, "loopback", "got 'loopback'"),
         (command.network, "fast", "got 'fast'; or one of unshaped, loopback"),
@@ -37,6 +41,14 @@ def test_values_are_read() -> None:
 def test_values_are_refused_with_what_would_do(read: Callable[[str], object], text: str, said: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match=said):
         read(text)
+
+
+def test_a_worker_does_its_task_and_nothing_else_does() -> None:
+    done: list[netns.Host] = []
+    task = netns.Host(1, "10.0.0.2", "eth0")
+    args = command.parser("about", "less").parse_args(["--worker", msgspec.json.encode(task).decode()])
+    assert command.worked(args, done.append, netns.Host) and done == [task]
+    assert not command.worked(command.parser("about", "less").parse_args([]), done.append, netns.Host)
 
 
 def test_parts_are_shown_one_after_the_other_and_kept_together(

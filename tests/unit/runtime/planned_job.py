@@ -6,7 +6,7 @@ What may live here: setting that up, what tests change of it. What may not: test
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -151,6 +151,17 @@ class Daemon:
     @property
     def course(self) -> Any:
         return self.planning.course(self.job)
+
+
+def run(
+    folder: Path, test: Callable[[Any], Awaitable[None]], make: Callable[..., Daemon] = Daemon, **more: Any
+) -> None:
+    """A test over a daemon of its own, in a loop of its own."""
+
+    async def all_of_it() -> None:
+        await test(make(folder, **more))
+
+    asyncio.run(all_of_it())
 
 
 def second_job(daemon: Daemon) -> Job:

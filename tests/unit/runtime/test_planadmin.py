@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import json
 from collections.abc import Awaitable, Callable
@@ -28,6 +27,7 @@ from gcserver.runtime.plannerlink import Advise, Advised, Measure, PlannerError,
 from gcserver.runtime.steering import Steered
 from gcserver.runtime.steptrace import TracedJob, TracedStep
 from tests.unit.planner.live_profiles import costs
+from tests.unit.runtime import planned_job
 from tests.unit.runtime.planned_job import HAND, Daemon, proposal
 
 STEP = LiveStep(
@@ -79,10 +79,7 @@ class Service(Daemon):
 
 
 def run(folder: Path, test: Callable[[Service], Awaitable[None]]) -> None:
-    async def all_of_it() -> None:
-        await test(Service(folder))
-
-    asyncio.run(all_of_it())
+    planned_job.run(folder, test, Service)
 
 
 async def refused(work: Awaitable[Any], kind: ErrorKind, words: str) -> None:
