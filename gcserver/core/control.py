@@ -36,7 +36,7 @@ from gcserver.core.control_events import (
     WorkerGone,
     WorkerSaid,
 )
-from gcserver.core.effects import ReportClosed, ReportFault, ReportLink, ReportStep, ReportWaiting
+from gcserver.core.effects import ReportClosed, ReportLink, ReportStep, ReportWaiting
 from gcserver.core.events import CodecChoice, DomainClosed, FrameDamaged, FrameReceived, PeerAdded, PeerReset, Tick
 from gcserver.core.gathering import Formation, Gathering, fault_without_job
 from gcserver.core.job import Job, NoSpace, any_controller, any_plan, any_section
@@ -309,7 +309,7 @@ class ControlMachine:
             settling.on_closed(job, e.lane, r.domain[1], r.step, r.digest)
         elif isinstance(r, ReportWaiting):
             waiting.on_waiting(job, e.lane, r)
-        elif isinstance(r, ReportFault):
+        else:
             self.out.extend(job.on_lane_fault(r))
 
     # ---------------------------------------------------------------------------- operators, restart

@@ -13,7 +13,7 @@ from gcproto.wire import Flag, Header
 from gcserver.core import completion, encoding, frames, tuning
 from gcserver.core.domain import Domain
 from gcserver.core.effects import Accumulate, Count, Decode, Finalise
-from gcserver.core.events import Encoded, Finalised, Handle, Retained
+from gcserver.core.events import CodecChoice, Encoded, Finalised, Handle, Retained
 from gcserver.core.rounds import Parked, Partition, Round
 
 
@@ -41,31 +41,29 @@ def on_encoded(d: Domain, e: Encoded) -> None:
         d.outward.queue(d.config.members[owner].node, r.step, e.key)
         return
     elif r.double and r.stage == 0 and (kept := p.kept(r.step)) is not None:
-        _adopt(d, p, r, kept)
+        _adopt(d, p, r, kept, r.codec)
         return
     x.have.add(me)
     x.parked[me] = x.own
     _advance(d, p, r, r.stage)
 
 
-def _adopt(d: Domain, p: Partition, r: Round, kept: Retained) -> None:
+def _adopt(d: Domain, p: Partition, r: Round, kept: Retained, codec: CodecChoice) -> None:
     """An earlier life of this owner had the first exchange's sum: others may have it, so it is the one."""
     asked = sorted(r.now.have)
     r.proposal = max(r.proposal, kept.proposal)
     for member in asked:
         frames.send_retained(d, p, kept, d.config.members[member].node)
     if kept.flags & Flag.NONFINITE:
-        _void(d, p, r)
+        _void(d, p, r, codec)
     else:
         encoding.second_exchange(d, p, r, kept.handle)
 
 
-def _void(d: Domain, p: Partition, r: Round) -> None:
+def _void(d: Domain, p: Partition, r: Round, codec: CodecChoice) -> None:
     """The first exchange was not finite: there is no second."""
-    codec = r.codec
-    if codec is not None:
-        flags = (r.flags or 0) | Flag.NONFINITE
-        d.out.append(Decode(d.config.id, p.block.key, r.step, None, codec.id, codec.level, 1, int(flags), True))
+    flags = (r.flags or 0) | Flag.NONFINITE
+    d.out.append(Decode(d.config.id, p.block.key, r.step, None, codec.id, codec.level, 1, int(flags), True))
     completion.complete(d, p, r, True)
 
 

@@ -210,8 +210,6 @@ class Link:
     def _filler(self, seq: int, instead_of: Header) -> Header:
         """``aux`` carries the credit the lost contribution had cost, so that it comes back."""
         lost = instead_of.payload_bytes if instead_of.phase is Phase.CONTRIBUTION else 0
-        if instead_of.type is FrameType.FILLER:
-            lost = instead_of.aux
         return Header(
             FrameType.FILLER,
             job=instead_of.job,

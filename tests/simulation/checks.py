@@ -36,6 +36,8 @@ KINDS = STEP_KINDS | {
     "Draining",
     "CodecError",
     "StepIndeterminate",
+    "NotAuthorised",
+    "OutOfMemory",
 }
 
 

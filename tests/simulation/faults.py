@@ -301,7 +301,11 @@ LATE = (crash_lane, crash_supervisor, crash_node, reset, lose, pause_supervisor)
 
 
 #: ``tune`` is no fault, and drawn apart
-KINDS = {k.__name__: k for k in (*SURVIVABLE, *LOSSES, tune, *strains.HARMLESS, *strains.DEADLY)}
+KINDS = {
+    k.__name__: k
+    for kinds in (SURVIVABLE, LOSSES, [tune], strains.HARMLESS, strains.RARE, strains.DEADLY, strains.RARE_DEADLY)
+    for k in kinds
+}
 
 
 def strike(w: World, only: tuple[str, ...] = ()) -> None:

@@ -155,7 +155,7 @@ def odd_doorbell(w: World, r: Random) -> None:
         else:
             worker.ring(lane, ev.Pushed(thread.id, thread.index, thread.step, (), True, 0))
             worker.ring(lane, ev.Pushed(thread.id, thread.index, thread.step, (r.choice(keys),), False, 0))
-        w.at(w.now + 90.0, _give_up, w, worker)
+        w.at(w.now + 90.0, give_up, w, worker)
 
 
 def idle_doorbell(w: World, r: Random) -> None:
@@ -168,7 +168,7 @@ def idle_doorbell(w: World, r: Random) -> None:
 
 
 # ----------------------------------------------------------------------------------- ends of programs
-def _give_up(w: World, worker: Worker) -> None:
+def give_up(w: World, worker: Worker) -> None:
     """What a launcher does in the end."""
     if not worker.over:
         worker.ended_by_launcher = True
@@ -180,7 +180,7 @@ def hangs(w: World, r: Random) -> None:
     if (worker := _working(w, r, "stands still")) is not None:
         for thread in worker.threads.values():
             thread.advance = lambda: None  # type: ignore[method-assign]
-        w.at(w.now + 2 * w.shape.deadline, _give_up, w, worker)
+        w.at(w.now + 2 * w.shape.deadline, give_up, w, worker)
 
 
 def does_not_return(w: World, r: Random) -> None:
@@ -191,7 +191,7 @@ def does_not_return(w: World, r: Random) -> None:
         worker.connect = lambda: None  # type: ignore[method-assign]
         assert worker.node.supervisor is not None
         w.kill(worker.node.supervisor)
-        w.at(w.now + 120.0, _give_up, w, worker)
+        w.at(w.now + 120.0, give_up, w, worker)
 
 
 # --------------------------------------------------------------------------- a node loses what it had

@@ -1,70 +1,89 @@
 """Plant each fault of `mutants.py` and `planted*.py`, and see who notices: ``python -m tests.simulation.mutate``.
 
-What may live here: importing the core with a fault in it, running the suites, the report. What may not: the faults.
+What may live here: planting a fault in a process, running the suites, the report. What may not: the faults.
 
-Every fault has a process of its own, in which the one file is imported from a changed copy in memory; nothing on disk
-is touched. It runs the cheapest suites first: some seeds of the simulation, the unit tests of the core, more seeds.
-Exits with 1 when a fault goes unnoticed, is stale, or when the suites fail without any.
+Every fault has a process of its own, forked once everything is imported, in which the code of the changed function
+takes the place of the right one; nothing on disk is touched. First comes what is known to notice the fault
+(`noticed.json`), a seed or a unit test; only where that does not the suites do: some seeds of the simulation, the unit
+tests of the core, more seeds. In the end everything that noticed something is run once more without any fault, and must
+be silent. Exits with 1 when a fault goes unnoticed, is stale, or when something is noticed without any.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.abc
-import importlib.machinery
-import importlib.util
+import contextlib
+import importlib
+import inspect
 import json
+import multiprocessing
 import os
-import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, FunctionType
 from typing import Any
 
-from tests.simulation.mutants import MUTANTS, Mutant, Stale
+from tests.simulation.mutants import CORE, MUTANTS, Mutant, Stale
 
 UNIT = ("tests/unit/core", "tests/simulation/test_scenarios.py")
+#: what noticed each fault when that was last recorded: a seed, or a test
+NOTICED = Path(__file__).with_name("noticed.json")
 #: seeds before and after the unit tests
 FEW, MANY = 25, 250
 #: of one fault, seconds: the suites take a tenth of it
 LIMIT = 600.0
 PLANTED = "planted: "
+SEED = "simulation, seed "
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What became of one fault. ``by`` says what noticed it, empty when nothing did."""
+    """What became of one fault. ``by`` says what noticed it, empty when nothing did; no ``name``: of none."""
 
     name: str
     by: str
     seconds: float
 
 
-class _Changed(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Imports one module of the core with a line changed."""
-
-    def __init__(self, mutant: Mutant) -> None:
-        self.module = "gcserver.core." + mutant.file.removesuffix(".py")
-        self.source = mutant.source()
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        return importlib.util.spec_from_loader(name, self) if name == self.module else None
-
-    def exec_module(self, module: ModuleType) -> None:
-        exec(compile(self.source, f"{module.__name__} with a fault", "exec"), module.__dict__)
-
-
 def plant(mutant: Mutant) -> None:
-    """From now on this process has the fault. Raises :class:`Stale`; RuntimeError if the core is imported already."""
-    if any(name.startswith("gcserver.core") for name in sys.modules):
-        raise RuntimeError("gcserver.core is imported already; a fault needs a fresh process")
-    sys.meta_path.insert(0, _Changed(mutant))
+    """From now on this process has the fault. Raises :class:`Stale`; RuntimeError if no function changes by it."""
+    module = importlib.import_module("gcserver.core." + mutant.file.removesuffix(".py"))
+    path = CORE / mutant.file
+    before = dict(_functions(compile(path.read_text(), str(path), "exec", dont_inherit=True)))
+    after = dict(_functions(compile(mutant.source(), str(path), "exec", dont_inherit=True)))
+    changed = [name for name, code in after.items() if code != before[name]]
+    if not changed:
+        raise RuntimeError(f"{mutant.name}: no function of {mutant.file} changes by it")
+    for name in changed:
+        _function(module, name).__code__ = after[name]
+
+
+def _functions(code: CodeType) -> Iterator[tuple[str, CodeType]]:
+    """The functions and methods of a module's code, by their names within it; not those inside others."""
+    for const in code.co_consts:
+        if isinstance(const, CodeType):
+            if const.co_flags & inspect.CO_OPTIMIZED:
+                yield const.co_qualname, const
+            else:
+                yield from _functions(const)
+
+
+def _function(module: Any, name: str) -> FunctionType:
+    found = module
+    for part in name.split("."):
+        found = inspect.getattr_static(found, part)
+    if isinstance(found, property):
+        found = found.fget
+    elif isinstance(found, classmethod | staticmethod):
+        found = found.__func__
+    found = inspect.unwrap(found)
+    if not isinstance(found, FunctionType):
+        raise RuntimeError(f"{module.__name__}.{name} is {found!r}, expected a function")
+    return found
 
 
 def _seeds(seeds: Iterable[int], only: tuple[str, ...]) -> str:
@@ -75,7 +94,7 @@ def _seeds(seeds: Iterable[int], only: tuple[str, ...]) -> str:
         # Every second one without a choice of faults: mistakes and strains come in those alone.
         outcome = play(seed, () if seed % 2 else only)
         if outcome.error:
-            return f"simulation, seed {seed}: {outcome.error.split(' [')[0]}"
+            return f"{SEED}{seed}: {outcome.error.split(' [')[0]}"
     return ""
 
 
@@ -94,15 +113,18 @@ class _First:
             self.failed = report.nodeid
 
 
-def _unit() -> str:
+def _unit(*tests: str) -> str:
+    """The first of these tests that fails, of all unit tests when none is named; empty if none does."""
     import pytest
     from hypothesis import settings
 
-    # A busy machine is not a fault.
-    settings.register_profile("mutants", deadline=None)
+    # A busy machine is not a fault, and the same inputs come in every run.
+    settings.register_profile("mutants", deadline=None, derandomize=True, database=None)
     settings.load_profile("mutants")
     first = _First()
-    pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-header", *UNIT], plugins=[first])
+    options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-header"]
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+        pytest.main([*options, *(tests or UNIT)], plugins=[first])
     return first.failed
 
 
@@ -118,38 +140,94 @@ def suites(only: tuple[str, ...], lossy: bool = False) -> str:
     return _seeds(range(FEW), only) or _unit() or _seeds((*ordinary, *losses), only)
 
 
-def one(name: str) -> Result:
-    """Plant the fault of this name here and run the suites; "": none, which must go unnoticed."""
-    began = time.monotonic()
-    if name.startswith(PLANTED):
-        from tests.simulation.planted import PLANTED as faults
-        from tests.simulation.planted import planted
-        from tests.simulation.planted_epochs import NAMES as in_epochs
+def _known(hint: str, only: tuple[str, ...]) -> str:
+    """What the seed or the test notices that is known to notice a fault; empty if that is silent."""
+    if not hint:
+        return ""
+    return _seeds([int(hint)], only) if hint.isdigit() else _unit(hint)
 
-        with planted(name.removeprefix(PLANTED)):
-            by = suites(faults[name.removeprefix(PLANTED)][3], name.removeprefix(PLANTED) in in_epochs)
+
+def hint_of(by: str) -> str:
+    """As `noticed.json` has it: the seed, or the test."""
+    return by.removeprefix(SEED).split(":")[0] if by.startswith(SEED) else by
+
+
+def _only(name: str) -> tuple[str, ...]:
+    """The kinds of fault of the world that bring a fault out."""
+    from tests.simulation.planted_epochs import PLANTED as faults
+
+    if name.startswith(PLANTED):
+        return faults[name.removeprefix(PLANTED)][3]
+    return next(m for m in MUTANTS if m.name == name).faults
+
+
+def one(name: str, hint: str = "") -> Result:
+    """Plant the fault of this name here, and run what is known to notice it, then the suites."""
+    from tests.simulation.planted import planted
+    from tests.simulation.planted_epochs import NAMES as in_epochs
+
+    began, only = time.monotonic(), _only(name)
+    patch: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    if name.startswith(PLANTED):
+        patch = planted(name.removeprefix(PLANTED))
     else:
-        only: tuple[str, ...] = ()
-        if name:
-            mutant = next(m for m in MUTANTS if m.name == name)
-            plant(mutant)
-            only = mutant.faults
-        by = suites(only)
+        plant(next(m for m in MUTANTS if m.name == name))
+    with patch:
+        by = _known(hint, only) or suites(only, name.removeprefix(PLANTED) in in_epochs)
     return Result(name, by, time.monotonic() - began)
 
 
-def _process(name: str) -> Result:
-    """``one`` in a process of its own."""
+def without(results: list[Result]) -> Result:
+    """Everything that noticed a fault, where there is none."""
     began = time.monotonic()
-    command = [sys.executable, "-m", "tests.simulation.mutate", "--one", name]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, cwd=Path(__file__).parents[2])
-    except subprocess.TimeoutExpired:
-        return Result(name, f"nothing ends within {LIMIT:g} s", time.monotonic() - began)
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    if done.returncode or not lines:
-        raise RuntimeError(f"the process for {name!r} failed: {done.stderr.strip()[-500:]}")
-    return Result(**json.loads(lines[-1]))
+    hints = {(hint_of(r.by), _only(r.name)) for r in results if r.by}
+    plays = sorted((int(hint), only) for hint, only in hints if hint.isdigit())
+    by = next(filter(None, (_seeds([seed], only) for seed, only in plays)), "")
+    tests = sorted({hint for hint, _ in hints if "::" in hint})
+    return Result("", by or (_unit(*tests) if tests else ""), time.monotonic() - began)
+
+
+def _forked(jobs: int, work: Iterable[tuple[str, Callable[[], Result]]]) -> Iterator[Result]:
+    """Each piece of work in a fork of this process, ``jobs`` at a time; results as they come."""
+    context = multiprocessing.get_context("fork")
+    left, running = list(work), {}
+    while left or running:
+        while left and len(running) < jobs:
+            name, do = left.pop(0)
+            mine, theirs = context.Pipe(duplex=False)
+            process = context.Process(target=_child, args=(do, theirs))
+            process.start()
+            theirs.close()
+            running[mine] = name, process, time.monotonic()
+        for ready in wait(list(running), timeout=1.0):
+            name, process, began = running.pop(ready)  # type: ignore[index]
+            try:
+                yield ready.recv()  # type: ignore[union-attr]
+            except EOFError:
+                process.join()
+                raise RuntimeError(f"the process for {name!r} ended with {process.exitcode} and no result") from None
+            process.join()
+        for mine, (name, process, began) in list(running.items()):
+            if time.monotonic() - began > LIMIT:
+                process.kill()
+                process.join()
+                del running[mine]
+                yield Result(name, f"nothing ends within {LIMIT:g} s", time.monotonic() - began)
+
+
+def _child(do: Callable[[], Result], out: Connection) -> None:
+    os.chdir(Path(__file__).parents[2])
+    out.send(do())
+
+
+def _work(name: str, hint: str) -> tuple[str, Callable[[], Result]]:
+    return name, lambda: one(name, hint)
+
+
+def _say(result: Result, hint: str) -> None:
+    said = result.by or ("nothing, as it should" if not result.name else "NOTHING")
+    other = " (another one is on record)" if result.name and hint_of(result.by) != hint else ""
+    print(f"{result.seconds:6.1f} s  {result.name or '(no fault)'}\n          noticed by {said}{other}", flush=True)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -157,11 +235,18 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--only", default="", help="faults whose name contains this")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes")
     parser.add_argument("--json", type=Path, help="write the results there")
+    parser.add_argument("--record", action="store_true", help=f"write what noticed each into {NOTICED.name}")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
+    hints: dict[str, str] = json.loads(NOTICED.read_text()) if NOTICED.exists() else {}
     if args.one is not None:
-        print(json.dumps(asdict(one(args.one))))
+        print(json.dumps(asdict(one(args.one, hints.get(args.one, "")))))
         return 0
+    # Everything that a fork would import otherwise.
+    import hypothesis  # noqa: F401
+    import pytest  # noqa: F401
+
+    import tests.simulation.run  # noqa: F401
     from tests.simulation.planted_epochs import PLANTED as faults
 
     names = [m.name for m in MUTANTS] + [PLANTED + name for name in faults]
@@ -173,18 +258,23 @@ def main(argv: list[str] | None = None) -> int:
         print(error)
         return 1
     results = []
-    with ThreadPoolExecutor(args.jobs) as pool:
-        for result in pool.map(_process, ["", *chosen]):
-            results.append(result)
-            said = result.by or ("nothing, as it should" if not result.name else "NOTHING")
-            print(f"{result.seconds:6.1f} s  {result.name or '(no fault)'}\n          noticed by {said}", flush=True)
-    alone, *planted = results
-    missed = [r.name for r in planted if not r.by]
+    for result in _forked(args.jobs, [_work(name, hints.get(name, "")) for name in chosen]):
+        results.append(result)
+        _say(result, hints.get(result.name, ""))
+    alone = next(_forked(1, [("", lambda: without(results))]))
+    _say(alone, "")
+    missed = [r.name for r in results if not r.by]
     if args.json:
-        args.json.write_text(json.dumps([asdict(r) for r in results], indent=2) + "\n")
-    print(f"{len(planted) - len(missed)} of {len(planted)} faults noticed" + "".join(f"\n  not: {n}" for n in missed))
+        args.json.write_text(json.dumps([asdict(r) for r in (alone, *results)], indent=2) + "\n")
+    if args.record:
+        hints |= {r.name: hint_of(r.by) for r in results if r.by}
+        NOTICED.write_text(json.dumps({n: hints[n] for n in names if n in hints}, indent=2) + "\n")
+    spent = os.times()
+    cpu = spent.children_user + spent.children_system
+    print(f"{len(results) - len(missed)} of {len(results)} faults noticed in {cpu:.0f} CPU s")
+    print("".join(f"  not: {n}\n" for n in missed), end="")
     if alone.by:
-        print(f"without any fault the suites fail already: {alone.by}")
+        print(f"without any fault this fails already: {alone.by}")
     return 1 if missed or alone.by else 0
 
 

@@ -45,7 +45,7 @@ def _supervisor(w: World, r: Random) -> tuple[ControlProcess, str] | None:
     return r.choice(ready) if ready else None
 
 
-def _ask(w: World, p: ControlProcess, job: str, rules: tuple[Rule, ...], replace: bool = False, more: str = "") -> int:
+def ask(w: World, p: ControlProcess, job: str, rules: tuple[Rule, ...], replace: bool = False, more: str = "") -> int:
     request = w.next_handle()
     w.everyone |= any(x.scheme == "all" for x in rules)
     w.checks.wishes[wish_number(p.incarnation, request)] = rules, replace
@@ -63,15 +63,15 @@ def wrong_rules(w: World, r: Random) -> None:
     """Rules that no plan can hold are refused at once, with the value that is wrong."""
     if (found := _supervisor(w, r)) is not None:
         for rules, word in r.sample(WRONG, 4):
-            _refused(w, found[0], _ask(w, *found, rules), word)
+            _refused(w, found[0], ask(w, *found, rules), word)
 
 
 def wrong_job(w: World, r: Random) -> None:
     """A request for a job that is not here, or for a controller that no node has."""
     if (found := _supervisor(w, r)) is not None:
         p, label = found
-        _refused(w, p, _ask(w, p, "nosuch", (Rule("*", "none"),)), "no such job")
-        _refused(w, p, _ask(w, p, label, (), False, "wobble"), "wobble")
+        _refused(w, p, ask(w, p, "nosuch", (Rule("*", "none"),)), "no such job")
+        _refused(w, p, ask(w, p, label, (), False, "wobble"), "wobble")
 
 
 def by_name(w: World, r: Random) -> None:
@@ -84,7 +84,7 @@ def by_name(w: World, r: Random) -> None:
             Rule(pattern, codec := r.choice(codecs), r.choice(["", "owner", "all"]), _levels(codec, r))
             for pattern in dict.fromkeys(patterns)
         )
-        _ask(w, *found, rules, r.random() < 0.7)
+        ask(w, *found, rules, r.random() < 0.7)
 
 
 def _levels(codec: str, r: Random) -> tuple[int, ...]:
@@ -94,13 +94,13 @@ def _levels(codec: str, r: Random) -> tuple[int, ...]:
 def whole_matrices(w: World, r: Random) -> None:
     """A codec that takes whole matrices: where domains may cut them no member can run the plan."""
     if (found := _supervisor(w, r)) is not None:
-        _ask(w, *found, (Rule(r.choice(["*", "d0.*", "d1.*"]), "matrix"),))
+        ask(w, *found, (Rule(r.choice(["*", "d0.*", "d1.*"]), "matrix"),))
 
 
 def no_memory(w: World, r: Random) -> None:
     """A plan for which members have no memory."""
     if (found := _supervisor(w, r)) is not None:
-        _ask(w, *found, (Rule(ROOMY, "none"),))
+        ask(w, *found, (Rule(ROOMY, "none"),))
 
 
 def ask_and_crash(w: World, r: Random) -> None:
@@ -111,7 +111,7 @@ def ask_and_crash(w: World, r: Random) -> None:
         first = w.by_name[job.first].supervisor
         if first is not None and all(x.job for x in w.workers):
             for _ in range(r.randint(1, 3)):
-                _ask(w, p, label, (Rule(r.choice(["*", "d0.*"]), r.choice(["coarse", "none"])),))
+                ask(w, p, label, (Rule(r.choice(["*", "d0.*"]), r.choice(["coarse", "none"])),))
             w.at(w.now + r.choice([0.0001, 0.002, 0.01]), w.kill, first)
 
 

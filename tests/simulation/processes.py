@@ -23,6 +23,9 @@ from gcserver.core.control_config import ControlConfig
 from tests.simulation.memory import no_controller, no_room
 
 if TYPE_CHECKING:
+    from gcproto.manifest import Section
+    from gcserver.core.control_domain import ControlDomain
+    from gcserver.core.job import Job
     from tests.simulation.lane_process import LaneProcess
     from tests.simulation.world import Node, World
 
@@ -107,7 +110,7 @@ class Process:
     def answer(self, event: Any) -> None:
         """An answer to an effect: after this batch or later, in order."""
         world = self.world
-        delay = world.random.random() * world.shape.answer_delay
+        delay = world.random.random() * world.shape.answer_delay + self.node.kernels
         self.answers_at = max(self.answers_at, world.now + delay)
         world.at(self.answers_at, self.deliver, event)
 
@@ -139,11 +142,14 @@ class ControlProcess(Process):
             hello, self.incarnation, rules, shape.partition_bytes, shape.min_compress_bytes, shape.deadline, "fail",
             arbiter=True,
         )  # fmt: skip
-        self.machine = ControlMachine(config, node.resolve, no_controller, no_room)
+        self.machine = ControlMachine(config, node.resolve, no_controller, no_room, self._no_space)
         self.arbiter = MemoryArbiter()
         self.connections: dict[int, Any] = {}
         self.lanes_up: dict[int, LaneProcess] = {}
         self.peers: dict[str, str] = {}
+
+    def _no_space(self, job: Job, domain: ControlDomain, section: Section) -> str:
+        return f"no room for section {section.index}" if self.node.full else ""
 
     def lane_up(self, lane: LaneProcess) -> None:
         """A lane (re)started: from now on it hears what all lanes hear."""

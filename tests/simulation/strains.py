@@ -1,8 +1,8 @@
 """What worlds bear besides faults of machines and networks: clocks, slow readers, mistakes of people and programs.
 
 What may live here: drawing them from the seed, and those that are about time. What may not: what workers do wrong
-(`mistakes.py`), what foreign or faulty nodes send (`strangers.py`), what operators ask for (`operators.py`), which are
-only listed here.
+(`mistakes.py`), what foreign or faulty nodes send (`strangers.py`), what operators ask for (`operators.py`), what
+comes late (`latecomers.py`), what a restart finds (`remembered.py`), which are only listed here.
 
 All come from generators of their own, so that the faults of `faults.py` strike a seed as they did before these came.
 Harmless ones must change nothing for any job; deadly ones end a job, with a fault that says why.
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING
 
-from tests.simulation import mistakes, operators, strangers
+from tests.simulation import latecomers, mistakes, operators, remembered, strangers
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -51,8 +51,16 @@ HARMLESS: dict[Strain, int] = {
 #: those that can go wrong in several ways more often
 DEADLY: dict[Strain, int] = {**dict.fromkeys(mistakes.DEADLY, 2), **dict.fromkeys(strangers.DEADLY, 3)}
 DEADLY |= {mistakes.odd_domain: 6, mistakes.odd_section: 4, mistakes.leaves_out: 4, strangers.odd_offer: 4}
+#: drawn beside those: what comes rarely otherwise
+RARE: dict[Strain, int] = {**dict.fromkeys(latecomers.HARMLESS, 2), operators.by_name: 1, mistakes.lacks_a_codec: 1}
+RARE_DEADLY: dict[Strain, int] = {
+    remembered.spoiled: 12,
+    **dict.fromkeys(latecomers.DEADLY, 2),
+    **dict.fromkeys(strangers.DEADLY, 3),
+    mistakes.odd_domain: 2,
+}
 #: these make a program wrong before it starts
-AT_START = frozenset(mistakes.AT_START)
+AT_START = frozenset((*mistakes.AT_START, *latecomers.AT_START))
 
 
 def draw(w: World) -> list[tuple[float, Strain, Random]]:
@@ -66,5 +74,18 @@ def draw(w: World) -> list[tuple[float, Strain, Random]]:
         out += [(r.uniform(0.05, 0.4), strain, r) for strain in chosen]
     if r.random() < 0.15:
         strain = r.choices(list(DEADLY), list(DEADLY.values()))[0]
+        out.append((0.0 if strain in AT_START else r.uniform(0.1, 0.4), strain, r))
+    return out + _rare(w, Random(w.seed * 64 + 53))
+
+
+def _rare(w: World, r: Random) -> list[tuple[float, Strain, Random]]:
+    out: list[tuple[float, Strain, Random]] = []
+    if r.random() < 0.25:
+        chosen = r.choices(list(RARE), list(RARE.values()), k=r.choice([1, 2, 4]))
+        out += [(r.uniform(0.05, 0.4), strain, r) for strain in chosen]
+    if any(job.on_loss != "fail" for job in w.shape.jobs) and r.random() < 0.3:
+        out.append((r.uniform(0.1, 0.4), r.choice(latecomers.LOSSY), r))
+    if r.random() < 0.1:
+        strain = r.choices(list(RARE_DEADLY), list(RARE_DEADLY.values()))[0]
         out.append((0.0 if strain in AT_START else r.uniform(0.1, 0.4), strain, r))
     return out

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 FAR = 1 << 40
 
 
-def _supervisors(w: World) -> list[ControlProcess]:
+def supervisors(w: World) -> list[ControlProcess]:
     return [n.supervisor for n in w.nodes if n.supervisor and n.supervisor.alive and not n.supervisor.paused]
 
 
@@ -84,7 +84,7 @@ def _deliver(p: Process, event: Any) -> None:
 
 def namesake(w: World, r: Random) -> None:
     """Frames under this node's own name: its own, and those of another daemon with that name."""
-    for p in _supervisors(w)[:1]:
+    for p in supervisors(w)[:1]:
         for life in (p.incarnation, p.incarnation + 1):
             p.deliver(_unnumbered(FrameType.HEARTBEAT, p.node.name, p, messages.Beat(0), life))
 
@@ -149,7 +149,7 @@ class Stray:
         p.connections.pop(self.connection, None)
 
 
-def _stray(w: World, p: ControlProcess, seconds: float, answered: bool = True) -> Stray:
+def stray(w: World, p: ControlProcess, seconds: float, answered: bool = True) -> Stray:
     s = Stray(w, p)
     w.at(w.now + seconds, s.leave, answered)
     return s
@@ -157,49 +157,49 @@ def _stray(w: World, p: ControlProcess, seconds: float, answered: bool = True) -
 
 def odd_workers(w: World, r: Random) -> None:
     """Registrations that cannot be, and workers that speak before they registered."""
-    for p in _supervisors(w)[:1]:
-        _stray(w, p, 0.5).register("odd", 3, 2)
-        _stray(w, p, 0.5).register("odd", 0, 2, number=b"short")
-        _stray(w, p, 0.5).register("odd", 1, 2, on_loss="pray")
-        _stray(w, p, 0.5).register("odd", 1, 2, plan="magic")
-        _stray(w, p, 0.5).say(messages.WhoAreYou())
-        _stray(w, p, 0.5).say(messages.Unregister())
+    for p in supervisors(w)[:1]:
+        stray(w, p, 0.5).register("odd", 3, 2)
+        stray(w, p, 0.5).register("odd", 0, 2, number=b"short")
+        stray(w, p, 0.5).register("odd", 1, 2, on_loss="pray")
+        stray(w, p, 0.5).register("odd", 1, 2, plan="magic")
+        stray(w, p, 0.5).say(messages.WhoAreYou())
+        stray(w, p, 0.5).say(messages.Unregister())
         for job in (b"k" * 16, *p.machine.failed):
-            _stray(w, p, 0.5).say(messages.Reattach(job, 0, 1))
+            stray(w, p, 0.5).say(messages.Reattach(job, 0, 1))
 
 
 def drain(w: World, r: Random) -> None:
     """A daemon that takes no new jobs goes on with those it has, and says why it takes none."""
-    ps = [p for p in _supervisors(w) if p.machine.jobs]
+    ps = [p for p in supervisors(w) if p.machine.jobs]
     if ps and all(x.job for x in w.workers):
         p = r.choice(ps)
         p.deliver(ce.DrainAsked(r.choice(["", "maintenance"])))
-        _stray(w, p, 0.5).register("late", 0, 1)
+        stray(w, p, 0.5).register("late", 0, 1)
 
 
 def odd_gathering(w: World, r: Random) -> None:
     """Workers whose ranks and sizes never make a job: they hear whom they wait for, or that they do not fit."""
-    ps = _supervisors(w)
+    ps = supervisors(w)
     label = f"stray{w.next_handle()}"
     a, b = ps[:1] + r.sample(ps[1:], 1) if len(ps) > 1 else (ps * 2)[:2] or (None, None)
     if a is None or b is None:
         return
     kind = r.randrange(5)
     if kind == 0 and a is not b:  # the same rank twice
-        _stray(w, a, 3.0).register(label, 0, 3)
-        _stray(w, b, 3.0).register(label, 1, 3, 0, 2)
-        _stray(w, b, 3.0).register(label, 1, 3, 1, 2)
+        stray(w, a, 3.0).register(label, 0, 3)
+        stray(w, b, 3.0).register(label, 1, 3, 0, 2)
+        stray(w, b, 3.0).register(label, 1, 3, 1, 2)
     elif kind == 1:  # one of two local ranks
-        _stray(w, a, 4.0).register(label, 0, 2, 0, 2)
+        stray(w, a, 4.0).register(label, 0, 2, 0, 2)
     elif kind == 2 and a is not b:  # another world size
-        _stray(w, a, 4.0).register(label, 0, 2)
-        _stray(w, b, 4.0).register(label, 1, 3)
+        stray(w, a, 4.0).register(label, 0, 2)
+        stray(w, b, 4.0).register(label, 1, 3)
     elif kind == 3:  # another run of the same name comes, and the same local rank twice
-        _stray(w, a, 1.0).register(label, 0, 3, 0, 2)
-        _stray(w, a, 1.0).register(label, 0, 4, 0, 2)
-        _stray(w, a, 4.0).register(label, 0, 4, 0, 2)
+        stray(w, a, 1.0).register(label, 0, 3, 0, 2)
+        stray(w, a, 1.0).register(label, 0, 4, 0, 2)
+        stray(w, a, 4.0).register(label, 0, 4, 0, 2)
     else:  # the node of rank 0 makes a job of a codec that this one does not know
-        _stray(w, b, 4.0, False).register(label, 1, 2)
+        stray(w, b, 4.0, False).register(label, 1, 2)
         w.at(w.now + 0.1, _odd_record, w, a, b, label)
 
 
@@ -208,10 +208,10 @@ def _odd_record(w: World, a: ControlProcess, b: ControlProcess, label: str) -> N
     if gathering is not None and a is not b and a.alive:
         members = (MemberInfo(a.node.name, a.node.address, (0,)), MemberInfo(b.node.name, b.node.address, (1,)))
         nonces = (1, gathering.nonce)
-        _say(a, b.node.name, EpochDecided(label, b"o" * 16, 1, 2, members, nonces, (Rule("*", "nosuch"),)))
+        say(a, b.node.name, EpochDecided(label, b"o" * 16, 1, 2, members, nonces, (Rule("*", "nosuch"),)))
 
 
-def _say(p: ControlProcess, node: str, message: messages.Control) -> None:
+def say(p: ControlProcess, node: str, message: messages.Control) -> None:
     """A faulty supervisor says something over its proper link."""
     machine = p.machine
     machine.peers.send(node, message)
@@ -221,11 +221,11 @@ def _say(p: ControlProcess, node: str, message: messages.Control) -> None:
         p.DO[type(effect)](p, effect)
 
 
-def _pair(w: World, r: Random) -> tuple[ControlProcess, Node, Any] | None:
+def pair(w: World, r: Random) -> tuple[ControlProcess, Node, Any] | None:
     """(a member's supervisor, another member's node, their job)."""
     found = [
         (p, w.by_name[other], job)
-        for p in _supervisors(w)
+        for p in supervisors(w)
         for job in p.machine.jobs.values()
         if job.ended is None and job.domains
         for other in job.others
@@ -235,7 +235,7 @@ def _pair(w: World, r: Random) -> tuple[ControlProcess, Node, Any] | None:
 
 def odd_messages(w: World, r: Random) -> None:
     """Messages of unknown jobs, and of a job from members whose business they are not."""
-    if (found := _pair(w, r)) is None:
+    if (found := pair(w, r)) is None:
         return
     p, there, job = found
     one = (MemberInfo("x", "tcp://x:1", (0,)),)
@@ -258,7 +258,7 @@ def odd_messages(w: World, r: Random) -> None:
     if p.node.name != job.first:
         odd += [messages.PlanText(job.id, 99, 1, ()), messages.PlanGo(job.id, 99)]
     for message in odd:
-        _say(p, there.name, message)
+        say(p, there.name, message)
     link = p.machine.peers.link(there.name)
     if link is not None and link.up:
         body = b"\xc1"
@@ -285,22 +285,23 @@ def send_torn(p: LaneProcess, peer: int, header: Header) -> None:
     p.DO[fx.Send](p, p.machine.links[peer].send(header, handle))
 
 
-def _frame(w: World, r: Random, away: bool = False, **change: Any) -> bool:
+def frame(w: World, r: Random, away: bool = False, back: int = -1, **change: Any) -> bool:
     """A contribution or aggregate to the next round of some block, over a proper link, with fields changed.
 
-    ``away``: to a node that does not own the block. False where there was none to send.
+    ``away``: to a node that does not own the block; ``back``: of so many steps before the newest that is over. False
+    where there was none to send.
     """
     for p, d, peers, part in blocks(w, r):
         owner = d.config.members[part.block.owner].node
         others = [n for n in peers if n != owner]
-        if away and not others:
+        if (away and not others) or part.out_step <= back:
             continue
         peer = r.choice(others) if away else owner if owner in peers else peers[0]
         phase = Phase.AGGREGATE if owner == p.node.id else Phase.CONTRIBUTION
         c, fields = d.config, {"type": FrameType.DATA, "elements": part.block.elements, "codec": CODECS["none"].id}
         h = Header(**(fields | {
             "phase": phase, "dtype": int(part.block.dtype), "job": c.job, "domain": c.domain, "epoch": c.epoch,
-            "step": part.out_step + 1, "key": part.block.key, "sender": p.node.id, "incarnation": p.incarnation,
+            "step": part.out_step - back, "key": part.block.key, "sender": p.node.id, "incarnation": p.incarnation,
         } | change))  # fmt: skip
         if h.type is FrameType.DATA:
             send_torn(p, peer, h)
@@ -312,8 +313,8 @@ def _frame(w: World, r: Random, away: bool = False, **change: Any) -> bool:
 
 def misdirected(w: World, r: Random) -> None:
     """A contribution to a node that does not own the block, and a frame of a kind that lanes do not speak."""
-    _frame(w, r, away=True, phase=Phase.CONTRIBUTION, flags=0)
-    _frame(w, r, type=FrameType.CONTROL, phase=Phase.NONE)
+    frame(w, r, away=True, phase=Phase.CONTRIBUTION, flags=0)
+    frame(w, r, type=FrameType.CONTROL, phase=Phase.NONE)
 
 
 def other_release(w: World, r: Random) -> None:
@@ -321,7 +322,7 @@ def other_release(w: World, r: Random) -> None:
     change = r.choice(
         [{"codec": FOREIGN}, {"codec": FOREIGN, "flags": int(Flag.AVERAGE)}, {"elements": 3}, {"dtype": 0}]
     )
-    if _frame(w, r, **change):
+    if frame(w, r, **change):
         w.fatal = w.fatal or "a member runs another release"
 
 
@@ -335,7 +336,7 @@ def undecodable(w: World, r: Random) -> None:
 
 def odd_offer(w: World, r: Random) -> None:
     """A member offers, lists or closes something that cannot be."""
-    if (found := _pair(w, r)) is None:
+    if (found := pair(w, r)) is None:
         return
     p, there, job = found
     w.fatal = w.fatal or f"{p.node.name} says what cannot be"
@@ -348,7 +349,7 @@ def odd_offer(w: World, r: Random) -> None:
         messages.SectionList(job.id, key, domain.declared_as, wrong, 0),
         messages.SectionList(job.id, key, declared, right, 0),
     ]
-    _say(p, there.name, r.choice(odd))
+    say(p, there.name, r.choice(odd))
 
 
 HARMLESS = (stranger, namesake, rubbish, odd_workers, odd_gathering, odd_messages, misdirected, drain)

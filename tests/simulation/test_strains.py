@@ -10,7 +10,7 @@ from random import Random
 import pytest
 
 from gcproto.messages import Fault
-from tests.simulation import mistakes, strains, strangers
+from tests.simulation import latecomers, mistakes, remembered, strains, strangers
 from tests.simulation.faults import lose_memory
 from tests.simulation.program import DomainSpec, JobSpec
 from tests.simulation.shape import KIB, Shape, draw, section
@@ -34,6 +34,10 @@ ENDS = {
     strangers.other_release: {"CorruptFrame", "TensorMismatch"},
     strangers.undecodable: {"CorruptFrame"},
     strangers.odd_offer: {"TensorMismatch"},
+    remembered.spoiled: {"PeerLost"},
+    latecomers.no_space: {"OutOfMemory"},
+    latecomers.declares_nothing: {"StepTimeout"},
+    latecomers.dies_while_busy: {"WorkerLost"},
     lose_memory: {"PeerLost"},
 }
 
@@ -71,10 +75,10 @@ def test_what_ends_a_job_says_why_to_every_worker(strain: strains.Strain) -> Non
 
 
 def test_every_deadly_strain_is_expected_to_end_a_job() -> None:
-    assert set(strains.DEADLY) <= set(ENDS)
+    assert {*strains.DEADLY, *strains.RARE_DEADLY} <= set(ENDS)
 
 
-@pytest.mark.parametrize("strain", strains.HARMLESS, ids=lambda s: s.__name__)
+@pytest.mark.parametrize("strain", {**strains.HARMLESS, **strains.RARE}, ids=lambda s: s.__name__)
 def test_what_is_harmless_changes_no_output(strain: strains.Strain) -> None:
     w = world(12)
     play(w, strain, 0.2)

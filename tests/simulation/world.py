@@ -50,6 +50,8 @@ class Node:
         self.ahead, self.pace = 0.0, 1.0
         #: it takes so long to read a frame, seconds, until then; when it has read what has arrived
         self.reading, self.slow_until, self.reads_at = 0.0, 0.0, 0.0
+        #: what its kernels take longer than usual, seconds; whether it has no memory for more tensors
+        self.kernels, self.full = 0.0, False
         #: the codecs that its release knows
         self.resolve: Callable[[str], CodecChoice] = resolve
 
