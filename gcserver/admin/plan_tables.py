@@ -72,9 +72,9 @@ def _forecast(f: dict[str, Any]) -> str:
     pairs = [
         ("planned", f"plan {f['plan_version']}" if f["plan_version"] else "no change: what follows was only proposed"),
         ("because", f["reason"]),
-        ("step", f"expected {human_duration(f['expected_seconds'])}, measured {measured}"),
-        ("without", f"compression {human_duration(f['dense_seconds'])}, "
-                    f"any exchange {human_duration(f['compute_seconds'])} (expected)"),
+        ("step", f"expected {_known(f['expected_seconds'])}, measured {measured}"),
+        ("without", f"compression {_known(f['dense_seconds'])}, "
+                    f"any exchange {_known(f['compute_seconds'])} (expected)"),
     ]  # fmt: skip
     if len(f["alphas"]) > 1:
         pairs.append(("notches", "error budgets " + ", ".join(f"{a:.3g}" for a in f["alphas"])))

@@ -25,6 +25,7 @@ from typing import Final
 
 import msgspec
 
+from gcproto.rates import say_rate
 from gcserver.planner.auto_family import FamilyPlan, family_plan, planned_rules
 from gcserver.planner.auto_groups import Groups, regroup
 from gcserver.planner.auto_levels import budgets
@@ -199,6 +200,10 @@ def compose(profile: Profile, wish: Wish | None = None) -> Proposal:
     if wish.family:
         winner, reason = plans[-1], f"{wish.family} was asked for"
         losers = {DENSE: reason}
+    elif idle := _idle(profile, plans):
+        reason = idle
+    elif not profile.link.samples:
+        reason += f"; the link was not measured, {say_rate(profile.link.bandwidth)} is a guess"
     now = live.brought
     groups = Groups(now, (), winner.seconds, False, "")
     if "mergecomp" in wish.parts:
@@ -302,6 +307,15 @@ def _winner(plans: Sequence[FamilyPlan], noise: float) -> tuple[FamilyPlan, dict
         reason = f"{winner.spec.text}: {1 - winner.seconds / none.seconds:.1%} less than dense"
     losers = {p.spec.text: _lost(p, winner, plans.index(p) > plans.index(winner)) for p in plans if p is not winner}
     return winner, losers, reason
+
+
+def _idle(profile: Profile, plans: Sequence[FamilyPlan]) -> str:
+    """Why nothing was compared with dense at all; empty where something was."""
+    if profile.nodes == 1:
+        return "dense: with one node there is nobody to exchange with"
+    if not profile.elements:
+        return "dense: no tensor has an element"
+    return "" if len(plans) > 1 else "dense: of no other codec in question the cost was measured"
 
 
 def _pays(plan: FamilyPlan, against: FamilyPlan, wanted: float) -> bool:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
+from gcserver.planner.families import TWO_EXCHANGES, parse
 from gcserver.planner.fit import AffineCost, fit_affine
 from gcserver.planner.live import BlockOption, Live, cost_of
 from gcserver.planner.live_layout import Portions, dtype_of
@@ -45,9 +46,13 @@ def costs(live: Live, spec: str) -> tuple[AffineCost, AffineCost]:
     """(encoding and decoding, exchanging) of so many elements over the owner, affine (MergeComp, Assumption 5)."""
     profile, cost = live.profile, cost_of(live.profile, spec)
     members, share = profile.nodes, (profile.nodes - 1) / profile.nodes
+    double = parse(spec).name in TWO_EXCHANGES
+    exchanges = 2 if double else 1
+    # The owner of a block encodes the aggregate as well, unless sums travel as they are.
+    encodings = 1.0 if double else 1 + 1 / members
     lanes = [
-        profile.round_seconds
-        + profile.busy * (cost.encode(n) * (1 + 1 / members) + cost.decode_add(n) * share + cost.decode(n))
+        profile.round_seconds * (1 + exchanges) / 2
+        + profile.busy * (cost.encode(n) * encodings + cost.decode_add(n) * share + cost.decode(n))
         + 1e-9  # a fit takes no zeros
         for n in _SIZES
     ]
@@ -55,7 +60,7 @@ def costs(live: Live, spec: str) -> tuple[AffineCost, AffineCost]:
     a_byte = 2 * share / profile.link.bandwidth
     return (
         fit_affine([float(n) for n in _SIZES], lanes).cost,
-        AffineCost(2 * profile.link.latency, a_byte * total / max(profile.elements, 1)),
+        AffineCost(2 * exchanges * profile.link.latency, a_byte * total / max(profile.elements, 1)),
     )
 
 

@@ -92,7 +92,7 @@ def _why(live: Live, table: F64, columns: I64, blocks: list[int], best: float, n
         if least <= SAME:
             text = "compressing would not shorten the step"
     else:
-        text = "dense"
+        text = "dense, as the whole plan is"
     # columns come in pairs: over the owner, to all
     other = now ^ 1
     if other < len(change) and change[other] > SAME:

@@ -15,7 +15,8 @@ What each scheme asks of the lanes:
     owner, compressed   all encode; the owner decodes one contribution, adds n-1 more, encodes and decodes the
                         aggregate; the others decode it
     all                 all encode, send to n-1 others, decode one and add n-1, and scale the sum into the output
-    two exchanges       as the owner's, with half a contribution each time, and a second encoding in between
+    two exchanges       as the owner's, with half a contribution each time, and a second encoding in between; the
+                        owner decodes its own result before it sends the second sum
 
 The model leaves out: credit, frame headers, lost frames, priorities, nodes that differ, and what copies and computing
 take from each other beyond what was measured. Where workers, lanes and the network stack share cores, a step grows by
@@ -204,7 +205,9 @@ class Live:
             lane = row[0] + row[2] + others * row[3] + row[4]
         else:
             lane = row[0] + row[1] + (row[2] + others * row[3] + row[4] + others * row[5]) / profile.nodes
-        cpu = busy * lane + profile.round_seconds + 2 * NETWORK * self.sent(block, option)
+        # a turn more on every lane for the exchange in between
+        turns = profile.round_seconds * (1 + stages) / 2
+        cpu = busy * lane + turns + 2 * NETWORK * self.sent(block, option)
         return [float(scheme), float(stages), *(busy * seconds for seconds in row), send, cpu]
 
     def table(self, columns: Sequence[Sequence[BlockOption]]) -> F64:

@@ -95,7 +95,7 @@ def _owned(ints, floats, edges, count, width, turn, nodes, b, home, lane, price,
             done = price[FINISH] + turn
             added = _then(ints, floats, edges, count, home * width + FIRST_LANE + lane, FINISHING, b, done, added)
         for v in range(nodes):
-            come, kind, seconds = added, ENCODING, price[MIDDLE]
+            come, kind, seconds = added, ENCODING, price[MIDDLE] + turn
             if last:
                 kind, seconds = DECODING, price[DECODE] + turn
             if v != home:
@@ -154,7 +154,7 @@ def _mean(ints, floats, edges, count, width, turn, members, b, lane, price, own)
         if last:
             come = _then(ints, floats, edges, count, cpu, DECODING, b, price[DECODE] * others + turn, come)
         else:
-            come = _then(ints, floats, edges, count, cpu, ENCODING, b, price[MIDDLE], come)
+            come = _then(ints, floats, edges, count, cpu, ENCODING, b, price[MIDDLE] + turn, come)
     own[0] = come
 
 
@@ -175,8 +175,8 @@ def _most_jobs(nodes, portions, prices, choice):  # type: ignore[no-untyped-def]
 def simulate(members, nodes, width, latency, quantum, turn, portion, place, back, prices, choice):  # type: ignore[no-untyped-def]
     """(end, spans, ints, floats): the timeline of one step from its first gradient on, seconds.
 
-    width: resources of a node. quantum: seconds a connection has the link in one turn. turn: half of what a block costs
-    a lane besides its bytes. portion: float64[P, 2], ready and seconds to copy in. place: int64[B, 3]. back:
+    width: resources of a node. quantum: seconds a connection has the link in one turn. turn: what each of a block's
+    turns on a lane costs besides its bytes: encoding it, each further encoding, and the end. portion: float64[P, 2], ready and seconds to copy in. place: int64[B, 3]. back:
     float64[B], seconds to copy out. prices: float64[B, K, 10]. choice: int64[B], columns of prices. spans:
     float64[B, 2], when a block is in the arena and when its last copy out ends. ints, floats: the jobs, int64[J, 5] and
     float64[J, 5]; messages of several connections overlap.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Awaitable, Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from functools import cache
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -80,7 +81,7 @@ class PlanAdmin:
             if proposal is not None and standing.profile is not None:
                 step = await _or_refused(self._s.planning.predict(domain, standing.profile, proposal.rules))
                 predicted = _predicted(step, standing.profile, [m.name for m in domain.config.members])
-        note = shown.note or _others_rules(job, domain, standing)
+        note = shown.note or self._others_rules(job, domain, standing)
         return replace(
             shown, note=note, forecast=forecast, controllers=controllers, predicted=predicted, measured=measured
         )
@@ -90,6 +91,24 @@ class PlanAdmin:
         seen = self._s.profiler.profile(job.id, domain.config.domain) if standing.forecast_plan else None
         step = step_under(seen, standing.forecast_plan) if seen is not None else None
         return step.seconds if step is not None else 0.0
+
+    def _others_rules(self, job: Job, domain: ControlDomain, standing: Standing) -> str:
+        """Of a model that is not the one a job's plans are made for: why it has no plan of its own, and what holds
+        for it; empty for others."""
+        if standing.mode == STATIC or not domain.declared_as.scoped:
+            return ""
+        of = job.domains.get(standing.domain) if standing.proposal is not None else self._s.planning.model(job)
+        if of is None or of is domain:
+            return ""
+        text = "no plan of its own: a plan is the whole job's and its rules go by tensors' names"
+        plan = job.plans.get(job.proposal)
+        if plan is None:
+            return f"{text}; the first one will be made for the largest model, {of.config.label}"
+        names = (t.name for s in domain.sections for t in s.tensors)
+        holds = "holds here as far as the names match"
+        if not any(fnmatchcase(name, rule.pattern) for name in names for rule in plan.rules):
+            holds = "none of its rules is for a tensor of this one"
+        return f"{text}; it is made for the largest model, {of.config.label}, and {holds}"
 
     async def _traced(self, domain: ControlDomain) -> tuple[said.TimelineJob, ...]:
         """One step as this node's lanes worked it off."""
@@ -156,17 +175,6 @@ class PlanAdmin:
             raise AdminError(ErrorKind.PRECONDITION, f"job {job.record.label!r}: {TOO_SOON}", "job")
         advice, link = await _or_refused(self._s.planning.advise(job, domain, bandwidths))
         return (_advice(domain.config.label, advice, link),)
-
-
-def _others_rules(job: Job, domain: ControlDomain, standing: Standing) -> str:
-    """Of a model that is not the one a job's plans are made for: why it has no plan of its own; empty for others."""
-    of = job.domains.get(standing.domain) if standing.proposal is not None else None
-    if of is None or of is domain or not domain.declared_as.scoped:
-        return ""
-    return (
-        f"no plan of its own: a plan is the whole job's and its rules go by tensors' names, so it is made for the "
-        f"largest model, {of.config.label}, and holds here as far as the names match"
-    )
 
 
 @cache

@@ -184,11 +184,13 @@ class Planning:
             return
         warmup = self._s.config.plan.warmup_steps
         if domain.settled < warmup:
-            course.says, course.looked = f"waits for step {warmup}", 0.0
+            made = f"has made {domain.settled}" if domain.settled else "has made none yet"
+            course.says = f"waits for step {warmup} of {domain.config.label}, the largest model, which {made}"
+            course.looked = 0.0
             return
         seen = self._seen(job, domain)
         if seen is None:
-            course.says, course.looked = "waits until the gradients have been timed", 0.0
+            course.says, course.looked = f"waits until the gradients of {domain.config.label} have been timed", 0.0
             return
         if not seen.link.samples and domain.settled < warmup + LINK_PATIENCE:
             course.says, course.looked = "waits until the link has been measured", 0.0

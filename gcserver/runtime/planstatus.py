@@ -20,6 +20,7 @@ from gcserver.core.plan import OWNER, Choice
 from gcserver.runtime.tensors import Chosen, chosen, holders, in_force
 
 LOSSLESS_NOTE = "declared lossless: a plan's rules do not apply"
+EMPTY_NOTE = "no tensor has been declared here yet: nothing is exchanged"
 
 
 def plan_status(job: Job, lanes: int) -> PlanStatus:
@@ -43,7 +44,7 @@ def _domain(job: Job, domain: ControlDomain, lanes: int) -> DomainPlan:
         tuple((first, version) for first, version in domain.switches if first > domain.settled + 1),
         tuple(_rule(r) for r in plan.rules),
         tuple(groups),
-        LOSSLESS_NOTE if domain.lossless else "",
+        LOSSLESS_NOTE if domain.lossless else "" if domain.sections else EMPTY_NOTE,
     )
 
 

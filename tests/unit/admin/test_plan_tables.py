@@ -43,6 +43,13 @@ def test_a_proposal_that_is_not_in_force_is_not_about_to_be_measured() -> None:
     assert "only proposed" in text and "not yet" not in text and "notches" not in text
 
 
+def test_an_expectation_of_nothing_is_none() -> None:
+    answer = convert.plain(convert.plan(PLAN))
+    answer["domains"][0]["forecast"] |= {"expected_seconds": 0.0, "dense_seconds": 0.0, "compute_seconds": 0.0}
+    text = plan_tables.plan(answer)
+    assert re.search(r"step +expected -, measured", text) and "compression -, any exchange - (expected)" in text
+
+
 def test_where_another_node_plans_nobody_is_said_to_make_the_plans() -> None:
     answer = convert.plain(convert.plan(replace(PLAN, mode="static", planner="node b plans for job 'gpt'")))
     assert "made by  node b plans for job 'gpt'\n" in plan_tables.plan(answer)

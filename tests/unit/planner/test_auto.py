@@ -13,7 +13,7 @@ from gcserver.planner.auto_rules import PlannedRule, applied
 from gcserver.planner.live import ALL, Live
 from gcserver.planner.live_layout import portions
 from gcserver.planner.profile import Profile, StepTime
-from tests.unit.planner.live_profiles import GBIT1, GBIT10, MBIT100, gpt, with_errors
+from tests.unit.planner.live_profiles import GBIT1, GBIT10, MBIT100, gpt, plain, with_errors
 
 CLUSTERS = [(nodes, bandwidth) for nodes in (2, 4) for bandwidth in (MBIT100, GBIT1, GBIT10)]
 
@@ -85,6 +85,24 @@ def test_dense_is_an_answer() -> None:
     assert "dense" in found.reason and "5.0%" in found.reason
     assert found.expected == found.dense
     assert not worth(found.dense, found)[0]
+
+
+def test_where_nothing_was_compared_the_reason_says_why() -> None:
+    """No gain of so many per cent: there was nothing to gain, or nothing to choose from."""
+    assert compose(gpt(1)).reason == "dense: with one node there is nobody to exchange with"
+    assert compose(plain([0, 0], [0.0, 0.1])).reason == "dense: no tensor has an element"
+    few = msgspec.structs.replace(gpt(2, GBIT1), codecs={})
+    assert compose(few).reason.startswith("dense: of no other codec in question the cost was measured")
+    assert all(row.why.startswith("dense, as the whole plan is") for row in compose(few).why)
+
+
+def test_a_link_that_is_a_guess_is_said_to_be_one() -> None:
+    profile = gpt(2, 125e6)
+    guessed = msgspec.structs.replace(profile, link=msgspec.structs.replace(profile.link, samples=0))
+    found, told = compose(guessed, Wish(parts=frozenset())), compose(profile, Wish(parts=frozenset()))
+    assert found.reason == f"{told.reason}; the link was not measured, 1 Gbit/s is a guess"
+    asked = compose(guessed, Wish(parts=frozenset(), family="fp16"))
+    assert asked.reason == "fp16 was asked for"
 
 
 def test_noise_asks_for_more() -> None:

@@ -28,6 +28,17 @@ def test_costs_are_those_of_a_node() -> None:
     assert exchange(MILLION) == pytest.approx(0.2 + 2 * 0.75 * (4 + 8 * 12_500) / 4e6)
 
 
+def test_costs_of_two_exchanges() -> None:
+    """Twice the trips, and a turn more on the lane; sums travel as they are, so no owner encodes again."""
+    line = Curve(((0, 0.0), (MILLION, 1.0)))
+    codec = {"powersgd(rank=4)": CodecCost(line, line, Curve(((0, 0.0),)), 0.1)}
+    profile = plain([MILLION], [0.0], nodes=4, codecs=codec, round_seconds=0.5, latency=0.1, busy=2.0, whole=True)
+    encode, exchange = costs(Live(profile), "powersgd(rank=4)")
+    assert encode(0) == pytest.approx(0.75, rel=1e-3)
+    assert encode(MILLION) == pytest.approx(0.75 + 2 * (1 + 1), rel=1e-3)
+    assert exchange(0) == pytest.approx(0.4)
+
+
 def test_one_late_bucket_is_cut_and_the_caps_are_torchs() -> None:
     """A dense model on a fast link, all in one bucket: nothing overlaps. Groups do."""
     profile = gpt(4, GBIT10)

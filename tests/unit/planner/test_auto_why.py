@@ -40,7 +40,7 @@ def test_what_was_forced_says_by_what() -> None:
     rows = explain(live, table, np.zeros(2, np.int64), options, live.brought, ("excluded", ""))
     assert [row.why for row in rows] == ["excluded"]
     plain_rows = explain(live, table, np.ones(2, np.int64), options, live.brought, ("", ""))
-    assert plain_rows[0].why.startswith("dense")
+    assert plain_rows[0].why.startswith("dense, as the whole plan is")
 
 
 def test_a_tensor_is_in_the_row_of_the_block_that_holds_most_of_it() -> None:

@@ -22,6 +22,7 @@ from gcserver.planner.live import (
     cost_of,
 )
 from gcserver.planner.profile import CodecCost, Curve, ProfileError
+from tests.unit.planner import live_oracle
 from tests.unit.planner.live_profiles import GBIT1, costs, gpt, plain
 
 MILLION = 1_000_000
@@ -94,18 +95,69 @@ def test_everyone_adds_everything() -> None:
     assert Live(profile).seconds([BlockOption(SPEC, ALL, 0.0)]) == pytest.approx(1 + 1 + 0.5)
 
 
+#: a codec of two exchanges: 2 s to encode in both together, 1 s to decode, 1/2 s to add both
+RANK = {"powersgd(rank=4)": CodecCost(flat(2.0), flat(1.0), flat(0.5), 0.1)}
+
+
 def test_two_exchanges() -> None:
-    """Half of each payload and of encoding at a time; the second encoding waits for the first sum."""
-    rank = {"powersgd(rank=4)": CodecCost(flat(2.0), flat(1.0), flat(0.5), 0.1)}
-    profile = plain([MILLION, MILLION], [0.0, 0.0], owners=[0, 0], codecs=rank)
+    """Half of each payload and of encoding at a time; the second encoding waits for the first sum, and takes a turn of
+    its own on every lane. By hand, a turn being 0.1 s and a trip 0.05 s before its half second:
+
+    owner       encode 1.1, own added 1.35               other   encode 1.1
+    other sends 1.1, it is there at 1.65, added 1.9      owner   sends the sum 1.9, there at 2.45
+    owner       encode again 3.0, own added 3.25         other   encode again 3.55, sends, there at 4.1
+    owner       added 4.35, its result 5.45              other   has the sum at 6.0, its result 7.1
+    """
+    profile = plain([MILLION], [0.0], latency=0.05, codecs=RANK, round_seconds=0.2)
     profile = msgspec.structs.replace(profile, whole=True)
     live = Live(profile)
     assert live.layout.whole
-    # begin 1, to the owner 1/2, two additions 1/2, back 1/2, middle 1, and the same again with decode at the end
     option = BlockOption("powersgd(rank=4)", ALL, 4e6)
     assert live.settled(0, option).scheme == OWNER
-    assert live.seconds([BlockOption(), option]) >= 1 + 0.5 + 0.5 + 0.5 + 1 + 0.5 + 0.5 + 0.5 + 1
-    assert Live(plain([10_000], [0.0], codecs=rank)).usable(0, option.spec), "one block could be of either layout"
+    assert live.seconds([option]) == pytest.approx(7.1, abs=1e-5)
+    assert Live(plain([10_000], [0.0], codecs=RANK)).usable(0, option.spec), "one block could be of either layout"
+    # The mean of ten nodes: 0.9 of every trip and of what is added from others, a tenth of what an owner does alone.
+    many = Live(msgspec.structs.replace(profile, nodes=10, blocks=((0, MILLION, 3, 0),)))
+    assert many.nodes == 1
+    trip, add = 0.05 + 0.45, 0.25 / 10 + 0.25 * 0.9
+    by_hand = (1.1 + trip + add + trip) + (1.1 + trip + add + 1.0 / 10 + trip) + (1.0 * 0.9 + 0.1)
+    assert many.seconds([option]) == pytest.approx(by_hand, abs=1e-5)
+
+
+def test_two_exchanges_take_three_turns_of_a_lane_and_one_takes_two() -> None:
+    """What the lanes compute besides bytes, which `auto.interference` multiplies."""
+    profile = msgspec.structs.replace(plain([MILLION], [0.0], codecs=RANK | FREE), whole=True)
+    turns = Live(msgspec.structs.replace(profile, round_seconds=0.2))
+    for spec, seconds in (("powersgd(rank=4)", 0.3), (next(iter(FREE)), 0.2), ("none", 0.2)):
+        grown = turns.cpu([BlockOption(spec)]) - Live(profile).cpu([BlockOption(spec)])
+        assert grown == pytest.approx(seconds), spec
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_kernel_is_what_the_plain_timeline_says(seed: int) -> None:
+    """Two nodes, blocks of every scheme on two lanes, random prices: the same to rounding."""
+    rng = np.random.default_rng(seed)
+    codecs = {
+        spec: CodecCost(*(flat(float(rng.uniform(0, 0.2))) for _ in range(3)), 0.1)
+        for spec in ("none", "powersgd(rank=4)", SPEC)
+    }
+    count = int(rng.integers(1, 9))
+    ready = np.cumsum(rng.uniform(0, 0.4, count)).tolist()
+    profile = plain(
+        rng.integers(20_000, MILLION, count).tolist(), ready, owners=rng.integers(0, 2, count).tolist(), lanes=2,
+        latency=float(rng.uniform(0, 0.1)), codecs=codecs, copy=float(rng.uniform(1e7, 1e8)),
+        round_seconds=float(rng.uniform(0, 0.1)), whole=True,
+    )  # fmt: skip
+    # tensors by themselves, or all that come in two portions
+    cut = int(rng.integers(0, count + 1))
+    brought = (tuple(range(cut)), tuple(range(cut, count)))
+    live = Live(profile, tuple((i,) for i in range(count)) if seed % 2 else tuple(filter(None, brought)))
+    made = (BlockOption(), BlockOption("none", ALL), BlockOption(SPEC), BlockOption(SPEC, ALL))
+    given = (*made, BlockOption("powersgd(rank=4)", nbytes=float(rng.uniform(1e4, 1e6))))
+    options = [given[int(rng.integers(len(given)))] for _ in live.blocks]
+    options[0] = given[-1]
+    end, _ = live.run(live.table([options]), np.zeros(count, np.int64))
+    assert end == pytest.approx(max(live_oracle.step(live, options), ready[-1]), rel=1e-9)
 
 
 def test_a_block_waits_for_the_last_of_its_tensors_and_computing_hides_it() -> None:

@@ -24,6 +24,7 @@ from gcserver.planner.live import LiveJob, LiveStep
 from gcserver.planner.profile import LinkCost, StepTime, load
 from gcserver.runtime.planadmin import PlanAdmin, tunable
 from gcserver.runtime.plannerlink import Advise, Advised, Measure, PlannerError, Predict, Predicted, Request
+from gcserver.runtime.planstatus import EMPTY_NOTE
 from gcserver.runtime.steering import Steered
 from gcserver.runtime.steptrace import TracedJob, TracedStep
 from tests.unit.planner.live_profiles import costs
@@ -212,16 +213,32 @@ def test_names_of_codecs_with_a_ratio_to_move() -> None:
 
 
 def test_another_model_is_told_why_it_has_no_plan_of_its_own(tmp_path: Path) -> None:
+    """An idle process group, before there is a plan, under one that names its tensors, under one that does not."""
+
     async def test(d: Service) -> None:
         other = copy.copy(d.domain)
         other.config = msgspec.structs.replace(d.domain.config, domain=d.domain.config.domain + 1, label="ddp.1")
         d.job.domains[other.config.domain] = other
-        other.sections = other.sections[:0]
-        assert [x.note for x in (await d.admin.plan(d.job, timeline=False)).domains] == ["", ""]
+
+        async def notes() -> list[str]:
+            return [domain.note for domain in (await d.admin.plan(d.job, timeline=False)).domains]
+
+        own = "no plan of its own: a plan is the whole job's and its rules go by tensors' names; "
+        assert await notes() == ["", f"{own}the first one will be made for the largest model, ddp"]
         await d.look()
         planned, apart = (await d.admin.plan(d.job, timeline=False)).domains
         assert planned.note == "" and planned.forecast is not None and apart.forecast is None
-        assert f"made for the largest model, {d.domain.config.label}," in apart.note
+        made = f"{own}it is made for the largest model, ddp, and "
+        assert apart.note == f"{made}holds here as far as the names match"
+        plan = d.job.plans[d.job.proposal]
+        slip = msgspec.structs.replace(plan.rules[0], pattern="wte.*")
+        d.job.plans[d.job.proposal] = msgspec.structs.replace(plan, rules=(slip,))
+        assert await notes() == ["", f"{made}none of its rules is for a tensor of this one"]
+        other.sections = []
+        assert await notes() == ["", EMPTY_NOTE]
+        other.sections = d.domain.sections
+        d.admin.set_mode(d.job, "static", "")
+        assert await notes() == ["", ""], "an operator's rules are for whatever they match"
 
     run(tmp_path, test)
 

@@ -20,9 +20,11 @@ def test_a_job_is_planned_when_it_is_warm_and_measured(tmp_path: Path) -> None:
         sections, d.domain.sections = d.domain.sections, []
         assert await d.look() == "waits for a model to be declared"
         d.domain.sections, d.domain.settled = sections, 9
-        assert await d.look() == "waits for step 10"
+        assert await d.look() == "waits for step 10 of ddp, the largest model, which has made 9"
+        d.domain.settled = 0
+        assert await d.look() == "waits for step 10 of ddp, the largest model, which has made none yet"
         d.domain.settled, seen, d.seen = 10, d.seen, None
-        assert await d.look() == "waits until the gradients have been timed"
+        assert await d.look() == "waits until the gradients of ddp have been timed"
         assert d.course.looked == 0.0 and not d.link.asked
         d.seen = seen
         assert await d.look() == "plan 1 since step 12: topk it is"

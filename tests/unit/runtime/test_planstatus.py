@@ -14,7 +14,7 @@ from gcserver.core import control_events as ce
 from gcserver.core.control import ControlMachine
 from gcserver.core.effects import ReportStep
 from gcserver.core.job import Job
-from gcserver.runtime.planstatus import plan_status, without_tensors
+from gcserver.runtime.planstatus import EMPTY_NOTE, LOSSLESS_NOTE, plan_status, without_tensors
 from tests.unit.core.control_machine import LARGE, declared, domain_of, said
 
 DEFAULT = PlanRule("*", "none", "owner", "default")
@@ -94,4 +94,4 @@ def test_each_domain_has_its_own_rules() -> None:
     assert [(r.codec, r.origin) for r in broadcasts.rules] == [("topk", "default"), ("none", "domain")]
     assert [(r.codec, r.origin) for r in calls.rules] == [("topk", "default"), ("topk", "domain"), ("topk", "plan")]
     assert {g.codec for g in broadcasts.groups} == {"none"} and calls.groups == ()
-    assert (broadcasts.note, calls.note) == ("declared lossless: a plan's rules do not apply", "")
+    assert (broadcasts.note, calls.note) == (LOSSLESS_NOTE, EMPTY_NOTE)
