@@ -71,7 +71,11 @@ def _text(raw: object, expected: str) -> str:
 
 
 def _path(raw: object) -> Path:
-    path = Path(_text(raw, "an absolute path")).expanduser()
+    try:
+        path = Path(_text(raw, "an absolute path")).expanduser()
+    except RuntimeError:
+        # "~" of a user that this machine does not have
+        raise ValueError("expected an absolute path, or ~ and a user of this machine") from None
     if not path.is_absolute():
         raise ValueError("expected an absolute path")
     return path

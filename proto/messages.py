@@ -22,6 +22,11 @@ LAST_SEED: Final = (1 << 63) - 1
 Seed = Annotated[int, msgspec.Meta(ge=0, le=LAST_SEED)]
 #: of a plan: 0 is what a job begins with, and frames have 32 bits for it
 Version = Annotated[int, msgspec.Meta(ge=1, le=(1 << 32) - 1)]
+#: Ranks of a job: whatever is as long as a job has ranks is bounded by this before it is made.
+MAX_RANKS: Final = 1 << 16
+#: A name of a job or a node, or an address, has at most so many characters.
+MAX_LABEL: Final = 1024
+Label = Annotated[str, msgspec.Meta(max_length=MAX_LABEL)]
 #: A receiver that misses more asks for these first.
 MAX_NACK: Final = 1024
 #: what separates jobs of one name while they form: a digest of their secret, empty where there is none
@@ -31,9 +36,9 @@ Token = Annotated[bytes, msgspec.Meta(max_length=32)]
 class MemberInfo(msgspec.Struct, frozen=True, array_like=True):
     """One node of a job: name, advertised address, global ranks in ascending order."""
 
-    node: str
-    address: str
-    ranks: tuple[int, ...]
+    node: Label
+    address: Label
+    ranks: Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_RANKS)]
 
 
 class Rule(msgspec.Struct, frozen=True, array_like=True):
@@ -103,7 +108,7 @@ class JobJoin(Message, frozen=True, tag="join"):
     """A node's workers of a job label are all there. ``nonce`` tells one gathering from the next; ``token``: see
     Register."""
 
-    label: str
+    label: Label
     world_size: int
     member: MemberInfo
     nonce: int
@@ -116,7 +121,7 @@ class JoinRefusal(Message, frozen=True, tag="norun"):
     ``kind`` is the client's exception name.
     """
 
-    label: str
+    label: Label
     gatherings: tuple[tuple[str, int], ...]
     reason: str
     kind: str = "JoinRefused"
@@ -134,7 +139,7 @@ class EpochDecided(Message, frozen=True, tag="epoch"):
     epochs. ``world_size`` is that of the first epoch, and ranks keep their numbers.
     """
 
-    label: str
+    label: Label
     job: bytes
     epoch: int
     world_size: int
@@ -258,7 +263,7 @@ class JobLeft(Message, frozen=True, tag="left"):
     step settled there): what a peer still waits for up to that step will come, later steps will not.
     """
 
-    label: str
+    label: Label
     job: bytes
     nonce: int = 0
     steps: tuple[tuple[int, int], ...] = ()
@@ -293,7 +298,7 @@ class Register(Message, frozen=True, tag="register"):
     with it. ``token``: only workers with the same one become a job.
     """
 
-    label: str
+    label: Label
     rank: int
     world_size: int
     local_rank: int

@@ -59,7 +59,10 @@ def files(options: argparse.Namespace, environ: Mapping[str, str], address: str)
     for flag, variable, _ in OPTIONS:
         path = getattr(options, flag[2:].replace("-", "_"), None) or environ.get(variable)
         if path:
-            given[flag] = Path(path).expanduser()
+            try:
+                given[flag] = Path(path).expanduser()
+            except RuntimeError:
+                raise TlsUsage(f"{flag}: {path} names no user of this machine; give the file's path") from None
     missing = [f"{flag} ({variable})" for flag, variable, _ in OPTIONS if flag not in given]
     if given and missing:
         raise TlsUsage(f"{', '.join(given)}: expected all three files, and {' and '.join(missing)} is missing")

@@ -355,6 +355,7 @@ class ControlMachine:
 
     # ------------------------------------------------------------------------------------------ time
     def _on_tick(self, e: Tick, now: float) -> None:
+        self.peers.latest = e.latest
         self.peers.tick(now, tuple(c for job in self.jobs.values() for c in settling.closed_steps(job)))
         lease, patience = self.config.lease, 2 * self.config.quiet_after
         for job in list(self.jobs.values()):

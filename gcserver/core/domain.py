@@ -35,6 +35,9 @@ from gcserver.core.rounds import OPERATION, Partition, Round
 from gcserver.core.steps import Step, StepBook
 from gcserver.core.tuning import UNTUNED
 
+#: Rounds are begun for steps at most so many lags ahead of what is settled: twice what members need.
+FAR = 4
+
 
 @dataclass(slots=True)
 class Outward:
@@ -132,6 +135,14 @@ class Domain:
         """Whether a frame is for an epoch or a section that is not open here yet."""
         epoch = self.config.epoch
         return h.epoch > epoch or (h.epoch == epoch and h.key not in self.partitions)
+
+    def far(self, h: Header) -> bool:
+        """Whether a frame's step is further ahead than that of any member can be for long.
+
+        Who encodes step t has settled t - lag, to which this node contributed, so t - 2 lag is settled here or about to
+        be. Only steps in which nobody pushed anything take a member further; its frames come when this node follows.
+        """
+        return h.epoch == self.config.epoch and h.step > self.steps.settled + FAR * self.config.lag
 
     # -------------------------------------------------------------------------------------- payloads
     def give_back(self, h: Header, handle: Handle | None) -> None:

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from gcproto.wire import Header
+from gcserver.core.domain import Domain
 from gcserver.core.events import DomainKey, FrameReceived, Pushed
 
-#: So many frames, or bytes of payload, are kept of domains that nobody has opened here. What members send before that
-#: is bounded by their credit; this is for those that do not keep to it.
+#: So many frames, or bytes of payload, are kept of domains, sections and epochs that nobody has opened here. What
+#: members send before that is bounded by their credit; this is for those that do not keep to it.
 MAX_FRAMES = 1 << 16
 MAX_BYTES = 1 << 30
 
@@ -29,6 +31,10 @@ class Early:
     @property
     def full(self) -> bool:
         return self.count >= MAX_FRAMES or self.nbytes >= MAX_BYTES
+
+    def refuses(self, h: Header, domain: Domain | None) -> bool:
+        """Whether there is no room for a DATA frame yet, or will be none before its step is nearer."""
+        return self.full if domain is None or domain.early(h) else domain.far(h)
 
     def keep_frame(self, domain: DomainKey, e: FrameReceived, now: float) -> None:
         self.frames.setdefault(domain, []).append((now, e))

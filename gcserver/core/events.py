@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from gcproto.manifest import AddressSpace, Block, Section
 from gcproto.records import Record
 from gcproto.wire import Flag, Header
+from gcserver.core.lives import LAST_LIFE
 
 Handle = int
 #: (job number, domain id)
@@ -360,7 +361,9 @@ class Settled(Record, frozen=True, gc=False):
 
 
 class Tick(Record, frozen=True, gc=False):
-    """Time passed."""
+    """Time passed. ``latest``: the highest number that a life of a peer can have by now."""
+
+    latest: int = LAST_LIFE
 
 
 LaneEvent = (

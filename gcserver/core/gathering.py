@@ -15,7 +15,17 @@ from dataclasses import dataclass, field
 from math import inf
 
 from gcproto import messages, modes, wire
-from gcproto.messages import EpochDecided, Fault, JobJoin, JobLeft, JoinRefusal, MemberInfo, Register, Waiting
+from gcproto.messages import (
+    MAX_RANKS,
+    EpochDecided,
+    Fault,
+    JobJoin,
+    JobLeft,
+    JoinRefusal,
+    MemberInfo,
+    Register,
+    Waiting,
+)
 from gcserver.core.control_config import ControlConfig
 from gcserver.core.control_events import Arbitrate, Connection, ControlEffect, Log, Tell
 from gcserver.core.effects import Count
@@ -27,11 +37,23 @@ CHECK_RANKS = "check RANK, WORLD_SIZE and LOCAL_RANK on every machine"
 CHECK_TOKEN = "give all workers of the job the same GC_JOB_TOKEN, and concurrent jobs different names (GC_JOB)"
 #: A worker that waits is told what for after this long, then again as often, seconds.
 SAY_WAITING = 2.0
+#: it is told so many ranks by number
+SAY_RANKS = 32
+#: A node may wait in so many jobs that have not formed, with MAX_RANKS ranks in all of them.
+MAX_JOINS = 256
+#: So many newest nonces are remembered.
+MAX_USED = 1 << 14
 
 
 def fault_without_job(connection: Connection, kind: str, message: str, advice: str = "start the job again") -> Tell:
     """What a worker is told that is in no job."""
     return Tell(connection, Fault(b"", kind, message, advice=advice))
+
+
+def _some(ranks: tuple[int, ...]) -> str:
+    """Ranks for people: there may be thousands, and this is said again and again."""
+    more = f" and {len(ranks) - SAY_RANKS} more" if len(ranks) > SAY_RANKS else ""
+    return f"{list(ranks[:SAY_RANKS])}{more}"
 
 
 @dataclass(slots=True)
@@ -80,6 +102,10 @@ class Formation:
                 f"rank {m.rank} of {m.world_size}, local rank {m.local_rank} of "
                 f"{m.local_size}: ranks start at 0 and end below the size",
             )
+            return
+        if m.world_size > MAX_RANKS:
+            why = f"a world of {m.world_size} ranks: a job has at most {MAX_RANKS}"
+            self._refuse(connection, "JoinRefused", why, CHECK_RANKS)
             return
         if m.rank == 0 and len(m.number) != JOB_BYTES:
             self._refuse(
@@ -163,15 +189,22 @@ class Formation:
 
     def on_peer_join(self, node: str, join: JobJoin) -> None:
         """A node speaks for its own workers only."""
-        if join.member.node == node:
-            self.on_join(join)
-        else:
+        if join.member.node != node:
             self.out.append(Count("frames_forged", wire.node_id(node)))
+        elif join.nonce > self.peers.latest:
+            # They follow the number of a node's life: after this one no join of its next lives would count.
+            self.out.append(Count("lives_refused", wire.node_id(node)))
+        else:
+            self.on_join(join)
 
     def on_join(self, join: JobJoin) -> None:
         """A node is ready. The node of rank 0 proposes the epoch once all ranks are covered."""
         node = join.member.node
         if join.nonce <= self.used.get((join.label, node), 0) or not join.member.ranks:
+            return
+        others = [joins[node] for label, joins in self.joins.items() if node in joins and label != join.label]
+        if len(others) >= MAX_JOINS or sum(len(j.member.ranks) for j in (*others, join)) > MAX_RANKS:
+            self._refuse_join(join)
             return
         joins = self.joins.setdefault(join.label, {})
         joins[node] = join
@@ -208,6 +241,16 @@ class Formation:
             first.quality or c.quality,
         )
         self.out.append(Arbitrate(0, record))
+
+    def _refuse_join(self, join: JobJoin) -> None:
+        """A node that joins job after job and forms none: what nobody waits for must not fill memory."""
+        node = join.member.node
+        self.out.append(Count("joins_refused", wire.node_id(node)))
+        why = (
+            f"{node} waits in too many jobs that have not formed: {self.config.hello.node} keeps {MAX_JOINS} of a "
+            f"node, with {MAX_RANKS} ranks"
+        )
+        self.peers.send(node, JoinRefusal(join.label, ((node, join.nonce),), why))
 
     def _refuse_gathering(self, g: Gathering, why: str, advice: str = CHECK_RANKS) -> None:
         joins = self.joins.pop(g.label, {})
@@ -271,8 +314,11 @@ class Formation:
     def use(self, record: EpochDecided) -> None:
         """The joins of a record have made it into a job: they are not used again."""
         for member, nonce in zip(record.members, record.nonces, strict=True):
-            self.used[(record.label, member.node)] = max(nonce, self.used.get((record.label, member.node), 0))
+            newest = max(min(nonce, self.peers.latest), self.used.get((record.label, member.node), 0))
+            self.used[(record.label, member.node)] = newest
             self._unjoin(record.label, member.node)
+        while len(self.used) > MAX_USED:
+            del self.used[next(iter(self.used))]
 
     def take(self, record: EpochDecided) -> Gathering | None:
         """The gathering here that a record was made of, which is over with that; None if there is none."""
@@ -327,7 +373,7 @@ class Formation:
         if now - g.said < SAY_WAITING:
             return
         g.said = now
-        missing = list(self.missing(g))
+        missing = _some(self.missing(g))
         if not g.complete:
             what = f"local ranks {missing} of job {g.label!r} on {self.config.hello.node}"
         else:

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from math import inf
 
 from gcproto import modes, wire
-from gcproto.manifest import PAGE
-from gcproto.messages import EpochDecided, Fault
+from gcproto.manifest import MAX_TENSORS, PAGE
+from gcproto.messages import MAX_RANKS, EpochDecided, Fault
 from gcserver.core.control_config import ControlConfig
 from gcserver.core.events import CodecChoice
 from gcserver.core.plan import unusable
@@ -20,6 +20,8 @@ JOB_BYTES = len(wire.NO_JOB)
 #: An epoch has 32 bits in a frame header; a partition travels in one frame.
 MAX_EPOCH = 2**32 - 1
 MAX_PARTITION = 1 << 31
+#: An epoch skips no more steps of a domain than one can have begun: a call on every tensor is one each.
+MAX_SKIPPED = MAX_TENSORS
 
 
 def unknown_job(m: EpochDecided, node: str) -> Fault:
@@ -36,6 +38,8 @@ def unknown_job(m: EpochDecided, node: str) -> Fault:
 
 def misfit(m: EpochDecided) -> tuple[str, str] | None:
     """(kind, why) a job's record is none that any node can have decided, or None."""
+    if m.world_size > MAX_RANKS:
+        return "JoinRefused", f"the record of job {m.label!r} has {m.world_size} ranks; a job has at most {MAX_RANKS}"
     everyone = [member for members in (m.members, *m.lost) for member in members]
     ranks = [r for member in everyone for r in member.ranks]
     whole = sorted(ranks) == list(range(m.world_size)) if m.world_size == len(ranks) else False
@@ -56,8 +60,12 @@ def misfit(m: EpochDecided) -> tuple[str, str] | None:
             f"the record of job {m.label!r} has epoch {m.epoch}, min_compress_bytes {m.min_compress_bytes} and "
             f"deadline {m.deadline}; expected 1..{MAX_EPOCH}, 0 or more bytes and a time"
         )
-    if any(not 0 <= s.committed <= s.settled or s.epoch > m.epoch for s in m.starts):
-        return "JoinRefused", f"the record of job {m.label!r} has epoch {m.epoch} begin where none can: {m.starts}"
+    odd = [s for s in m.starts if not 0 <= s.committed <= s.settled <= s.committed + MAX_SKIPPED or s.epoch > m.epoch]
+    if odd:
+        return "JoinRefused", (
+            f"the record of job {m.label!r}, epoch {m.epoch}, has an epoch begin where none can: {odd[0]}; expected "
+            f"0 <= committed <= settled, at most {MAX_SKIPPED} steps apart"
+        )
     return None
 
 

@@ -40,6 +40,7 @@ from gcserver.core.events import (
 )
 from gcserver.core.lane_config import LaneConfig
 from gcserver.core.link import Link
+from gcserver.core.lives import LAST_LIFE, doubt
 from gcserver.core.outbox import Outbox
 
 _hello = packed.Decoder[messages.Hello](messages.Hello)
@@ -59,6 +60,8 @@ class LaneMachine:
     early: Early = field(default_factory=Early)
     #: jobs that ended here; their late frames are dropped at once
     ended: dict[bytes, None] = field(default_factory=dict)
+    #: the highest number that a peer's life can have by now
+    latest: int = LAST_LIFE
     out: list[LaneEffect] = field(default_factory=list)
 
     def on(self, event: LaneEvent, now: float) -> list[LaneEffect]:
@@ -93,6 +96,7 @@ class LaneMachine:
             self.out.append(link.heartbeat())
 
     def _on_tick(self, e: Tick, now: float) -> None:
+        self.latest = e.latest
         for link in self.links.values():
             self.out.extend(link.tick(now, self.config.hello, self.config.quiet_after))
         for domain in self.domains.values():
@@ -104,6 +108,9 @@ class LaneMachine:
         hello = _hello(body)
         if h.incarnation < link.theirs:
             self.out.append(Count("frames_stale", link.peer))
+            return
+        if reason := doubt(link.name, h.incarnation, self.latest):  # the control link says so in the log
+            self.out += (Count("lives_refused", link.peer), link.refuse(reason))
             return
         if hello.lanes != self.config.hello.lanes or hello.lane != self.config.hello.lane:
             reason = (
@@ -158,7 +165,7 @@ class LaneMachine:
             link.on_beat(e.body, now, self.out.append)
         elif h.type is FrameType.NACK:
             self.out.extend(link.on_nack(e.body))
-        elif h.type is FrameType.DATA and self.early.full and (h.job, h.domain) not in self.domains:
+        elif h.type is FrameType.DATA and self._too_early(h):
             # Not taken, so that it is sent again: what nobody here knows of must not fill memory.
             self._drop(e, known=False)
             self.out.append(Count("frames_refused", link.peer))
@@ -171,6 +178,9 @@ class LaneMachine:
         else:
             self._drop(e)
             self.out.append(Count("frames_unexpected", link.peer))
+
+    def _too_early(self, h: Header) -> bool:
+        return h.job not in self.ended and self.early.refuses(h, self.domains.get((h.job, h.domain)))
 
     def _drop(self, e: FrameReceived, known: bool = True) -> None:
         """Release a frame's payload; ``known``: it was accepted on its link, so its credit goes back."""

@@ -13,6 +13,7 @@ process that comes back knows nothing of what it had sent. So:
   receiver accepts every number once, in any order.
 * A gap shows when a higher number arrives or a heartbeat names one. It is answered with NACK, again at
   each later heartbeat that still shows it. There are no blind timers.
+* A connection on which nothing arrives any more is made anew (`arrivals.py`).
 * A frame whose content is no longer wanted (its round is complete) is sent again as an empty FILLER.
 * A contribution costs credit, which returns when the receiver is done with the payload. The total returned
   so far travels in headers and heartbeats: saying it twice changes nothing. Every domain has credit of its own:
@@ -28,8 +29,10 @@ from itertools import islice
 from gcproto import messages, packed, wire
 from gcproto.records import replace
 from gcproto.wire import Flag, FrameType, Header, Phase
+from gcserver.core.arrivals import Arrivals
 from gcserver.core.effects import Count, Reconnect, ReportLink, Send
 from gcserver.core.events import DomainKey, Handle
+from gcserver.core.probe import Probe
 
 #: Credit of one sender towards one receiver in one domain, bytes of contribution payload.
 DEFAULT_CREDIT = 32 << 20
@@ -41,8 +44,8 @@ MAX_AHEAD = 1 << 20
 MAX_BLIND = 8
 #: Weight of a new round trip in the smoothed one (RFC 6298).
 SMOOTHING = 0.125
-#: A probe whose echo has not come after so many seconds is given up.
-PROBE_PATIENCE = 30.0
+#: Domains whose credit is accounted for on a link at once: those a peer makes up must not fill memory.
+MAX_BOOKS = 4096
 #: At most one HELLO in answer to a burst of frames of a wrong life, seconds.
 HELLO_PAUSE = 0.05
 
@@ -62,16 +65,6 @@ class Sent:
     handle: Handle | None
     body: bytes
     wanted: Callable[[], bool]
-
-
-@dataclass(frozen=True, slots=True)
-class Probe:
-    """A heartbeat of ``nbytes`` more bytes than usual, sent at ``sent`` on our clock; ``trip``: its round trip, s, None
-    until it is back."""
-
-    sent: float
-    nbytes: int
-    trip: float | None = None
 
 
 def _always() -> bool:
@@ -115,6 +108,7 @@ class Link:
     rtt: float | None = None
     #: our clock when the newest probe (a padded heartbeat) left, its bytes, and its round trip once that is known, s
     probe: Probe | None = None
+    arrivals: Arrivals = field(default_factory=Arrivals)
 
     @property
     def up(self) -> bool:
@@ -143,15 +137,16 @@ class Link:
         self, closed: tuple[tuple[bytes, int, int, int], ...] = (), now: float = 0.0, pad: bytes = b""
     ) -> Send:
         """``now``: with it the heartbeat takes part in measuring the round trip. ``pad``: it is a probe of the link."""
+        clock = now
         if pad:
             self.probe = Probe(now, len(pad))
-        elif self.probe is not None and self.probe.trip is None and now - self.probe.sent < PROBE_PATIENCE:
+        elif self.probe is not None and self.probe.awaited(now):
             # The peer echoes the newest clock it heard, which has to be the probe's until that is back.
-            now = 0.0
+            clock = 0.0
         self.untold.clear()
         credits = tuple((job, domain, total) for (job, domain), total in self.taken.items())
         held = now - self.their_clock_at if now and self.their_clock else 0.0
-        beat = messages.Beat(self.next_seq - 1, closed, credits, now, self.their_clock if now else 0.0, held, pad)
+        beat = messages.Beat(self.next_seq - 1, closed, credits, clock, self.their_clock if now else 0.0, held, pad)
         return self._unnumbered(FrameType.HEARTBEAT, packed.encode(beat))
 
     def send(
@@ -179,6 +174,8 @@ class Link:
 
     def take(self, domain: DomainKey, nbytes: int) -> list[LinkEffect]:
         """A contribution payload of the peer was used or dropped: its credit goes back."""
+        if domain not in self.taken and len(self.taken) >= MAX_BOOKS:
+            return [Count("credit_refused", self.peer)]
         self.taken[domain] = self.taken.get(domain, 0) + nbytes
         self.untold[domain] = self.untold.get(domain, 0) + nbytes
         if self.up and self.untold[domain] * CREDIT_NOTICE >= self.credit:
@@ -253,6 +250,7 @@ class Link:
         self.damaged.clear()
         self.blind = 0
         self.their_clock, self.rtt, self.probe = 0.0, None, None
+        self.arrivals = Arrivals(now)
         for book in (self.spent, self.returned, self.taken, self.untold):
             book.clear()
         out: list[LinkEffect] = [] if first else [Reconnect(self.peer)]
@@ -279,12 +277,14 @@ class Link:
         if self.quiet:
             self.quiet = False
             out(ReportLink(self.peer, "up"))
-        self._acknowledge(h)
+        self._acknowledge(h, now)
         return True
 
-    def _acknowledge(self, h: Header) -> None:
+    def _acknowledge(self, h: Header, now: float) -> None:
         if h.credit:
             self._returned((h.job, h.domain), h.credit)
+        if h.ack > self.acked and self.unacked:
+            self.arrivals.seen(now)
         # By number: a step of many blocks leaves many, and looking for the first of a dict takes as long as what was
         # deleted before it.
         while self.acked < h.ack and self.acked + 1 < self.next_seq:
@@ -329,9 +329,9 @@ class Link:
         return beat
 
     def _round_trip(self, beat: messages.Beat, now: float) -> None:
-        if not beat.sent:
-            return
-        self.their_clock, self.their_clock_at = beat.sent, now
+        if beat.sent:
+            self.their_clock, self.their_clock_at = beat.sent, now
+        self.arrivals.echo(beat.echo, now)
         trip = now - beat.echo - beat.held
         # What an earlier life of ours said, or rubbish, gives no time that can have passed.
         if not (beat.echo and 0.0 <= trip <= now - beat.echo):
@@ -370,6 +370,13 @@ class Link:
         return self.damaged[seq] >= 2
 
     # --------------------------------------------------------------------------------------- time
+    def _stalled(self, now: float) -> bool:
+        """Whether nothing arrives any more. A peer that never spoke may not be there yet."""
+        if not self.up or not self.arrivals.impatient(now):
+            return False
+        padding = self.probe.nbytes if self.probe is not None and self.probe.awaited(now) else 0
+        return self.arrivals.stalled(now, padding + sum(s.header.payload_bytes for s in self.unacked.values()))
+
     def tick(
         self,
         now: float,
@@ -377,13 +384,14 @@ class Link:
         quiet_after: float,
         closed: tuple[tuple[bytes, int, int, int], ...] = (),
     ) -> list[LinkEffect]:
-        """Say HELLO until the peer is known, then heartbeat; report a peer that went quiet."""
+        """Say HELLO until the peer is known, then heartbeat; report a peer that went quiet. Gives a connection up on
+        which nothing arrives any more."""
         if self.refused:
             return [self.hello(hello)]
-        if not self.up or not self.knows_us:
-            out: list[LinkEffect] = [self.hello(hello)]
-        else:
-            out = [self.heartbeat(closed, now)]
+        out: list[LinkEffect] = []
+        if self._stalled(now):
+            out += [Reconnect(self.peer), Count("connections_stalled", self.peer)]
+        out.append(self.heartbeat(closed, now) if self.up and self.knows_us else self.hello(hello))
         if self.up and not self.quiet and now - self.heard > quiet_after:
             self.quiet = True
             out.append(ReportLink(self.peer, "quiet"))

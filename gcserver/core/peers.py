@@ -15,6 +15,7 @@ from gcserver.core.control_events import ControlEffect, KnowPeer, Log, ProbeLink
 from gcserver.core.effects import Count, ReportLink
 from gcserver.core.events import FrameDamaged, FrameReceived, PeerAdded, PeerReset
 from gcserver.core.link import Link
+from gcserver.core.lives import LAST_LIFE, doubt
 
 _hello = packed.Decoder[messages.Hello](messages.Hello)
 _refuse = packed.Decoder[messages.Refuse](messages.Refuse)
@@ -47,6 +48,10 @@ class Peers:
     generations: dict[str, int] = field(default_factory=dict)
     #: nodes that only their own hello told us of; each costs sockets
     strangers: set[str] = field(default_factory=set)
+    #: the last life of each that was not believed
+    doubted: dict[str, int] = field(default_factory=dict)
+    #: the highest number that a peer's life can have by now
+    latest: int = LAST_LIFE
 
     def on_added(self, e: PeerAdded, now: float) -> None:
         """There is a socket to a node: say hello."""
@@ -137,7 +142,14 @@ class Peers:
         if h.incarnation < link.theirs:
             self.out.append(Count("frames_stale", link.peer))
             return None
-        reason = ""
+        if reason := doubt(link.name, h.incarnation, self.latest):
+            # What the peer has been until now stays: this may be nobody's next life.
+            self.out.append(Count("lives_refused", link.peer))
+            if self.doubted.get(link.name) != h.incarnation:
+                self.doubted[link.name] = h.incarnation
+                self.out.append(Log("error", f"refusing {link.name}: {reason}"))
+            self.out.append(link.refuse(reason))
+            return None
         if hello.node != link.name:
             reason = f"the peer at {link.name}'s address calls itself {hello.node}"
         elif hello.lanes != self.config.hello.lanes:

@@ -64,7 +64,7 @@ from gcserver.runtime.laneworkers import LaneWorkers
 from gcserver.runtime.linkfit import Arrivals
 from gcserver.runtime.once import Once
 from gcserver.runtime.setup import LaneSetup, lane_address, listen_unix
-from gcserver.runtime.statefiles import incarnation
+from gcserver.runtime.statefiles import incarnation, latest
 from gcserver.runtime.stepreports import StepReports
 from gcserver.runtime.steptrace import AskTrace, StepTracer
 from gcserver.runtime.tickets import Tickets
@@ -161,7 +161,7 @@ class LaneProcess:
                 next_tick = now + TICK
                 for peer in self.transport.tick(now):
                     self.feed(ev.PeerReset(peer))
-                self.feed(ev.Tick())
+                self.feed(ev.Tick(latest()))
                 workers.housekeeping()
             if now >= next_stats:
                 next_stats = now + STATS_EVERY

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final
 from gcproto import wire
 from gcproto.modes import STATIC
 from gcserver.core.control_events import ProbeLink
-from gcserver.core.link import PROBE_PATIENCE
+from gcserver.core.probe import PROBE_PATIENCE
 from gcserver.planner.course import SURPRISE
 from gcserver.runtime.linkfit import Probed
 

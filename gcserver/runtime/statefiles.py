@@ -25,6 +25,8 @@ _POPULATE_WRITE = 23
 #: Between two lives: numbers that one gives to what it begins (a job's gathering) follow its own. A millisecond, so
 #: that lives are not numbered ahead of the clock.
 _APART = 1 << 20
+#: How far ahead of this node's clock another's life may be numbered, ns: a day.
+LEAD = 86_400 * 10**9
 
 
 class MemoryShort(OSError):
@@ -103,6 +105,12 @@ def incarnation(path: Path) -> int:
         partial.write_text(str(number))
         partial.replace(path)
     return number
+
+
+def latest() -> int:
+    """The highest number that another node's process can have now, as :func:`incarnation` draws them: its clock may be
+    ahead of ours, and have been further ahead at its former lives."""
+    return time.time_ns() + LEAD
 
 
 def private_directory(path: Path) -> None:

@@ -48,7 +48,7 @@ from gcserver.runtime.questions import Questions
 from gcserver.runtime.registrations import Registrations
 from gcserver.runtime.resolve import resolve
 from gcserver.runtime.room import no_room, no_space
-from gcserver.runtime.statefiles import MemoryShort, incarnation, private_directory
+from gcserver.runtime.statefiles import MemoryShort, incarnation, latest, private_directory
 from gcserver.runtime.status import Status
 from gcserver.runtime.steering import Steering
 from gcserver.runtime.tickets import Tickets
@@ -271,7 +271,7 @@ class Supervisor:
         self.peers.tick()
         if self.keys is not None:
             self.keys.tick()
-        self.feed(ev.Tick())
+        self.feed(ev.Tick(latest()))
         self.peers.frames()
         self.lanes.time_trips()
         self.planning.tick()

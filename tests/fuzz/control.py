@@ -20,10 +20,9 @@ from gcproto import messages, packed, wire
 from gcproto.messages import MemberInfo, Rule
 from gcproto.wire import FrameType, Header
 from tests.fuzz import mutate, supervisors
-from tests.fuzz.lanes import NODES, Frame
+from tests.fuzz.lanes import LATEST, NODES, Frame
 from tests.fuzz.supervisors import SECTION, TOKEN, Node, Pair
 
-LAST: Final = 2**64 - 1
 JOB: Final = b"j" * 16
 NEXT_JOB: Final = b"k" * 16
 _MEMBERS: Final = (MemberInfo("a", "tcp://127.0.0.1:7470", (0,)), MemberInfo("b", "tcp://127.0.0.2:7470", (1,)))
@@ -179,10 +178,10 @@ async def serves(pair: Pair) -> None:
     """A new life of the peer, and a new job with it."""
     sound(pair.a)
     theirs = pair.a.machine.links[NODES[1]].theirs
-    if theirs == LAST:
-        # No life can come after that one: only a restart of this daemon helps.
-        pair.again(0, 101)
-    pair.again(1, min(max(theirs, 200) + 1, LAST))
+    assert theirs <= LATEST, "a life that can have no successor"
+    pair.latest += 1
+    await pair.tick()
+    pair.again(1, max(theirs, 200) + 1)
     missed = await pair.play("next", NEXT_JOB)
     sound(pair.a)
     assert not missed, f"the next job: {missed}, {[m for w in pair.workers for m in w.told][-3:]}"

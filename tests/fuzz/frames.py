@@ -18,9 +18,8 @@ from gcproto import messages, packed, wire
 from gcproto.records import replace
 from gcproto.wire import FrameError, FrameType, Header
 from tests.fuzz import lanes, mutate
-from tests.fuzz.lanes import JOB, KINDS, NEXT_JOB, NODES, Pair, Shape
+from tests.fuzz.lanes import JOB, KINDS, LATEST, NEXT_JOB, NODES, Pair, Shape
 
-LAST: Final = 2**64 - 1
 _UNNUMBERED: Final = (
     messages.Hello("b", "tcp://b:1", 1, 0, 1, "fuzz"), messages.Refuse("no"), messages.Nack((1, 2, 3)),
     messages.Beat(3, ((JOB, 0, 1, 5),), ((JOB, 0, 4096),), 1.0, 2.0, 0.5),
@@ -129,10 +128,10 @@ class Frames(LaneTarget):
     def _next(self, pair: Pair, shape: Shape, outputs: bytes) -> None:
         """A new life of the peer, and a new job with it."""
         link = pair.a.process.machine.links[NODES[1]]
-        if link.theirs == LAST:
-            # No life can come after that one: only a restart of this lane helps.
-            pair.again(0, 101)
-        pair.again(1, min(max(link.theirs, 200) + 1, LAST))
+        assert link.theirs <= LATEST, "a life that can have no successor"
+        pair.latest += 1
+        pair.tick()
+        pair.again(1, max(link.theirs, 200) + 1)
         pair.tick()
         pair.play(NEXT_JOB, shape)
         found = pair.a.outputs(NEXT_JOB), pair.b.outputs(NEXT_JOB)

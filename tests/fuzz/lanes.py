@@ -44,6 +44,8 @@ NAMES: Final = ("a", "b")
 NODES: Final = tuple(map(wire.node_id, NAMES))
 JOB, NEXT_JOB = b"j" * 16, b"k" * 16
 STEPS: Final = 2
+#: the highest number that a life can have at first, as daemons know by the time
+LATEST: Final = 1 << 20
 PARTITION: Final = 4096
 #: codec of the job, whether its blocks are whole tensors, dtype of its tensors
 KINDS: Final = (
@@ -118,6 +120,7 @@ class Lane:
         machine = LaneMachine(LaneConfig(hello, incarnation))
         lay_key(folder)
         self.process = LaneProcess(setup, machine, self.pipe, self.above, None)  # type: ignore[arg-type]
+        self.process.feed(ev.Tick(LATEST))
         self.process.take(AddPeer(NAMES[1 - me], "tcp://x:1"))
 
     def close(self) -> None:
@@ -182,6 +185,7 @@ class Pair:
         for changed in self._patches:
             changed.start()
         self.root = Path(tempfile.mkdtemp(prefix="gradcomm-fuzz-", dir="/dev/shm"))
+        self.latest = LATEST
         self.before = before
         #: what reached lane a, in order
         self.taken: list[Frame] = []
@@ -228,7 +232,7 @@ class Pair:
     def tick(self) -> None:
         self.clock.now += 0.5
         for lane in (self.a, self.b):
-            lane.process.feed(ev.Tick())
+            lane.process.feed(ev.Tick(self.latest))
         self.carry()
 
     def play(self, job: bytes, shape: Shape, after: int = 0) -> None:

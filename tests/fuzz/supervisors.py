@@ -59,7 +59,7 @@ from gcserver.runtime.room import no_room
 from gcserver.runtime.setup import lane_address
 from gcserver.runtime.supervisor import Supervisor
 from gcserver.runtime.tickets import Tickets
-from tests.fuzz.lanes import NAMES, Clock, Frame
+from tests.fuzz.lanes import LATEST, NAMES, Clock, Frame
 from tests.fuzz.tickets import lay_key
 from tests.fuzz.wires import LENGTH, Pipe, crossed, framed, received
 from tests.unit.key_pairs import fixed_pair
@@ -196,6 +196,7 @@ class Node(Supervisor):
         peers.transport = self.pipe  # type: ignore[assignment]
         self.registrations = Registrations.__new__(Registrations)
         self.registrations._s, self.registrations.channels = self, {}
+        self.feed(ev.Tick(LATEST))
         self.peers.know(NAMES[1 - me], f"tcp://127.0.0.{2 - me}:7470")
 
     def aside(self, work: Callable[[], Any], then: Callable[[Any], None]) -> None:
@@ -234,6 +235,7 @@ class Pair:
         self.said: list[Any] = []
         self.a, self.b = Node(0, 100, self.root / "a"), Node(1, 200, self.root / "b")
         self.workers: list[Worker] = []
+        self.latest = LATEST
 
     @property
     def nodes(self) -> tuple[Node, Node]:
@@ -277,7 +279,7 @@ class Pair:
     async def tick(self) -> None:
         self.clock.now += 0.5
         for node in self.nodes:
-            node.feed(ev.Tick())
+            node.feed(ev.Tick(self.latest))
         await self.carry()
 
     def say(self, me: int, *said: Any) -> None:

@@ -94,6 +94,12 @@ def lose(w: World, r: Random) -> None:
         w.network.drop_queue(a, b, lane(w, r))
 
 
+def stall(w: World, r: Random) -> None:
+    """A byte changes in the length of a message: nothing of one direction arrives any more, and nobody is told."""
+    if len(w.nodes) > 1:
+        w.network.stall(*pair(w, r), lane(w, r))
+
+
 def replay(w: World, r: Random) -> None:
     if len(w.nodes) > 1:
         for _ in range(r.randint(1, 5)):
@@ -300,10 +306,10 @@ LOSSES: dict[Callable[[World, Random], None], int] = {
 LATE = (crash_lane, crash_supervisor, crash_node, reset, lose, pause_supervisor)
 
 
-#: ``tune`` is no fault, and drawn apart
+#: ``tune`` is no fault, and drawn apart; so is ``stall``, which came later
 KINDS = {
     k.__name__: k
-    for kinds in (SURVIVABLE, LOSSES, [tune], strains.HARMLESS, strains.RARE, strains.DEADLY, strains.RARE_DEADLY)
+    for kinds in (SURVIVABLE, LOSSES, [tune, stall], strains.HARMLESS, strains.RARE, strains.DEADLY, strains.RARE_DEADLY)
     for k in kinds
 }
 
@@ -317,6 +323,10 @@ def strike(w: World, only: tuple[str, ...] = ()) -> None:
     if not only and tuned.random() < 0.5:
         for _ in range(tuned.choice([1, 3, 8])):
             w.at(tuned.uniform(FIRST, LAST), act, w, tune, tuned)
+    stalls = Random(w.seed * 64 + 29)
+    if not only and stalls.random() < 0.08:
+        for _ in range(stalls.choice([1, 1, 2])):
+            w.at(stalls.uniform(FIRST, LAST), act, w, stall, stalls)
     if only:
         kinds = [KINDS[k] for k in only]
         faults = r.choices(kinds, k=r.choice([4, 8, 12]))

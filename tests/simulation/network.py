@@ -1,6 +1,6 @@
 """The simulated network: frames between lives of processes, and everything that can happen to them.
 
-What may live here: queues, delays, loss, duplicates, replay, damage, partitions. What may not: what a frame
+What may live here: queues, delays, loss, duplicates, replay, damage, partitions, stalls. What may not: what a frame
 means, checks.
 
 A channel is (from, to, lane). Frames keep their order inside a channel unless the world's shape says they do
@@ -46,6 +46,8 @@ class Channel:
     route: Route
     last: float = 0.0
     queued: deque[Frame] = field(default_factory=deque)
+    #: the lives of sender and receiver between which nothing arrives any more until the sender connects anew
+    stalled: tuple[int, int] = (0, 0)
     history: deque[Frame] = field(default_factory=lambda: deque(maxlen=24))
 
 
@@ -76,10 +78,20 @@ class Network:
         if (planned := self.damage.get(route)) and self._may_damage(e.header, planned[0]):
             frame.damage = planned.pop(0)
         channel.history.append(frame)
+        if self._stalled(channel):
+            return
         self._launch(channel, frame)
         shape = world.shape
         if shape.duplicates and world.random.random() < shape.duplicates:
             self._launch(channel, replace(frame, damage=""))
+
+    def _lives(self, channel: Channel) -> tuple[int, int]:
+        source, target, lane = channel.route
+        ends = self.world.process(source, lane), self.world.process(target, lane)
+        return (ends[0].incarnation if ends[0] else 0, ends[1].incarnation if ends[1] else 0)
+
+    def _stalled(self, channel: Channel) -> bool:
+        return channel.stalled != (0, 0) and channel.stalled == self._lives(channel)
 
     def _may_damage(self, h: Header, kind: str) -> bool:
         """Never the same frame twice, unless the damage is meant to be lasting."""
@@ -145,6 +157,16 @@ class Network:
         process.deliver(received(frame.header, handle, frame.body))
 
     # ---------------------------------------------------------------------------------------- faults
+    def stall(self, source: str, target: str, lane: int) -> None:
+        """What a changed length does to a stream: the receiver takes all that follows for the rest of one frame."""
+        channel = self.channel((source, target, lane))
+        channel.stalled = self._lives(channel)
+
+    def renew(self, source: str, target: str, lane: int) -> None:
+        """The sender makes its connection anew."""
+        self.drop_queue(source, target, lane)
+        self.channel((source, target, lane)).stalled = (0, 0)
+
     def drop_queue(self, source: str, target: str, lane: int) -> int:
         """Everything under way from ``source`` to ``target`` on a lane is lost."""
         channel = self.channels.get((source, target, lane))
@@ -159,8 +181,8 @@ class Network:
 
     def reset(self, a: str, b: str, lane: int, tell: tuple[bool, bool]) -> None:
         """The connection between two nodes breaks; what is under way is lost, who is told says ``tell``."""
-        self.drop_queue(a, b, lane)
-        self.drop_queue(b, a, lane)
+        self.renew(a, b, lane)
+        self.renew(b, a, lane)
         for here, there, told in ((a, b, tell[0]), (b, a, tell[1])):
             process = self.world.process(here, lane)
             if told and process is not None:

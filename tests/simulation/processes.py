@@ -118,7 +118,7 @@ class Process:
         self.world.network.send(self, e, None)
 
     def _reconnect(self, e: fx.Reconnect) -> None:
-        self.world.network.drop_queue(self.node.name, self.world.names[e.peer], self.lane)
+        self.world.network.renew(self.node.name, self.world.names[e.peer], self.lane)
 
     def _count(self, e: fx.Count) -> None:
         counts = self.world.counts

@@ -141,6 +141,7 @@ def test_a_controller_is_checked_and_normalised() -> None:
         ({"flags": {"node.name": "a=b"}}, ["letters, digits"]),
         ({"flags": {"node.name": "../up"}}, ["letters, digits"]),
         ({"flags": {"node.socket": "here.sock"}}, ["an absolute path"]),
+        ({"flags": {"node.socket": "~no-such-user/d.sock"}}, ["node.socket (flag)", "~ and a user of this machine"]),
         ({"flags": {"node.socket": "/" + "x" * 100}}, ["95 bytes"]),
         ({"flags": {"job.on_loss": "shrink"}}, ["job.on_loss", "cluster.etcd"]),
         ({"flags": {"job.on_loss": "panic"}}, ["expected one of fail, skip, shrink"]),

@@ -164,6 +164,9 @@ def test_files_that_are_missing_or_unusable(daemon: Daemon, capsys: pytest.Captu
     )
     assert gcctl.main([*options(Paths(tmp_path / "none", alice.certificate, alice.key)), *ctl]) == 2
     assert f"--tls-ca: {tmp_path}/none is no file that uid" in capsys.readouterr().err
+    homeless = Paths(Path("~no-such-user/ca.pem"), alice.certificate, alice.key)
+    assert gcctl.main([*options(homeless), *ctl]) == 2
+    assert "--tls-ca: ~no-such-user/ca.pem names no user of this machine" in capsys.readouterr().err
     eve = daemon.ours.operator("eve", "viewer")
     status, said = run(capsys, daemon.address, Paths(alice.ca, alice.certificate, eve.key))
     assert status == 1 and f"{eve.key} is not the key of {alice.certificate}" in said

@@ -84,6 +84,31 @@ def test_what_nobody_here_knows_of_does_not_fill_memory_and_is_sent_again(monkey
     assert set(m.domains[ID].partitions[0].rounds) == {1, 2, 3}
 
 
+def test_a_known_domain_holds_no_more_of_what_is_too_early_than_an_unknown_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(early, "MAX_FRAMES", 2)
+    m = machine()
+    open_domain(m)
+    for seq, change in ((1, {"key": 65536}), (2, {"epoch": 2})):
+        assert m.on(contribution(seq, **change), 0.0) == []
+    assert kinds(m.on(contribution(3, key=65536), 0.0)) == ["Release", "frames_refused"]
+    m.on(contribution(3), 0.0)
+    assert m.links[B].received == 3 and set(m.domains[ID].partitions[0].rounds) == {1}
+
+
+def test_steps_far_ahead_are_not_begun_and_come_again_when_they_are_near() -> None:
+    """No member can be so far: to encode step t it has settled t - lag (2 here), which takes our contribution."""
+    m = machine()
+    open_domain(m)
+    m.on(contribution(1, step=8), 0.0)
+    assert kinds(m.on(contribution(2, step=9), 0.0)) == ["Release", "frames_refused"]
+    assert kinds(m.on(contribution(2, step=1 << 60), 0.0)) == ["Release", "frames_refused"]
+    assert set(m.domains[ID].partitions[0].rounds) == set(m.domains[ID].remote) == {8}
+    assert m.links[B].received == 1, "not taken: it is asked for again"
+    m.on(ev.Settled(ID, 1, False, 0), 0.0)
+    m.on(contribution(2, step=9), 0.0)
+    assert m.links[B].received == 2 and set(m.domains[ID].partitions[0].rounds) == {8, 9}
+
+
 def test_what_is_dropped_in_the_end_counts_no_more() -> None:
     m = machine()
     m.on(contribution(payload_bytes=600), 0.0)

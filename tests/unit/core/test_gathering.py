@@ -11,10 +11,11 @@ import msgspec
 import pytest
 
 from gcproto import messages
-from gcproto.messages import Register, Registered
+from gcproto.messages import MAX_RANKS, Register, Registered
 from gcserver.core.control_events import Arbitrate, EpochWon
 from gcserver.core.effects import Count
 from gcserver.core.events import PeerAdded, Tick
+from gcserver.core.gathering import MAX_JOINS
 from tests.unit.core.control_machine import (
     B,
     control_from_b,
@@ -35,6 +36,60 @@ from tests.unit.core.control_machine import (
 def test_impossible_ranks_are_refused(bad: Register) -> None:
     (fault,) = told(said(machine(), 1, bad))
     assert fault.kind == "JoinRefused" and "ranks start at 0" in fault.message and fault.advice
+
+
+@pytest.mark.parametrize("size", [1, 1 << 57])
+def test_a_world_of_more_ranks_than_a_job_has_is_refused_before_anything_is_made_of_it(size: int) -> None:
+    m = machine()
+    (fault,) = told(said(m, 1, register(0, 1 << 57, 0, size)))
+    assert fault.kind == "JoinRefused" and f"at most {MAX_RANKS}" in fault.message
+    assert not m.gatherings and told(m.on(Tick(), 30.0)) == []
+    said(m, 1, register(0, MAX_RANKS))
+    (waiting,) = told(m.on(Tick(), 3.0))
+    assert "31, 32] and 65503 more of job 'train'" in waiting.what
+
+
+def test_joins_of_jobs_that_never_form_are_bounded_for_each_node() -> None:
+    m = machine()
+    m.on(PeerAdded(B, "b"), 0.0)
+    m.on(hello_from("b", 7, to=100), 0.0)
+    member = messages.MemberInfo("b", "tcp://b:7000", (1,))
+    for i in range(MAX_JOINS):
+        assert m.on(control_from_b(messages.JobJoin(f"j{i}", 2, member, 5), i + 1), 0.0) == []
+    out = m.on(control_from_b(messages.JobJoin("train", 2, member, 5), MAX_JOINS + 1), 0.0)
+    assert Count("joins_refused", B) in out and "train" not in m.formation.joins
+    (refusal,) = control_sent(out)
+    assert refusal.gatherings == (("b", 5),) and f"keeps {MAX_JOINS} of a node" in refusal.reason
+    m.on(control_from_b(messages.JobLeft("j0", b"", 5), MAX_JOINS + 2), 0.0)
+    said(m, 1, register(0, 2))
+    out = m.on(control_from_b(messages.JobJoin("train", 2, member, 6), MAX_JOINS + 3), 0.0)
+    assert [e.record.label for e in out if isinstance(e, Arbitrate)] == ["train"]
+
+
+def test_a_join_numbered_ahead_of_all_clocks_does_not_shut_out_later_ones() -> None:
+    m = machine()
+    m.on(PeerAdded(B, "b"), 0.0)
+    m.on(hello_from("b", 7, to=100), 0.0)
+    m.on(Tick(1000), 0.0)
+    member = messages.MemberInfo("b", "tcp://b:7000", (1,))
+    assert m.on(control_from_b(messages.JobJoin("train", 2, member, 1 << 60), 1), 0.0) == [Count("lives_refused", B)]
+    alien = messages.MemberInfo("a", "tcp://a:7000", (0,))
+    m.on(control_from_b(messages.EpochDecided("train", b"x" * 16, 1, 2, (alien, member), (5, 1 << 60)), 2), 0.0)
+    assert set(m.formation.used.values()) == {5, 1000}
+    said(m, 1, register(0, 2))
+    m.on(Tick(2000), 0.0)
+    out = m.on(control_from_b(messages.JobJoin("train", 2, member, 1500), 3), 0.0)
+    assert [e.record.label for e in out if isinstance(e, Arbitrate)] == ["train"]
+
+
+def test_a_node_waits_with_no_more_ranks_than_one_job_has() -> None:
+    m = machine()
+    m.on(PeerAdded(B, "b"), 0.0)
+    m.on(hello_from("b", 7, to=100), 0.0)
+    for seq, (label, ranks) in enumerate((("j", 40_000), ("k", 30_000), ("j", 20_000), ("k", 30_000)), 1):
+        member = messages.MemberInfo("b", "tcp://b:7000", tuple(range(ranks)))
+        m.on(control_from_b(messages.JobJoin(label, MAX_RANKS, member, 4 + seq), seq), 0.0)
+        assert ("k" in m.formation.joins) == (seq == 4)
 
 
 def test_the_same_local_rank_twice_refuses_the_first() -> None:

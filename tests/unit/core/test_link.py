@@ -15,8 +15,9 @@ from gcproto import messages, packed, wire
 from gcproto.messages import MAX_NACK
 from gcproto.records import replace
 from gcproto.wire import Flag, FrameType, Header, Phase
-from gcserver.core.effects import Reconnect, ReportLink, Send
-from gcserver.core.link import MAX_AHEAD, MAX_BLIND, PROBE_PATIENCE, Link, Probe
+from gcserver.core.effects import Count, Reconnect, ReportLink, Send
+from gcserver.core.link import MAX_AHEAD, MAX_BLIND, MAX_BOOKS, Link
+from gcserver.core.probe import PROBE_PATIENCE, Probe
 
 A, B = wire.node_id("a"), wire.node_id("b")
 D, OTHER = (b"j" * 16, 0), (b"j" * 16, 1)
@@ -269,6 +270,16 @@ def test_ticks_say_hello_then_beat_and_report_silence() -> None:
     out: list[Any] = []
     a.fresh(b.heartbeat().header, 6.0, HELLO, out.append)
     assert out == [ReportLink(B, "up")]
+
+
+def test_credit_is_accounted_for_so_many_domains_of_a_peer() -> None:
+    _, b = pair()
+    for domain in range(MAX_BOOKS):
+        b.take((bytes(16), domain), 1)
+    assert b.take((b"x" * 16, 0), 300) == [Count("credit_refused", A)]
+    assert len(b.taken) == len(b.untold) == MAX_BOOKS
+    b.take((bytes(16), 5), 9)
+    assert b.taken[(bytes(16), 5)] == 10, "those that are known go on"
 
 
 def test_heartbeats_measure_the_round_trip_whatever_the_clocks_say() -> None:

@@ -10,9 +10,10 @@ from gcproto.records import replace
 from gcproto.wire import FrameType
 from gcserver.core import control_events as ce
 from gcserver.core.effects import Count, Send
-from gcserver.core.events import PeerAdded
-from gcserver.core.link import Probe
+from gcserver.core.events import PeerAdded, Tick
+from gcserver.core.lives import LAST_LIFE
 from gcserver.core.peers import MAX_STRANGERS
+from gcserver.core.probe import Probe
 from tests.unit.core.control_machine import B, hello_from, machine
 
 
@@ -43,6 +44,24 @@ def test_strangers_are_bounded_and_those_who_are_known_stay_so() -> None:
         assert any(isinstance(e, ce.KnowPeer) for e in m.on(hello_from(f"n{i}", 7), 0.0))
     assert m.on(hello_from("late", 7), 0.0) == [Count("peers_refused")]
     assert any(isinstance(e, ce.KnowPeer) for e in m.on(hello_from("n3", 8), 0.0)), "it says hello again"
+
+
+def test_a_life_numbered_ahead_of_all_clocks_is_refused_and_leaves_the_next_one_its_place() -> None:
+    m = machine()
+    m.on(PeerAdded(B, "b"), 0.0)
+    m.on(Tick(1000), 0.0)
+    m.on(hello_from("b", 7, to=100), 0.0)
+    out = m.on(hello_from("b", LAST_LIFE, to=100), 0.0)
+    (refusal,) = [e for e in out if isinstance(e, Send)]
+    assert refusal.header.type is FrameType.REFUSE and b"set the clocks" in refusal.body
+    assert Count("lives_refused", B) in out and any(isinstance(e, ce.Log) for e in out)
+    assert m.links[B].theirs == 7 and m.links[B].up, "who was there is not disturbed"
+    assert not any(isinstance(e, ce.Log) for e in m.on(hello_from("b", LAST_LIFE, to=100), 0.0)), "said once"
+    m.on(hello_from("b", 8, to=100), 0.0)
+    assert m.links[B].theirs == 8
+    m.on(Tick(2000), 0.0)
+    m.on(hello_from("b", 1500, to=100), 0.0)
+    assert m.links[B].theirs == 1500, "time has come"
 
 
 def test_a_frame_that_cannot_be_read_is_counted() -> None:

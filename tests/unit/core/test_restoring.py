@@ -65,6 +65,8 @@ def _sections() -> dict[str, Any]:
         (_record(lost=((MemberInfo("a", "tcp://a:1", (1,)),),), world_size=2), "does not fit together"),
         (_record(starts=(EpochStart(1, 0, 4, 3),)), "begin where none can"),
         (_record(starts=(EpochStart(2, 0, 3, 3),)), "begin where none can"),
+        (_record(starts=(EpochStart(1, 0, 3, 1 << 60),)), "at most 1048576 steps apart"),
+        (_record(world_size=1 << 40), "at most 65536"),
         ({"ranks": (0, 9)}, "ranks (0, 9) of a"),
         ({"proposal": 4}, "proposal 4"),
         ({"numbered": -1}, "-1 ever numbered"),

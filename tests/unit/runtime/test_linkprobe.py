@@ -13,7 +13,7 @@ import pytest
 
 from gcproto import wire
 from gcserver.core.control_events import ProbeLink
-from gcserver.core.link import PROBE_PATIENCE, Probe
+from gcserver.core.probe import PROBE_PATIENCE, Probe
 from gcserver.planner.course import Standing
 from gcserver.runtime.linkfit import Probed
 from gcserver.runtime.linkprobe import LARGEST, PEERS, QUIET, SOONER, TIMES, LinkProbes, Prober, padding

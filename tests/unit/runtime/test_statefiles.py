@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gcserver.runtime.statefiles import incarnation
+from gcserver.runtime.statefiles import incarnation, latest
 
 
 def test_lives_are_numbered_upwards_also_when_the_clock_is_set_back(
@@ -23,6 +23,11 @@ def test_lives_are_numbered_upwards_also_when_the_clock_is_set_back(
     assert lives == sorted(set(lives)) and (lives[0], lives[-1]) == (10**18, 10**19)
     assert all(b - a >= 1 << 20 for a, b in pairwise(lives)), "a life numbers what it begins"
     assert (tmp_path / "lane0.incarnation").stat().st_mode & 0o777 == 0o600
+
+
+def test_another_nodes_life_may_be_a_day_ahead_of_this_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gcserver.runtime.statefiles.time.time_ns", lambda: 10**18)
+    assert latest() == 10**18 + 24 * 3600 * 10**9
 
 
 @pytest.mark.parametrize("content", ["", "zwei", "-"])
