@@ -21,10 +21,10 @@ from gcserver.codecs.tworounds import TwoRounds
 from gcserver.core.events import CodecChoice, Plan, PlanRule
 from gcserver.core.link import DEFAULT_CREDIT
 from gcserver.core.plan import ALL, Choice, explain
-from gcserver.runtime.blocks import align, segment_shapes
+from gcserver.runtime.blocks import align, segment_shapes, states_bytes
 from gcserver.runtime.buffers import rounded
 from gcserver.runtime.ledger import LEDGER_BYTES
-from gcserver.runtime.records import KEPT_HEAD, RECORD, STATES, STEP, STEP_RING
+from gcserver.runtime.records import KEPT_HEAD, RECORD, STEP, STEP_RING
 from gcserver.runtime.resolve import resolve
 from gcserver.runtime.statefiles import MIN_CHUNK, OWN_CHUNK
 
@@ -100,8 +100,8 @@ def of_domain(laid: Sequence[Laid], share: Share, lanes: int) -> list[Part]:
             arena.append([b for b, _ in mine])
             records += _paged(len(mine) * RECORD.itemsize)
             for block, choice in mine:
-                own = [_states(choice.codec, x.section, block, False)]
-                owned = [_states(choice.codec, x.section, block, True)] if block.owner == share.me else []
+                own = [states_of(choice.codec, x.section, block, False)]
+                owned = [states_of(choice.codec, x.section, block, True)] if block.owner == share.me else []
                 retained = _retained(choice, x.section, block, share.me)
                 contributions, owners, kept = contributions + sum(own), owners + sum(owned), kept + sum(retained)
                 sizes += [size for size in (*own, *owned, *retained) if size]
@@ -170,19 +170,15 @@ def _private(laid: Sequence[Laid], share: Share, lanes: int) -> list[Part]:
     ]
 
 
-def states_bytes(floats: int) -> int:
-    """Two versions of so many float32, with their head; nothing for none."""
-    return align(STATES.itemsize) + 2 * align(4 * floats) if floats else 0
-
-
-def _states(choice: CodecChoice, section: Section, block: Block, owner: bool) -> int:
+def states_of(choice: CodecChoice, section: Section, block: Block, owner: bool) -> int:
+    """Bytes of both versions of what a codec keeps of a block at a contributor, or at the block's ``owner``."""
     if not (choice.owner_feedback if owner else choice.feedback):
         return 0
     codec = parse(choice.spec)
-    return states_bytes(state_floats(codec.at_owner() if owner else codec, section, block))
+    return states_bytes(_state_floats(codec.at_owner() if owner else codec, section, block))
 
 
-def state_floats(codec: Codec, section: Section, block: Block) -> int:
+def _state_floats(codec: Codec, section: Section, block: Block) -> int:
     """float32 that ``codec`` keeps in one version of a block's states; 0: none.
 
     A codec without a residual keeps what it keeps behind the one of an earlier codec.
