@@ -8,16 +8,15 @@ from __future__ import annotations
 
 from gcproto import messages
 from gcproto.manifest import ManifestError, Section, check_section, difference
-from gcproto.messages import DeclareDomain, SectionAgreed, SectionList, SectionOffer
+from gcproto.messages import DeclareDomain, OfJob, SectionAgreed, SectionList, SectionOffer
 from gcserver.core import job_plans
 from gcserver.core.control_domain import ControlDomain
 from gcserver.core.control_events import ControlEffect, OpenSection, Tell, ToLane
 from gcserver.core.job import Job
+from gcserver.core.job_faults import NO_SPACE
 
 #: A domain's number has 32 bits in a frame header.
 MAX_DOMAIN = 2**32 - 1
-#: What to do where tensors do not fit into a node's memory.
-NO_SPACE = "make /dev/shm larger or the model smaller; `gcserver doctor --params N` prints the need"
 
 
 def declare_domain(job: Job, rank: int, declared: DeclareDomain) -> list[ControlEffect]:
@@ -111,9 +110,7 @@ def _offer(job: Job, domain: ControlDomain, index: int, node: str) -> None:
         job.tell_members(SectionOffer(job.id, domain.declared_as.domain, index, digest, step), node)
 
 
-def on_offer(
-    job: Job, node: str, offer: SectionOffer, early: list[tuple[str, messages.Control]]
-) -> list[ControlEffect]:
+def on_offer(job: Job, node: str, offer: SectionOffer, early: list[tuple[str, OfJob]]) -> list[ControlEffect]:
     """A member has declared a section; ``early`` keeps what is offered of a domain nobody declared here yet."""
     domain = job.domains.get(offer.domain)
     if offer.index < 0:

@@ -26,8 +26,8 @@ from gcserver.core.control_domain import ControlDomain
 from gcserver.core.control_events import Arbitrate, ControlEffect, Log, LogReady, OpenSection, ToLane
 from gcserver.core.effects import Count, ReportStep
 from gcserver.core.job import Job
+from gcserver.core.job_faults import AGAIN
 
-AGAIN = "start the job again from its last checkpoint"
 SKIP = "skip"
 #: Who has lost most of the members may be the one that is cut off: it lets the others ask first, seconds.
 MINORITY_WAITS = 10.0
@@ -138,7 +138,7 @@ def tick(job: Job, now: float) -> list[ControlEffect]:
     return job.fault(
         "StepIndeterminate",
         f"{job.node} did not learn within the deadline of {job.record.deadline:g} s how the job goes on after epoch "
-        f"{job.record.epoch}: without {', '.join(job.lost) or 'whom'} is not decided{why}",
+        f"{job.record.epoch}: without {', '.join(change.missed) or 'whom'} is not decided{why}",
         missing=absent or tuple(job.lost) or tuple(job.others),
         elapsed=now - change.since,
         advice=f"look at etcd and at the network of this node; {AGAIN}, or let it join one that goes on",

@@ -161,23 +161,24 @@ class DomainMemory:
     def _check(self, state: BlockState) -> None:
         """Raises MemoryDamaged where a block's record names memory that is not there."""
         r, n, key = state.record[0], state.block.elements, state.block.key
-        head = align(STATES.itemsize)
-        for name in ("residual_at", "owner_at"):
-            at = place(int(r[name]))
-            if not int(r[name]) and int(r["held"]) >> (2 if name == "owner_at" else 0) & 3:
-                raise MemoryDamaged(f"block {key}: a residual is held back, and {name} names no states")
-            if int(r[name]):
-                there = self.heap.holds(at, head)
-                floats = int(np.frombuffer(self.heap.view(at, STATES.itemsize), STATES)["floats"][0]) if there else 0
-                if floats < n or not self.heap.holds(at, head + 2 * align(4 * floats)):
-                    raise MemoryDamaged(f"block {key}: {name} is {at}, where no two states of {n} elements are")
+        for name, shift in (("residual_at", 0), ("owner_at", 2)):
+            if not (word := int(r[name])):
+                if int(r["held"]) >> shift & 3:
+                    raise MemoryDamaged(f"block {key}: a residual is held back, and {name} names no states")
+                continue
+            at = place(word)
+            there = self.heap.holds(at, STATES.itemsize)
+            floats = int(np.frombuffer(self.heap.view(at, STATES.itemsize), STATES)["floats"][0]) if there else 0
+            if floats < n or not self.heap.holds(at, states_bytes(floats)):
+                raise MemoryDamaged(f"block {key}: {name} is {at}, where no two states of {n} elements are")
         for i in range(KEPT):
-            at, size = place(int(r["kept_at"][i])), int(r["kept_bytes"][i])
-            there = bool(int(r["kept_at"][i])) and self.heap.holds(at, KEPT_HEAD)
-            room = self._room(int(r["kept_at"][i])) if there else 0
-            if int(r["kept_at"][i]) and not (there and self.heap.holds(at, KEPT_HEAD + room)):
-                raise MemoryDamaged(f"block {key}: kept_at is {at}, where no payload is")
-            codec, flags = int(r["kept_codec"][i]), int(r["kept_flags"][i])
+            word, room = int(r["kept_at"][i]), 0
+            if word:
+                at = place(word)
+                room = self._room(word) if self.heap.holds(at, KEPT_HEAD) else -1
+                if room < 0 or not self.heap.holds(at, KEPT_HEAD + room):
+                    raise MemoryDamaged(f"block {key}: kept_at is {at}, where no payload is")
+            size, codec, flags = (int(r[f"kept_{name}"][i]) for name in ("bytes", "codec", "flags"))
             # Uncompressed aggregates are in the output slot.
             most = state.block.nbytes if codec == 0 and not flags & Flag.ALL else room
             if int(r["kept_step"][i]) and (size > most or max(codec, flags) >= 1 << 16):
@@ -276,7 +277,7 @@ class DomainMemory:
 
     def _new_states(self, floats: int) -> int:
         """Memory for two states, all zeros, as the word that is kept of it."""
-        chunk, offset = self.heap.allocate(align(STATES.itemsize) + 2 * align(4 * floats))
+        chunk, offset = self.heap.allocate(states_bytes(floats))
         np.frombuffer(self.heap.view((chunk, offset), STATES.itemsize), STATES)["floats"] = floats
         return _word(chunk, offset)
 
@@ -357,3 +358,8 @@ def place(word: int) -> tuple[int, int]:
 def align(n: int) -> int:
     """The next multiple of 64 bytes, where every state and payload begins."""
     return -(-n // 64) * 64
+
+
+def states_bytes(floats: int) -> int:
+    """Two versions of so many float32, with their head; nothing for none."""
+    return align(STATES.itemsize) + 2 * align(4 * floats) if floats else 0

@@ -89,10 +89,7 @@ class LaneWorkers:
                 if not worker.channel.backlog:
                     self._poller.modify(worker.channel.fileno(), select.EPOLLIN)
             if ready & ~select.EPOLLOUT:
-                received = worker.channel.receive()
-                for descriptor in (d for _, descriptors in received for d in descriptors):
-                    os.close(descriptor)
-                for message, _ in received:
+                for message, _ in worker.channel.receive():
                     self._from_worker(worker, message)
         except ChannelClosed:
             self._drop(worker.channel.fileno())
@@ -217,6 +214,8 @@ class LaneWorkers:
         waiting, self.waiting_maps = self.waiting_maps, []
         for worker, request in waiting:
             worker.waiting -= 1
+            if self.connections.get(worker.channel.fileno()) is not worker:
+                continue  # gone, or sent away for an earlier one of these
             try:
                 self._map(worker, request)
             except Unwelcome as error:

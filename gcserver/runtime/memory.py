@@ -9,7 +9,7 @@ on the order in which it is asked for. Private memory is counted from above: wha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -21,10 +21,11 @@ from gcserver.codecs.tworounds import TwoRounds
 from gcserver.core.events import CodecChoice, Plan, PlanRule
 from gcserver.core.link import DEFAULT_CREDIT
 from gcserver.core.plan import ALL, Choice, explain
-from gcserver.runtime.blocks import align, segment_shapes
+from gcserver.runtime.blocks import align, segment_shapes, states_bytes
 from gcserver.runtime.buffers import rounded
 from gcserver.runtime.ledger import LEDGER_BYTES
-from gcserver.runtime.records import KEPT_HEAD, RECORD, STATES, STEP, STEP_RING
+from gcserver.runtime.memory_parts import PRIVATE, SHARED, Part
+from gcserver.runtime.records import KEPT_HEAD, RECORD, STEP, STEP_RING
 from gcserver.runtime.resolve import resolve
 from gcserver.runtime.statefiles import MIN_CHUNK, OWN_CHUNK
 
@@ -35,17 +36,6 @@ SUPERVISOR_BYTES: Final = 128 << 20
 BLOCK_BYTES: Final = 16 << 10
 #: The largest matrix a model is taken to have, rows and columns.
 MATRIX: Final = 4096
-SHARED, PRIVATE = "shared", "private"
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """``nbytes`` of one kind of memory, ``SHARED`` or ``PRIVATE``, for one purpose. ``exact``: not from above."""
-
-    what: str
-    kind: str
-    nbytes: int
-    exact: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +90,8 @@ def of_domain(laid: Sequence[Laid], share: Share, lanes: int) -> list[Part]:
             arena.append([b for b, _ in mine])
             records += _paged(len(mine) * RECORD.itemsize)
             for block, choice in mine:
-                own = [_states(choice.codec, x.section, block, False)]
-                owned = [_states(choice.codec, x.section, block, True)] if block.owner == share.me else []
+                own = [states_of(choice.codec, x.section, block, False)]
+                owned = [states_of(choice.codec, x.section, block, True)] if block.owner == share.me else []
                 retained = _retained(choice, x.section, block, share.me)
                 contributions, owners, kept = contributions + sum(own), owners + sum(owned), kept + sum(retained)
                 sizes += [size for size in (*own, *owned, *retained) if size]
@@ -126,10 +116,6 @@ def of_daemon(lanes: int) -> list[Part]:
     """What a daemon takes without any job."""
     text = f"{lanes} lane{'s' if lanes > 1 else ''}, before any job"
     return [Part(text, PRIVATE, lanes * LANE_BYTES), Part("supervisor, before any job", PRIVATE, SUPERVISOR_BYTES)]
-
-
-def total(parts: Iterable[Part], kind: str) -> int:
-    return sum(part.nbytes for part in parts if part.kind == kind)
 
 
 def heap_bytes(sizes: Sequence[int]) -> int:
@@ -170,19 +156,15 @@ def _private(laid: Sequence[Laid], share: Share, lanes: int) -> list[Part]:
     ]
 
 
-def states_bytes(floats: int) -> int:
-    """Two versions of so many float32, with their head; nothing for none."""
-    return align(STATES.itemsize) + 2 * align(4 * floats) if floats else 0
-
-
-def _states(choice: CodecChoice, section: Section, block: Block, owner: bool) -> int:
+def states_of(choice: CodecChoice, section: Section, block: Block, owner: bool) -> int:
+    """Bytes of both versions of what a codec keeps of a block at a contributor, or at the block's ``owner``."""
     if not (choice.owner_feedback if owner else choice.feedback):
         return 0
     codec = parse(choice.spec)
-    return states_bytes(state_floats(codec.at_owner() if owner else codec, section, block))
+    return states_bytes(_state_floats(codec.at_owner() if owner else codec, section, block))
 
 
-def state_floats(codec: Codec, section: Section, block: Block) -> int:
+def _state_floats(codec: Codec, section: Section, block: Block) -> int:
     """float32 that ``codec`` keeps in one version of a block's states; 0: none.
 
     A codec without a residual keeps what it keeps behind the one of an earlier codec.

@@ -16,13 +16,13 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from gcproto.manifest import PAGE, AddressSpace, Block, Section
+from gcproto.manifest import PAGE, Block, Section
 from gcproto.messages import PlanText
-from gcserver.codecs import parse
 from gcserver.core.control_domain import ControlDomain
 from gcserver.core.job import Job
 from gcserver.core.plan import explain
 from gcserver.runtime import memory
+from gcserver.runtime.memory_parts import SHARED, listed, total
 from gcserver.runtime.records import RECORD
 from gcserver.runtime.tensors import chosen
 from gcserver.values import human_size
@@ -44,19 +44,17 @@ def no_space(state: Path, lanes: int, job: Job, domain: ControlDomain, section: 
         return ""
     c = domain.config
     alone = msgspec.structs.replace(section, index=0)
-    laid_out = AddressSpace(members, lanes, c.partition_bytes, c.whole).append(alone)
-    text = job.plans.get(job.proposal)
-    plan = job.compose(domain, job.proposal, text.rules if text is not None else ())
+    laid_out = c.space(lanes).append(alone)
+    plan = job.plan(domain, job.proposal)
     choices = [explain(plan, alone, b, c.min_compress_bytes, members) for b in laid_out]
     parts = memory.of_domain([memory.Laid(alone, laid_out, choices)], memory.Share(members, c.me, ranks), lanes)
-    need = memory.total(parts, memory.SHARED)
+    need = total(parts)
     if need <= free:
         return ""
     names = section.tensors[0].describe() + (f" and {len(section.tensors) - 1} more" if section.tensors[1:] else "")
-    items = ", ".join(f"{human_size(p.nbytes)} {p.what}" for p in parts if p.kind == memory.SHARED and p.nbytes)
     return (
-        f"{names} of {c.label} would take {human_size(need)} of shared memory ({items}), and {human_size(free)} are "
-        f"free in {state}"
+        f"{names} of {c.label} would take {human_size(need)} of shared memory ({listed(parts, SHARED)}), "
+        f"and {human_size(free)} are free in {state}"
     )
 
 
@@ -110,11 +108,10 @@ def _needed(folder: Path, lanes: int, job: Job, domain: ControlDomain, text: Pla
         have = _states(folder, lanes, domain, section.index, blocks)
         for block, choice in zip(blocks, choices, strict=True):
             theirs, owners = have[block.key]
-            codec = parse(choice.codec.spec)
-            if choice.codec.feedback and not theirs:
-                sizes.append(memory.states_bytes(memory.state_floats(codec, section, block)))
-            if choice.codec.owner_feedback and block.owner == domain.config.me and not owners:
-                sizes.append(memory.states_bytes(memory.state_floats(codec.at_owner(), section, block)))
+            if not theirs:
+                sizes.append(memory.states_of(choice.codec, section, block, False))
+            if block.owner == domain.config.me and not owners:
+                sizes.append(memory.states_of(choice.codec, section, block, True))
     return sizes
 
 

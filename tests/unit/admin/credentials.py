@@ -10,7 +10,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from gcserver import pki
-from gcserver.admin.certificates import Paths
+from gcserver.admin.access import Paths
 from gcserver.admin.roles import Role
 from gcserver.pki import Pair
 

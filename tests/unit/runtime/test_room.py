@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from gcproto.manifest import Section, TensorSpec
+from gcproto.manifest import AddressSpace, Section, TensorSpec
 from gcproto.messages import PlanText, Rule
+from gcproto.records import replace
 from gcserver.codecs import parse
 from gcserver.core.job import Job
 from gcserver.runtime import room
@@ -103,6 +104,26 @@ def test_what_surely_fits_is_not_counted(tmp_path: Path, monkeypatch: pytest.Mon
     job = a_job()
     (domain,) = job.domains.values()
     assert no_space(tmp_path, 1, job, domain, LARGE) == ""
+
+
+def test_after_a_loss_tensors_are_counted_as_they_will_be_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks are cut for as many as the job began with, whoever is left of them."""
+    job = a_job()
+    (domain,) = job.domains.values()
+    domain.config = replace(domain.config, origin=2, remaining=((0,),))
+    cut: list[int] = []
+
+    def count(laid: Any, *_: Any) -> list[Any]:
+        cut.extend(len(x.blocks) for x in laid)
+        return []
+
+    monkeypatch.setattr(room.memory, "of_domain", count)
+    short_of(monkeypatch, 0)
+    large = Section(0, (TensorSpec("w", (3 << 20,), 0),))
+    no_space(tmp_path, 1, job, domain, large)
+    assert cut == [len(domain.config.space(1).append(large))] and cut != [
+        len(AddressSpace(1, 1, 8 << 20).append(large))
+    ]
 
 
 def test_memory_behind_a_file_system_may_be_less_than_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
