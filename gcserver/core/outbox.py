@@ -28,6 +28,9 @@ class Outbox:
 
     def peek(self, blocked: Collection[DomainKey] = ()) -> tuple[DomainKey, int, int] | None:
         """(domain, step, key) of what leaves next, passing over domains that have no credit left."""
+        if len(self.heaps) == 1 and not blocked:
+            ((domain, heap),) = self.heaps.items()
+            return domain, heap[0][0], -heap[0][1]
         heads = ((*heap[0], domain) for domain, heap in self.heaps.items() if domain not in blocked)
         step, negative, head = min(heads, default=(0, 0, None))
         return None if head is None else (head, step, -negative)

@@ -65,7 +65,8 @@ class Round:
     everyone: bool = False
     encoding: bool = False
     stage: int = 0
-    exchanges: tuple[Exchange, Exchange] = field(default_factory=lambda: (Exchange(), Exchange()))
+    #: as far as any is needed; a second one only where somebody speaks of it
+    exchanges: list[Exchange] = field(default_factory=lambda: [Exchange()])
     proposal: int = 0
     #: the retained memory that the payload being made goes to
     slot: int = 0
@@ -74,7 +75,13 @@ class Round:
     @property
     def now(self) -> Exchange:
         """The exchange it is in."""
-        return self.exchanges[self.stage]
+        return self.exchange(self.stage)
+
+    def exchange(self, stage: int) -> Exchange:
+        """The first (0) or the second exchange (1)."""
+        if stage == len(self.exchanges):
+            self.exchanges.append(Exchange())
+        return self.exchanges[stage]
 
     @property
     def double(self) -> bool:
@@ -125,7 +132,10 @@ class Partition:
 
     def kept(self, step: int, stage: int = 0) -> Retained | None:
         """The retained payload of an exchange of ``step``, if it is still there."""
-        return next((r for r in self.retained if r.step == step and r.stage == stage), None)
+        for r in self.retained:
+            if r.step == step and r.stage == stage:
+                return r
+        return None
 
     def free_slot(self) -> int:
         """A retained memory that nothing needs. Two in turn, and a third where both aggregates of a round are kept."""
