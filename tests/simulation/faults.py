@@ -312,7 +312,7 @@ LATE = (crash_lane, crash_supervisor, crash_node, reset, lose, pause_supervisor)
 
 
 #: ``tune`` is no fault, and drawn apart
-KINDS = {k.__name__: k for k in (*SURVIVABLE, *LOSSES, tune, *strains.HARMLESS, *strains.DEADLY)}
+KINDS = {k.__name__: k for k in (*SURVIVABLE, *LOSSES, tune, *strains.HARMLESS, *strains.DEADLY, strains.expel)}
 
 
 def strike(w: World, only: tuple[str, ...] = ()) -> None:

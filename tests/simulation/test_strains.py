@@ -35,6 +35,7 @@ ENDS = {
     strangers.undecodable: {"CorruptFrame"},
     strangers.odd_offer: {"TensorMismatch"},
     lose_memory: {"PeerLost"},
+    strains.expel: {"PeerLost"},
 }
 
 
