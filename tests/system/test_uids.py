@@ -20,6 +20,7 @@ from gcproto.channel import ChannelClosed, connect
 from gcproto.lane_messages import Attach, MapSection
 from gcproto.messages import IAm, WhoAreYou
 from gcserver.admin.callers import uid_of
+from gcserver.admin.unixpeers import uids_at
 from gcserver.core import control_events as cx
 from gcserver.runtime.registrations import Registrations
 from gcserver.runtime.setup import listen_unix
@@ -199,3 +200,29 @@ def test_the_audit_log_knows_whose_process_came_over_loopback() -> None:
         connection.close()
         os.close(ready)
         os.close(told)
+
+
+def test_the_audit_log_knows_the_users_of_a_unix_socket(folder: Path) -> None:
+    """Of two who are connected it names both."""
+    path = folder / "admin.sock"
+    listener = listen_unix(str(path))
+    path.chmod(0o666)
+
+    def stay() -> int:
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(path))
+            return len(client.recv(1))
+
+    child = Child(SOMEBODY, stay)
+    listener.setblocking(True)
+    accepted, _ = listener.accept()
+    assert uids_at(str(path)) == {SOMEBODY}
+    with socket.socket(socket.AF_UNIX) as ours:
+        ours.connect(str(path))
+        other, _ = listener.accept()
+        assert uids_at(str(path)) == {0, SOMEBODY}
+        other.close()
+    accepted.send(b"x")
+    assert child.result() == 1
+    accepted.close()
+    listener.close()
