@@ -14,7 +14,8 @@ from benchmarks.lab import netns, processes
 from benchmarks.lab.daemons import free_ports
 
 START_WITHIN = 30.0
-READY = b"ready to serve client requests"
+#: said once there is a leader
+READY = b"serving client traffic"
 
 
 class Etcd(processes.Owner):

@@ -214,9 +214,9 @@ class Domain:
             if r is None:
                 continue
             if r.stage == 0 and r.now.own is None:
-                absent |= {f"local rank {i}" for i in range(self.config.local_ranks) if i not in r.local}
+                absent |= {f"local rank {i}" for i in range(self.config.local_ranks) if not r.local >> i & 1}
             elif r.everyone or p.block.owner == me:
-                contributors |= {members[i].name for i in range(len(members)) if i not in r.now.have}
+                contributors |= {members[i].name for i in range(len(members)) if not r.now.have >> i & 1}
             else:
                 owners.add(members[p.block.owner].name)
         if not contributors and not owners:

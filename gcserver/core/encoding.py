@@ -112,6 +112,7 @@ def second_exchange(d: Domain, p: Partition, r: Round, aggregate: Handle | None)
     completion.end_exchange(d, r)
     if r.codec is None or r.decision is None:
         return
+    r.exchange(1)
     r.stage, r.encoding = 1, True
     read = p.residual.current
     d.out.append(

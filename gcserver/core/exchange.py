@@ -42,16 +42,16 @@ def on_encoded(d: Domain, e: Encoded) -> None:
     elif r.double and r.stage == 0 and (kept := p.kept(r.step)) is not None:
         _adopt(d, p, r, kept)
         return
-    x.have.add(me)
+    x.have |= 1 << me
     x.parked[me] = x.own
     _advance(d, p, r, r.stage)
 
 
 def _adopt(d: Domain, p: Partition, r: Round, kept: Retained) -> None:
     """An earlier life of this owner had the first exchange's sum: others may have it, so it is the one."""
-    asked = sorted(r.now.have)
+    asked = (m.node for i, m in enumerate(d.config.members) if r.now.have >> i & 1)
     r.proposal = max(r.proposal, kept.proposal)
-    frames.send_retained(d, p, kept, *(d.config.members[member].node for member in asked))
+    frames.send_retained(d, p, kept, *asked)
     if kept.flags & Flag.NONFINITE:
         _void(d, p, r)
     else:
@@ -91,7 +91,7 @@ def on_contribution(d: Domain, h: Header, handle: Handle | None, member: int) ->
         d.remote.setdefault(h.step, set()).add(h.key)
     r = p.round(h.step)
     x = r.exchange(stage)
-    if member in x.have:
+    if x.have >> member & 1:
         d.give_back(h, handle)
         d.out.append(Count("contributions_duplicate", h.sender))
         return
@@ -100,7 +100,7 @@ def on_contribution(d: Domain, h: Header, handle: Handle | None, member: int) ->
     if not (d.same_operation(p, r, h.flags, who) and d.same_codec(p, r, h.codec, h.level, who, tunable)):
         d.give_back(h, handle)
         return
-    x.have.add(member)
+    x.have |= 1 << member
     r.everyone = r.everyone or bool(h.flags & Flag.ALL)
     r.proposal = max(r.proposal, h.proposal)
     nonfinite = bool(h.flags & Flag.NONFINITE)

@@ -52,9 +52,10 @@ class LaneMachine:
 
     config: LaneConfig
     links: dict[int, Link] = field(default_factory=dict)
+    #: of those peers that something waits for, few of many
     outboxes: dict[int, Outbox] = field(default_factory=dict)
-    #: peers whose outbox is not empty; few of many, and asked for after every event
-    waiting: set[int] = field(default_factory=set)
+    #: the order in which peers were added
+    turns: dict[int, int] = field(default_factory=dict)
     domains: dict[DomainKey, Domain] = field(default_factory=dict)
     early: Early = field(default_factory=Early)
     #: jobs that ended here; their late frames are dropped at once
@@ -64,7 +65,7 @@ class LaneMachine:
     def on(self, event: LaneEvent, now: float) -> list[LaneEffect]:
         _HANDLERS[type(event)](self, event, now)
         self._said()
-        if self.waiting:
+        if self.outboxes:
             self._pump()
         out, self.out = self.out, []
         # Workers hear last: whatever they do next finds everything logged.
@@ -79,7 +80,7 @@ class LaneMachine:
             return
         link = Link(self.config.node, self.config.incarnation, e.node, e.name, self.config.credit, heard=now)
         self.links[e.node] = link
-        self.outboxes[e.node] = Outbox(len(self.outboxes))
+        self.turns[e.node] = len(self.turns)
         self.out.append(link.hello(self.config.hello))
 
     def _on_peer_reset(self, e: PeerReset, now: float) -> None:
@@ -113,7 +114,7 @@ class LaneMachine:
             return
         if h.incarnation > link.theirs or link.refused:
             self.out.extend(link.adopt(h.incarnation, now))
-            self.outboxes[link.peer].clear()
+            self.outboxes.pop(link.peer, None)
             for domain in self.domains.values():
                 frames.requeue(domain, link.peer)
             self.out.append(link.hello(self.config.hello))
@@ -287,14 +288,16 @@ class LaneMachine:
             self.out.extend(link.take(domain, nbytes))
 
     def _queue(self, peer: int, domain: DomainKey, step: int, key: int) -> None:
-        self.outboxes[peer].add(domain, step, key)
-        self.waiting.add(peer)
+        outbox = self.outboxes.get(peer)
+        if outbox is None:
+            outbox = self.outboxes[peer] = Outbox()
+        outbox.add(domain, step, key)
 
     def _pump(self) -> None:
         """Send waiting contributions as far as credit allows; to peers in the order in which they were added."""
-        peers = list(self.waiting)
+        peers = list(self.outboxes)
         if len(peers) > 1:
-            peers.sort(key=lambda p: self.outboxes[p].turn)
+            peers.sort(key=self.turns.__getitem__)
         for peer in peers:
             link, outbox = self.links[peer], self.outboxes[peer]
             blocked: set[DomainKey] = set()
@@ -312,7 +315,7 @@ class LaneMachine:
                 outbox.pop(key)
                 self.out.append(link.send(header, handle, wanted=wanted))
             if not outbox.heaps:
-                self.waiting.discard(peer)
+                del self.outboxes[peer]
 
     def _on_section(self, e: SectionOpened, now: float) -> None:
         domain = self.domains.get(e.domain)

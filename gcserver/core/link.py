@@ -73,6 +73,17 @@ class Probe:
     trip: float | None = None
 
 
+@dataclass(slots=True)
+class Account:
+    """Contribution bytes of one domain: sent on this link, returned by the peer, taken from the peer, of those not said
+    so yet."""
+
+    spent: int = 0
+    returned: int = 0
+    taken: int = 0
+    untold: int = 0
+
+
 def _always() -> bool:
     return True
 
@@ -102,11 +113,7 @@ class Link:
     damaged: dict[int, int] = field(default_factory=dict)
     #: frames with damaged headers since the last good frame
     blind: int = 0
-    #: contribution bytes by domain: sent on this link, returned by the peer, taken from the peer, not said so yet
-    spent: dict[DomainKey, int] = field(default_factory=dict)
-    returned: dict[DomainKey, int] = field(default_factory=dict)
-    taken: dict[DomainKey, int] = field(default_factory=dict)
-    untold: dict[DomainKey, int] = field(default_factory=dict)
+    accounts: dict[DomainKey, Account] = field(default_factory=dict)
     #: the peer's clock as its last heartbeat said it, and ours when that came
     their_clock: float = 0.0
     their_clock_at: float = 0.0
@@ -147,8 +154,9 @@ class Link:
         elif self.probe is not None and self.probe.trip is None and now - self.probe.sent < PROBE_PATIENCE:
             # The peer echoes the newest clock it heard, which has to be the probe's until that is back.
             now = 0.0
-        self.untold.clear()
-        credits = tuple((job, domain, total) for (job, domain), total in self.taken.items())
+        for account in self.accounts.values():
+            account.untold = 0
+        credits = tuple((job, domain, account.taken) for (job, domain), account in self.accounts.items())
         held = now - self.their_clock_at if now and self.their_clock else 0.0
         beat = messages.Beat(self.next_seq - 1, closed, credits, now, self.their_clock if now else 0.0, held, pad)
         return self._unnumbered(FrameType.HEARTBEAT, packed.encode(beat))
@@ -157,19 +165,19 @@ class Link:
         self, header: Header, handle: Handle | None = None, body: bytes = b"", wanted: Callable[[], bool] = _always
     ) -> Send:
         """Number a frame and remember it until acknowledged. Contributions spend credit."""
-        domain = (header.job, header.domain)
+        account = self._account((header.job, header.domain))
         if header.phase is CONTRIBUTION:
-            self.spent[domain] = self.spent.get(domain, 0) + header.payload_bytes
-        credit = self.taken.get(domain, 0)
-        self.untold.pop(domain, None)
-        header = header.on_link(link_seq=self.next_seq, ack=self.received, credit=credit, to_incarnation=self.theirs)
-        self.unacked[self.next_seq] = Sent(header, handle, body, wanted)
-        self.next_seq += 1
+            account.spent += header.payload_bytes
+        account.untold, seq = 0, self.next_seq
+        header = header.on_link(link_seq=seq, ack=self.received, credit=account.taken, to_incarnation=self.theirs)
+        self.unacked[seq] = Sent(header, handle, body, wanted)
+        self.next_seq = seq + 1
         return Send(self.peer, header, handle, body)
 
     def outstanding(self, domain: DomainKey) -> int:
         """Contribution bytes of a domain that were sent and have not come back."""
-        return self.spent.get(domain, 0) - self.returned.get(domain, 0)
+        account = self.accounts.get(domain)
+        return 0 if account is None else account.spent - account.returned
 
     def may_spend(self, domain: DomainKey, nbytes: int) -> bool:
         """Whether a contribution of ``nbytes`` fits the credit; one frame always may when nothing is out."""
@@ -178,16 +186,27 @@ class Link:
 
     def take(self, domain: DomainKey, nbytes: int) -> list[LinkEffect]:
         """A contribution payload of the peer was used or dropped: its credit goes back."""
-        self.taken[domain] = self.taken.get(domain, 0) + nbytes
-        self.untold[domain] = self.untold.get(domain, 0) + nbytes
-        if self.up and self.untold[domain] * CREDIT_NOTICE >= self.credit:
+        account = self._account(domain)
+        account.taken += nbytes
+        account.untold += nbytes
+        if self.up and account.untold * CREDIT_NOTICE >= self.credit:
             return [self.heartbeat()]
         return []
 
+    def taken(self, domain: DomainKey) -> int:
+        """Contribution bytes of a domain that came from the peer and are done with."""
+        account = self.accounts.get(domain)
+        return 0 if account is None else account.taken
+
+    def _account(self, domain: DomainKey) -> Account:
+        account = self.accounts.get(domain)
+        if account is None:
+            account = self.accounts[domain] = Account()
+        return account
+
     def forget(self, domain: DomainKey) -> None:
         """The domain is closed here: whoever still spends in it gets nothing back, and needs nothing."""
-        for book in (self.spent, self.returned, self.taken, self.untold):
-            book.pop(domain, None)
+        self.accounts.pop(domain, None)
 
     def _resend(self, seqs: list[int]) -> list[LinkEffect]:
         out: list[LinkEffect] = []
@@ -196,7 +215,7 @@ class Link:
             if sent is None:
                 continue
             if sent.wanted():
-                credit = self.taken.get((sent.header.job, sent.header.domain), 0)
+                credit = self.taken((sent.header.job, sent.header.domain))
                 again = replace(sent.header, flags=sent.header.flags | Flag.RESENT, ack=self.received, credit=credit)
                 out.append(Send(self.peer, again, sent.handle, sent.body))
                 out.append(Count("frames_resent", self.peer))
@@ -220,7 +239,7 @@ class Link:
             to_incarnation=self.theirs,
             link_seq=seq,
             ack=self.received,
-            credit=self.taken.get((instead_of.job, instead_of.domain), 0),
+            credit=self.taken((instead_of.job, instead_of.domain)),
             aux=lost,
         )
 
@@ -254,8 +273,7 @@ class Link:
         self.damaged.clear()
         self.blind = 0
         self.their_clock, self.rtt, self.probe = 0.0, None, None
-        for book in (self.spent, self.returned, self.taken, self.untold):
-            book.clear()
+        self.accounts.clear()
         out: list[LinkEffect] = [] if first else [Reconnect(self.peer)]
         out.append(ReportLink(self.peer, "up"))
         return out
@@ -294,14 +312,14 @@ class Link:
 
     def _returned(self, domain: DomainKey, total: int) -> None:
         """The peer says how much it is done with: never less than before, never more than was spent."""
-        spent = self.spent.get(domain, 0)
-        if spent and total > self.returned.get(domain, 0):
-            self.returned[domain] = min(total, spent)
+        account = self.accounts.get(domain)
+        if account is not None and total > account.returned:
+            account.returned = min(total, account.spent)
 
     def accept(self, h: Header, out: Sink) -> bool:
         """Number bookkeeping of a fresh sequenced frame; False if it came before. Asks for what is missing."""
         seq = h.link_seq
-        if seq == self.highest + 1 and self.highest == self.received and not self.damaged:
+        if seq == self.highest + 1 and self.highest == self.received:
             # The next one of a link that lacks nothing, as nearly all are.
             self.received = self.highest = seq
             return True

@@ -18,9 +18,8 @@ from gcserver.core.events import DomainKey
 
 @dataclass(slots=True)
 class Outbox:
-    """Waiting contributions towards one peer. ``turn``: its place among the peers."""
+    """Waiting contributions towards one peer."""
 
-    turn: int
     heaps: dict[DomainKey, list[tuple[int, int]]] = field(default_factory=dict)
 
     def add(self, domain: DomainKey, step: int, key: int) -> None:
@@ -41,6 +40,3 @@ class Outbox:
         heapq.heappop(heap)
         if not heap:
             del self.heaps[domain]
-
-    def clear(self) -> None:
-        self.heaps.clear()

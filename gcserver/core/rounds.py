@@ -35,7 +35,8 @@ class Exchange:
 
     own: Parked | None = None
     own_digest: int = 0
-    have: set[int] = field(default_factory=set)
+    #: bit i: the contribution of member i is there, or was
+    have: int = 0
     parked: dict[int, Parked] = field(default_factory=dict)
     next_member: int = 0
     #: the highest grade (`tuning.py`) among the contributions
@@ -51,7 +52,8 @@ class Round:
 
     step: int
     flags: int | None = None
-    local: set[int] = field(default_factory=set)
+    #: bit i: local rank i has its input in the slot
+    local: int = 0
     decision: Decision | None = None
     #: with the level that our own payload says
     codec: CodecChoice | None = None
@@ -75,7 +77,7 @@ class Round:
     @property
     def now(self) -> Exchange:
         """The exchange it is in."""
-        return self.exchange(self.stage)
+        return self.exchanges[self.stage]
 
     def exchange(self, stage: int) -> Exchange:
         """The first (0) or the second exchange (1)."""

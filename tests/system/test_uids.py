@@ -22,6 +22,7 @@ from gcproto.messages import IAm, WhoAreYou
 from gcserver.admin.callers import uid_of
 from gcserver.admin.unixpeers import uids_at
 from gcserver.core import control_events as cx
+from gcserver.runtime.laneworkers import LaneWorkers
 from gcserver.runtime.registrations import Registrations
 from gcserver.runtime.setup import listen_unix
 from gcserver.runtime.statefiles import map_file, private_directory
@@ -123,7 +124,7 @@ def test_another_uid_is_refused_whatever_the_sockets_mode(supervisor: Supervisor
 def test_another_uid_gets_no_arena_of_a_lane(folder: Path) -> None:
     """Not with the ticket of the job either, were it to get hold of one."""
     lane = Lane(folder)
-    lane.workers.listener = listen_unix(str(folder / "lane.sock"))
+    lane.workers = LaneWorkers(lane.process, listen_unix(str(folder / "lane.sock")), lane.tickets)
     (folder / "lane.sock").chmod(0o666)
     said = (Attach(OURS, 0, lane.tickets.ticket(OURS, 0)), MapSection(0, 0, 0))
     child = Child(SOMEBODY, knock(folder / "lane.sock", _to_lane_worker, *said))
