@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from gcproto import messages, wire
 from gcproto.dtypes import DType
 from gcproto.manifest import PAGE, AddressSpace, Section, TensorSpec
-from gcproto.wire import FrameType, Header
-from gcserver.core import effects as fx
+from gcproto.wire import DATA, Header
 from gcserver.core import events as ev
+from gcserver.core.effects import Accumulate, CommitOutput, Decode, Encode, Finalise, ReportStep, Send
 from gcserver.core.lane import LaneMachine
 from gcserver.core.lane_config import LaneConfig
 
@@ -74,8 +74,10 @@ class Share:
         #: highest address first, as backward produces gradients
         self.keys = tuple(sorted(self.sizes, reverse=True))
         self.traffic = {i: Traffic() for i in self.indices}
-        #: (node, partition) -> sum so far
-        self.sums: dict[tuple[int, int], int] = {}
+        #: partition -> sum so far, at its owner
+        self.sums: dict[int, int] = {}
+        #: step -> what every partition's sum is
+        self.right: dict[int, int] = {}
         #: frames to nodes of this share, and packed ones to those of others
         self.frames: deque[tuple[int, Header, int | None, bytes]] = deque()
         self.away: list[list[bytes]] = [[] for _ in range(shares)]
@@ -85,38 +87,41 @@ class Share:
     def on(self, node: int, event: ev.LaneEvent) -> None:
         """An event of one node, and what its kernels and its control machine answer."""
         machine = self.machines[node]
-        todo: deque[ev.LaneEvent] = deque((event,))
-        while todo:
-            for e in machine.on(todo.popleft(), NOW):
+        todo: list[ev.LaneEvent] = [event]
+        for happened in todo:
+            for e in machine.on(happened, NOW):
                 kind = type(e)
-                if kind is fx.Send:
+                if kind is Send:
                     self._send(self.traffic[node], e)
-                elif kind is fx.Encode:
+                elif kind is Encode:
                     value, size = gradient(node, e.step), self.sizes[e.key]
                     todo.append(ev.Encoded(e.domain, e.key, e.step, value, size, 1, False, 0))
-                elif kind is fx.Accumulate:
-                    self.sums[node, e.key] = e.handle if e.first else self.sums[node, e.key] + e.handle
-                elif kind is fx.Finalise:
-                    value, size = self.sums.pop((node, e.key)), self.sizes[e.key]
+                elif kind is Accumulate:
+                    self.sums[e.key] = e.handle if e.first else self.sums[e.key] + e.handle
+                elif kind is Decode:
+                    self._check(e.step, e.handle)
+                elif kind is CommitOutput:
+                    self.outputs += 1
+                elif kind is Finalise:
+                    value, size = self.sums.pop(e.key), self.sizes[e.key]
                     self._check(e.step, value)
                     todo.append(ev.Finalised(e.domain, e.key, e.step, value, size, 1, False, 0))
-                elif kind is fx.Decode:
-                    self._check(e.step, e.handle)
-                elif kind is fx.CommitOutput:
-                    self.outputs += 1
-                elif kind is fx.ReportStep:
+                elif kind is ReportStep:
                     todo.append(ev.Settled(e.domain, e.step, False, 0))
 
     def _check(self, step: int, total: int | None) -> None:
-        right = (gradient(0, step) + gradient(self.nodes - 1, step)) * self.nodes // 2
+        right = self.right.get(step)
+        if right is None:
+            right = (gradient(0, step) + gradient(self.nodes - 1, step)) * self.nodes // 2
+            self.right[step] = right
         if total != right:
             raise AssertionError(f"step {step}: the sum of a partition is {total}, expected {right}")
 
-    def _send(self, traffic: Traffic, e: fx.Send) -> None:
+    def _send(self, traffic: Traffic, e: Send) -> None:
         h = e.header
         traffic.messages += 1
         traffic.overhead += wire.HEADER_BYTES
-        if h.type is FrameType.DATA:
+        if h.type is DATA:
             traffic.payload += h.payload_bytes
         else:
             traffic.overhead += h.payload_bytes

@@ -34,7 +34,7 @@ from benchmarks import command, common
 from benchmarks.cluster_share import Share, Traffic
 
 #: nodes that each process lets begin before frames go to the other processes
-BURST = 8
+BURST = 32
 #: head of what one process hands to another: how many bytes it handed over in this turn, to all others together
 _HANDED = struct.Struct("<Q")
 

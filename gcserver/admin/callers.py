@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gcserver.admin.roles import OPERATOR, Role
+from gcserver.admin.unixpeers import uids_at
 
 _TABLES: Final = {4: Path("/proc/net/tcp"), 6: Path("/proc/net/tcp6")}
 
@@ -23,31 +24,41 @@ _TABLES: Final = {4: Path("/proc/net/tcp"), 6: Path("/proc/net/tcp6")}
 class Caller:
     """``name``: a certificate's common name, or "" without one. ``peer``: the address as gRPC spells it.
 
-    ``until``: when the certificate expires, None without one.
+    ``until``: when the certificate expires, None without one. ``path``: the Unix socket it came over, "" for others.
     """
 
     name: str
     role: Role | None
     peer: str
     until: dt.datetime | None = None
+    path: str = ""
 
     def expired(self, now: dt.datetime) -> bool:
         return self.until is not None and now > self.until
 
     @property
     def who(self) -> str:
-        """For the audit log: the certificate's name, else the uid of a connection from this machine, else the peer."""
+        """For the audit log: the certificate's name, else the uid of a connection from this machine, else the peer.
+
+        Of a Unix socket only the uids of all who are connected are known: where these are several, it was one of them.
+        To be asked while the caller waits for its answer; who is gone is not in the system's tables any more.
+        """
         if self.until is not None:
             return self.name or self.peer
+        if self.path:
+            return " or ".join(f"uid {uid}" for uid in sorted(uids_at(self.path))) or self.peer
         uid = uid_of(self.peer)
         return self.peer if uid is None else f"uid {uid}"
 
 
-def caller(context: Any, tls: bool) -> Caller:
-    """Who calls. ``tls``: connections come with certificates; without them the address alone was let in."""
+def caller(context: Any, tls: bool, path: str = "") -> Caller:
+    """Who calls. ``tls``: connections come with certificates; without them the address alone was let in.
+
+    ``path``: of the Unix socket that is served, "" for TCP.
+    """
     peer = urllib.parse.unquote(context.peer())
     if not tls:
-        return Caller("", OPERATOR, peer)
+        return Caller("", OPERATOR, peer, path=path)
     # Imported late: a daemon without certificates does not need what reads them.
     from gcserver.admin.certificates import shown
 

@@ -55,7 +55,8 @@ def _now() -> dt.datetime:
 class Guard(grpc.aio.ServerInterceptor):
     """``tls``: callers are known by their certificates; without it all may do everything (`service.py` says when).
 
-    ``count`` hears of each refused call, ``handshakes`` of each peer that calls.
+    ``path``: of the Unix socket that is served, "" for TCP. ``count`` hears of each refused call, ``handshakes`` of
+    each peer that calls.
     """
 
     def __init__(
@@ -65,8 +66,9 @@ class Guard(grpc.aio.ServerInterceptor):
         count: Callable[[str], None],
         handshakes: Handshakes,
         now: Callable[[], dt.datetime] = _now,
+        path: str = "",
     ) -> None:
-        self._tls, self._audit, self._count = tls, audit, count
+        self._tls, self._audit, self._count, self._path = tls, audit, count, path
         self._handshakes, self._now = handshakes, now
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], details: Any) -> Any:
@@ -87,10 +89,12 @@ class Guard(grpc.aio.ServerInterceptor):
     # ------------------------------------------------------------------------------- kinds of methods
     def _answering(self, method: str, inner: Any) -> Any:
         """One request, one answer. What a change came to is written down before the caller hears of it."""
-        change = roles.METHODS.get(method) == roles.OPERATOR
+        written = roles.METHODS.get(method) == roles.OPERATOR and self._audit is not None
 
         async def guarded(request: Any, context: Any) -> Any:
             who = self._caller(context)
+            # Now: a caller that does not wait for its answer is not to be found any more.
+            name = who.who if written else ""
             error = self._refusal(method, who)
             outcome = Outcome("unknown", "CANCELLED", "the caller did not wait for the answer")
             try:
@@ -103,8 +107,8 @@ class Guard(grpc.aio.ServerInterceptor):
                     outcome = Outcome(said, code_name(error.kind), error.message)
             finally:
                 # Also for a caller that went away: what it asked for may have happened.
-                if change:
-                    await self._write(method, who, request, outcome)
+                if written:
+                    await self._write(method, who, name, request, outcome)
             if error is not None:
                 await abort(context, error)
             return answer
@@ -128,7 +132,7 @@ class Guard(grpc.aio.ServerInterceptor):
 
     # ------------------------------------------------------------------------------------- who and what
     def _caller(self, context: Any) -> Caller:
-        who = caller(context, self._tls)
+        who = caller(context, self._tls, self._path)
         self._handshakes.called(who.peer)
         return who
 
@@ -156,13 +160,12 @@ class Guard(grpc.aio.ServerInterceptor):
             self._count(DENIED)
         return error
 
-    async def _write(self, method: str, who: Caller, request: Any, outcome: Outcome) -> None:
-        if self._audit is None:
-            return
+    async def _write(self, method: str, who: Caller, name: str, request: Any, outcome: Outcome) -> None:
+        assert self._audit is not None
         arguments = json_format.MessageToDict(request, preserving_proto_field_name=True)
         await self._audit.append({
             "time": self._now().isoformat(timespec="milliseconds").replace("+00:00", "Z"),
-            "who": who.who,
+            "who": name,
             "role": who.role,
             "peer": who.peer,
             "method": method.rpartition("/")[2],

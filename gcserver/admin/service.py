@@ -184,7 +184,7 @@ async def serve(source: Source, address: str, access: Access = OPEN) -> AdminSer
     certificates = access.certificates if path is None else None
     handshakes = Handshakes(lambda: access.count(HANDSHAKE_FAILED))
     server = grpc.aio.server(
-        interceptors=(Guard(certificates is not None, access.audit, access.count, handshakes),),
+        interceptors=(Guard(certificates is not None, access.audit, access.count, handshakes, path=str(path or "")),),
         options=[
             # without this a second daemon would share the port and take half of the requests
             ("grpc.so_reuseport", 0),

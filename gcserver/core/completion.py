@@ -17,13 +17,14 @@ from gcserver.core.steps import Step
 def complete(d: Domain, p: Partition, r: Round, nonfinite: bool) -> None:
     """The result of a round is in the output slot."""
     key = p.block.key
-    d.out.append(CommitOutput(d.config.id, key, r.step, nonfinite, r.proposal))
+    d.out.append(CommitOutput(d.id, key, r.step, nonfinite, r.proposal))
     r.complete = True
     del p.rounds[r.step]
     p.out_step, p.out_nonfinite, p.out_proposal = r.step, nonfinite, r.proposal
     end_exchange(d, r)
     for x in r.exchanges:
-        unpark(d, x, None)
+        if x.parked:
+            unpark(d, x, None)
     if r.codec is not None and (r.codec.feedback or r.flush):
         p.unsettled = r.step
     if not d.config.commits:
@@ -42,13 +43,13 @@ def try_finish(d: Domain, step: Step) -> None:
     step.finished = True
     record = StepRecord(step.number, step.nonfinite, step.proposal, step.digest, d.config.epoch)
     d.finished[step.number] = record
-    d.out.append(LogStep(d.config.id, step.number, step.nonfinite, step.proposal, step.digest, d.config.epoch))
+    d.out.append(LogStep(d.id, step.number, step.nonfinite, step.proposal, step.digest, d.config.epoch))
     d.out.append(report_of(d, record))
 
 
 def report_of(d: Domain, r: StepRecord) -> ReportStep:
     """What the control machine is told of a finished step."""
-    return ReportStep(d.config.id, r.step, r.nonfinite, r.proposal, r.digest, r.epoch)
+    return ReportStep(d.id, r.step, r.nonfinite, r.proposal, r.digest, r.epoch)
 
 
 def settle(d: Domain, e: Settled) -> bool:
@@ -92,7 +93,7 @@ def flip(d: Domain, p: Partition, step: int, owner: bool) -> None:
         p.owner_residual = new
     else:
         p.residual = new
-    d.out.append(Flip(d.config.id, p.block.key, step, new.current, owner))
+    d.out.append(Flip(d.id, p.block.key, step, new.current, owner))
 
 
 def end_exchange(d: Domain, r: Round) -> None:
@@ -102,7 +103,8 @@ def end_exchange(d: Domain, r: Round) -> None:
     own, x.own = x.own, None
     if own is not None and not r.everyone:
         d.release(own.handle)
-    unpark(d, x, own)
+    if x.parked:
+        unpark(d, x, own)
 
 
 def unpark(d: Domain, x: Exchange, own: Parked | None) -> None:

@@ -29,6 +29,7 @@ from gcserver.core.control_events import (
     LaneSaid,
     LaneUp,
     Log,
+    PeerExpelled,
     ProbeLink,
     SetPlan,
     Tell,
@@ -330,6 +331,10 @@ class ControlMachine:
         if self.draining and not self.jobs:
             self.out.append(Drained())
 
+    def _on_expelled(self, e: PeerExpelled, now: float) -> None:
+        for job in self.jobs.values():
+            self.out.extend(waiting.expel(job, e.name))
+
     def _on_restored(self, e: JobRestored, now: float) -> None:
         record = e.memory.record
         if why := damage(e.memory, e.ledgers, self.config.hello.node):
@@ -381,6 +386,7 @@ _HANDLERS: dict[type, Callable[[ControlMachine, Any, float], None]] = {
     ArbiterSilent: ControlMachine._on_arbiter_silent,
     SetPlan: ControlMachine._on_set_plan,
     ProbeLink: lambda machine, e, now: machine.peers.on_probe(e, now),
+    PeerExpelled: ControlMachine._on_expelled,
     DrainAsked: ControlMachine._on_drain,
     JobRestored: ControlMachine._on_restored,
     Tick: ControlMachine._on_tick,

@@ -119,6 +119,13 @@ class ProbeLink:
 
 
 @dataclass(frozen=True, slots=True)
+class PeerExpelled:
+    """A node may not be talked to any more: its key is not among the admitted. Said again as long as that is so."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class DrainAsked:
     """Take no new jobs; say Drained when the last one has left."""
 
@@ -170,6 +177,7 @@ ControlEvent = (
     | ArbiterSilent
     | SetPlan
     | ProbeLink
+    | PeerExpelled
     | DrainAsked
     | JobRestored
     | PeerAdded

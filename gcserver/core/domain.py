@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from gcproto.manifest import Section
 from gcproto.wire import Flag, Header
 from gcserver.core.effects import LaneEffect, Notify, Release, ReportClosed, ReportFault, ReportWaiting
-from gcserver.core.events import DomainConfig, Handle, Plan, Retained, StepRecord
+from gcserver.core.events import DomainConfig, DomainKey, Handle, Plan, Retained, StepRecord
 from gcserver.core.rounds import OPERATION, Partition, Round
 from gcserver.core.steps import Step, StepBook
 from gcserver.core.tuning import UNTUNED
@@ -73,11 +73,17 @@ class Domain:
     end: int = 0
     faulted: bool = False
     waiting_said: bool = False
-    #: node -> member index: asked for with every frame
+    #: asked for with every frame: what the configuration says of them; node -> member index
+    id: DomainKey = field(init=False)
     index: dict[int, int] = field(init=False)
+    #: nodes of all members but this one
+    others: tuple[int, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.index = {m.node: i for i, m in enumerate(self.config.members)}
+        members, me = self.config.members, self.config.me
+        self.id = self.config.id
+        self.index = {m.node: i for i, m in enumerate(members)}
+        self.others = tuple(m.node for i, m in enumerate(members) if i != me)
 
     # ------------------------------------------------------------------- what members must agree on
     def mismatch(self, step: int, name: str) -> None:
@@ -170,7 +176,7 @@ class Domain:
         """What the event just handled has for workers; they hear of it after everything is logged."""
         notices, self.notices = self.notices, {}
         return [
-            Notify(self.config.id, step, tuple(keys), nonfinite, rank, skipped)
+            Notify(self.id, step, tuple(keys), nonfinite, rank, skipped)
             for (step, nonfinite, rank, skipped), keys in notices.items()
         ]
 
@@ -181,7 +187,7 @@ class Domain:
         """The job cannot go on; the control machine tells everyone."""
         if not self.faulted:
             self.faulted = True
-            self.out.append(ReportFault(self.config.id, kind, message, step, phase, missing, advice))
+            self.out.append(ReportFault(self.id, kind, message, step, phase, missing, advice))
 
     @property
     def oldest_step(self) -> int:
@@ -194,18 +200,18 @@ class Domain:
         if step is None or now - step.opened < after or step.finished:
             if self.waiting_said:
                 self.waiting_said = False
-                self.out.append(ReportWaiting(self.config.id, 0, 0.0, "", (), (), 0, self.config.epoch))
+                self.out.append(ReportWaiting(self.id, 0, 0.0, "", (), (), 0, self.config.epoch))
             return
         self.waiting_said = True
         if step.is_closed and not step.said_closed:
             # A finished step says what was in it by ReportStep; one that hangs may hang on just that.
             step.said_closed = True
-            self.out.append(ReportClosed(self.config.id, step.number, step.digest))
+            self.out.append(ReportClosed(self.id, step.number, step.digest))
         phase, missing = self._missing(step)
         names, newest = tuple(sorted(missing)), max(self.steps.open)
         wanted = tuple(missing[name] for name in names)
         self.out.append(
-            ReportWaiting(self.config.id, step.number, step.opened, phase, names, wanted, newest, self.config.epoch)
+            ReportWaiting(self.id, step.number, step.opened, phase, names, wanted, newest, self.config.epoch)
         )
 
     def _missing(self, step: Step) -> tuple[str, dict[str, str]]:
@@ -219,9 +225,9 @@ class Domain:
             if r is None:
                 continue
             if r.stage == 0 and r.now.own is None:
-                absent |= {f"local rank {i}" for i in range(self.config.local_ranks) if i not in r.local}
+                absent |= {f"local rank {i}" for i in range(self.config.local_ranks) if not r.local >> i & 1}
             elif r.everyone or p.block.owner == me:
-                contributors |= {members[i].name for i in range(len(members)) if i not in r.now.have}
+                contributors |= {members[i].name for i in range(len(members)) if not r.now.have >> i & 1}
             else:
                 owners.add(members[p.block.owner].name)
         if not contributors and not owners:

@@ -6,6 +6,8 @@ gives (`plan.py`), what becomes of the payload (`exchange.py`).
 
 from __future__ import annotations
 
+import struct
+
 from gcproto import wire
 from gcproto.records import replace
 from gcserver.core import completion, tuning
@@ -14,6 +16,9 @@ from gcserver.core.domain import Domain
 from gcserver.core.effects import Encode, LogDecision
 from gcserver.core.events import CodecChoice, Decision, Handle, PlanKnown, ProposalKnown, Tuned
 from gcserver.core.rounds import Partition, Round
+
+#: what a seed is drawn from beside its origin: domain, step, key, node
+_DRAWN = struct.Struct("<QQQQ")
 
 
 def ready(d: Domain, p: Partition, r: Round, now: float) -> None:
@@ -38,8 +43,9 @@ def ready(d: Domain, p: Partition, r: Round, now: float) -> None:
         return
     d.gated.pop(p.block.key, None)
     r.levels, grade = tuning.own(choice, decision, p.segments)
-    said = [(grade, d.config.members[d.config.me].name)] + ([r.apart] if r.apart else [])
-    if not all(d.same_codec(p, r, codec.id, at, who, codec.tunable) for at, who in said):
+    if not d.same_codec(p, r, codec.id, grade, d.config.members[d.config.me].name, codec.tunable):
+        return
+    if r.apart and not d.same_codec(p, r, codec.id, *r.apart, codec.tunable):
         return
     if codec.level != grade:
         codec = replace(codec, level=grade)
@@ -47,7 +53,7 @@ def ready(d: Domain, p: Partition, r: Round, now: float) -> None:
     r.proposal = max(r.proposal, decision.proposal)
     if decision != p.logged:
         p.logged = decision
-        d.out.append(LogDecision(d.config.id, p.block.key, decision))
+        d.out.append(LogDecision(d.id, p.block.key, decision))
     if codec.drains:
         r.flush = p.residual.holds | p.owner_residual.holds << 1
     if codec.feedback or r.flush & 1:
@@ -66,7 +72,7 @@ def ready(d: Domain, p: Partition, r: Round, now: float) -> None:
         retain = r.slot = p.free_slot()
     d.out.append(
         Encode(
-            d.config.id,
+            d.id,
             p.block.key,
             r.step,
             codec,
@@ -98,8 +104,7 @@ def _seed(d: Domain, p: Partition, r: Round, codec: CodecChoice) -> int:
     c = d.config
     origin = c.job if c.seed is None else c.seed.to_bytes(8, "little")
     node = 0 if codec.shared_seed else c.members[c.me].node
-    text = origin + b"".join(v.to_bytes(8, "little") for v in (c.domain, r.step, p.block.key, node))
-    return wire.digest(text)
+    return wire.digest(origin + _DRAWN.pack(c.domain, r.step, p.block.key, node))
 
 
 def second_exchange(d: Domain, p: Partition, r: Round, aggregate: Handle | None) -> None:
@@ -107,11 +112,12 @@ def second_exchange(d: Domain, p: Partition, r: Round, aggregate: Handle | None)
     completion.end_exchange(d, r)
     if r.codec is None or r.decision is None:
         return
+    r.exchange(1)
     r.stage, r.encoding = 1, True
     read = p.residual.current
     d.out.append(
         Encode(
-            d.config.id,
+            d.id,
             p.block.key,
             r.step,
             r.codec,

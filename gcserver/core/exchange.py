@@ -34,26 +34,24 @@ def on_encoded(d: Domain, e: Encoded) -> None:
         p.retain(
             Retained(r.step, r.slot, e.handle, e.nbytes, e.digest, r.codec.id, r.codec.level, int(flags), r.proposal),
         )
-        for member in range(len(d.config.members)):
-            if member != me:
-                d.outward.queue(d.config.members[member].node, r.step, e.key)
+        for other in d.others:
+            d.outward.queue(other, r.step, e.key)
     elif owner != me:
         d.outward.queue(d.config.members[owner].node, r.step, e.key)
         return
     elif r.double and r.stage == 0 and (kept := p.kept(r.step)) is not None:
         _adopt(d, p, r, kept, r.codec)
         return
-    x.have.add(me)
+    x.have |= 1 << me
     x.parked[me] = x.own
     _advance(d, p, r, r.stage)
 
 
 def _adopt(d: Domain, p: Partition, r: Round, kept: Retained, codec: CodecChoice) -> None:
     """An earlier life of this owner had the first exchange's sum: others may have it, so it is the one."""
-    asked = sorted(r.now.have)
+    asked = (m.node for i, m in enumerate(d.config.members) if r.now.have >> i & 1)
     r.proposal = max(r.proposal, kept.proposal)
-    for member in asked:
-        frames.send_retained(d, p, kept, d.config.members[member].node)
+    frames.send_retained(d, p, kept, *asked)
     if kept.flags & Flag.NONFINITE:
         _void(d, p, r, codec)
     else:
@@ -63,7 +61,7 @@ def _adopt(d: Domain, p: Partition, r: Round, kept: Retained, codec: CodecChoice
 def _void(d: Domain, p: Partition, r: Round, codec: CodecChoice) -> None:
     """The first exchange was not finite: there is no second."""
     flags = (r.flags or 0) | Flag.NONFINITE
-    d.out.append(Decode(d.config.id, p.block.key, r.step, None, codec.id, codec.level, 1, int(flags), True))
+    d.out.append(Decode(d.id, p.block.key, r.step, None, codec.id, codec.level, 1, int(flags), True))
     completion.complete(d, p, r, True)
 
 
@@ -73,7 +71,7 @@ def on_contribution(d: Domain, h: Header, handle: Handle | None, member: int) ->
     stage = 1 if h.flags & Flag.SECOND else 0
     under_way = p.rounds.get(h.step)
     # Of a round under way only an owner's first exchange can be over.
-    if h.step <= p.out_step or (under_way is not None and under_way.exchanges[stage].over):
+    if h.step <= p.out_step or (under_way is not None and under_way.exchange(stage).over):
         d.give_back(h, handle)
         kept = p.kept(h.step, stage)
         if kept is None or h.aux == frames.ANSWER:
@@ -90,8 +88,8 @@ def on_contribution(d: Domain, h: Header, handle: Handle | None, member: int) ->
     else:
         d.remote.setdefault(h.step, set()).add(h.key)
     r = p.round(h.step)
-    x = r.exchanges[stage]
-    if member in x.have:
+    x = r.exchange(stage)
+    if x.have >> member & 1:
         d.give_back(h, handle)
         d.out.append(Count("contributions_duplicate", h.sender))
         return
@@ -100,7 +98,7 @@ def on_contribution(d: Domain, h: Header, handle: Handle | None, member: int) ->
     if not (d.same_operation(p, r, h.flags, who) and d.same_codec(p, r, h.codec, h.level, who, tunable)):
         d.give_back(h, handle)
         return
-    x.have.add(member)
+    x.have |= 1 << member
     r.everyone = r.everyone or bool(h.flags & Flag.ALL)
     r.proposal = max(r.proposal, h.proposal)
     nonfinite = bool(h.flags & Flag.NONFINITE)
@@ -111,12 +109,12 @@ def on_contribution(d: Domain, h: Header, handle: Handle | None, member: int) ->
 def _advance(d: Domain, p: Partition, r: Round, stage: int) -> None:
     """Accumulate whatever is next in member order; with everyone there, finalise."""
     members = d.config.members
-    x = r.exchanges[stage]
+    x = r.exchange(stage)
     while (parked := x.parked.pop(x.next_member, None)) is not None:
         member = x.next_member
         d.out.append(
             Accumulate(
-                d.config.id,
+                d.id,
                 p.block.key,
                 r.step,
                 member,
@@ -156,7 +154,7 @@ def _advance(d: Domain, p: Partition, r: Round, stage: int) -> None:
     divisor = d.config.divisor if (r.flags or 0) & Flag.AVERAGE else 1
     d.out.append(
         Finalise(
-            d.config.id,
+            d.id,
             p.block.key,
             r.step,
             codec,
@@ -193,9 +191,7 @@ def on_finalised(d: Domain, e: Finalised) -> None:
     flags |= Flag.SUM_UNITS if r.codec.sum_units else 0
     kept = Retained(r.step, r.slot, e.handle, e.nbytes, e.digest, r.codec.id, r.now.grade, int(flags), r.proposal)
     p.retain(kept)
-    for member in d.config.members:
-        if member.node != d.config.members[d.config.me].node:
-            frames.send_retained(d, p, kept, member.node)
+    frames.send_retained(d, p, kept, *d.others)
     if middle and not nonfinite:
         encoding.second_exchange(d, p, r, e.handle)
 
@@ -220,6 +216,6 @@ def on_aggregate(d: Domain, h: Header, handle: Handle | None, member: int) -> No
         encoding.second_exchange(d, p, r, handle)
         d.release(handle)
         return
-    d.out.append(Decode(d.config.id, h.key, h.step, handle, h.codec, h.level, divisor, h.flags, nonfinite, stage))
+    d.out.append(Decode(d.id, h.key, h.step, handle, h.codec, h.level, divisor, h.flags, nonfinite, stage))
     d.release(handle)
     completion.complete(d, p, r, nonfinite)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gcproto.wire import Flag, FrameType, Header, Phase
+from gcproto.wire import AGGREGATE, CONTRIBUTION, DATA, Flag, Header, Phase
 from gcserver.core.domain import Domain
 from gcserver.core.events import Handle, Retained
 from gcserver.core.rounds import Partition
@@ -48,7 +48,7 @@ def contribution(d: Domain, step: int, key: int) -> Frame | None:
     header = data_header(
         d,
         p,
-        Phase.CONTRIBUTION,
+        CONTRIBUTION,
         step,
         own.codec,
         own.level,
@@ -79,7 +79,7 @@ def data_header(
     """Header of a block's payload from this node, not numbered yet."""
     c = d.config
     return Header(
-        FrameType.DATA,
+        DATA,
         phase,
         dtype=int(p.block.dtype),
         flags=flags,
@@ -101,15 +101,16 @@ def data_header(
     )
 
 
-def send_retained(d: Domain, p: Partition, kept: Retained, peer: int) -> None:
-    """Answer a peer with a retained payload, or send an owner's aggregate for the first time."""
+def send_retained(d: Domain, p: Partition, kept: Retained, *peers: int) -> None:
+    """Answer a peer with a retained payload, or send an owner's aggregate to all for the first time."""
     header, handle, wanted = retained_frame(d, p, kept, ANSWER)
-    d.outward.send(peer, header, handle, wanted)
+    for peer in peers:
+        d.outward.send(peer, header, handle, wanted)
 
 
 def retained_frame(d: Domain, p: Partition, kept: Retained, aux: int = 0) -> Frame:
     """The frame of a retained payload; it is wanted as long as it is retained."""
-    phase = Phase.CONTRIBUTION if kept.flags & Flag.ALL else Phase.AGGREGATE
+    phase = CONTRIBUTION if kept.flags & Flag.ALL else AGGREGATE
     plan = p.logged.plan if p.logged is not None else 0
     header = data_header(
         d, p, phase, kept.step, kept.codec, kept.level, kept.flags, kept.nbytes, kept.digest, plan, kept.proposal, aux

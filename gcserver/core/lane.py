@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gcproto import messages, packed
-from gcproto.wire import Flag, FrameType, Header, Phase
+from gcproto.wire import AGGREGATE, CONTRIBUTION, DATA, FILLER, HEARTBEAT, HELLO, NACK, REFUSE, Flag, Header
 from gcserver.core import completion, encoding, exchange, frames, opening, pushes
 from gcserver.core.domain import Domain, Outward
 from gcserver.core.early import Early
@@ -53,9 +53,10 @@ class LaneMachine:
 
     config: LaneConfig
     links: dict[int, Link] = field(default_factory=dict)
+    #: of those peers that something waits for, few of many
     outboxes: dict[int, Outbox] = field(default_factory=dict)
-    #: peers whose outbox is not empty; few of many, and asked for after every event
-    waiting: set[int] = field(default_factory=set)
+    #: the order in which peers were added
+    turns: dict[int, int] = field(default_factory=dict)
     domains: dict[DomainKey, Domain] = field(default_factory=dict)
     early: Early = field(default_factory=Early)
     #: jobs that ended here; their late frames are dropped at once
@@ -66,18 +67,14 @@ class LaneMachine:
 
     def on(self, event: LaneEvent, now: float) -> list[LaneEffect]:
         _HANDLERS[type(event)](self, event, now)
-        out = self.out
-        for domain in self.domains.values():
-            if domain.out:
-                out += domain.out
-                domain.out = []
-        if self.waiting:
+        self._said()
+        if self.outboxes:
             self._pump()
+        out, self.out = self.out, []
         # Workers hear last: whatever they do next finds everything logged.
         for domain in self.domains.values():
             if domain.notices:
                 out += domain.take_notices()
-        self.out = []
         return out
 
     # ----------------------------------------------------------------------------------------- links
@@ -86,7 +83,7 @@ class LaneMachine:
             return
         link = Link(self.config.node, self.config.incarnation, e.node, e.name, self.config.credit, heard=now)
         self.links[e.node] = link
-        self.outboxes[e.node] = Outbox(len(self.outboxes))
+        self.turns[e.node] = len(self.turns)
         self.out.append(link.hello(self.config.hello))
 
     def _on_peer_reset(self, e: PeerReset, now: float) -> None:
@@ -124,7 +121,7 @@ class LaneMachine:
             return
         if h.incarnation > link.theirs or link.refused:
             self.out.extend(link.adopt(h.incarnation, now))
-            self.outboxes[link.peer].clear()
+            self.outboxes.pop(link.peer, None)
             for domain in self.domains.values():
                 frames.requeue(domain, link.peer)
             self.out.append(link.hello(self.config.hello))
@@ -144,36 +141,37 @@ class LaneMachine:
 
     def _on_frame(self, e: FrameReceived, now: float) -> None:
         h = e.header
+        kind = h.type
         link = self.links.get(h.sender)
         if link is None:
             self._drop(e, known=False)
             # A peer that heard of this node before this node heard of it; it says hello again until it is answered.
-            if h.type is not FrameType.HELLO:
+            if kind is not HELLO:
                 self.out.append(Count("frames_unknown_sender"))
             return
-        if h.type is FrameType.HELLO:
+        if kind is HELLO:
             self._on_hello(link, h, e.body, now)
             return
-        if h.type is FrameType.REFUSE:
+        if kind is REFUSE:
             link.refused = _refuse(e.body).reason
             self.out.append(ReportLink(link.peer, "refused", link.refused))
             return
         if not link.fresh(h, now, self.config.hello, self.out.append):
             self._drop(e, known=False)
             return
-        if h.type is FrameType.HEARTBEAT:
+        if kind is HEARTBEAT:
             link.on_beat(e.body, now, self.out.append)
-        elif h.type is FrameType.NACK:
+        elif kind is NACK:
             self.out.extend(link.on_nack(e.body))
-        elif h.type is FrameType.DATA and self._too_early(h):
+        elif kind is DATA and self._too_early(h):
             # Not taken, so that it is sent again: what nobody here knows of must not fill memory.
             self._drop(e, known=False)
             self.out.append(Count("frames_refused", link.peer))
         elif not link.accept(h, self.out.append):
             self._drop(e, known=False)
-        elif h.type is FrameType.FILLER:
+        elif kind is FILLER:
             self.out.extend(link.take((h.job, h.domain), h.aux))
-        elif h.type is FrameType.DATA:
+        elif kind is DATA:
             self._on_data(e, now)
         else:
             self._drop(e)
@@ -186,7 +184,7 @@ class LaneMachine:
         """Release a frame's payload; ``known``: it was accepted on its link, so its credit goes back."""
         if e.handle is not None:
             self.out.append(Release(e.handle))
-        if known and e.header.phase is Phase.CONTRIBUTION:
+        if known and e.header.phase is CONTRIBUTION:
             domain = (e.header.job, e.header.domain)
             self._take(domain, e.header.sender, e.header.payload_bytes, e.header.incarnation)
 
@@ -217,7 +215,7 @@ class LaneMachine:
                 "exchange",
             )
             return
-        if h.phase is Phase.AGGREGATE:
+        if h.phase is AGGREGATE:
             exchange.on_aggregate(domain, h, e.handle, member)
         elif h.flags & Flag.ALL or block.owner == domain.config.me:
             exchange.on_contribution(domain, h, e.handle, member)
@@ -240,7 +238,7 @@ class LaneMachine:
             return
         self.out.append(Count("frames_unusable", link.peer))
         if link.accept(e.header, self.out.append):
-            if e.header.phase is Phase.CONTRIBUTION:
+            if e.header.phase is CONTRIBUTION:
                 self.out.extend(link.take((e.header.job, e.header.domain), e.header.payload_bytes))
             self._fault_peer(link, e.header, "CorruptFrame", f"a payload from {link.name} does not decode: {e.reason}")
 
@@ -248,7 +246,7 @@ class LaneMachine:
         """Fault the domain the frame belongs to, or every domain shared with the peer if that is unknown."""
         for domain in self.domains.values():
             shared = any(m.node == link.peer for m in domain.config.members)
-            if shared and (h is None or h.type is not FrameType.DATA or domain.config.id == (h.job, h.domain)):
+            if shared and (h is None or h.type is not DATA or domain.id == (h.job, h.domain)):
                 domain.fault(
                     kind,
                     message,
@@ -261,37 +259,37 @@ class LaneMachine:
     # --------------------------------------------------------------------------------------- domains
     def _on_domain_opened(self, e: DomainOpened, now: float) -> None:
         c = e.config
-        before = self.domains.get(c.id)
+        key = c.id
+        before = self.domains.get(key)
         if before is not None:
             if c.epoch <= before.config.epoch:
                 return
             self.out.extend(opening.close(before))
             for outbox in self.outboxes.values():
-                outbox.heaps.pop(c.id, None)
+                outbox.heaps.pop(key, None)
         outward = Outward(
             send=self._send,
-            queue=lambda peer, step, key: self._queue(peer, c.id, step, key),
-            take=lambda peer, nbytes, life: self._take(c.id, peer, nbytes, life),
+            queue=lambda peer, step, block: self._queue(peer, key, step, block),
+            take=lambda peer, nbytes, life: self._take(key, peer, nbytes, life),
         )
-        self.domains[c.id] = opening.open_domain(e, outward, self.config.hello.lane, self.config.incarnation)
+        self.domains[key] = opening.open_domain(e, outward, self.config.hello.lane, self.config.incarnation)
         self.ended.pop(c.job, None)
         if before is not None:
-            opening.carry_over(self.domains[c.id], before, now)
+            opening.carry_over(self.domains[key], before, now)
 
     def _send(self, peer: int, h: Header, handle: Handle | None, wanted: Callable[[], bool]) -> None:
         link = self.links.get(peer)
         if link is not None and link.up:
             # A contribution sent from here is a retained one: it was asked for, credit does not hold it up.
-            self.out.extend(self._ordered())
+            self._said()
             self.out.append(link.send(h, handle, wanted=wanted))
 
-    def _ordered(self) -> list[LaneEffect]:
+    def _said(self) -> None:
         """What domains have said so far comes before a frame that depends on it."""
-        out: list[LaneEffect] = []
         for domain in self.domains.values():
-            out.extend(domain.out)
-            domain.out = []
-        return out
+            if domain.out:
+                self.out += domain.out
+                domain.out.clear()
 
     def _take(self, domain: DomainKey, peer: int, nbytes: int, life: int) -> None:
         """Credit goes back to the life that spent it; a newer one started from zero."""
@@ -300,12 +298,17 @@ class LaneMachine:
             self.out.extend(link.take(domain, nbytes))
 
     def _queue(self, peer: int, domain: DomainKey, step: int, key: int) -> None:
-        self.outboxes[peer].add(domain, step, key)
-        self.waiting.add(peer)
+        outbox = self.outboxes.get(peer)
+        if outbox is None:
+            outbox = self.outboxes[peer] = Outbox()
+        outbox.add(domain, step, key)
 
     def _pump(self) -> None:
         """Send waiting contributions as far as credit allows; to peers in the order in which they were added."""
-        for peer in sorted(self.waiting, key=lambda p: self.outboxes[p].turn):
+        peers = list(self.outboxes)
+        if len(peers) > 1:
+            peers.sort(key=self.turns.__getitem__)
+        for peer in peers:
             link, outbox = self.links[peer], self.outboxes[peer]
             blocked: set[DomainKey] = set()
             while link.up and (head := outbox.peek(blocked)) is not None:
@@ -322,7 +325,7 @@ class LaneMachine:
                 outbox.pop(key)
                 self.out.append(link.send(header, handle, wanted=wanted))
             if not outbox.heaps:
-                self.waiting.discard(peer)
+                del self.outboxes[peer]
 
     def _on_section(self, e: SectionOpened, now: float) -> None:
         domain = self.domains.get(e.domain)

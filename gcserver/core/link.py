@@ -27,8 +27,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from gcproto import messages, packed, wire
-from gcproto.records import replace
-from gcproto.wire import Flag, FrameType, Header, Phase
+from gcproto.records import Record, replace
+from gcproto.wire import CONTRIBUTION, Flag, FrameType, Header
 from gcserver.core.arrivals import Arrivals
 from gcserver.core.effects import Count, Reconnect, ReportLink, Send
 from gcserver.core.events import DomainKey, Handle
@@ -57,14 +57,24 @@ _beat = packed.Decoder[messages.Beat](messages.Beat)
 _nack = packed.Decoder[messages.Nack](messages.Nack)
 
 
-@dataclass(slots=True)
-class Sent:
+class Sent(Record, frozen=True, gc=True):
     """A numbered frame the peer has not acknowledged. ``wanted`` says whether its content still matters."""
 
     header: Header
     handle: Handle | None
     body: bytes
     wanted: Callable[[], bool]
+
+
+@dataclass(slots=True)
+class Account:
+    """Contribution bytes of one domain: sent on this link, returned by the peer, taken from the peer, of those not said
+    so yet."""
+
+    spent: int = 0
+    returned: int = 0
+    taken: int = 0
+    untold: int = 0
 
 
 def _always() -> bool:
@@ -96,11 +106,7 @@ class Link:
     damaged: dict[int, int] = field(default_factory=dict)
     #: frames with damaged headers since the last good frame
     blind: int = 0
-    #: contribution bytes by domain: sent on this link, returned by the peer, taken from the peer, not said so yet
-    spent: dict[DomainKey, int] = field(default_factory=dict)
-    returned: dict[DomainKey, int] = field(default_factory=dict)
-    taken: dict[DomainKey, int] = field(default_factory=dict)
-    untold: dict[DomainKey, int] = field(default_factory=dict)
+    accounts: dict[DomainKey, Account] = field(default_factory=dict)
     #: the peer's clock as its last heartbeat said it, and ours when that came
     their_clock: float = 0.0
     their_clock_at: float = 0.0
@@ -143,8 +149,9 @@ class Link:
         elif self.probe is not None and self.probe.awaited(now):
             # The peer echoes the newest clock it heard, which has to be the probe's until that is back.
             clock = 0.0
-        self.untold.clear()
-        credits = tuple((job, domain, total) for (job, domain), total in self.taken.items())
+        for account in self.accounts.values():
+            account.untold = 0
+        credits = tuple((job, domain, account.taken) for (job, domain), account in self.accounts.items())
         held = now - self.their_clock_at if now and self.their_clock else 0.0
         beat = messages.Beat(self.next_seq - 1, closed, credits, clock, self.their_clock if now else 0.0, held, pad)
         return self._unnumbered(FrameType.HEARTBEAT, packed.encode(beat))
@@ -153,19 +160,19 @@ class Link:
         self, header: Header, handle: Handle | None = None, body: bytes = b"", wanted: Callable[[], bool] = _always
     ) -> Send:
         """Number a frame and remember it until acknowledged. Contributions spend credit."""
-        domain = (header.job, header.domain)
-        if header.phase is Phase.CONTRIBUTION:
-            self.spent[domain] = self.spent.get(domain, 0) + header.payload_bytes
-        credit = self.taken.get(domain, 0)
-        self.untold.pop(domain, None)
-        header = header.on_link(link_seq=self.next_seq, ack=self.received, credit=credit, to_incarnation=self.theirs)
-        self.unacked[self.next_seq] = Sent(header, handle, body, wanted)
-        self.next_seq += 1
+        account = self._account((header.job, header.domain))
+        if header.phase is CONTRIBUTION:
+            account.spent += header.payload_bytes
+        account.untold, seq = 0, self.next_seq
+        header = header.on_link(link_seq=seq, ack=self.received, credit=account.taken, to_incarnation=self.theirs)
+        self.unacked[seq] = Sent(header, handle, body, wanted)
+        self.next_seq = seq + 1
         return Send(self.peer, header, handle, body)
 
     def outstanding(self, domain: DomainKey) -> int:
         """Contribution bytes of a domain that were sent and have not come back."""
-        return self.spent.get(domain, 0) - self.returned.get(domain, 0)
+        account = self.accounts.get(domain)
+        return 0 if account is None else account.spent - account.returned
 
     def may_spend(self, domain: DomainKey, nbytes: int) -> bool:
         """Whether a contribution of ``nbytes`` fits the credit; one frame always may when nothing is out."""
@@ -174,18 +181,29 @@ class Link:
 
     def take(self, domain: DomainKey, nbytes: int) -> list[LinkEffect]:
         """A contribution payload of the peer was used or dropped: its credit goes back."""
-        if domain not in self.taken and len(self.taken) >= MAX_BOOKS:
+        if domain not in self.accounts and len(self.accounts) >= MAX_BOOKS:
             return [Count("credit_refused", self.peer)]
-        self.taken[domain] = self.taken.get(domain, 0) + nbytes
-        self.untold[domain] = self.untold.get(domain, 0) + nbytes
-        if self.up and self.untold[domain] * CREDIT_NOTICE >= self.credit:
+        account = self._account(domain)
+        account.taken += nbytes
+        account.untold += nbytes
+        if self.up and account.untold * CREDIT_NOTICE >= self.credit:
             return [self.heartbeat()]
         return []
 
+    def taken(self, domain: DomainKey) -> int:
+        """Contribution bytes of a domain that came from the peer and are done with."""
+        account = self.accounts.get(domain)
+        return 0 if account is None else account.taken
+
+    def _account(self, domain: DomainKey) -> Account:
+        account = self.accounts.get(domain)
+        if account is None:
+            account = self.accounts[domain] = Account()
+        return account
+
     def forget(self, domain: DomainKey) -> None:
         """The domain is closed here: whoever still spends in it gets nothing back, and needs nothing."""
-        for book in (self.spent, self.returned, self.taken, self.untold):
-            book.pop(domain, None)
+        self.accounts.pop(domain, None)
 
     def _resend(self, seqs: list[int]) -> list[LinkEffect]:
         out: list[LinkEffect] = []
@@ -194,7 +212,7 @@ class Link:
             if sent is None:
                 continue
             if sent.wanted():
-                credit = self.taken.get((sent.header.job, sent.header.domain), 0)
+                credit = self.taken((sent.header.job, sent.header.domain))
                 again = replace(sent.header, flags=sent.header.flags | Flag.RESENT, ack=self.received, credit=credit)
                 out.append(Send(self.peer, again, sent.handle, sent.body))
                 out.append(Count("frames_resent", self.peer))
@@ -206,7 +224,7 @@ class Link:
 
     def _filler(self, seq: int, instead_of: Header) -> Header:
         """``aux`` carries the credit the lost contribution had cost, so that it comes back."""
-        lost = instead_of.payload_bytes if instead_of.phase is Phase.CONTRIBUTION else 0
+        lost = instead_of.payload_bytes if instead_of.phase is CONTRIBUTION else 0
         return Header(
             FrameType.FILLER,
             job=instead_of.job,
@@ -216,7 +234,7 @@ class Link:
             to_incarnation=self.theirs,
             link_seq=seq,
             ack=self.received,
-            credit=self.taken.get((instead_of.job, instead_of.domain), 0),
+            credit=self.taken((instead_of.job, instead_of.domain)),
             aux=lost,
         )
 
@@ -251,8 +269,7 @@ class Link:
         self.blind = 0
         self.their_clock, self.rtt, self.probe = 0.0, None, None
         self.arrivals = Arrivals(now)
-        for book in (self.spent, self.returned, self.taken, self.untold):
-            book.clear()
+        self.accounts.clear()
         out: list[LinkEffect] = [] if first else [Reconnect(self.peer)]
         out.append(ReportLink(self.peer, "up"))
         return out
@@ -293,13 +310,17 @@ class Link:
 
     def _returned(self, domain: DomainKey, total: int) -> None:
         """The peer says how much it is done with: never less than before, never more than was spent."""
-        spent = self.spent.get(domain, 0)
-        if spent and total > self.returned.get(domain, 0):
-            self.returned[domain] = min(total, spent)
+        account = self.accounts.get(domain)
+        if account is not None and total > account.returned:
+            account.returned = min(total, account.spent)
 
     def accept(self, h: Header, out: Sink) -> bool:
         """Number bookkeeping of a fresh sequenced frame; False if it came before. Asks for what is missing."""
         seq = h.link_seq
+        if seq == self.highest + 1 and self.highest == self.received:
+            # The next one of a link that lacks nothing, as nearly all are.
+            self.received = self.highest = seq
+            return True
         if seq <= self.received or seq in self.ahead:
             out(Count("frames_duplicate", self.peer))
             return False

@@ -77,7 +77,7 @@ def _enter_epoch(d: Domain, p: Partition) -> None:
     """
     p.out_step = min(p.out_step, d.config.begins)
     d.forget(p, lambda kept: False)
-    d.out.append(EnterEpoch(d.config.id, p.block.key, d.config.epoch, p.out_step))
+    d.out.append(EnterEpoch(d.id, p.block.key, d.config.epoch, p.out_step))
 
 
 def _restore(d: Domain, p: Partition, known: BlockMemory, now: float) -> None:

@@ -18,9 +18,8 @@ from gcserver.core.events import DomainKey
 
 @dataclass(slots=True)
 class Outbox:
-    """Waiting contributions towards one peer. ``turn``: its place among the peers."""
+    """Waiting contributions towards one peer."""
 
-    turn: int
     heaps: dict[DomainKey, list[tuple[int, int]]] = field(default_factory=dict)
 
     def add(self, domain: DomainKey, step: int, key: int) -> None:
@@ -28,6 +27,9 @@ class Outbox:
 
     def peek(self, blocked: Collection[DomainKey] = ()) -> tuple[DomainKey, int, int] | None:
         """(domain, step, key) of what leaves next, passing over domains that have no credit left."""
+        if len(self.heaps) == 1 and not blocked:
+            ((domain, heap),) = self.heaps.items()
+            return domain, heap[0][0], -heap[0][1]
         heads = ((*heap[0], domain) for domain, heap in self.heaps.items() if domain not in blocked)
         step, negative, head = min(heads, default=(0, 0, None))
         return None if head is None else (head, step, -negative)
@@ -38,6 +40,3 @@ class Outbox:
         heapq.heappop(heap)
         if not heap:
             del self.heaps[domain]
-
-    def clear(self) -> None:
-        self.heaps.clear()

@@ -78,11 +78,11 @@ def _close_step(d: Domain, step: Step, rank: int) -> None:
 def join(d: Domain, p: Partition, rank: int, step: int, flags: int, now: float) -> None:
     """Local rank ``rank`` has its input of ``step`` in the slot."""
     r = p.round(step)
-    if rank in r.local:
+    if r.local >> rank & 1:
         return
     d.steps.get(step, now).keys[rank].add(p.block.key)
     if not d.same_operation(p, r, flags, f"local rank {rank}"):
         return
-    r.local.add(rank)
-    if len(r.local) == d.config.local_ranks:
+    r.local |= 1 << rank
+    if r.local.bit_count() == d.config.local_ranks:
         encoding.ready(d, p, r, now)

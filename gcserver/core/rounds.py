@@ -35,7 +35,8 @@ class Exchange:
 
     own: Parked | None = None
     own_digest: int = 0
-    have: set[int] = field(default_factory=set)
+    #: bit i: the contribution of member i is there, or was
+    have: int = 0
     parked: dict[int, Parked] = field(default_factory=dict)
     next_member: int = 0
     #: the highest grade (`tuning.py`) among the contributions
@@ -51,7 +52,8 @@ class Round:
 
     step: int
     flags: int | None = None
-    local: set[int] = field(default_factory=set)
+    #: bit i: local rank i has its input in the slot
+    local: int = 0
     decision: Decision | None = None
     #: with the level that our own payload says
     codec: CodecChoice | None = None
@@ -65,7 +67,8 @@ class Round:
     everyone: bool = False
     encoding: bool = False
     stage: int = 0
-    exchanges: tuple[Exchange, Exchange] = field(default_factory=lambda: (Exchange(), Exchange()))
+    #: as far as any is needed; a second one only where somebody speaks of it
+    exchanges: list[Exchange] = field(default_factory=lambda: [Exchange()])
     proposal: int = 0
     #: the retained memory that the payload being made goes to
     slot: int = 0
@@ -75,6 +78,12 @@ class Round:
     def now(self) -> Exchange:
         """The exchange it is in."""
         return self.exchanges[self.stage]
+
+    def exchange(self, stage: int) -> Exchange:
+        """The first (0) or the second exchange (1)."""
+        if stage == len(self.exchanges):
+            self.exchanges.append(Exchange())
+        return self.exchanges[stage]
 
     @property
     def double(self) -> bool:
@@ -125,7 +134,10 @@ class Partition:
 
     def kept(self, step: int, stage: int = 0) -> Retained | None:
         """The retained payload of an exchange of ``step``, if it is still there."""
-        return next((r for r in self.retained if r.step == step and r.stage == stage), None)
+        for r in self.retained:
+            if r.step == step and r.stage == stage:
+                return r
+        return None
 
     def free_slot(self) -> int:
         """A retained memory that nothing needs. Two in turn, and a third where both aggregates of a round are kept."""

@@ -74,7 +74,8 @@ class StepBook:
         return number <= self.settled + self.lag
 
     def plan_version(self, number: int) -> int:
-        return next(version for first, version in reversed(self.switches) if first <= number)
+        first, newest = self.switches[-1]
+        return newest if first <= number else next(v for first, v in reversed(self.switches) if first <= number)
 
     def settle(self, number: int, void: bool, plan: int) -> None:
         self.settled = number

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from gcproto import wire
 from gcproto.records import replace
 from gcserver.core import epochs
 from gcserver.core.control_domain import ControlDomain
 from gcserver.core.control_events import ControlEffect
-from gcserver.core.effects import ReportWaiting
+from gcserver.core.effects import Count, ReportWaiting
 from gcserver.core.job import Job
 from gcserver.core.job_faults import AGAIN
 
@@ -226,6 +227,15 @@ def check_leases(job: Job, heard: Callable[[str], float | None], now: float, lea
             why = f"nothing heard from {name} for {lease:g} s: its lease expired"
             out += epochs.lose(job, name, why, now - last, f"look at the daemon on {name}; {AGAIN}")
     return out
+
+
+def expel(job: Job, name: str) -> list[ControlEffect]:
+    """A member that may not be talked to any more is lost at once: nothing it says would be believed."""
+    if job.ended is not None or name not in job.others or name in job.lost:
+        return []
+    why = f"the key of {name} is no longer in security.peers of {job.node}"
+    advice = f"start the job again without {name}, or put its key back first"
+    return [Count("nodes_expelled", wire.node_id(name)), *epochs.lose(job, name, why, advice=advice)]
 
 
 def check_workers(job: Job, now: float, lease: float) -> list[ControlEffect]:

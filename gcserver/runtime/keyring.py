@@ -1,7 +1,8 @@
 """The keys of a daemon while it runs: its own, those it admits, and that the list of those changes.
 
-What may live here: reading them again and telling the sockets. What may not: files of keys (`gcserver/keys.py`), who is
-let in (`guard.py`), keys that workers name (`registrations.py`).
+What may live here: reading them again, telling the sockets and the control machine. What may not: files of keys
+(`gcserver/keys.py`), who is let in (`guard.py`), keys that workers name (`registrations.py`), what a job does without a
+node (`gcserver.core`).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from gcserver import keys
 from gcserver.config import SecurityConfig
+from gcserver.core.control_events import PeerExpelled
 from gcserver.keys import KeyFileError, KeyPair
 from gcserver.runtime.lanelink import Admit
 
@@ -32,7 +34,15 @@ class Keyring:
         return self._watch.admitted
 
     def tick(self) -> None:
-        """Read the list again if it changed, and have all sockets follow it."""
+        """Read the list again if it changed, have all sockets follow it, and jobs lose whom it does not have."""
+        self._read()
+        # Not only of what changed: a job may have been taken up again, or formed just before.
+        jobs = self._s.machine.jobs.values()
+        members = {m.node for job in jobs if job.ended is None for m in job.record.members}
+        for name in sorted(members - self.admitted.keys() - {self._s.node}):
+            self._s.feed(PeerExpelled(name))
+
+    def _read(self) -> None:
         before = self.admitted
         try:
             if not self._watch.changed():

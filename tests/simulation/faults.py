@@ -306,12 +306,15 @@ LOSSES: dict[Callable[[World, Random], None], int] = {
 LATE = (crash_lane, crash_supervisor, crash_node, reset, lose, pause_supervisor)
 
 
-#: ``tune`` is no fault, and drawn apart; so is ``stall``, which came later
+#: ``tune`` is no fault, and drawn apart; so are ``stall`` and ``expel``, which came later
 KINDS = {
     k.__name__: k
-    for kinds in (SURVIVABLE, LOSSES, [tune, stall], strains.HARMLESS, strains.RARE, strains.DEADLY, strains.RARE_DEADLY)
+    for kinds in (
+        SURVIVABLE, LOSSES, [tune, stall, strains.expel],
+        strains.HARMLESS, strains.RARE, strains.DEADLY, strains.RARE_DEADLY,
+    )
     for k in kinds
-}
+}  # fmt: skip
 
 
 def strike(w: World, only: tuple[str, ...] = ()) -> None:

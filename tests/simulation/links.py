@@ -39,7 +39,7 @@ class Links:
         return sum(2 * b.block.nbytes for b in blocks if b.block.nbytes <= SMALL_BYTES)
 
     def _link(self, p: Process, link: Link) -> None:
-        for domain in link.spent:
+        for domain in link.accounts:
             out = link.outstanding(domain)
             if out < 0:
                 self.fail("credit", f"{p.name} got back {-out} bytes more than it spent from {link.name}")
@@ -55,13 +55,13 @@ class Links:
         back = other.machine.links.get(p.node.id)
         if back is None or back.theirs != p.incarnation:
             return
-        for domain, spent in link.spent.items():
-            taken = back.taken.get(domain, 0)
-            if taken > spent:
-                self.fail("credit", f"{other.name} returned {taken} bytes of {spent} that {p.name} spent")
+        for domain, account in link.accounts.items():
+            taken = back.taken(domain)
+            if taken > account.spent:
+                self.fail("credit", f"{other.name} returned {taken} bytes of {account.spent} that {p.name} spent")
             # Where the domain is closed the books of it are closed too.
-            if link.returned.get(domain, 0) > taken and domain in other.machine.domains:
-                self.fail("credit", f"{p.name} got {link.returned[domain]} back, {other.name} returned {taken}")
+            if account.returned > taken and domain in other.machine.domains:
+                self.fail("credit", f"{p.name} got {account.returned} back, {other.name} returned {taken}")
         if back.received >= link.next_seq:
             self.fail("G1", f"{other.name} received {back.received}, {p.name} sent {link.next_seq - 1}")
 
@@ -96,5 +96,5 @@ class Links:
                 if not machine.domains and not machine.early.frames and left:
                     self.fail("handles", f"{p.name} leaks {len(left)} payloads")
                 for link in machine.links.values():
-                    if not machine.domains and (link.spent or link.returned):
+                    if not machine.domains and any(a.spent or a.returned for a in link.accounts.values()):
                         self.fail("credit", f"{p.name} keeps books of credit at {link.name} for domains that are over")

@@ -58,7 +58,7 @@ def double_count(original: Any) -> Any:
     def on_contribution(d: Domain, h: Header, handle: int | None, member: int) -> None:
         r = d.partitions[h.key].rounds.get(h.step)
         stage = 1 if h.flags & Flag.SECOND else 0
-        if r is not None and member in r.exchanges[stage].have and not r.exchanges[stage].finalising:
+        if r is not None and r.exchange(stage).have >> member & 1 and not r.exchange(stage).finalising:
             again = fx.Accumulate(d.config.id, h.key, h.step, member, handle, h.codec, h.level, False, False, stage)
             d.out.append(again)
         original(d, h, handle, member)

@@ -35,6 +35,17 @@ def slow_reader(w: World, r: Random) -> None:
     n.reading, n.slow_until = r.choice([0.001, 0.004, 0.01]), w.now + r.choice([0.1, 0.5, 1.5])
 
 
+def expel(w: World, r: Random) -> None:
+    """A node's key is taken out of the lists of all others, who read them within a second; links end for a minute."""
+    if len(w.nodes) > 1:
+        n = r.choice(w.nodes)
+        w.strike(f"{n.name} is expelled", n.name)
+        for other in w.nodes:
+            if other is not n:
+                w.network.partition(n.name, other.name, w.now + 60.0, True)
+                w.at(w.now + r.uniform(0.0, 1.0), other.expelled.append, n.name)
+
+
 def slow_worker(w: World, r: Random) -> None:
     """A rank computes longer than the others from now on."""
     r.choice(w.workers).slower = r.choice([0.05, 0.2, 0.8])
@@ -59,6 +70,8 @@ RARE_DEADLY: dict[Strain, int] = {
     **dict.fromkeys(strangers.DEADLY, 3),
     mistakes.odd_domain: 2,
 }
+#: share of all worlds in which a node is expelled
+EXPELLED = 0.03
 #: these make a program wrong before it starts
 AT_START = frozenset((*mistakes.AT_START, *latecomers.AT_START))
 
@@ -72,6 +85,9 @@ def draw(w: World) -> list[tuple[float, Strain, Random]]:
     if r.random() < 0.4:
         chosen = r.choices(list(HARMLESS), list(HARMLESS.values()), k=r.choice([1, 2, 4]))
         out += [(r.uniform(0.05, 0.4), strain, r) for strain in chosen]
+    own = Random(w.seed * 64 + 53)
+    if own.random() < EXPELLED:
+        out.append((own.uniform(0.1, 0.4), expel, own))
     if r.random() < 0.15:
         strain = r.choices(list(DEADLY), list(DEADLY.values()))[0]
         out.append((0.0 if strain in AT_START else r.uniform(0.1, 0.4), strain, r))

@@ -39,6 +39,7 @@ ENDS = {
     latecomers.declares_nothing: {"StepTimeout"},
     latecomers.dies_while_busy: {"WorkerLost"},
     lose_memory: {"PeerLost"},
+    strains.expel: {"PeerLost"},
 }
 
 

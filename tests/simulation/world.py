@@ -46,6 +46,8 @@ class Node:
         self.lanes: dict[int, LaneProcess] = {}
         self.pipes: dict[tuple[int, int], float] = {}
         self.gone = False
+        #: whom its list of admitted nodes does not have any more
+        self.expelled: list[str] = []
         #: its clock: by how much it is ahead, seconds, and how fast it goes
         self.ahead, self.pace = 0.0, 1.0
         #: it takes so long to read a frame, seconds, until then; when it has read what has arrived
@@ -94,6 +96,8 @@ class Node:
         if p.alive:
             if not p.paused:
                 p.deliver(ev.Tick())
+                for name in self.expelled if p.lane == CONTROL else ():
+                    p.deliver(ce.PeerExpelled(name))
             self.world.at(self.world.now + self.world.shape.tick, self._tick, p)
 
     # ------------------------------------------------------------------- pipes between supervisor and lanes

@@ -20,7 +20,9 @@ from gcproto.channel import ChannelClosed, connect
 from gcproto.lane_messages import Attach, MapSection
 from gcproto.messages import IAm, WhoAreYou
 from gcserver.admin.callers import uid_of
+from gcserver.admin.unixpeers import uids_at
 from gcserver.core import control_events as cx
+from gcserver.runtime.laneworkers import LaneWorkers
 from gcserver.runtime.registrations import Registrations
 from gcserver.runtime.setup import listen_unix
 from gcserver.runtime.statefiles import map_file, private_directory
@@ -122,7 +124,7 @@ def test_another_uid_is_refused_whatever_the_sockets_mode(supervisor: Supervisor
 def test_another_uid_gets_no_arena_of_a_lane(folder: Path) -> None:
     """Not with the ticket of the job either, were it to get hold of one."""
     lane = Lane(folder)
-    lane.workers.listener = listen_unix(str(folder / "lane.sock"))
+    lane.workers = LaneWorkers(lane.process, listen_unix(str(folder / "lane.sock")), lane.tickets)
     (folder / "lane.sock").chmod(0o666)
     said = (Attach(OURS, 0, lane.tickets.ticket(OURS, 0)), MapSection(0, 0, 0))
     child = Child(SOMEBODY, knock(folder / "lane.sock", _to_lane_worker, *said))
@@ -199,3 +201,29 @@ def test_the_audit_log_knows_whose_process_came_over_loopback() -> None:
         connection.close()
         os.close(ready)
         os.close(told)
+
+
+def test_the_audit_log_knows_the_users_of_a_unix_socket(folder: Path) -> None:
+    """Of two who are connected it names both."""
+    path = folder / "admin.sock"
+    listener = listen_unix(str(path))
+    path.chmod(0o666)
+
+    def stay() -> int:
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(path))
+            return len(client.recv(1))
+
+    child = Child(SOMEBODY, stay)
+    listener.setblocking(True)
+    accepted, _ = listener.accept()
+    assert uids_at(str(path)) == {SOMEBODY}
+    with socket.socket(socket.AF_UNIX) as ours:
+        ours.connect(str(path))
+        other, _ = listener.accept()
+        assert uids_at(str(path)) == {0, SOMEBODY}
+        other.close()
+    accepted.send(b"x")
+    assert child.result() == 1
+    accepted.close()
+    listener.close()

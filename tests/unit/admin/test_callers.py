@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from gcserver.admin import callers
 from gcserver.admin.callers import Caller, uid_of
 
 
@@ -53,3 +54,11 @@ def test_another_users_connection(tmp_path: Path) -> None:
 @pytest.mark.parametrize("peer", ["ipv4:10.0.0.1:40000", "unix:/run/admin.sock", "unix:", "ipv4:nonsense:1", ""])
 def test_others_are_known_by_their_address(peer: str) -> None:
     assert uid_of(peer) is None and Caller("", "operator", peer).who == peer
+
+
+@pytest.mark.parametrize(("uids", "who"), [((1000,), "uid 1000"), ((1000, 0), "uid 0 or uid 1000"), ((), "unix:")])
+def test_a_caller_over_a_unix_socket_is_one_of_those_connected(
+    uids: tuple[int, ...], who: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(callers, "uids_at", lambda path: frozenset(uids if path == "/run/admin.sock" else (7,)))
+    assert Caller("", "operator", "unix:", path="/run/admin.sock").who == who

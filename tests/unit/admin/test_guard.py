@@ -286,7 +286,8 @@ def test_a_unix_socket_needs_no_certificate(ours: Folder, tmp_path: Path) -> Non
         assert (tmp_path / "admin.sock").stat().st_mode & 0o777 == 0o600
         assert (await service.ask(None, CODEC)).plan_version == 3
         (line,) = service.audited()
-        assert line["who"].startswith("unix:") and line["outcome"] == "done"
+        assert (line["who"], line["role"], line["outcome"]) == (f"uid {os.getuid()}", "operator", "done")
+        assert line["peer"].startswith("unix:")
 
     secured(tmp_path, ours.node(), work, address)
 

@@ -18,7 +18,7 @@ from gcproto.messages import DeclareDomain, DeclareSection, Fault, SectionOffer
 from gcserver.core import control_events as ce
 from gcserver.core import epochs, waiting
 from gcserver.core.control import ControlMachine
-from gcserver.core.effects import Count, ReportStep, ReportWaiting
+from gcserver.core.effects import Count, ReportStep, ReportWaiting, Send
 from gcserver.core.events import DomainOpened, PeerAdded, Settled, Tick
 from tests.unit.core.control_machine import (
     B,
@@ -253,6 +253,19 @@ def test_who_gathers_for_a_job_that_was_formed_without_them_is_told() -> None:
     before = msgspec.structs.replace(asked.record, nonces=(1,))
     (fault,) = told(m.on(ce.EpochWon(before), 1.0))
     assert fault.kind == "JoinRefused" and "formed before a daemon was restarted" in fault.message
+
+
+def test_a_job_that_ends_with_its_first_loss_pays_nothing_for_commits() -> None:
+    """Its steps settle with the report of this node's lanes: no message to anybody, nothing more in the ledger."""
+    m, _ = pair("fail")
+    for step in range(1, 6):
+        out = finish(m, step)
+        kinds = [type(e) for e in out]
+        assert kinds == [ce.LogSettled, ce.ToLane] and settled(out) == [(step, False)]
+    m, _ = pair("shrink")
+    out = finish(m, 1)
+    assert [type(e) for e in out] == [ce.LogReady, Send] and settled(out) == []
+    assert [type(x) for x in control_sent(out)] == [StepReady]
 
 
 def test_a_job_that_ends_with_its_first_loss_says_nothing_of_readiness() -> None:

@@ -190,7 +190,7 @@ def test_an_owner_restarted_between_the_exchanges_goes_on_with_its_first_sum() -
     (encode,) = [e for e in out if isinstance(e, fx.Encode)]
     assert (encode.stage, encode.aggregate) == (1, 60)
     released = [e.handle for e in out if isinstance(e, fx.Release)]
-    assert released == [5, 77] and m.links[B].taken == {ID: 128}
+    assert released == [5, 77] and m.links[B].taken(ID) == 128
     assert data(m.on(frame(3, 0), 0.0)) == [(Phase.AGGREGATE, 0, 60)]
     out = m.on(ev.Encoded(ID, 0, 1, 7, 64, 3, False, 1), 0.0)
     assert kinds(out) == ["Accumulate", "Accumulate", "Release", "Release", "Finalise"]

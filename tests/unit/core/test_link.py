@@ -167,9 +167,9 @@ def test_a_closed_domain_leaves_no_books() -> None:
     b.take(D, 100)
     for link in (a, b):
         link.forget(D)
-        assert not (link.spent or link.returned or link.taken or link.untold)
+        assert not link.accounts
     hear(a, b.heartbeat())
-    assert not a.returned
+    assert not a.accounts
 
 
 def test_a_frame_larger_than_the_credit_goes_alone() -> None:
@@ -184,7 +184,7 @@ def test_more_credit_than_was_spent_is_not_believed() -> None:
     a.send(data(Phase.CONTRIBUTION, 10))
     b.take(D, 10**6)
     hear(a, b.heartbeat())
-    assert a.returned == {D: 10} and a.outstanding(D) == 0
+    assert a.accounts[D].returned == 10 and a.outstanding(D) == 0
 
 
 def test_a_new_life_starts_from_zero_on_a_fresh_socket() -> None:
@@ -192,7 +192,7 @@ def test_a_new_life_starts_from_zero_on_a_fresh_socket() -> None:
     receive(b, a.send(data(Phase.CONTRIBUTION, 10)))
     out = a.adopt(23, 2.0)
     assert out == [Reconnect(B), ReportLink(B, "up")]
-    assert (a.next_seq, a.unacked, a.spent, a.returned, a.received) == (1, {}, {}, {}, 0)
+    assert (a.next_seq, a.unacked, a.accounts, a.received) == (1, {}, {}, 0)
 
 
 @pytest.mark.parametrize(
@@ -277,9 +277,9 @@ def test_credit_is_accounted_for_so_many_domains_of_a_peer() -> None:
     for domain in range(MAX_BOOKS):
         b.take((bytes(16), domain), 1)
     assert b.take((b"x" * 16, 0), 300) == [Count("credit_refused", A)]
-    assert len(b.taken) == len(b.untold) == MAX_BOOKS
+    assert len(b.accounts) == MAX_BOOKS
     b.take((bytes(16), 5), 9)
-    assert b.taken[(bytes(16), 5)] == 10, "those that are known go on"
+    assert b.taken((bytes(16), 5)) == 10, "those that are known go on"
 
 
 def test_heartbeats_measure_the_round_trip_whatever_the_clocks_say() -> None:

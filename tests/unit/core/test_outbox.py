@@ -15,7 +15,7 @@ DOMAIN, OTHER = (b"j" * 16, 0), (b"j" * 16, 1)
 
 @given(st.lists(st.tuples(st.integers(1, 5), st.integers(0, 9).map(lambda k: k * 64)), max_size=30))
 def test_earlier_steps_first_then_the_highest_address(entries: list[tuple[int, int]]) -> None:
-    box = Outbox(0)
+    box = Outbox()
     for step, key in entries:
         box.add(DOMAIN, step, key)
     left = []
@@ -28,7 +28,7 @@ def test_earlier_steps_first_then_the_highest_address(entries: list[tuple[int, i
 
 
 def test_a_blocked_domain_is_passed_over() -> None:
-    box = Outbox(0)
+    box = Outbox()
     box.add(DOMAIN, 1, 0)
     box.add(OTHER, 2, 64)
     assert box.peek() == (DOMAIN, 1, 0)
@@ -36,11 +36,3 @@ def test_a_blocked_domain_is_passed_over() -> None:
     assert box.peek({DOMAIN, OTHER}) is None
     box.pop(DOMAIN)
     assert box.peek() == (OTHER, 2, 64)
-
-
-def test_clear() -> None:
-    box = Outbox(0)
-    assert box.peek() is None
-    box.add(DOMAIN, 1, 0)
-    box.clear()
-    assert box.peek() is None

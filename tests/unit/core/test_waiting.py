@@ -16,7 +16,7 @@ from gcproto.wire import FrameType, Header
 from gcserver.core import control_events as ce
 from gcserver.core import waiting
 from gcserver.core.control import ControlMachine
-from gcserver.core.effects import ReportStep, ReportWaiting
+from gcserver.core.effects import Count, ReportStep, ReportWaiting
 from gcserver.core.events import FrameReceived, Tick
 from tests.unit.core.control_machine import (
     B,
@@ -35,6 +35,18 @@ def test_a_peer_that_is_silent_for_a_lease_ends_the_job() -> None:
     assert not told(m.on(Tick(), 29.0))
     (fault,) = told(m.on(Tick(), 31.0))
     assert fault.kind == "PeerLost" and fault.missing == ("b",) and "lease" in fault.message
+
+
+def test_a_peer_that_is_expelled_ends_the_job_at_once() -> None:
+    m, _ = formed_with_b()
+    assert m.on(ce.PeerExpelled("c"), 1.0) == [], "in no job here"
+    out = m.on(ce.PeerExpelled("b"), 1.0)
+    (fault,) = told(out)
+    assert (fault.kind, fault.missing) == ("PeerLost", ("b",)) and "key of b is no longer in" in fault.message
+    assert "put its key back" in fault.advice
+    counted = [(e.name, e.peer, e.value) for e in out if isinstance(e, Count)]
+    assert counted == [("nodes_expelled", B, 1)]
+    assert m.on(ce.PeerExpelled("b"), 1.5) == [], "said again, and counted once"
 
 
 def test_the_deadline_names_step_phase_and_who_is_missing() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from gcserver import keys
 from gcserver.config import SecurityConfig
+from gcserver.core.control_events import PeerExpelled
 from gcserver.keys import KeyFileError
 from gcserver.runtime.keyring import open_keyring
 from gcserver.runtime.lanelink import Admit
@@ -28,6 +29,15 @@ class Supervisor:
         self.peers = SimpleNamespace(transport=SimpleNamespace(admit=self.admitted.append))
         self.lanes = SimpleNamespace(tell=self.told.append)
         self.count = self.counted.append
+        self.node = "a"
+        self.machine = SimpleNamespace(jobs={})
+        self.fed: list[Any] = []
+        self.feed = self.fed.append
+
+    def run_job(self, *nodes: str, ended: bool = False) -> None:
+        """One more job of these nodes."""
+        record = SimpleNamespace(members=[SimpleNamespace(node=node) for node in nodes])
+        self.machine.jobs[len(self.machine.jobs)] = SimpleNamespace(record=record, ended=ended or None)
 
 
 def lines(*pairs: keys.KeyPair) -> str:
@@ -68,6 +78,28 @@ def test_a_new_list_goes_to_every_socket(tmp_path: Path, caplog: pytest.LogCaptu
     assert supervisor.admitted == [now] and supervisor.told == [Admit(now)] and ring.admitted == now
     for said in (": admitted: c", "no longer admitted: b", "another key: a"):
         assert said in caplog.text
+
+
+def test_jobs_lose_whoever_is_not_on_the_list(tmp_path: Path) -> None:
+    """At once when the list changes; also those taken up again after the change."""
+    supervisor, path = Supervisor(), tmp_path / "peers"
+    secret, _ = keys.write(A, tmp_path)
+    path.write_text(lines(B, C))
+    ring = open_keyring(supervisor, "a", SecurityConfig(secret, path))  # type: ignore[arg-type]
+    assert ring is not None
+    supervisor.run_job("a", "b", "c")
+    supervisor.run_job("a", "d", ended=True)
+    ring.tick()
+    assert supervisor.fed == [], "all are admitted; this node need not be on its own list; an ended job has lost nobody"
+    new = keys.generate("b")
+    path.write_text(lines(new))
+    ring.tick()
+    ring.tick()
+    assert supervisor.fed == [PeerExpelled("c")], "another key is not none: its owner comes back with that"
+    assert supervisor.admitted == [{"b": new.public}], "told before, so that nothing more is sent"
+    supervisor.run_job("a", "e")
+    ring.tick()
+    assert supervisor.fed[1:] == [PeerExpelled("c"), PeerExpelled("e")]
 
 
 def test_a_list_that_went_bad_is_counted_and_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,0 +1,104 @@
+"""What surviving lost nodes costs: push_pull in a job with on_loss "shrink" beside one with "fail", in turn in one run.
+
+``python -m benchmarks.commits [--nodes 2] [--sizes 4KiB,1MiB,64MiB] [--network loopback|1gbit|RATE] [--json FILE]``
+
+A job that goes on without lost nodes settles a step once all members have said that they hold all of it; one that
+ends with its first loss has no such messages. The same worker processes join one job after the other on the same
+daemons. ``ratio`` is the median of "shrink" over that of "fail": 1.00 costs nothing. Epochs are kept in a real etcd; no
+step asks it for anything.
+
+What may live here: this measurement. What may not: the workers (``benchmarks.turns``), the lab and the daemons
+(``benchmarks.lab``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import command, common, turns
+from benchmarks.lab import daemons, netns, workers
+from benchmarks.lab.etcd import Etcd
+
+POLICIES = ("fail", "shrink")
+
+
+def measure(args: argparse.Namespace) -> Iterator[list[common.Row]]:
+    """Starts lab, etcd, daemons and workers; yields the rows of one size after the other."""
+    with contextlib.ExitStack() as stack:
+        lab = stack.enter_context(netns.open_network(args.nodes, args.network))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gccommits-")))
+        etcd = stack.enter_context(Etcd(folder, lab.hosts[0]))
+        settings = {"cluster.etcd": etcd.url} | dict(args.set)
+        cluster = stack.enter_context(daemons.Daemons(lab.hosts, settings))
+        for nbytes in args.sizes:
+
+            def task(host: netns.Host, nbytes: int = nbytes) -> turns.Task:
+                pids = tuple(cluster[host.index].pids())
+                ways = {policy: turns.Way({"on_loss": policy}, pids) for policy in POLICIES}
+                return turns.Task(nbytes, args.turns, args.calls, True, ways)
+
+            for result in workers.results("commits", lab.hosts, cluster, task):
+                yield rows_of(result, args, nbytes)
+
+
+def rows_of(result: dict[str, Any], args: argparse.Namespace, nbytes: int) -> list[common.Row]:
+    """One row a policy."""
+    rows = []
+    for policy in POLICIES:
+        row = common.median_row(
+            "gradcomm", result["times"][policy], nodes=args.nodes, bytes=nbytes, network=args.network, on_loss=policy
+        )
+        row["cpu_ms"] = result["cpu"][policy] * 1e3
+        rows.append(row)
+    for row in rows:
+        row["ratio"] = row["median_s"] / rows[0]["median_s"]
+    return rows
+
+
+TABLE = common.Table({"size": 9, "on_loss": 9, "median": 10, "ratio": 7, "CPU": 10})
+
+
+def show(row: common.Row) -> str:
+    """The row as a line of the table."""
+    return TABLE.line(
+        common.show_size(row["bytes"]),
+        row["on_loss"],
+        common.show_seconds(row["median_s"]),
+        f"{row['ratio']:.2f}",
+        f"{row['cpu_ms']:.2f} ms",
+    )
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = command.parser(__doc__, "two sizes and few turns, under a minute")
+    parser.add_argument("--nodes", type=command.count, default=2, help="number of nodes (default 2)")
+    parser.add_argument("--sizes", help="of the tensor: FROM..TO in steps of four, or a list (default 4KiB,1MiB,64MiB)")
+    parser.add_argument("--turns", type=command.count, default=9, help="of each policy (default 9)")
+    parser.add_argument("--calls", type=command.count, default=11, help="in each turn (default 11)")
+    args = parser.parse_args(argv)
+    if args.quick:
+        args.sizes, args.turns, args.calls = args.sizes or "4KiB,1MiB", 3, 5
+    try:
+        args.sizes = common.read_sizes(args.sizes or "4KiB,1MiB,64MiB")
+    except ValueError as error:
+        parser.error(f"--sizes: {error}")
+    return args
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = parse(argv)
+    if args.worker:
+        turns.worker(args.worker)
+        return 0
+    heading = f"{args.nodes} nodes, {args.network}\n{TABLE.head()}"
+    return command.run(args, command.written("commits", argv), [(heading, measure(args))], show)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,94 @@
+"""Workers that join one job after the other, in turn: the same tensor and calls, by daemons or policies that differ.
+
+What may live here: what such a worker does and reports (`security.py`, `commits.py`). What may not: which jobs are
+compared, and how the figures are read.
+
+Each turn joins a job of every way, makes some calls and leaves. A call begins after a barrier and takes as long as the
+slowest rank. Results are compared with the exact ones where the codec loses nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from benchmarks.lab import procfs
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to run the job. ``init``: arguments of `gcclient.init`; ``pids``: of the daemon of this host."""
+
+    init: Mapping[str, str]
+    pids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What one worker has to do; crosses to it as JSON. ``nbytes``: of a tensor of fp32, ``exact``: it is averaged."""
+
+    nbytes: int
+    turns: int
+    calls: int
+    exact: bool
+    ways: dict[str, Way]
+
+
+def worker(text: str) -> None:
+    """Rank 0 prints one JSON line: seconds of each call, and CPU seconds of one over all nodes, by way."""
+    import torch
+    import torch.distributed as dist
+
+    task = msgspec.json.decode(text, type=Task)
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    times: dict[str, list[float]] = {name: [] for name in task.ways}
+    cpu: dict[str, list[float]] = {name: [] for name in task.ways}
+    for _ in range(task.turns):
+        for name in task.ways:
+            took, used = _turn(torch, dist, task, name)
+            times[name] += took
+            cpu[name].append(used)
+    if dist.get_rank() == 0:
+        means = {name: sum(each) / len(each) for name, each in cpu.items()}
+        print(json.dumps({"times": times, "cpu": means}), flush=True)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _turn(torch: Any, dist: Any, task: Task, name: str) -> tuple[list[float], float]:
+    """(seconds of each call on the slowest rank, CPU seconds of one call over all nodes)."""
+    import gcclient
+
+    gcclient.init(**task.ways[name].init)
+    rank, nodes = dist.get_rank(), dist.get_world_size()
+    base = torch.arange(max(task.nbytes // 4, 1), dtype=torch.float32).remainder_(251.0)
+    want = base + (nodes - 1.0)
+    x = base.clone()
+    times = torch.zeros(task.calls + 1, dtype=torch.float64)
+    pids = [*task.ways[name].pids, os.getpid()]
+    used = torch.zeros(1, dtype=torch.float64)
+    try:
+        for call in range(task.calls + 1):  # the first declares the tensor and touches its pages
+            x.copy_(base).add_(2.0 * rank)
+            dist.barrier()
+            before = procfs.cpu_seconds(pids)
+            began = time.perf_counter()
+            gcclient.push_pull_(x, name="x")
+            times[call] = time.perf_counter() - began
+            dist.barrier()  # what daemons still do for the other ranks belongs to the call
+            if call:
+                used += (procfs.cpu_seconds(pids) - before) / task.calls
+        if task.exact and not torch.equal(x, want):
+            raise RuntimeError(f"{name}: {int((x != want).sum())} of {x.numel()} elements are wrong on rank {rank}")
+    finally:
+        gcclient.shutdown()
+    dist.all_reduce(times, dist.ReduceOp.MAX)
+    dist.all_reduce(used)
+    return times[1:].tolist(), float(used)
