@@ -18,7 +18,7 @@ from gcserver.core import events as ev
 from gcserver.runtime.records import RECORD, STEP
 from tests.fuzz import frames, lanes, mutate
 from tests.fuzz.frames import expected
-from tests.fuzz.lanes import JOB, KINDS, NEXT_JOB, Pair, Shape
+from tests.fuzz.lanes import JOB, KINDS, Pair, Shape
 
 #: files of a lane's domain and how much of each is worth changing
 FILES: Final = {
@@ -67,8 +67,7 @@ class Arenas(frames.LaneTarget):
             outcome = self._again(pair, shape)
             pair.end(JOB)
             pair.tick()
-            pair.play(NEXT_JOB, shape)
-            assert pair.a.outputs(NEXT_JOB) == pair.b.outputs(NEXT_JOB) == expected(kind).next_outputs
+            assert pair.next(shape) == (expected(kind).next_outputs,) * 2
             return outcome
         finally:
             pair.close()

@@ -182,6 +182,6 @@ async def serves(pair: Pair) -> None:
     pair.latest += 1
     await pair.tick()
     pair.again(1, max(theirs, 200) + 1)
-    missed = await pair.play("next", NEXT_JOB)
+    missed = await pair.play("next", NEXT_JOB, brief=True)
     sound(pair.a)
     assert not missed, f"the next job: {missed}, {[m for w in pair.workers for m in w.told][-3:]}"

@@ -133,9 +133,7 @@ class Frames(LaneTarget):
         pair.tick()
         pair.again(1, max(link.theirs, 200) + 1)
         pair.tick()
-        pair.play(NEXT_JOB, shape)
-        found = pair.a.outputs(NEXT_JOB), pair.b.outputs(NEXT_JOB)
-        assert found == (outputs, outputs), f"the next job is not served: {pair.a.faults(NEXT_JOB)}"
+        assert pair.next(shape) == (outputs, outputs), f"the next job is not served: {pair.a.faults(NEXT_JOB)}"
 
 
 def _true(header: bytes, payload: bytes | None) -> bool:

@@ -9,6 +9,7 @@ input meets a target in the same state.
 
 from __future__ import annotations
 
+import gc
 import random
 import resource
 import signal
@@ -143,6 +144,9 @@ def run(
     target = make()
     result = Result(target.name)
     early = 0
+    # What is there by now stays: looking through it again and again for garbage takes longer than some inputs.
+    gc.collect()
+    gc.freeze()
     try:
         with watched() as start:
             for index in indices:
@@ -162,6 +166,7 @@ def run(
                     break
     finally:
         target.close()
+        gc.unfreeze()
     result.resident, result.peak = (early, resident()), _peak()
     if early and not result.failures:
         grown, most_at_once = result.resident[1] - early, result.peak - peak

@@ -150,10 +150,10 @@ class Lane:
             slots.commit_push(state.arena, state.slot, 0, step, Flag.AVERAGE, 1.0)
         self.process.feed(ev.Pushed((job, 0), 0, step, tuple(memory.blocks), True, Flag.AVERAGE))
 
-    def outputs(self, job: bytes) -> bytes | None:
-        """What the worker would copy out; None before all blocks of the last step are there."""
+    def outputs(self, job: bytes, step: int = STEPS) -> bytes | None:
+        """What the worker would copy out; None before all blocks of ``step`` are there."""
         memory = self.process.executor.domains.get((job, 0))
-        if memory is None or any(slots.output(s.arena, s.slot)[0] != STEPS for s in memory.blocks.values()):
+        if memory is None or any(slots.output(s.arena, s.slot)[0] != step for s in memory.blocks.values()):
             return None
         return b"".join(bytes(s.output) for s in memory.blocks.values())
 
@@ -235,12 +235,12 @@ class Pair:
             lane.process.feed(ev.Tick(self.latest))
         self.carry()
 
-    def play(self, job: bytes, shape: Shape, after: int = 0) -> None:
-        """Open a job on both and run its steps after ``after``, as far as they go."""
+    def play(self, job: bytes, shape: Shape, last: int = STEPS) -> None:
+        """Open a job on both and run its steps up to ``last``, as far as they go."""
         for lane in (self.a, self.b):
-            lane.open(job, shape, after)
+            lane.open(job, shape)
         self.carry()
-        for step in range(after + 1, STEPS + 1):
+        for step in range(1, last + 1):
             for lane in (self.a, self.b):
                 lane.push(job, step)
             self.carry()
@@ -252,6 +252,11 @@ class Pair:
             for lane in (self.a, self.b):
                 lane.process.take(ev.Settled((job, 0), step, False, 0))
             self.carry()
+
+    def next(self, shape: Shape) -> tuple[bytes | None, bytes | None]:
+        """The outputs of both lanes of another job, of one step: enough to see that jobs are served."""
+        self.play(NEXT_JOB, shape, 1)
+        return self.a.outputs(NEXT_JOB, 1), self.b.outputs(NEXT_JOB, 1)
 
     def _reported(self, job: bytes, step: int) -> bool:
         return all(any(r.step == step for r in lane.heard(fx.ReportStep, job)) for lane in (self.a, self.b))
@@ -275,16 +280,12 @@ def undisturbed(shape: Shape) -> Undisturbed:
     warmup()
     pair = Pair()
     try:
-        found = []
-        for job in (JOB, NEXT_JOB):
-            pair.play(job, shape)
-            outputs = pair.a.outputs(job)
-            assert outputs is not None
-            assert outputs == pair.b.outputs(job)
-            found.append(outputs)
-            if job == JOB:
-                frames = tuple(pair.taken)
-                pair.end(job)
-        return Undisturbed(frames, *found)
+        pair.play(JOB, shape)
+        outputs, frames = pair.a.outputs(JOB), tuple(pair.taken)
+        assert outputs is not None and outputs == pair.b.outputs(JOB)
+        pair.end(JOB)
+        following, theirs = pair.next(shape)
+        assert following is not None and following == theirs
+        return Undisturbed(frames, outputs, following)
     finally:
         pair.close()

@@ -8,8 +8,8 @@ Whoever is hostile knows the formats: trees are changed as trees and encoded aga
 
 from __future__ import annotations
 
+import contextlib
 import random
-from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
@@ -84,12 +84,14 @@ def spoil(rng: random.Random, valid: bytes, other: bytes = b"") -> bytes:
     return bytes(data)
 
 
-@dataclass(frozen=True, slots=True)
 class Nest:
-    """Lists or tables within one another, ``depth`` of them: a leaf here, since walking it would need as many calls."""
+    """Lists or tables within one another, ``depth`` of them: a leaf here, since walking it would need as many calls.
 
-    depth: int
-    tables: bool
+    Of a kind that msgspec does not know how to write, so that no encoder takes it for a table.
+    """
+
+    def __init__(self, depth: int, tables: bool) -> None:
+        self.depth, self.tables = depth, tables
 
     def text(self) -> str:
         """As JSON; as TOML too if they are lists."""
@@ -126,16 +128,28 @@ def _other(rng: random.Random, value: Any) -> Any:
     return None
 
 
-def _paths(tree: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Where every node of a tree is, the root first."""
-    found = [at]
+def _size(tree: Any) -> int:
+    """Nodes of a tree."""
     if isinstance(tree, dict):
-        for key, value in tree.items():
-            found += _paths(value, (*at, key))
-    elif isinstance(tree, list | tuple):
-        for i, value in enumerate(tree):
-            found += _paths(value, (*at, i))
-    return found
+        return 1 + sum(map(_size, tree.values()))
+    if isinstance(tree, list | tuple):
+        return 1 + sum(map(_size, tree))
+    return 1
+
+
+def _path(tree: Any, index: int) -> tuple[Any, ...]:
+    """Where a tree's node of this index is, counted from the root, each before what is in it."""
+    at: list[Any] = []
+    while index:
+        index -= 1
+        for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
+            size = _size(value)
+            if index < size:
+                at.append(key)
+                tree = value
+                break
+            index -= size
+    return tuple(at)
 
 
 def _changed(rng: random.Random, node: Any) -> Any:
@@ -175,7 +189,7 @@ def _put(tree: Any, path: tuple[Any, ...], value: Any) -> Any:
 def grow(rng: random.Random, tree: Any) -> Any:
     """A tree with one to three of its nodes changed, removed, repeated, or of another type."""
     for _ in range(rng.choice((1, 1, 2, 3))):
-        path = rng.choice(_paths(tree)[: 1 << 12])
+        path = _path(tree, rng.choice(range(min(_size(tree), 1 << 12))))
         node = tree
         for step in path:
             node = node[step]
@@ -213,6 +227,8 @@ def _wrapped(node: Any) -> Any:
 
 def json(tree: Any) -> bytes:
     """JSON of any tree, numbers as they are."""
+    with contextlib.suppress(TypeError, OverflowError, UnicodeEncodeError):
+        return msgspec.json.encode(tree)
     if isinstance(tree, dict):
         return b"{" + b",".join(msgspec.json.encode(str(k)) + b":" + json(v) for k, v in tree.items()) + b"}"
     if isinstance(tree, list | tuple):

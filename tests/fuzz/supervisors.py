@@ -15,6 +15,8 @@ import shutil
 import socket
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 from unittest.mock import patch
@@ -161,17 +163,24 @@ class _NoPlanner:
         raise PlannerError("there is none")
 
 
+@cache
+def _configuration(me: int) -> config.Config:
+    """A node's, but for its folders. Read once: that takes as long as a fifth of an input."""
+    listen = f"tcp://127.0.0.{me + 1}:7470"
+    flags = {"node.name": NAMES[me], "node.listen": listen, "node.admin": "", "node.metrics": ""}
+    return config.load(None, flags)
+
+
 class Node(Supervisor):
     """One life of one node's supervisor. ``folder`` outlives it. Made and used in a running loop."""
 
     def __init__(self, me: int, incarnation: int, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        flags = {
-            "node.name": NAMES[me], "node.listen": f"tcp://127.0.0.{me + 1}:7470", "node.state": str(folder / "state"),
-            "node.socket": str(folder / "s"), "node.admin": "", "node.metrics": "",
-            "plan.profiles": str(folder / "profiles"),
-        }  # fmt: skip
-        c = config.load(None, flags)
+        c = _configuration(me)
+        c = replace(
+            c, node=replace(c.node, state=folder / "state", socket=folder / "s"),
+            plan=replace(c.plan, profiles=folder / "profiles"),
+        )  # fmt: skip
         super().__init__(c)
         self.broken: list[str] = []
         self.loop = asyncio.get_running_loop()
@@ -291,8 +300,9 @@ class Pair:
             self.workers[me].say(message)
 
     # ------------------------------------------------------------------------------------------- a job
-    async def play(self, label: str, number: bytes) -> str:
-        """A job from start to end, as far as it goes; the first thing that did not come, or ""."""
+    async def play(self, label: str, number: bytes, brief: bool = False) -> str:
+        """A job from start to end, as far as it goes; the first thing that did not come, or "". ``brief``: one step
+        and no plans, which is enough to see that jobs are served."""
         self.workers = [Worker(self.a), Worker(self.b)]
         await self.tick()
         await self.tick()
@@ -313,6 +323,26 @@ class Pair:
             await self.carry()
         if any(not w.heard(SectionAgreed) for w in self.workers):
             return "not agreed"
+        steps = 1 if brief else STEPS
+        if not brief:
+            await self._steer(number)
+        for step in range(1, steps + 1):
+            for node in self.nodes:
+                proposal = next((j.proposal for j in node.machine.jobs.values()), 0)
+                node.feed(cx.LaneSaid(0, fx.ReportStep((number, 0), step, False, proposal, 5)))
+            await self.tick()
+        domains = [j.domains[0].settled for n in self.nodes for j in n.machine.jobs.values() if j.id == number]
+        if domains != [steps, steps]:
+            return "not settled"
+        for me in (0, 1):
+            self.say(me, Unregister())
+            await self.carry()
+        if any(number in node.machine.jobs for node in self.nodes):
+            return "not over"
+        return ""
+
+    async def _steer(self, number: bytes) -> None:
+        """Plans, and what workers measure and ask."""
         self.a.feed(cx.SetPlan(1, number.hex(), (Rule("w", "topk(ratio=0.01)"),)))
         self.b.feed(cx.SetPlan(2, number.hex(), (Rule("*", "fp16", "all"),)))
         await self.carry()
@@ -324,20 +354,6 @@ class Pair:
                 AskAdvice(1, -1, (1e6,)),
             )
             await self.carry()
-        for step in range(1, STEPS + 1):
-            for node in self.nodes:
-                proposal = next((j.proposal for j in node.machine.jobs.values()), 0)
-                node.feed(cx.LaneSaid(0, fx.ReportStep((number, 0), step, False, proposal, 5)))
-            await self.tick()
-        domains = [j.domains[0].settled for n in self.nodes for j in n.machine.jobs.values() if j.id == number]
-        if domains != [STEPS, STEPS]:
-            return "not settled"
-        for me in (0, 1):
-            self.say(me, Unregister())
-            await self.carry()
-        if any(number in node.machine.jobs for node in self.nodes):
-            return "not over"
-        return ""
 
     def faults(self) -> list[Fault]:
         """What node a's worker was told went wrong."""
@@ -367,7 +383,7 @@ async def undisturbed(first: int) -> tuple[tuple[Frame, ...], tuple[Any, ...]]:
         assert not what, what
         found = tuple(pair.taken), tuple(pair.said)
         await pair.end()
-        what = await pair.play("next", b"k" * 16)
+        what = await pair.play("next", b"k" * 16, brief=True)
         assert not what, what
         assert not pair.a.failure
         return found
