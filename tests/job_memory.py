@@ -15,7 +15,8 @@ from gcserver.core.control_domain import LOSSLESS
 from gcserver.core.control_events import JobMemory
 from gcserver.core.events import Plan, PlanRule
 from gcserver.core.plan import explain
-from gcserver.runtime.memory import Laid, Part, Share, of_domain
+from gcserver.runtime.memory import Laid, Share, of_domain
+from gcserver.runtime.memory_parts import Part
 from gcserver.runtime.resolve import resolve
 
 

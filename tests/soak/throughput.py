@@ -36,7 +36,8 @@ from typing import Any
 from benchmarks import common
 from benchmarks.lab import daemons, netns, processes, procfs, workers
 from gcserver.runtime.ledger import RESERVE
-from gcserver.runtime.memory import PRIVATE, SHARED, of_daemon, total
+from gcserver.runtime.memory import of_daemon
+from gcserver.runtime.memory_parts import PRIVATE, SHARED, total
 from tests.job_memory import expected
 from tests.soak import command
 
