@@ -187,7 +187,7 @@ def test_who_asks_for_arenas_and_does_not_read_is_sent_away(lane: Lane) -> None:
     assert worker.channel.unsent_descriptors == MAX_DESCRIPTORS
     assert descriptors() <= before + MAX_DESCRIPTORS
     # So it is where requests had to wait, for the first of them.
-    lane.workers.waiting_maps = [(worker, MapSection(0, 0, 0))] * 2
+    lane.workers.waiting_maps = [(worker, MapSection(0, 0, 0))] * (MAX_DESCRIPTORS + 2)
     lane.workers.section_opened()
     assert worker not in lane.workers.connections.values() and descriptors() < before
     assert lane.counted == ["workers_refused"]
