@@ -227,12 +227,7 @@ def long_partition(w: World, r: Random) -> None:
 
 def dead_node(w: World, r: Random) -> None:
     """A machine that does not come back."""
-    n = node(w, r)
-    w.strike(f"{n.name} dies", n.name)
-    for worker in w.workers:
-        if worker.node is n and not worker.over:
-            worker.kill()
-    w.remove(n)
+    w.die(node(w, r))
 
 
 def corrupt_twice(w: World, r: Random) -> None:

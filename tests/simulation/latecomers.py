@@ -185,16 +185,8 @@ def first_is_lost(w: World, r: Random) -> None:
                 slow.paused = True
                 w.at(w.now + 1.0, slow.resume)
             ask(w, p, job.record.label, (Rule("*", r.choice(["coarse", "none"])),))
-            w.at(w.now + 0.1, _dies, w, first)
+            w.at(w.now + 0.1, w.die, first)
             return
-
-
-def _dies(w: World, n: Node) -> None:
-    w.strike(f"{n.name} dies", n.name)
-    for worker in w.workers:
-        if worker.node is n and not worker.over:
-            worker.kill()
-    w.remove(n)
 
 
 # ---------------------------------------------------------------------------------------------- deadly

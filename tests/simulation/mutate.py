@@ -51,15 +51,20 @@ class Result:
 
 def plant(mutant: Mutant) -> None:
     """From now on this process has the fault. Raises :class:`Stale`; RuntimeError if no function changes by it."""
+    for function, code in changes(mutant):
+        function.__code__ = code
+
+
+def changes(mutant: Mutant) -> list[tuple[FunctionType, CodeType]]:
+    """The functions of the core that a fault changes, with their code then."""
     module = importlib.import_module("gcserver.core." + mutant.file.removesuffix(".py"))
     path = CORE / mutant.file
     before = dict(_functions(compile(path.read_text(), str(path), "exec", dont_inherit=True)))
     after = dict(_functions(compile(mutant.source(), str(path), "exec", dont_inherit=True)))
-    changed = [name for name, code in after.items() if code != before[name]]
-    if not changed:
+    found = [(_function(module, name), code) for name, code in after.items() if code != before[name]]
+    if not found:
         raise RuntimeError(f"{mutant.name}: no function of {mutant.file} changes by it")
-    for name in changed:
-        _function(module, name).__code__ = after[name]
+    return found
 
 
 def _functions(code: CodeType) -> Iterator[tuple[str, CodeType]]:

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.simulation import planted_epochs
 from tests.simulation.mutants import MUTANTS, Mutant, Stale
+from tests.simulation.mutate import NOTICED, PLANTED, changes
 
 
 def test_no_fault_is_stale() -> None:
@@ -20,6 +22,20 @@ def test_no_fault_is_stale() -> None:
     assert len({m.name for m in MUTANTS}) == len(MUTANTS)
     for mutant in MUTANTS:
         compile(mutant.source(), mutant.file, "exec")
+
+
+def test_every_fault_changes_a_function_of_the_core() -> None:
+    for mutant in MUTANTS:
+        for function, code in changes(mutant):
+            assert function.__module__ == "gcserver.core." + mutant.file.removesuffix(".py")
+            assert function.__code__ != code and function.__qualname__ == code.co_qualname
+    with pytest.raises(RuntimeError, match="no function"):
+        changes(Mutant("lane.py", "early: Early = field(default_factory=Early)", "early: Early = Early()", "nothing"))
+
+
+def test_of_every_fault_it_is_recorded_what_notices_it() -> None:
+    names = {m.name for m in MUTANTS} | {PLANTED + name for name in planted_epochs.PLANTED}
+    assert set(json.loads(NOTICED.read_text())) == names
 
 
 def test_a_line_that_is_gone_or_there_twice_is_an_error() -> None:

@@ -238,6 +238,14 @@ class World:
         if node.supervisor is not None:
             self.kill(node.supervisor)
 
+    def die(self, node: Node) -> None:
+        """So is it with its workers, at once."""
+        self.strike(f"{node.name} dies", node.name)
+        for worker in self.workers:
+            if worker.node is node and not worker.over:
+                worker.kill()
+        self.remove(node)
+
     def lose_memory(self, node: Node) -> None:
         """The host restarts: everything under /dev/shm is gone, workers too."""
         self.strike(f"{node.name} loses its memory", node.name)
