@@ -17,7 +17,7 @@ from gcserver.codecs import parse
 from gcserver.codecs.tworounds import TwoRounds
 from gcserver.core.events import DomainConfig, Member, Plan, PlanRule
 from gcserver.core.plan import explain
-from gcserver.runtime import memory
+from gcserver.runtime import memory, records
 from gcserver.runtime.blocks import DomainMemory
 from gcserver.runtime.ledger import Ledger
 from gcserver.runtime.memory import PRIVATE, SHARED, Laid, Share, of_domain, total
@@ -122,18 +122,16 @@ def test_what_a_model_needs_grows_as_the_formula_in_the_docs() -> None:
     """4 N of gradients a rank and 4 N of averages; 8 N of states, and 8 N / n of the blocks a node owns."""
     n = 10_000_000
     for members, ranks in ((1, 1), (2, 1), (4, 3)):
-        parts = {
-            p.what.split(",")[0].split(" of ")[0]: p.nbytes
-            for p in of_domain(memory.a_model(n, "onebit", members, 1, 8 << 20, 65536), Share(members, 0, ranks), 1)
-        }
+        found = of_domain(memory.a_model(n, "onebit", members, 1, 8 << 20, 65536), Share(members, 0, ranks), 1)
+        parts = {p.what.split(",")[0].split(" of ")[0]: p.nbytes for p in found}
         assert parts["gradients"] == 4 * n * ranks and parts["averages"] == 4 * n
-        states = [
-            p
-            for p in of_domain(memory.a_model(n, "onebit", members, 1, 8 << 20, 65536), Share(members, 0, ranks), 1)
-            if "codec states" in p.what
-        ]
+        states = [p for p in found if "codec states" in p.what]
         assert states[0].nbytes == pytest.approx(8 * n, rel=1e-3)
         assert states[1].nbytes == pytest.approx(8 * n / members, rel=0.2)
+
+
+def test_the_docs_say_what_a_block_is_noted_in() -> None:
+    assert f"B x {records.RECORD.itemsize} bytes" in (Path(__file__).parents[3] / "docs" / "memory.md").read_text()
 
 
 def test_parking_is_bounded_by_credit_and_by_what_there_is() -> None:
