@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime as dt
 from pathlib import Path
+from unittest.mock import patch
 
 from gcserver import pki
 from gcserver.admin.certificates import Paths
@@ -40,6 +41,11 @@ class Folder:
 
     def operator(self, name: str, role: Role, days: float = 30, now: dt.datetime | None = None) -> Paths:
         return Paths(self.ca_file, *self.put(name, pki.operator(self.ca, name, role, days, now)))
+
+    def nobody(self) -> Paths:
+        """An operator's, with a role that is none here."""
+        with patch.object(pki, "ROLE_URN", "urn:gradcomm:other:"):
+            return self.operator("nobody", "viewer")
 
     def expired(self, name: str = "old", role: Role = "operator") -> Paths:
         return self.operator(name, role, 5, LONG_AGO)

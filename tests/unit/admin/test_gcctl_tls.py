@@ -87,11 +87,9 @@ def test_a_viewer_by_variables(
     assert run(capsys, daemon.address, alice, "set-codec", "fp16")[0] == 0, "an option wins over a variable"
 
 
-def test_no_role(daemon: Daemon, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pki, "ROLE_URN", "urn:gradcomm:other:")
-    nobody = daemon.ours.operator("nobody", "viewer")
+def test_no_role(daemon: Daemon, capsys: pytest.CaptureFixture[str]) -> None:
     said = "gcctl: GetStatus needs the role viewer; the certificate 'nobody' has no role\n"
-    assert run(capsys, daemon.address, nobody) == (1, said)
+    assert run(capsys, daemon.address, daemon.ours.nobody()) == (1, said)
 
 
 def test_an_expired_certificate(daemon: Daemon, capsys: pytest.CaptureFixture[str]) -> None:

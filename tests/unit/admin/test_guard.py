@@ -6,11 +6,13 @@ import asyncio
 import datetime as dt
 import os
 import re
+import ssl
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+from cryptography import x509
 from google.rpc import error_details_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
@@ -18,6 +20,7 @@ from grpc_status import rpc_status
 
 from gcproto import admin_pb2 as pb
 from gcproto import admin_pb2_grpc as pb_grpc
+from gcserver import pki
 from gcserver.admin import handshakes, roles
 from gcserver.admin.callers import Caller
 from gcserver.admin.guard import Guard
@@ -100,21 +103,11 @@ def test_health_and_reflection_need_a_role_too(ours: Folder, tmp_path: Path) -> 
             assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
             assert "needs the role viewer; the certificate 'nobody' has no role" in caught.value.details()
 
-    from gcserver import pki
-
-    stranger = ours.put("nobody", pki.operator(ours.ca, "nobody", "viewer", 5))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pki, "ROLE_URN", "urn:gradcomm:other:")
-        without = pki.operator(ours.ca, "nobody", "viewer", 5)
-    ours.put("nobody", without)
-
     async def work(service: Service) -> None:
-        from gcserver.admin.certificates import Paths
-
         async with service.channel(ours.operator("eve", "viewer")) as channel:
             await use(channel)
         assert not service.counted
-        async with service.channel(Paths(ours.ca_file, *stranger)) as channel:
+        async with service.channel(ours.nobody()) as channel:
             await refused(channel)
         assert service.counted == {"admin_denied": 3}
 
@@ -152,11 +145,7 @@ def test_a_renewed_certificate_and_a_new_ca_are_used_at_once(tmp_path: Path) -> 
     bob = next_one.operator("bob", "operator")
 
     async def serial(service: Service) -> int:
-        from cryptography import x509
-
         host, _, port = service.server.address.rpartition(":")
-        import ssl
-
         pem = await asyncio.to_thread(ssl.get_server_certificate, (host, int(port)), timeout=60)
         return x509.load_pem_x509_certificate(pem.encode()).serial_number
 
@@ -164,8 +153,6 @@ def test_a_renewed_certificate_and_a_new_ca_are_used_at_once(tmp_path: Path) -> 
         assert (await service.ask(alice, pb.GetStatusRequest())).node == "a"
         first = await serial(service)
         # The key alone: what is in force stays.
-        from gcserver import pki
-
         renewed = pki.node(ours.ca, "a", ["127.0.0.1"], 5)
         node.key.write_bytes(renewed.key_pem)
         assert await serial(service) == first and (await service.ask(alice, pb.GetStatusRequest())).node == "a"

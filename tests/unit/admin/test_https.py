@@ -73,9 +73,8 @@ def test_a_viewer_may_read_and_so_may_an_operator(ours: Folder) -> None:
     served(ours.node(), work)
 
 
-def test_who_has_no_role_is_refused_and_counted(ours: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pki, "ROLE_URN", "urn:gradcomm:other:")
-    nobody = ours.operator("nobody", "viewer")
+def test_who_has_no_role_is_refused_and_counted(ours: Folder) -> None:
+    nobody = ours.nobody()
 
     def work(port: int, counted: Counter[str]) -> None:
         for n, path in enumerate(("/metrics", "/healthz", "/readyz"), 1):
