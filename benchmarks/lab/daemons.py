@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -168,16 +168,31 @@ class Daemons(processes.Owner):
             }
             if self.secured:
                 given |= {"security.key": f"{self.folder / name}.key", "security.peers": f"{self.folder}/peers"}
-            argv = [str(Path(sys.executable).with_name("gcserver")), "run"]
+            argv = [program("gcserver"), "run"]
             argv += [word for key, value in given.items() for word in (f"--{key}", value)]
             paths = (self.folder / f"{name}.sock", self.state / name)
             self.all.append(Daemon(name, host, *paths, admin, self.folder / f"{name}.log", argv))
 
 
+def program(name: str) -> str:
+    """The path of ``gcserver`` or ``gcctl`` in this environment."""
+    return str(Path(sys.executable).with_name(name))
+
+
+def lane_pids(pids: Iterable[int]) -> list[int]:
+    """Those of the pids that are lanes."""
+    found = []
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            if b"gcserver.runtime.lane" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.append(pid)
+    return found
+
+
 @functools.cache
 def warmup() -> None:
     """Compiles the kernels, or nothing if they are cached: daemons that had to would not be ready for a minute."""
-    argv = [str(Path(sys.executable).with_name("gcserver")), "warmup"]
+    argv = [program("gcserver"), "warmup"]
     subprocess.run(argv, check=True, start_new_session=True, stdout=2)  # what it says is progress
 
 

@@ -18,23 +18,27 @@ from typing import Any
 import msgspec
 
 from benchmarks.lab import daemons, netns, processes
+from benchmarks.lab.jsonlog import JsonLog
 
 
 class WorkerError(RuntimeError):
     """A worker ended with an error or took too long; ``str()`` holds the end of what all of them printed."""
 
 
-def environment(host: netns.Host, hosts: Sequence[netns.Host], port: int) -> dict[str, str]:
-    """The variables torchrun would set for the only rank on ``host``; the first host's ``port`` is the rendezvous."""
+def alone(rank: int, size: int) -> dict[str, str]:
+    """The variables torchrun would set for a rank that is the only one of its machine, but for the rendezvous."""
     return {
-        "RANK": str(host.index),
-        "WORLD_SIZE": str(len(hosts)),
+        "RANK": str(rank),
+        "WORLD_SIZE": str(size),
         "LOCAL_RANK": "0",
         "LOCAL_WORLD_SIZE": "1",
-        "MASTER_ADDR": hosts[0].address,
-        "MASTER_PORT": str(port),
         "OMP_NUM_THREADS": "1",
     }
+
+
+def environment(host: netns.Host, hosts: Sequence[netns.Host], port: int) -> dict[str, str]:
+    """The variables torchrun would set for the only rank on ``host``; the first host's ``port`` is the rendezvous."""
+    return alone(host.index, len(hosts)) | {"MASTER_ADDR": hosts[0].address, "MASTER_PORT": str(port)}
 
 
 class Workers(processes.Owner):
@@ -57,7 +61,7 @@ class Workers(processes.Owner):
         self.hosts, self.cluster, self.folder = tuple(hosts), cluster, folder
         self.workers: list[subprocess.Popen[Any]] = []
         self.lines: list[list[dict[str, Any]]] = [[] for _ in self.hosts]
-        self._read: list[int] = [0 for _ in self.hosts]
+        self._logs = [JsonLog(folder / f"{job}.{host.index}.jsonl") for host in self.hosts]
 
     def close(self) -> None:
         """Ends workers that still run."""
@@ -71,15 +75,8 @@ class Workers(processes.Owner):
     def update(self) -> bool:
         """Reads what the logs have gained; whether a line that all ranks have is new."""
         before = min(map(len, self.lines))
-        for rank in range(len(self.hosts)):
-            path = self._log(rank)
-            if path.exists():
-                with path.open("rb") as file:
-                    file.seek(self._read[rank])
-                    new = file.read()
-                whole = new[: new.rfind(b"\n") + 1]
-                self._read[rank] += len(whole)
-                self.lines[rank] += [json.loads(line) for line in whole.splitlines()]
+        for lines, log in zip(self.lines, self._logs, strict=True):
+            lines += log.news()
         return min(map(len, self.lines)) > before
 
     def wait(
@@ -125,12 +122,9 @@ class Workers(processes.Owner):
             env = self.cluster[host.index].environment(self.job) if self.cluster is not None else host.environment()
             env |= environment(host, self.hosts, port)
             env["TORCHINDUCTOR_CACHE_DIR"] = str(self.folder / "inductor")  # or torch leaves one in /tmp
-            argv = [sys.executable, *self.argv, "--log", str(self._log(host.index))]
+            argv = [sys.executable, *self.argv, "--log", str(self._logs[host.index].path)]
             with self._output(host.index).open("wb") as output:
                 self.workers.append(host.start(argv, env=env, stdin=subprocess.PIPE, stdout=output, stderr=output))
-
-    def _log(self, rank: int) -> Path:
-        return self.folder / f"{self.job}.{rank}.jsonl"
 
     def _output(self, rank: int) -> Path:
         return self.folder / f"{self.job}.{rank}.txt"

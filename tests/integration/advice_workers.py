@@ -6,8 +6,6 @@ What may live here: functions that return plain data. What may not: assertions t
 from __future__ import annotations
 
 import os
-import time
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,7 +13,7 @@ from torch import nn
 
 import gcclient
 from gcclient.api import current
-from tests.integration.cluster import mark
+from tests.integration.cluster import mark, wait_for
 
 
 def train(stop: str, steps: int) -> dict[str, Any]:
@@ -43,8 +41,7 @@ def train(stop: str, steps: int) -> dict[str, Any]:
         optimizer.step()
     advice = gcclient.advise(model, bandwidths=["100mbit", 1.25e9])
     mark("advised")
-    while not Path(stop).exists():
-        time.sleep(0.02)
+    wait_for(stop)
     gcclient.shutdown()
     return {
         "whole": domain.declared.whole,

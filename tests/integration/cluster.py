@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.lab import processes
-from benchmarks.lab.daemons import free_ports
+from benchmarks.lab.daemons import free_ports, lane_pids
 from gcserver import keys as node_keys
 from gcserver.keys import KeyPair
 from tests.integration.forked import Forked, ends_with_parent
@@ -96,7 +96,7 @@ class Daemon:
     def lane_pids(self) -> list[int]:
         """Processes of its lanes."""
         children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
-        return [int(c) for c in children if b"gcserver.runtime.lane" in Path(f"/proc/{c}/cmdline").read_bytes()]
+        return lane_pids(map(int, children))
 
     def kill(self) -> None:
         """SIGKILL the supervisor and its lanes, as a crash of the whole daemon would."""
@@ -117,6 +117,16 @@ class Daemon:
         assert self.process is not None
         self.process.kill()
         self.process.wait()
+
+    def restart(self) -> None:
+        """:meth:`kill`, and start it again."""
+        self.kill()
+        self.start()
+
+    def restart_supervisor(self) -> None:
+        """:meth:`kill_supervisor`, and start it again, as a service manager would."""
+        self.kill_supervisor()
+        self.start()
 
     def stop(self) -> int | None:
         """SIGTERM, then SIGKILL after ten seconds; removes its memory. Returns the exit status."""
@@ -331,6 +341,12 @@ def mark(text: str) -> None:
     """In a worker: note ``text`` for the parent (:meth:`Job.wait_mark`)."""
     with open(os.path.join(os.environ["GC_TEST_FOLDER"], "marks"), "a") as file:
         file.write(text + "\n")
+
+
+def wait_for(path: str) -> None:
+    """In a worker: until the parent has made this file."""
+    while not os.path.exists(path):
+        time.sleep(0.01)
 
 
 def several(functions: Sequence[tuple[str, dict[str, Any]]]) -> list[dict[str, Any]]:

@@ -5,9 +5,6 @@ What may live here: functions that return plain data. What may not: assertions t
 
 from __future__ import annotations
 
-import time
-from pathlib import Path
-
 import torch
 
 import gcclient
@@ -15,7 +12,7 @@ from gcclient import api
 from gcclient.calls import calls_domain
 from gcproto.dtypes import DType
 from gcproto.manifest import TensorSpec
-from tests.integration.cluster import mark
+from tests.integration.cluster import mark, wait_for
 
 
 def too_much() -> None:
@@ -41,16 +38,10 @@ def large(elements: int, go: str = "", compression: str = "none", end: str = "")
     optimizer = gcclient.DistributedOptimizer(sgd, [("weight", weight)], compression=compression)
     if go:
         mark("declared")
-        wait_for(Path(go))
+        wait_for(go)
     weight.grad = torch.full((elements,), 2.0)
     optimizer.synchronize()
     if end:
         mark("averaged")
-        wait_for(Path(end))
+        wait_for(end)
     return float(weight.grad[-1])
-
-
-def wait_for(path: Path) -> None:
-    """Until it is there."""
-    while not path.exists():
-        time.sleep(0.01)

@@ -5,13 +5,10 @@ What may live here: functions that return plain data. What may not: assertions t
 
 from __future__ import annotations
 
-import time
-from pathlib import Path
-
 import torch
 
 import gcclient
-from tests.integration.cluster import mark
+from tests.integration.cluster import mark, wait_for
 
 #: two blocks, so that each of two nodes owns one
 ELEMENTS = 300_000
@@ -23,6 +20,5 @@ def hesitant(go: str) -> float:
     gcclient.push_pull(torch.ones(ELEMENTS), "x")
     if gcclient.rank() == 0:
         mark("hesitates")
-        while not Path(go).exists():
-            time.sleep(0.01)
+        wait_for(go)
     return float(gcclient.push_pull(torch.ones(ELEMENTS), "x")[-1])

@@ -13,14 +13,7 @@ TRAINING = "tests.integration.ddp_workers:training"
 WRAPPED = "tests.integration.optimizer_workers:training"
 
 
-def _kill_supervisor(daemon: Daemon) -> None:
-    daemon.kill_supervisor()
-    daemon.start()
-
-
-def _kill_all(daemon: Daemon) -> None:
-    daemon.kill()
-    daemon.start()
+_kill_supervisor, _kill_all = Daemon.restart_supervisor, Daemon.restart
 
 
 def test_every_sum_is_exact_across_kills(tmp_path: Path) -> None:

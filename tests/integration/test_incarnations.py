@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from pathlib import Path
 
 from benchmarks.lab import procfs
 from tests.integration.cluster import Cluster, Daemon
+from tests.integration.operators import until
 
 LIFE = "tests.integration.incarnation_workers:life"
 
@@ -19,11 +19,8 @@ def folders(daemon: Daemon) -> int:
 
 
 def wait_for_folders(cluster: Cluster, count: int) -> None:
-    """Until every daemon keeps memory of ``count`` jobs. AssertionError if they do not come to that."""
-    end = time.monotonic() + 20.0
-    while any(folders(d) != count for d in cluster.daemons):
-        assert time.monotonic() < end, {d.name: folders(d) for d in cluster.daemons}
-        time.sleep(0.02)
+    """Until every daemon keeps memory of ``count`` jobs."""
+    until(f"memory of {count} jobs", lambda: all(folders(d) == count for d in cluster.daemons))
 
 
 def test_a_new_life_gets_nothing_of_the_old_one(tmp_path: Path) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import http.client
-import io
 import json
 import os
 import re
@@ -20,9 +18,8 @@ from cryptography import x509
 
 from benchmarks.lab.daemons import free_ports
 from gcserver import cli
-from gcserver.admin import gcctl
 from tests.integration.cluster import ROOT, Cluster, Daemon
-from tests.integration.operators import until
+from tests.integration.operators import ctl, until
 
 pytestmark = pytest.mark.slow
 WORKER = "tests.integration.admin_workers:loop"
@@ -40,14 +37,11 @@ class Secured:
 
     def ctl(self, who: str, *command: str) -> tuple[int, str]:
         """(exit status, what it printed or complained of)"""
-        said, complained = io.StringIO(), io.StringIO()
-        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(complained):
-            status = gcctl.main([
-                "--address", self.daemon.options["node.admin"], "--timeout", "60s", "--json",
-                "--tls-ca", f"{self.pki}/ca.pem", "--tls-cert", f"{self.pki}/operator-{who}.pem",
-                "--tls-key", f"{self.pki}/operator-{who}.key", *command,
-            ])  # fmt: skip
-        return status, said.getvalue() or complained.getvalue()
+        status, said, complained = ctl(
+            self.daemon, "--json", "--tls-ca", f"{self.pki}/ca.pem", "--tls-cert", f"{self.pki}/operator-{who}.pem",
+            "--tls-key", f"{self.pki}/operator-{who}.key", *command,
+        )  # fmt: skip
+        return status, said or complained
 
     def ask(self, who: str, *command: str) -> Any:
         status, said = self.ctl(who, *command)

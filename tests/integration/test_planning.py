@@ -144,8 +144,7 @@ def test_a_job_is_planned_by_its_first_node_and_steered_by_operators(cluster: Cl
 
         # The daemon that plans starts anew: it still knows whose the plan is, and why.
         before = ask(a, "plan")
-        a.kill()
-        a.start()
+        a.restart()
         a.wait_ready()
         plan = until(lambda: (p := ask(a, "plan"))["domains"] and p, job, a)
         assert (plan["mode"], plan["proposed_version"]) == ("auto", before["proposed_version"])

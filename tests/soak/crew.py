@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lab import daemons, netns, processes
+from benchmarks.lab import daemons, netns, processes, workers
 from tests.soak.record import Failure, Life, Log, Record
 
 #: A checkpoint is "written" after so many steps.
@@ -50,14 +50,10 @@ class Crew(processes.Owner):
         argv += ["--seed", str(self.record.seed + number), "--stop", str(self.stop_file)]
         self.workers = []
         for rank, node in enumerate(nodes):
-            env = self.cluster[node].environment(self.label)
-            env |= {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+            env = self.cluster[node].environment(self.label) | workers.alone(rank, size)
             log = ["--log", str(self._logs[rank].path)]
             with (folder / f"{rank}.txt").open("wb") as output:
-                started = self.hosts[node].start(
-                    [*argv, *log], env=env | {"OMP_NUM_THREADS": "1"}, stdout=output, stderr=output
-                )
-                self.workers.append(started)
+                self.workers.append(self.hosts[node].start([*argv, *log], env=env, stdout=output, stderr=output))
         self.record.lives.append(life)
 
     def update(self) -> None:

@@ -11,7 +11,6 @@ kept, 2 where there can be no namespaces. What may live here: the course of a ru
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import math
 import sys
@@ -23,7 +22,7 @@ from pathlib import Path
 
 from benchmarks import common
 from benchmarks.lab import daemons, netns, processes, procfs
-from tests.soak import report, schedule, verdicts
+from tests.soak import command, report, schedule, verdicts
 from tests.soak.crew import Crew
 from tests.soak.injectors import Field, InjectionError, Injector, impossible, injector
 from tests.soak.proxy import Proxy, Route
@@ -228,19 +227,15 @@ def _routes(lab: netns.Lab, host: netns.Host) -> list[Route]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    length = parser.add_mutually_exclusive_group()
-    length.add_argument("--minutes", type=float, default=10.0)
-    length.add_argument("--seconds", type=float)
+    parser = command.parser(__doc__)
     parser.add_argument("--seed", type=int, default=1, help="of the schedule and of the gradients")
     parser.add_argument("--rate", default="100mbit", help="of every link (default %(default)s)")
     parser.add_argument("--kinds", help=f"faults to draw from, comma separated, of {', '.join(KINDS)}")
     parser.add_argument("--faults", type=int, help="at least so many must happen (default 3 a minute)")
     parser.add_argument("--share", type=float, default=0.95, help="of the undisturbed throughput (default %(default)s)")
     parser.add_argument("--page", type=Path, default=Path("out/faults.html"), metavar="FILE")
-    parser.add_argument("--json", metavar="FILE")
     args = parser.parse_args(argv)
-    seconds = args.seconds if args.seconds is not None else 60 * args.minutes
+    seconds = command.seconds(args)
     if seconds < 30:
         parser.error("--seconds: expected at least 30, or nothing is undisturbed")
     try:

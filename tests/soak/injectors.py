@@ -15,7 +15,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -87,11 +86,7 @@ class Injector(abc.ABC):
 
     def lanes(self) -> list[int]:
         """The pids of the daemon's lanes."""
-        found = []
-        for pid in self.daemon.pids():
-            with contextlib.suppress(OSError):
-                if b"gcserver.runtime.lane" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                    found.append(pid)
+        found = daemons.lane_pids(self.daemon.pids())
         if not found:
             raise InjectionError(f"{self.daemon.name} has no lane to hit")
         return found
@@ -318,8 +313,7 @@ class Upgrade(Injector):
         self._gcctl: subprocess.Popen[Any] | None = None
 
     def begin(self) -> None:
-        gcctl = str(Path(sys.executable).with_name("gcctl"))
-        argv = [gcctl, "--address", self.daemon.admin, "drain", "--within", f"{DRAIN:g}s"]
+        argv = [daemons.program("gcctl"), "--address", self.daemon.admin, "drain", "--within", f"{DRAIN:g}s"]
         self._gcctl = processes.start(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     def over(self) -> bool:

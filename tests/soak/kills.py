@@ -87,17 +87,11 @@ def _lane(daemon: Daemon) -> None:
     daemon.kill_lane()
 
 
-def _supervisor(daemon: Daemon) -> None:
-    daemon.kill_supervisor()
-    daemon.start()
-
-
-def _daemon(daemon: Daemon) -> None:
-    daemon.kill()
-    daemon.start()
-
-
-_KILL: dict[str, Callable[[Daemon], None]] = {"lane": _lane, "supervisor": _supervisor, "daemon": _daemon}
+_KILL: dict[str, Callable[[Daemon], None]] = {
+    "lane": _lane,
+    "supervisor": Daemon.restart_supervisor,
+    "daemon": Daemon.restart,
+}
 
 
 def attempt(cluster: Cluster, trial: Trial) -> None:

@@ -8,13 +8,12 @@ All times are seconds of the machine's monotonic clock (`time.monotonic`), which
 
 from __future__ import annotations
 
-import contextlib
-import json
 from collections import defaultdict
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.lab.jsonlog import JsonLog
 from tests.soak.schedule import Fault
 
 
@@ -138,21 +137,16 @@ class Record:
 
 
 class Log:
-    """What one worker writes, a JSON value a line, read as it grows."""
+    """What the worker of a rank writes."""
 
     def __init__(self, path: Path, rank: int) -> None:
         self.path, self.rank = path, rank
-        self._read = 0
+        self._log = JsonLog(path)
 
     def update(self, life: Life, failures: list[Failure]) -> None:
-        """Puts what is new into ``life`` and ``failures``. A line that is not finished waits for its end."""
-        with contextlib.suppress(FileNotFoundError), self.path.open("rb") as file:
-            file.seek(self._read)
-            new = file.read()
-            whole = new[: new.rfind(b"\n") + 1]
-            self._read += len(whole)
-            for line in whole.splitlines():
-                self._take(json.loads(line), life, failures)
+        """Puts what is new into ``life`` and ``failures``."""
+        for line in self._log.news():
+            self._take(line, life, failures)
 
     def _take(self, line: dict[str, Any], life: Life, failures: list[Failure]) -> None:
         if "step" in line:

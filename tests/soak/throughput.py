@@ -20,7 +20,6 @@ the samples, the judgement.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -35,10 +34,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import common
-from benchmarks.lab import daemons, netns, processes, procfs
+from benchmarks.lab import daemons, netns, processes, procfs, workers
 from gcserver.runtime.ledger import RESERVE
 from gcserver.runtime.memory import PRIVATE, SHARED, of_daemon, total
 from tests.job_memory import expected
+from tests.soak import command
 
 MIB = 1 << 20
 #: A daemon's other files: its lock and numbers, a page each.
@@ -94,14 +94,13 @@ class Job:
 
 def start_job(cluster: daemons.Daemons, index: int, seconds: float) -> Job:
     """Worker i runs beside daemon i."""
-    label, workers = daemons.job_name(f"soak{index}"), []
+    label, started = daemons.job_name(f"soak{index}"), []
     for daemon in cluster:
-        ranks = {"RANK": str(daemon.host.index), "WORLD_SIZE": str(len(cluster)), "LOCAL_RANK": "0"}
-        env = daemon.environment(label) | ranks | {"LOCAL_WORLD_SIZE": "1", "OMP_NUM_THREADS": "1"}
+        env = daemon.environment(label) | workers.alone(daemon.host.index, len(cluster))
         argv = [sys.executable, "-m", "tests.soak.worker", "--seconds", str(seconds), "--seed", str(index + 1)]
         out = subprocess.PIPE if daemon.host.index == 0 else subprocess.DEVNULL
-        workers.append(daemon.host.start(argv, env=env, stdout=out))
-    return Job(label, "fp16" if index % 2 else "none", workers)
+        started.append(daemon.host.start(argv, env=env, stdout=out))
+    return Job(label, "fp16" if index % 2 else "none", started)
 
 
 def sample(cluster: daemons.Daemons, jobs: Sequence[Job], began: float) -> Sample:
@@ -232,7 +231,7 @@ def switch_codec(cluster: daemons.Daemons, job: Job) -> str:
     """``gcctl set-codec`` for a job that wants another than none; what went wrong, or nothing."""
     if job.codec == "none":
         return ""
-    gcctl = str(Path(sys.executable).with_name("gcctl"))
+    gcctl = daemons.program("gcctl")
     argv = [gcctl, "--address", cluster[0].admin, "set-codec", "--job", job.label, job.codec]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
     return f"set-codec {job.codec}: {done.stderr.strip()}" if done.returncode else ""
@@ -279,16 +278,12 @@ def plot(samples: Sequence[Sample], path: Path) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    length = parser.add_mutually_exclusive_group()
-    length.add_argument("--minutes", type=float, default=10.0)
-    length.add_argument("--seconds", type=float)
+    parser = command.parser(__doc__)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--nodes", type=int, default=2, choices=(2, 4))
     parser.add_argument("--plot", type=Path, default=Path("out/soak.png"), metavar="FILE")
-    parser.add_argument("--json", metavar="FILE")
     args = parser.parse_args(argv)
-    seconds = args.seconds if args.seconds is not None else 60 * args.minutes
+    seconds = command.seconds(args)
     if seconds < 20:
         parser.error("--seconds: expected at least 20, or nothing about memory can be said")
     print(f"{args.jobs} jobs on {args.nodes} nodes for {seconds:g} s", flush=True)

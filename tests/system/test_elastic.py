@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.lab import procfs
 from tests.integration.cluster import ROOT, Cluster
 from tests.system.etcd import Etcd, needs_etcd
 
@@ -40,8 +41,7 @@ def torchrun(cluster: Cluster, node: int, log: Path) -> subprocess.Popen[bytes]:
 def kill(run: subprocess.Popen[bytes]) -> None:
     """SIGKILL a torchrun and its worker, which is in a session of its own."""
     if run.poll() is None:
-        children = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
-        for pid in (run.pid, *map(int, children)):
+        for pid in procfs.tree(run.pid):
             os.kill(pid, signal.SIGKILL)
     run.wait()
 

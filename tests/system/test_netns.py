@@ -161,7 +161,6 @@ def test_hosts_share_memory_of_their_own(means: netns.Means) -> None:
 HOLD = """
 import subprocess, sys
 from benchmarks.lab import netns, processes
-from tests.soak.injectors import fill
 with processes.exits_on_signals(), netns.Lab(2, "100mbit") as lab:
     inside = lab.hosts[1].start([sys.executable, "-c", "print('inside', flush=True); import time; time.sleep(600)"])
     print("held", flush=True)

@@ -19,6 +19,7 @@ import pytest
 from tests.integration.cluster import Cluster, Daemon, Outcome
 from tests.integration.operators import ask, reachable, until
 from tests.integration.test_profile import FORWARD, PAUSE, STEPS, TRAIN
+from tests.soak.injectors import fill
 
 pytestmark = pytest.mark.system
 LARGE = "tests.integration.memory_workers:large"
@@ -42,21 +43,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         pytest.skip("mounting a file system takes root")
     folder = tmp_path_factory.mktemp("resources")
     with file_system(folder / "memory", "460m") as memory, file_system(folder / "profiles", "64k") as profiles:
-        fill(profiles)
+        fill(profiles / "filler")
         made = reachable(Cluster(folder, nodes=2, options={"partition_bytes": "64MiB"}))
         made.daemons[1].state = memory / "state"
         made.daemons[1].options["plan.profiles"] = str(profiles)
         with made as started:
             yield started
-
-
-def fill(folder: Path) -> Path:
-    """A file that takes all that is left in a file system."""
-    path = folder / "filler"
-    with path.open("wb", buffering=0) as file, contextlib.suppress(OSError):
-        while True:
-            file.write(bytes(4096))
-    return path
 
 
 @contextlib.contextmanager
@@ -100,7 +92,8 @@ def test_shared_memory_that_is_gone_when_a_codec_needs_it(cluster: Cluster, tmp_
         job = cluster.start(LARGE, [0, 1], elements=16 * MIB, go=str(go), compression="onebit")
         job.wait_mark("declared", 0)
         job.wait_mark("declared", 1)
-        filler = fill(b.state.parent)
+        filler = b.state.parent / "filler"
+        fill(filler)
         go.touch()
         try:
             refused(job.wait(), "OutOfMemory", f"{b.name}: ", "cannot be had", "No space left", "doctor --params")
