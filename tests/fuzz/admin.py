@@ -18,7 +18,7 @@ import msgspec
 from google.protobuf.message import DecodeError
 
 from gcproto import admin_pb2 as pb
-from gcproto.messages import DeclareDomain, DeclareSection, Register, Registered, Rule, SectionAgreed, Unregister
+from gcproto.messages import Rule, Unregister
 from gcserver.admin import audit_log, roles
 from gcserver.admin.guard import Guard
 from gcserver.admin.handshakes import Handshakes
@@ -27,10 +27,9 @@ from gcserver.admin.statuses import SERVICE
 from gcserver.core import control_events as cx
 from gcserver.core import effects as fx
 from tests.fuzz import mutate
-from tests.fuzz.control import quiet, sound
-from tests.fuzz.supervisors import SECTION, Node, Worker
+from tests.fuzz.control import JOB, quiet, sound
+from tests.fuzz.supervisors import Node, Worker, alone
 
-JOB: Final = b"j" * 16
 _RULE: Final = pb.PlanRule(pattern="w*", codec="topk(ratio=0.01)", scheme="all")
 REQUESTS: Final[tuple[tuple[str, Any], ...]] = (
     ("GetStatus", pb.GetStatusRequest()), ("ListPeers", pb.ListPeersRequest()), ("ListJobs", pb.ListJobsRequest()),
@@ -151,7 +150,8 @@ async def _ask(method: str, request: Any) -> str:
     worker = Worker(node)
     context = Context()
     try:
-        await _formed(node, worker)
+        await alone(node, worker, JOB)
+        node.feed(cx.SetPlan(1, JOB.hex(), (Rule("b", "fp16"),)))
 
         async def changed() -> None:
             pass
@@ -182,14 +182,6 @@ async def _ask(method: str, request: Any) -> str:
         worker.sock.close()
         node.close()
         shutil.rmtree(root, ignore_errors=True)
-
-
-async def _formed(node: Node, worker: Worker) -> None:
-    worker.say(Register("train", 0, 1, 0, 1, 1, JOB), DeclareDomain("ddp", 0, (0,), True), DeclareSection(0, SECTION))
-    await asyncio.sleep(0)
-    worker.hear()
-    assert worker.heard(Registered) and worker.heard(SectionAgreed), worker.told
-    node.feed(cx.SetPlan(1, JOB.hex(), (Rule("b", "fp16"),)))
 
 
 async def _settled(node: Node, first: int, call: asyncio.Future[Any]) -> None:

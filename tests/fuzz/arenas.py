@@ -16,7 +16,7 @@ import msgspec
 from gcserver.core import effects as fx
 from gcserver.core import events as ev
 from gcserver.runtime.records import RECORD, STEP
-from tests.fuzz import lanes, mutate
+from tests.fuzz import frames, lanes, mutate
 from tests.fuzz.frames import expected
 from tests.fuzz.lanes import JOB, KINDS, NEXT_JOB, Pair, Shape
 
@@ -31,17 +31,10 @@ FILES: Final = {
 Change = tuple[str, int, bytes]
 
 
-class Arenas:
+class Arenas(frames.LaneTarget):
     """Two lanes; files of one are spoiled between two of its lives."""
 
     name = "arenas"
-
-    def __init__(self) -> None:
-        for kind in range(len(KINDS)):
-            expected(kind)
-
-    def close(self) -> None:
-        pass
 
     def draw(self, rng: random.Random) -> bytes:
         changes: list[Change] = []

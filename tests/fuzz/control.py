@@ -115,10 +115,9 @@ def hostile(rng: random.Random, frames: tuple[Frame, ...]) -> Frame:
     return mutate.sealed(header, mutate.packed(rng, body) if rng.random() < 0.85 else body, rng)
 
 
-class Control:
-    """Two supervisors, one of which is fed."""
-
-    name = "control"
+class SupervisorTarget:
+    """A target that disturbs one of two supervisors, made for each input: what there is before the first, and after
+    all."""
 
     def __init__(self) -> None:
         quiet()
@@ -127,6 +126,12 @@ class Control:
 
     def close(self) -> None:
         pass
+
+
+class Control(SupervisorTarget):
+    """Two supervisors, one of which is fed."""
+
+    name = "control"
 
     def draw(self, rng: random.Random) -> bytes:
         first = rng.randrange(2)

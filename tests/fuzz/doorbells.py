@@ -20,7 +20,7 @@ from gcproto import lane_messages, packed
 from gcproto.channel import Channel
 from gcserver.core import effects as fx
 from gcserver.runtime.laneworkers import LaneWorkers, Worker, _decode_worker
-from tests.fuzz import lanes
+from tests.fuzz import frames, lanes
 from tests.fuzz.frames import expected
 from tests.fuzz.lanes import JOB, KINDS, NEXT_JOB, Pair, Shape
 from tests.fuzz.registration import framed, stream
@@ -43,17 +43,10 @@ def descriptors() -> int:
     return found
 
 
-class Doorbells:
+class Doorbells(frames.LaneTarget):
     """Two lanes, and a worker of one that is fed."""
 
     name = "doorbells"
-
-    def __init__(self) -> None:
-        for kind in range(len(KINDS)):
-            expected(kind)
-
-    def close(self) -> None:
-        pass
 
     def draw(self, rng: random.Random) -> bytes:
         # Once attached a connection is that worker's: another Attach ends it, and what follows is not looked at.

@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 
 from gcproto import messages
-from gcproto.messages import DeclareDomain, DeclareSection, Register, Registered, Rule, SectionAgreed, Unregister
+from gcproto.messages import DeclareDomain, DeclareSection, Rule, Unregister
 from gcserver.core import control_events as cx
 from gcserver.core import effects as fx
 from gcserver.core import events as ev
@@ -30,12 +30,10 @@ from gcserver.runtime.lanelink import StepDelays
 from gcserver.runtime.ledger import LEDGER
 from gcserver.runtime.statefiles import incarnation
 from tests.fuzz import mutate, tickets
-from tests.fuzz.control import KINDS, quiet, sound
-from tests.fuzz.supervisors import SECTION, Node, Worker
+from tests.fuzz.control import JOB, KINDS, NEXT_JOB, quiet, sound
+from tests.fuzz.supervisors import SECTION, Node, Worker, alone
 from tests.unit.planner import live_profiles
 
-JOB: Final = b"j" * 16
-NEXT_JOB: Final = b"k" * 16
 MEMORY: Final = ("job.msgpack", "steering.msgpack", "planning.msgpack", "00000000.ledger")
 NUMBERS: Final = ("generation", "lanes", "supervisor.incarnation")
 OTHERS: Final = ("profile", "costs", "trace")
@@ -68,7 +66,7 @@ async def _run(folder: Path) -> None:
     node = Node(0, 100, folder)
     worker = Worker(node)
     try:
-        await _join(node, worker, JOB)
+        await alone(node, worker, JOB)
         rules = (Rule("w", "topk(ratio=0.01)", "", (20_000, 10_000)),)
         node.feed(cx.SetPlan(1, JOB.hex(), rules, True, "dc2-da2"))
         for step in range(1, 6):
@@ -80,13 +78,6 @@ async def _run(folder: Path) -> None:
     finally:
         worker.sock.close()
         node.close()
-
-
-async def _join(node: Node, worker: Worker, job: bytes) -> None:
-    worker.say(Register("train", 0, 1, 0, 1, 1, job), DeclareDomain("ddp", 0, (0,), True), DeclareSection(0, SECTION))
-    await asyncio.sleep(0)
-    worker.hear()
-    assert worker.heard(Registered) and worker.heard(SectionAgreed), worker.told
 
 
 class Files:
@@ -185,7 +176,7 @@ async def _start(folder: Path) -> str:
         node.feed(ev.Tick())
         workers[0].leave()
         workers.append(Worker(node))
-        await _join(node, workers[1], NEXT_JOB)
+        await alone(node, workers[1], NEXT_JOB)
         node.feed(cx.LaneSaid(0, fx.ReportStep((NEXT_JOB, 0), 1, False, 0, 5)))
         assert node.machine.jobs[NEXT_JOB].domains[0].settled == 1
         workers[1].say(Unregister())

@@ -67,10 +67,8 @@ def hostile(rng: random.Random, genuine: tuple[lanes.Frame, ...]) -> lanes.Frame
     return mutate.sealed(header if rng.random() < 0.5 else mutate.header(rng, header), body, rng)
 
 
-class Frames:
-    """Two lanes, one of which is fed."""
-
-    name = "frames"
+class LaneTarget:
+    """A target that disturbs one of two lanes, made for each input: what there is before the first, and after all."""
 
     def __init__(self) -> None:
         for kind in range(len(KINDS)):
@@ -78,6 +76,12 @@ class Frames:
 
     def close(self) -> None:
         pass
+
+
+class Frames(LaneTarget):
+    """Two lanes, one of which is fed."""
+
+    name = "frames"
 
     def draw(self, rng: random.Random) -> bytes:
         kind = rng.randrange(len(KINDS))

@@ -18,13 +18,12 @@ from types import SimpleNamespace
 from typing import Any, Final
 from unittest.mock import patch
 
-import msgspec
 import numpy as np
 
 from gcproto import manifest, slots, wire
 from gcproto.manifest import Section, TensorSpec
 from gcproto.messages import Hello, Rule
-from gcproto.wire import HEADER_BYTES, Flag
+from gcproto.wire import Flag
 from gcserver.codecs.warmup import warmup
 from gcserver.core import effects as fx
 from gcserver.core import events as ev
@@ -39,6 +38,7 @@ from gcserver.runtime.lanelink import AddPeer, ForgetJob
 from gcserver.runtime.resolve import resolve
 from gcserver.runtime.setup import LaneSetup
 from tests.fuzz.tickets import lay_key
+from tests.fuzz.wires import Frame, Pipe, crossed, received
 
 NAMES: Final = ("a", "b")
 NODES: Final = tuple(map(wire.node_id, NAMES))
@@ -52,8 +52,6 @@ KINDS: Final = (
 )  # fmt: skip
 #: kinds of faults by which a lane may end a job
 FAULTS: Final = frozenset({"CorruptFrame", "TensorMismatch", "OutOfMemory", "PeerLost", "CodecError"})
-
-Frame = tuple[bytes, bytes | None]
 
 
 class Clock:
@@ -69,48 +67,30 @@ class Clock:
         return self.now
 
 
-class Pipe:
-    """Stands where ZeroMQ is: what is sent lies in ``sent``, what is to be received in ``waiting``."""
+class _Pipe(Pipe):
+    """What is to be received lies in ``waiting``."""
 
     readable = False
 
     def __init__(self) -> None:
-        self.sent: deque[Frame] = deque()
+        super().__init__()
         self.waiting: deque[Frame] = deque()
         self.bytes_in = self.bytes_out = 0
 
-    def open(self, peer: int, address: str) -> None:
-        pass
-
-    def reset(self, peer: int) -> None:
-        self.sent.clear()
-
-    def send(self, peer: int, header: bytes, payload: Any, copy: bool = False) -> bool:
-        self.sent.append((bytes(header), None if payload is None else bytes(payload)))
-        return True
-
     def receive(self) -> Iterator[tuple[memoryview, memoryview | None]]:
         while self.waiting:
-            header, payload = self.waiting.popleft()
-            # As ZmqTransport does.
-            if len(header) != HEADER_BYTES:
-                yield memoryview(b""), None
-            else:
-                yield memoryview(header), None if payload is None else memoryview(payload)
+            yield received(self.waiting.popleft())
 
 
 class Above:
-    """Stands where the supervisor is. What a lane says is encoded and decoded as on its way there."""
+    """Stands where the supervisor is."""
 
     def __init__(self) -> None:
         self.heard: list[Any] = []
         self.channel = SimpleNamespace(backlog=False)
 
     def send(self, *messages: Any) -> None:
-        for message in messages:
-            raw = lanelink._encoder.encode(message)
-            envelope = msgspec.msgpack.encode(lanelink.Envelope(type(message).__name__, msgspec.Raw(raw)))
-            self.heard.append(lanelink._decode(envelope))
+        self.heard += map(crossed, messages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +112,7 @@ class Lane:
 
     def __init__(self, me: int, incarnation: int, folder: Path) -> None:
         self.me, self.folder = me, folder
-        self.pipe, self.above = Pipe(), Above()
+        self.pipe, self.above = _Pipe(), Above()
         hello = Hello(NAMES[me], f"tcp://{NAMES[me]}:1", 1, 0, 1, "fuzz")
         setup = LaneSetup(hello, "", "", str(folder), -1, (), 1 << 20)
         machine = LaneMachine(LaneConfig(hello, incarnation))

@@ -19,10 +19,10 @@ from gcserver.core.events import Plan
 from gcserver.planner import controllers
 from gcserver.runtime.resolve import resolve
 from tests.fuzz import mutate
-from tests.unit.codecs import specs
+from tests.fuzz.payloads import VARIANTS
 
-SPECS: Final = tuple(spec for name in specs.FLAT for spec in specs.variants(name)) + (
-    "powersgd(rank=2)", "topk(ratio=0.01)+ef(decay=0.9)", "sidco-e(ratio=0.001)+momentum(m=0.9)",
+SPECS: Final = (
+    *VARIANTS, "powersgd(rank=2)", "topk(ratio=0.01)+ef(decay=0.9)", "sidco-e(ratio=0.001)+momentum(m=0.9)",
 )  # fmt: skip
 CONTROLLERS: Final = ("none", "dc2-da2", "dc2-da2(k_min=0.01,k_max=0.2,start=0.05)", "dc2-da5(start=1)")
 PATTERNS: Final = ("*", "w*", "layer.?.[a-c]*", "[!x]*", "ln.bias")

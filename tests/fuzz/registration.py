@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import random
-import struct
 from typing import Any, Final
 
 import msgspec
 
 from gcproto import advice, messages, packed
 from tests.fuzz import mutate
-from tests.fuzz.control import JOB, genuine, quiet, said, serves
+from tests.fuzz.control import JOB, SupervisorTarget, genuine, said, serves
 from tests.fuzz.supervisors import Pair, Worker
 from tests.fuzz.tickets import ticket
+from tests.fuzz.wires import LENGTH, framed
 
-_LENGTH: Final = struct.Struct("<I")
 _OTHERS: Final[tuple[packed.Message, ...]] = (
     messages.Reattach(JOB, 0, 1, ticket(JOB, 0)), messages.Reattach(JOB, 1, 1, ticket(JOB, 1)),
     messages.Reattach(JOB, 1, 1, ticket(JOB, 0)), messages.Unregister(), messages.WhoAreYou(),
@@ -28,11 +27,6 @@ _OTHERS: Final[tuple[packed.Message, ...]] = (
     messages.DeclareDomain("w", 2, (0, 1), True, "powersgd", True),
     advice.AskAdvice(3, 0, ()),
 )  # fmt: skip
-
-
-def framed(body: bytes) -> bytes:
-    """A message's bytes with their length before them."""
-    return _LENGTH.pack(len(body)) + body
 
 
 def stream(rng: random.Random, some: tuple[Any, ...]) -> bytes:
@@ -47,22 +41,14 @@ def stream(rng: random.Random, some: tuple[Any, ...]) -> bytes:
     if kind == 1:
         return rng.randbytes(rng.randrange(200))
     if kind == 2:
-        return _LENGTH.pack(mutate.number(rng) % 2**32) + out
+        return LENGTH.pack(mutate.number(rng) % 2**32) + out
     return out
 
 
-class Registration:
+class Registration(SupervisorTarget):
     """Two supervisors with a worker each, one of which is fed."""
 
     name = "registration"
-
-    def __init__(self) -> None:
-        quiet()
-        for first in (0, 1):
-            genuine(first)
-
-    def close(self) -> None:
-        pass
 
     def draw(self, rng: random.Random) -> bytes:
         first = rng.randrange(2)

@@ -13,9 +13,7 @@ import asyncio
 import contextlib
 import shutil
 import socket
-import struct
 import tempfile
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -23,7 +21,7 @@ from unittest.mock import patch
 
 import msgspec
 
-from gcproto import messages, packed, wire
+from gcproto import messages, packed
 from gcproto.advice import AskAdvice
 from gcproto.audits import AuditReport, TensorError
 from gcproto.channel import Channel
@@ -48,7 +46,7 @@ from gcserver.core import events as ev
 from gcserver.core.control import ControlMachine
 from gcserver.core.control_config import ControlConfig
 from gcserver.planner import controllers
-from gcserver.runtime import lanelink, supervisor
+from gcserver.runtime import supervisor
 from gcserver.runtime.advising import Advising
 from gcserver.runtime.keyring import Keyring
 from gcserver.runtime.linkfit import LinkFit
@@ -63,34 +61,27 @@ from gcserver.runtime.supervisor import Supervisor
 from gcserver.runtime.tickets import Tickets
 from tests.fuzz.lanes import NAMES, Clock, Frame
 from tests.fuzz.tickets import lay_key
+from tests.fuzz.wires import LENGTH, Pipe, crossed, framed, received
 from tests.unit.key_pairs import fixed_pair
 
 STEPS: Final = 3
 SECTION: Final = Section(0, (TensorSpec("w", (64, 64), 0), TensorSpec("b", (64,), 0)), (1,))
 _to_worker = packed.Decoder[Any](messages.ToWorker)
-_LENGTH: Final = struct.Struct("<I")
 PAIRS: Final = tuple(map(fixed_pair, NAMES))
 #: (name, key) of all nodes, as workers tell each other
 KEYS: Final = tuple((pair.name, pair.public.decode()) for pair in PAIRS)
 TOKEN: Final = b"t" * 32
 
 
-class Pipe:
-    """Stands where ZeroMQ is."""
+class _Pipe(Pipe):
+    """Addresses are read as a socket would."""
 
     def __init__(self) -> None:
-        self.sent: deque[Frame] = deque()
+        super().__init__()
         self.troubles: dict[int, str] = {}
 
     def open(self, peer: int, address: str) -> None:
         lane_address(address, 0)
-
-    def reset(self, peer: int) -> None:
-        self.sent.clear()
-
-    def send(self, peer: int, header: bytes, payload: Any, copy: bool = False) -> bool:
-        self.sent.append((bytes(header), None if payload is None else bytes(payload)))
-        return True
 
     def reconnected(self) -> list[int]:
         return []
@@ -112,8 +103,7 @@ class Worker:
 
     def say(self, *said: Any) -> None:
         for message in said:
-            body = packed.encode(message)
-            self.give(_LENGTH.pack(len(body)) + body)
+            self.give(framed(packed.encode(message)))
 
     def give(self, data: bytes) -> None:
         """Bytes to the supervisor, which reads them as they come."""
@@ -133,7 +123,7 @@ class Worker:
                 self._incoming += data
             self.closed = True
         while len(self._incoming) >= 4:
-            (length,) = _LENGTH.unpack_from(self._incoming)
+            (length,) = LENGTH.unpack_from(self._incoming)
             if len(self._incoming) < 4 + length:
                 break
             self.told.append(_to_worker(bytes(self._incoming[4 : 4 + length])))
@@ -149,7 +139,7 @@ class Worker:
 
 
 class _Lanes:
-    """Stands where the lanes are: what they are told is encoded and decoded as on its way."""
+    """Stands where the lanes are."""
 
     def __init__(self) -> None:
         self.table: list[Any] = [None]
@@ -157,9 +147,7 @@ class _Lanes:
         self.link = LinkFit()
 
     def tell(self, message: Any, lane: int | None = None) -> None:
-        raw = lanelink._encoder.encode(message)
-        envelope = msgspec.msgpack.encode(lanelink.Envelope(type(message).__name__, msgspec.Raw(raw)))
-        self.told.append(lanelink._decode(envelope))
+        self.told.append(crossed(message))
 
     def sockets(self) -> list[str]:
         return ["/none.lane0"]
@@ -204,7 +192,7 @@ class Node(Supervisor):
         admitted.write_text("".join(keys.line(pair.name, pair.public) + "\n" for pair in PAIRS))
         self.keys = Keyring(self, PAIRS[me], keys.Watch(admitted))
         peers = self.peers = Peers.__new__(Peers)
-        peers._s, peers.addresses, self.pipe = self, {}, Pipe()
+        peers._s, peers.addresses, self.pipe = self, {}, _Pipe()
         peers.transport = self.pipe  # type: ignore[assignment]
         self.registrations = Registrations.__new__(Registrations)
         self.registrations._s, self.registrations.channels = self, {}
@@ -219,10 +207,7 @@ class Node(Supervisor):
             self.registrations._receive(descriptor)
 
     def take(self, frame: Frame) -> None:
-        header, payload = frame
-        # As ZmqTransport gives it.
-        raw = memoryview(header if len(header) == wire.HEADER_BYTES else b"")
-        self.peers._frame(raw, None if payload is None or not raw else memoryview(payload))
+        self.peers._frame(*received(frame))
 
     def close(self) -> None:
         for channel in self.registrations.channels.values():
@@ -362,6 +347,14 @@ class Pair:
         for worker in workers:
             worker.leave()
         await self.carry()
+
+
+async def alone(node: Node, worker: Worker, job: bytes) -> None:
+    """A job of one worker begins."""
+    worker.say(Register("train", 0, 1, 0, 1, 1, job), DeclareDomain("ddp", 0, (0,), True), DeclareSection(0, SECTION))
+    await asyncio.sleep(0)
+    worker.hear()
+    assert worker.heard(Registered) and worker.heard(SectionAgreed), worker.told
 
 
 async def undisturbed(first: int) -> tuple[tuple[Frame, ...], tuple[Any, ...]]:
