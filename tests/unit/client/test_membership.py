@@ -89,10 +89,9 @@ def test_what_a_parameter_lacks_is_brought_before_any_result_comes(lossy: FakeDa
     optimizer = gcclient.DistributedOptimizer(torch.optim.SGD([used, unused], lr=1.0))
     lossy.silent = True
     used.sum().backward()
-    pushes = lambda: [p for lane in (0, 1) for p in lossy.pushes(lane)]  # noqa: E731
 
     def announce() -> None:
-        lossy.wait(lambda: sum(p.close for p in pushes()) == 2)
+        lossy.wait(lambda: sum(p.close for lane in (0, 1) for p in lossy.pushes(lane)) == 2)
         for lane in (0, 1):
             for p in lossy.pushes(lane):
                 lossy.say(lane, Done(p.domain, p.step, p.keys))
