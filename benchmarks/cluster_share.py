@@ -7,7 +7,6 @@ processes and figures (``benchmarks.cluster_size``).
 from __future__ import annotations
 
 import struct
-from collections import deque
 from dataclasses import dataclass
 
 from gcproto import messages, wire
@@ -78,8 +77,9 @@ class Share:
         self.sums: dict[int, int] = {}
         #: step -> what every partition's sum is
         self.right: dict[int, int] = {}
-        #: frames to nodes of this share, and packed ones to those of others
-        self.frames: deque[tuple[int, Header, int | None, bytes]] = deque()
+        #: frames by receiver, whoever of this share has got some, and packed ones to those of others
+        self.inboxes: list[list[ev.FrameReceived]] = [[] for _ in range(nodes)]
+        self.filled: list[int] = []
         self.away: list[list[bytes]] = [[] for _ in range(shares)]
         self.outputs = 0
 
@@ -127,17 +127,29 @@ class Share:
             traffic.overhead += h.payload_bytes
         receiver = self.by_id[e.peer]
         if receiver % self.shares == self.mine:
-            self.frames.append((receiver, h, e.handle, e.body))
+            self._put(receiver, h, e.handle, e.body)
         else:
             value = NO_SUM if e.handle is None else e.handle
             self.away[receiver % self.shares].append(_CROSSING.pack(receiver, value, len(e.body)))
             self.away[receiver % self.shares] += [wire.pack(h), e.body]
 
+    def _put(self, receiver: int, h: Header, handle: int | None, body: bytes) -> None:
+        inbox = self.inboxes[receiver]
+        if not inbox:
+            self.filled.append(receiver)
+        inbox.append(ev.FrameReceived(h, handle, body))
+
     def drain(self) -> None:
-        """Hand frames over until none waits here."""
-        while self.frames:
-            node, h, handle, body = self.frames.popleft()
-            self.on(node, ev.FrameReceived(h, handle, body))
+        """Hand frames over until none waits here; to each node all it has got, as a daemon reads its socket.
+
+        One after the other, of a thousand nodes in turn, each frame would find nothing of its node in a cache.
+        """
+        while self.filled:
+            filled, self.filled = self.filled, []
+            for node in filled:
+                inbox, self.inboxes[node] = self.inboxes[node], []
+                for frame in inbox:
+                    self.on(node, frame)
 
     def arrive(self, batch: bytes) -> None:
         """Frames of another share, as its ``away`` held them."""
@@ -147,7 +159,7 @@ class Share:
             at += _CROSSING.size
             header = wire.parse(batch[at : at + wire.HEADER_BYTES])
             at += wire.HEADER_BYTES
-            self.frames.append((receiver, header, None if value == NO_SUM else value, batch[at : at + length]))
+            self._put(receiver, header, None if value == NO_SUM else value, batch[at : at + length])
             at += length
 
     # ---------------------------------------------------------------------------------------- phases

@@ -33,8 +33,8 @@ from multiprocessing.connection import Connection
 from benchmarks import command, common
 from benchmarks.cluster_share import Share, Traffic
 
-#: nodes that each process lets begin before frames go to the other processes
-BURST = 32
+#: nodes that each process lets begin before frames are handed over
+BURST = 64
 #: head of what one process hands to another: how many bytes it handed over in this turn, to all others together
 _HANDED = struct.Struct("<Q")
 
@@ -70,7 +70,7 @@ class Turns:
         while busy or turns > 0:
             for node in waiting[:BURST]:
                 begin(node)
-                share.drain()
+            share.drain()
             del waiting[:BURST]
             turns -= 1
             busy = self._exchange()

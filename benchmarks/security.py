@@ -1,7 +1,7 @@
 """What encryption between daemons costs: push_pull with CURVE beside push_pull without, in turn within one run.
 
 ``python -m benchmarks.security [--network loopback|1gbit|RATE] [--nodes 2] [--size 64MiB] [--codec none --codec SPEC]
-[--lanes 1,2] [--json FILE] [--quick]``
+[--lanes 1,2] [--lane-share 0.2] [--json FILE] [--quick]``
 
 Clusters of daemons stand on the same hosts, with keys and without, for every number of lanes. The same worker processes
 join a job on one, make some calls, leave, and join one on the next, turn after turn; each call begins after a barrier
@@ -9,6 +9,9 @@ and takes as long as the slowest rank. The figure is the median over all turns. 
 the time with them, at the same number of lanes: 1.00 costs nothing. ``x lanes`` is the time with the first number of
 lanes over this one, alike in keys: above 1.00 more lanes are faster. CPU time is that of workers and daemons of all
 nodes, for each GB (1e9 bytes) of tensor.
+
+A machine with too few cores for more lanes shows nothing of what they would bring. With ``--lane-share`` every lane
+process, its threads for ZeroMQ included, has that share of a core and no more: a slow core of its own.
 
 What may live here: this measurement. What may not: the workers (``benchmarks.turns``), the lab and the daemons
 (``benchmarks.lab``).
@@ -19,11 +22,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from benchmarks import command, common, turns
-from benchmarks.lab import daemons, netns, workers
+from benchmarks.lab import daemons, netns, quotas, workers
 
 SYSTEMS = ("plain", "curve")
 CODECS = ("none", "topk(ratio=0.01)")
@@ -53,8 +57,16 @@ def measure(codec: str, args: argparse.Namespace) -> Iterator[list[common.Row]]:
             }
             return turns.Task(args.size, args.turns, args.calls, codec == "none", ways)
 
+        if args.lane_share:
+            stack.enter_context(quotas.slow(lanes_of(clusters.values()), args.lane_share))
         for result in workers.results("security", lab.hosts, clusters[label("curve", args.lanes[0])], task):
             yield rows_of(result, args, codec)
+
+
+def lanes_of(clusters: Iterable[daemons.Daemons]) -> list[int]:
+    """The pids of all lane processes."""
+    pids = [pid for cluster in clusters for daemon in cluster for pid in daemon.pids()]
+    return [pid for pid in pids if b"gcserver.runtime.lane" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
 def rows_of(result: dict[str, Any], args: argparse.Namespace, codec: str) -> list[common.Row]:
@@ -65,7 +77,7 @@ def rows_of(result: dict[str, Any], args: argparse.Namespace, codec: str) -> lis
             name = label(system, lanes)
             row = rows[system, lanes] = common.median_row(
                 system, result["times"][name], nodes=args.nodes, bytes=args.size, network=args.network, codec=codec,
-                lanes=lanes,
+                lanes=lanes, lane_share=args.lane_share,
             )  # fmt: skip
             row["gbs"] = args.size / row["median_s"] / 1e9
             row["cpu_s_per_gb"] = result["cpu"][name] / args.size * 1e9
@@ -93,6 +105,17 @@ def show(row: common.Row) -> str:
     )
 
 
+def share(text: str) -> float:
+    """A part of one core."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0.01 <= value <= 1.0:
+        raise argparse.ArgumentTypeError(f"expected a share of a core from 0.01 to 1, got {text!r}")
+    return value
+
+
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = command.parser(__doc__, "16 MiB and few turns, under a minute")
     parser.add_argument("--nodes", type=command.count, default=2, help="number of nodes (default 2)")
@@ -106,6 +129,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         default=[1, 2],
         help="numbers of lanes, each with clusters of its own (default 1,2)",
     )
+    parser.add_argument("--lane-share", type=share, default=0.0, help="of a core for each lane process (needs root)")
     parser.add_argument("--turns", type=command.count, default=9, help="of each system (default 9)")
     parser.add_argument("--calls", type=command.count, default=5, help="in each turn (default 5)")
     args = parser.parse_args(argv)

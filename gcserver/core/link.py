@@ -29,6 +29,7 @@ from itertools import islice
 from gcproto import messages, packed, wire
 from gcproto.records import Record, replace
 from gcproto.wire import CONTRIBUTION, Flag, FrameType, Header
+from gcserver.core.accounts import Accounts
 from gcserver.core.arrivals import Arrivals
 from gcserver.core.effects import Count, Reconnect, ReportLink, Send
 from gcserver.core.events import DomainKey, Handle
@@ -66,17 +67,6 @@ class Sent(Record, frozen=True, gc=True):
     wanted: Callable[[], bool]
 
 
-@dataclass(slots=True)
-class Account:
-    """Contribution bytes of one domain: sent on this link, returned by the peer, taken from the peer, of those not said
-    so yet."""
-
-    spent: int = 0
-    returned: int = 0
-    taken: int = 0
-    untold: int = 0
-
-
 def _always() -> bool:
     return True
 
@@ -106,7 +96,7 @@ class Link:
     damaged: dict[int, int] = field(default_factory=dict)
     #: frames with damaged headers since the last good frame
     blind: int = 0
-    accounts: dict[DomainKey, Account] = field(default_factory=dict)
+    accounts: Accounts = field(default_factory=Accounts)
     #: the peer's clock as its last heartbeat said it, and ours when that came
     their_clock: float = 0.0
     their_clock_at: float = 0.0
@@ -151,7 +141,7 @@ class Link:
             clock = 0.0
         for account in self.accounts.values():
             account.untold = 0
-        credits = tuple((job, domain, account.taken) for (job, domain), account in self.accounts.items())
+        credits = tuple((job, domain, a.taken) for (job, domain), a in self.accounts.items() if a.taken)
         held = now - self.their_clock_at if now and self.their_clock else 0.0
         beat = messages.Beat(self.next_seq - 1, closed, credits, clock, self.their_clock if now else 0.0, held, pad)
         return self._unnumbered(FrameType.HEARTBEAT, packed.encode(beat))
@@ -160,7 +150,7 @@ class Link:
         self, header: Header, handle: Handle | None = None, body: bytes = b"", wanted: Callable[[], bool] = _always
     ) -> Send:
         """Number a frame and remember it until acknowledged. Contributions spend credit."""
-        account = self._account((header.job, header.domain))
+        account = self.accounts[header.job, header.domain]
         if header.phase is CONTRIBUTION:
             account.spent += header.payload_bytes
         account.untold, seq = 0, self.next_seq
@@ -183,7 +173,7 @@ class Link:
         """A contribution payload of the peer was used or dropped: its credit goes back."""
         if domain not in self.accounts and len(self.accounts) >= MAX_BOOKS:
             return [Count("credit_refused", self.peer)]
-        account = self._account(domain)
+        account = self.accounts[domain]
         account.taken += nbytes
         account.untold += nbytes
         if self.up and account.untold * CREDIT_NOTICE >= self.credit:
@@ -194,12 +184,6 @@ class Link:
         """Contribution bytes of a domain that came from the peer and are done with."""
         account = self.accounts.get(domain)
         return 0 if account is None else account.taken
-
-    def _account(self, domain: DomainKey) -> Account:
-        account = self.accounts.get(domain)
-        if account is None:
-            account = self.accounts[domain] = Account()
-        return account
 
     def forget(self, domain: DomainKey) -> None:
         """The domain is closed here: whoever still spends in it gets nothing back, and needs nothing."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from gcproto.manifest import Block, Section
+from gcproto.records import Record
 from gcproto.wire import Flag
 from gcserver.core.events import BlockMemory, CodecChoice, Decision, Handle, Retained, Versions
 from gcserver.core.plan import Choice
@@ -17,8 +18,7 @@ from gcserver.core.plan import Choice
 OPERATION = int(Flag.AVERAGE)
 
 
-@dataclass(slots=True)
-class Parked:
+class Parked(Record, frozen=True, gc=False):
     """A contribution that waits for its turn in member order. ``life``: the sender's, which gets the credit back."""
 
     handle: Handle | None

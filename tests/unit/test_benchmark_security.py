@@ -28,7 +28,8 @@ def test_codecs_are_listed_and_sizes_read() -> None:
     assert (quick.codec, quick.size, quick.turns) == (["fp16"], 16 << 20, 3)
 
 
-def test_what_is_no_size_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("option", "value"), [("--size", "much"), ("--lane-share", "2"), ("--lane-share", "half")])
+def test_what_cannot_be_is_refused(option: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        security.parse(["--size", "much"])
-    assert "--size" in capsys.readouterr().err
+        security.parse([option, value])
+    assert option in capsys.readouterr().err

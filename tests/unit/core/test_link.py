@@ -161,6 +161,17 @@ def test_a_domain_without_credit_does_not_hold_up_another() -> None:
     assert a.outstanding(D) == 100 and a.outstanding(OTHER) == 0
 
 
+def test_a_heartbeat_speaks_of_what_was_taken_only() -> None:
+    a, b = pair()
+    a.send(data(Phase.CONTRIBUTION, 100))
+    b.send(data(Phase.AGGREGATE, 100))
+    decode = packed.Decoder[messages.Beat](messages.Beat)
+    for link in (a, b):
+        assert decode(link.heartbeat().body).credits == (), "of frames sent there is nothing to return"
+    b.take(D, 100)
+    assert decode(b.heartbeat().body).credits == ((*D, 100),)
+
+
 def test_a_closed_domain_leaves_no_books() -> None:
     a, b = pair()
     a.send(data(Phase.CONTRIBUTION, 100))
