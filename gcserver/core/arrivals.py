@@ -20,6 +20,8 @@ STALLED_AFTER = 10.0
 SLOWEST = 1_000_000
 #: Half of the longest wait is forgotten after so many seconds.
 FORGET_WAIT = 600.0
+#: Ticks are half a second apart; who has not ticked for so long was paused, seconds.
+OWN_PAUSE = 2.0
 #: So often patience is doubled while new connections do not help.
 MAX_DOUBLED = 6
 
@@ -36,6 +38,8 @@ class Arrivals:
     waited: float = 0.0
     #: new connections since the last arrival
     renewed: int = 0
+    #: when that was last asked
+    looked: float = 0.0
 
     def seen(self, now: float) -> None:
         """Something is there."""
@@ -50,7 +54,11 @@ class Arrivals:
             self.seen(now)
 
     def impatient(self, now: float) -> bool:
-        """Whether it is worth counting what is on its way."""
+        """Whether it is worth counting what is on its way. To be asked at every tick: time in which this process itself
+        stood still does not count."""
+        pause, self.looked = now - self.looked, now
+        if pause > OWN_PAUSE:
+            self.last = min(self.last + pause, now)
         return now - self.last > STALLED_AFTER
 
     def stalled(self, now: float, nbytes: int) -> bool:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import faulthandler
 import multiprocessing as mp
+import os
 import resource
 import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from multiprocessing import connection
+from multiprocessing import connection, forkserver
 from pathlib import Path
 from typing import Any, Final
 
@@ -71,6 +72,8 @@ def slices(names: list[str], inputs: int, seed: int, jobs: int) -> list[Slice]:
 def _work(part: Slice, pipe: connection.Connection, at: Any) -> None:
     """One slice, in a process of its own, which does not outlive the one that started it."""
     ends_with_parent()
+    # The process this one is forked from ends when nobody holds the other end of this pipe.
+    os.close(forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]
     faulthandler.enable()
     if part.target != LIVE:
         size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
@@ -99,7 +102,8 @@ def _lost(worker: Worker) -> Result:
 
 def run_all(todo: list[Slice], jobs: int) -> list[Result]:
     """All slices, so many at once, with progress on stderr."""
-    context = mp.get_context("spawn")
+    context = mp.get_context("forkserver")
+    context.set_forkserver_preload(["tests.fuzz.ready"])
     todo, running, done = list(todo), dict[Any, Worker](), list[Result]()
     total, began, said = sum(s.count for s in todo), time.monotonic(), 0.0
     while todo or running:

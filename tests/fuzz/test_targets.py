@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.fuzz import harness
-from tests.fuzz.spread import slices
+from tests.fuzz.spread import Slice, run_all, slices
 from tests.fuzz.targets import LIVE, TARGETS, share
 
 QUICK = [name for name in TARGETS if name != LIVE]
@@ -121,6 +121,14 @@ def test_inputs_are_spread_over_all_targets_and_add_up() -> None:
         mine = sorted((s.first, s.count) for s in todo if s.target == name)
         assert mine[0][0] == 0
         assert all(a + n == b for (a, n), (b, _) in pairwise(mine))
+
+
+def test_processes_feed_their_slices_and_one_that_ends_is_told_of() -> None:
+    part = Slice("metrics", 0, 5, 7)
+    (result,) = run_all([part], 1)
+    assert (result.target, result.inputs, result.failures) == ("metrics", 7, [])
+    (lost,) = run_all([Slice("no such target", 0, 0, 1)], 1)
+    assert "the process ended with 1 at this input" in lost.failures[0].error
 
 
 def test_a_saved_input_is_read_back(tmp_path: Path) -> None:

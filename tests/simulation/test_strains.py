@@ -5,6 +5,7 @@ What may live here: one world for each strain. What may not: mixes of them, whic
 
 from __future__ import annotations
 
+from itertools import permutations
 from random import Random
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from gcproto.messages import Fault
 from tests.simulation import latecomers, mistakes, remembered, strains, strangers
 from tests.simulation.faults import lose_memory
+from tests.simulation.processes import CONTROL
 from tests.simulation.program import DomainSpec, JobSpec
 from tests.simulation.shape import KIB, Shape, draw, section
 from tests.simulation.world import World
@@ -93,6 +95,21 @@ def test_clocks_of_their_own_change_no_output() -> None:
     assert len({n.clock() for n in w.nodes}) > 1
     play(w, lambda w, r: None, 0.0)
     assert w.steps_done == 4 * 12
+
+
+@pytest.mark.parametrize("lane", [0, CONTROL])
+def test_links_that_stand_still_in_both_directions_go_on_and_change_no_output(lane: int) -> None:
+    """Without the deadline of the job or the lease of a node being reached."""
+    w = world(12)
+
+    def everywhere(w: World, r: Random) -> None:
+        for a, b in permutations((n.name for n in w.nodes), 2):
+            w.network.stall(a, b, lane)
+
+    play(w, everywhere, 0.2)
+    assert not w.fatal
+    assert w.steps_done == 4 * 12
+    assert w.counts["connections_stalled"] >= 6 and w.now < 60.0
 
 
 def test_worlds_are_of_all_sizes_and_types() -> None:

@@ -105,5 +105,13 @@ def test_a_link_that_has_been_slow_is_given_that_time_again() -> None:
     assert len(quiet(a, 3215.0, 3190.0)) == 2, "long ago"
 
 
+def test_who_was_paused_does_not_take_its_links_for_stalled() -> None:
+    a, _ = knowing()
+    a.arrivals.last = 1.0
+    assert quiet(a, 5.0) == []
+    assert quiet(a, 65.5, 60.0) == [], "four seconds before, six after"
+    assert [type(e) for _, e in quiet(a, 68.0, 65.5)] == [Reconnect, Count]
+
+
 def test_a_peer_that_was_never_there_is_connected_to_once() -> None:
     assert quiet(Link(A, 11, B, "b"), 500.0) == []
