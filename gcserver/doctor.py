@@ -14,16 +14,14 @@ import sys
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from gcproto.manifest import MAX_SECTION_ELEMENTS
 from gcserver import checks, keychecks
 from gcserver.checks import Check
 from gcserver.config import Config
+from gcserver.runtime.memory_parts import PRIVATE, SHARED, Part, listed, total
 from gcserver.values import human_size
-
-if TYPE_CHECKING:
-    from gcserver.runtime.memory import Part
 
 _COUNT: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?(?:e[0-9]{1,2})?)\s*([kmbgt]?)", re.IGNORECASE)
 _THOUSANDS: Final = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
@@ -57,11 +55,6 @@ class Need:
         )
         share = memory.Share(self.nodes, 0, self.local_ranks)
         return [*memory.of_domain(laid, share, self.lanes), *memory.of_daemon(self.lanes)]
-
-
-def total(parts: list[Part], kind: str = "shared") -> int:
-    """Bytes of one kind of memory, ``shared`` or ``private``."""
-    return sum(part.nbytes for part in parts if part.kind == kind)
 
 
 def read_count(text: str) -> int:
@@ -119,10 +112,11 @@ def examine(config: Config, parts: list[Part] | None = None, timeout: float = 2.
     found.append(checks.shared_memory(config, need))
     found.append(checks.locked_memory(need or checks.one_partition(config)))
     found += [checks.open_files(config), checks.clock(), _malloc()]
-    for kind in ("shared", "private") if parts else ():
-        items = ", ".join(f"{human_size(p.nbytes)} {p.what}" for p in parts or [] if p.kind == kind and p.nbytes)
-        most = "" if kind == "shared" else "at most "
-        text = f"{most}{human_size(total(parts or [], kind))} of {kind} memory on this node: {items}"
+    for kind in (SHARED, PRIVATE) if parts else ():
+        most = "" if kind == SHARED else "at most "
+        text = (
+            f"{most}{human_size(total(parts or [], kind))} of {kind} memory on this node: {listed(parts or [], kind)}"
+        )
         found.append(Check(f"{kind} need", "ok", text))
     return found
 
@@ -213,5 +207,5 @@ def as_json(found: list[Check], parts: list[Part] | None = None) -> str:
     document: dict[str, object] = {"ok": not any(check.fatal for check in found), "checks": [asdict(c) for c in found]}
     if parts is not None:
         items = [{"what": p.what, "kind": p.kind, "bytes": p.nbytes, "exact": p.exact} for p in parts]
-        document["need"] = {"shared": total(parts), "private": total(parts, "private"), "parts": items}
+        document["need"] = {"shared": total(parts), "private": total(parts, PRIVATE), "parts": items}
     return json.dumps(document, indent=2)

@@ -9,7 +9,7 @@ on the order in which it is asked for. Private memory is counted from above: wha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -24,6 +24,7 @@ from gcserver.core.plan import ALL, Choice, explain
 from gcserver.runtime.blocks import align, segment_shapes, states_bytes
 from gcserver.runtime.buffers import rounded
 from gcserver.runtime.ledger import LEDGER_BYTES
+from gcserver.runtime.memory_parts import PRIVATE, SHARED, Part
 from gcserver.runtime.records import KEPT_HEAD, RECORD, STEP, STEP_RING
 from gcserver.runtime.resolve import resolve
 from gcserver.runtime.statefiles import MIN_CHUNK, OWN_CHUNK
@@ -35,17 +36,6 @@ SUPERVISOR_BYTES: Final = 128 << 20
 BLOCK_BYTES: Final = 16 << 10
 #: The largest matrix a model is taken to have, rows and columns.
 MATRIX: Final = 4096
-SHARED, PRIVATE = "shared", "private"
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """``nbytes`` of one kind of memory, ``SHARED`` or ``PRIVATE``, for one purpose. ``exact``: not from above."""
-
-    what: str
-    kind: str
-    nbytes: int
-    exact: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,10 +116,6 @@ def of_daemon(lanes: int) -> list[Part]:
     """What a daemon takes without any job."""
     text = f"{lanes} lane{'s' if lanes > 1 else ''}, before any job"
     return [Part(text, PRIVATE, lanes * LANE_BYTES), Part("supervisor, before any job", PRIVATE, SUPERVISOR_BYTES)]
-
-
-def total(parts: Iterable[Part], kind: str) -> int:
-    return sum(part.nbytes for part in parts if part.kind == kind)
 
 
 def heap_bytes(sizes: Sequence[int]) -> int:

@@ -22,6 +22,7 @@ from gcserver.core.control_domain import ControlDomain
 from gcserver.core.job import Job
 from gcserver.core.plan import explain
 from gcserver.runtime import memory
+from gcserver.runtime.memory_parts import SHARED, listed, total
 from gcserver.runtime.records import RECORD
 from gcserver.runtime.tensors import chosen
 from gcserver.values import human_size
@@ -47,14 +48,13 @@ def no_space(state: Path, lanes: int, job: Job, domain: ControlDomain, section: 
     plan = job.plan(domain, job.proposal)
     choices = [explain(plan, alone, b, c.min_compress_bytes, members) for b in laid_out]
     parts = memory.of_domain([memory.Laid(alone, laid_out, choices)], memory.Share(members, c.me, ranks), lanes)
-    need = memory.total(parts, memory.SHARED)
+    need = total(parts)
     if need <= free:
         return ""
     names = section.tensors[0].describe() + (f" and {len(section.tensors) - 1} more" if section.tensors[1:] else "")
-    items = ", ".join(f"{human_size(p.nbytes)} {p.what}" for p in parts if p.kind == memory.SHARED and p.nbytes)
     return (
-        f"{names} of {c.label} would take {human_size(need)} of shared memory ({items}), and {human_size(free)} are "
-        f"free in {state}"
+        f"{names} of {c.label} would take {human_size(need)} of shared memory ({listed(parts, SHARED)}), "
+        f"and {human_size(free)} are free in {state}"
     )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gcserver.runtime.memory import SHARED, total
+from gcserver.runtime.memory_parts import SHARED, total
 from gcserver.runtime.statefiles import Heap, MemoryShort, map_file
 from tests.integration.cluster import Cluster
 from tests.integration.operators import until

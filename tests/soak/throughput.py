@@ -37,7 +37,8 @@ from typing import Any
 from benchmarks import common
 from benchmarks.lab import daemons, netns, processes, procfs
 from gcserver.runtime.ledger import RESERVE
-from gcserver.runtime.memory import PRIVATE, SHARED, of_daemon, total
+from gcserver.runtime.memory import of_daemon
+from gcserver.runtime.memory_parts import PRIVATE, SHARED, total
 from tests.job_memory import expected
 
 MIB = 1 << 20

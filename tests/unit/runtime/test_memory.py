@@ -20,7 +20,8 @@ from gcserver.core.plan import explain
 from gcserver.runtime import memory
 from gcserver.runtime.blocks import DomainMemory
 from gcserver.runtime.ledger import Ledger
-from gcserver.runtime.memory import PRIVATE, SHARED, Laid, Share, of_domain, total
+from gcserver.runtime.memory import Laid, Share, of_domain
+from gcserver.runtime.memory_parts import PRIVATE, SHARED, total
 from gcserver.runtime.resolve import resolve
 from gcserver.runtime.states import matrix_use, state_use
 
