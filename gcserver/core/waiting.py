@@ -17,6 +17,9 @@ from gcserver.core.control_events import ControlEffect
 from gcserver.core.effects import ReportWaiting
 from gcserver.core.job import Job
 
+#: Phases that hold up a job as a whole, not one of its domains.
+WHOLE_JOB = frozenset({"attach", "epoch"})
+
 
 @dataclass(frozen=True, slots=True)
 class Wait:

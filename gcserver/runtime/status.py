@@ -41,6 +41,7 @@ from gcserver.core import control_events as cx
 from gcserver.core.control_domain import ControlDomain
 from gcserver.core.job import Job
 from gcserver.core.plan import unusable
+from gcserver.core.waiting import WHOLE_JOB
 from gcserver.runtime import waiters
 from gcserver.runtime.access import access
 from gcserver.runtime.lanelink import AskBlocks, BlockFacts, StepTimes
@@ -72,6 +73,7 @@ class Status:
         node = self._s.config.node
         let_in = access(self._s)
         if node.admin:
+            # Imported late: gRPC is the slowest import of the daemon, and nobody trains through it.
             from gcserver.admin import service
 
             self._service = await service.serve(self, node.admin, let_in)
@@ -120,8 +122,7 @@ class Status:
             state, reason = NodeState.DRAINING, s.machine.draining
         elif not s.ready.is_set():
             state, reason = NodeState.STARTING, "lanes are starting"
-        elif any(lane.state != "ready" for lane in lanes):
-            bad = next(lane for lane in lanes if lane.state != "ready")
+        elif bad := next((lane for lane in lanes if lane.state != "ready"), None):
             state, reason = NodeState.DEGRADED, f"lane {bad.index} is {bad.state}"
         return NodeStatus(
             s.node,
@@ -266,7 +267,7 @@ class Status:
                     r.on_loss,
                     r.deadline,
                     domains,
-                    tuple(w for w in waits if w.reason == "attach"),
+                    tuple(w for w in waits if w.reason in WHOLE_JOB),
                 )
             )
         for g in self._s.machine.gatherings.values():
@@ -281,7 +282,7 @@ class Status:
         return out
 
     def _domain(self, job: Job, domain: ControlDomain, waits: list[WaitingFor]) -> DomainStatus:
-        waiting = tuple(w for w in waits if w.reason != "attach" and w.domain == domain.declared_as.domain)
+        waiting = tuple(w for w in waits if w.reason not in WHOLE_JOB and w.domain == domain.config.domain)
         sizes: dict[str, int] = {}
         try:
             for t in tensors(domain, in_force(job, domain)[1], self._lanes):

@@ -43,6 +43,16 @@ def test_the_longest_wait_comes_first_and_who_is_in_time_is_not_shown() -> None:
     assert [w.node for w in shown.domains[0].waiting_for] == ["b"]
 
 
+def test_the_next_epoch_is_waited_for_by_the_whole_job() -> None:
+    m, _ = formed_with_b()
+    said(m, 1, DeclareDomain("ddp", 0, (0, 1), True))
+    (job,) = m.jobs.values()
+    job.change.frozen, job.change.since = True, time.monotonic() - 5.0
+    (shown,) = Status(supervisor(m)).jobs()
+    assert [(w.node, w.wanted) for w in shown.waiting_for] == [("b", "epoch")]
+    assert shown.domains[0].waiting_for == (), "no process group by itself, not the first one either"
+
+
 def test_a_job_that_has_yet_to_form_says_which_ranks_it_lacks_also_in_the_metrics() -> None:
     m = machine()
     said(m, 1, register(0, 3), now=time.monotonic() - 5.0)
