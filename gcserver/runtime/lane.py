@@ -132,8 +132,7 @@ class LaneProcess:
 
     def _guard(self, context: zmq.Context[Any]) -> Guard:
         """Waits for the keys: nothing may be bound before."""
-        select.select([self.link], [], [])
-        keys: LaneKeys = self.link.receive()[0]
+        keys: LaneKeys = self.link.wait()[0]
         return Guard(
             context,
             KeyPair(keys.name, keys.public, keys.secret),

@@ -8,6 +8,7 @@ picks the type to decode, so nothing else can appear.
 
 from __future__ import annotations
 
+import select
 import socket
 from dataclasses import dataclass, field
 from typing import Any
@@ -224,3 +225,11 @@ class LaneLink:
 
     def receive(self) -> list[Any]:
         return [message for message, _ in self.channel.receive()]
+
+    def wait(self) -> list[Any]:
+        """As :meth:`receive`, once there is something: a long message comes in parts."""
+        received: list[Any] = []
+        while not received:
+            select.select([self], [], [])
+            received = self.receive()
+        return received
