@@ -217,6 +217,8 @@ class LaneWorkers:
         waiting, self.waiting_maps = self.waiting_maps, []
         for worker, request in waiting:
             worker.waiting -= 1
+            if self.connections.get(worker.channel.fileno()) is not worker:
+                continue  # gone, or sent away for an earlier one of these
             try:
                 self._map(worker, request)
             except Unwelcome as error:
