@@ -173,8 +173,8 @@ def on_change(callback: Callable[[int, tuple[int, ...]], None]) -> None:
     """Have ``callback(epoch, ranks)`` called whenever the job goes on without a lost node.
 
     ``ranks``: those that are left, by their numbers at the start of the job. It is called by the thread that reads the
-    daemon's messages, so it must be short and must not push. What a step was averaged over is decided by the daemon for
-    the whole step, whether or not this was called before its result came.
+    daemon's messages, so it must be short and must not push; what it raises is logged. What a step was averaged over is
+    decided by the daemon for the whole step, whether or not this was called before its result came.
     """
     current().membership.callbacks.append(callback)
 

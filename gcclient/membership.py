@@ -46,8 +46,12 @@ class Membership:
             log.warning(
                 "epoch %d: %d ranks are left, on %s", epoch, len(self.ranks), ", ".join(m.node for m in members)
             )
-            for callback in self.callbacks:
-                callback(epoch, self.ranks)
+            for callback in tuple(self.callbacks):
+                try:
+                    callback(epoch, self.ranks)
+                except Exception:
+                    # A script's own: what else the daemon has said must be read all the same.
+                    log.exception("a callback of gcclient.on_change failed")
 
     @property
     def current(self) -> bool:

@@ -45,6 +45,18 @@ def test_epochs_only_go_forward_and_are_told_once() -> None:
     assert not m.current
 
 
+def test_a_callback_that_raises_keeps_nobody_from_being_told(caplog: pytest.LogCaptureFixture) -> None:
+    told: list[int] = []
+
+    def fails(epoch: int, ranks: tuple[int, ...]) -> None:
+        raise ValueError("of the script")
+
+    m = Membership(callbacks=[fails, lambda epoch, ranks: told.append(epoch)])
+    m.on_epoch(1, (member(0), member(1)))
+    m.on_epoch(2, (member(0),))
+    assert told == [2] and "on_change failed" in caplog.text and "of the script" in caplog.text
+
+
 def test_size_and_rank_count_who_is_left(lossy: FakeDaemon) -> None:
     seen: list[tuple[int, tuple[int, ...]]] = []
     gcclient.on_change(lambda epoch, ranks: seen.append((epoch, ranks)))
