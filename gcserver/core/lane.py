@@ -158,7 +158,7 @@ class LaneMachine:
             link.on_beat(e.body, now, self.out.append)
         elif h.type is FrameType.NACK:
             self.out.extend(link.on_nack(e.body))
-        elif h.type is FrameType.DATA and self.early.full and (h.job, h.domain) not in self.domains:
+        elif h.type is FrameType.DATA and self.early.full and self._early(h):
             # Not taken, so that it is sent again: what nobody here knows of must not fill memory.
             self._drop(e, known=False)
             self.out.append(Count("frames_refused", link.peer))
@@ -179,6 +179,11 @@ class LaneMachine:
         if known and e.header.phase is Phase.CONTRIBUTION:
             domain = (e.header.job, e.header.domain)
             self._take(domain, e.header.sender, e.header.payload_bytes, e.header.incarnation)
+
+    def _early(self, h: Header) -> bool:
+        """Whether a frame is for something that is not open here yet."""
+        domain = self.domains.get((h.job, h.domain))
+        return domain is None or domain.early(h)
 
     def _on_data(self, e: FrameReceived, now: float) -> None:
         h = e.header

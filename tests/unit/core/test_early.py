@@ -84,6 +84,18 @@ def test_what_nobody_here_knows_of_does_not_fill_memory_and_is_sent_again(monkey
     assert set(m.domains[ID].partitions[0].rounds) == {1, 2, 3}
 
 
+def test_an_open_domain_keeps_no_more_of_what_it_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(early, "MAX_BYTES", 1000)
+    m = machine()
+    open_domain(m)
+    for seq in (1, 2):
+        m.on(contribution(seq, payload_bytes=600, step=seq, epoch=2), 0.0)
+    assert (m.links[B].received, m.early.nbytes) == (2, 1200)
+    assert kinds(m.on(contribution(3, payload_bytes=600, epoch=2), 0.0)) == ["Release", "frames_refused"]
+    m.on(contribution(3, payload_bytes=600), 0.0)
+    assert m.links[B].received == 3, "what it knows it takes"
+
+
 def test_what_is_dropped_in_the_end_counts_no_more() -> None:
     m = machine()
     m.on(contribution(payload_bytes=600), 0.0)
