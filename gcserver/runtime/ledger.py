@@ -5,8 +5,9 @@ What may live here: their files. What may not: what is in them (`gcserver.core.j
     jobs/<job>/job.msgpack       a JobMemory, replaced atomically
     jobs/<job>/steering.msgpack  controllers as `steering.py` saves them, replaced atomically
     jobs/<job>/planning.msgpack  how `planning.py` stands with the job's plans, replaced atomically
+    jobs/<job>/<domain>.ledger   settled watermark, step ready up to, voided steps, plan switches; mapped, written in
+                                 place
     reserve                      nothing: memory for these files when none is left
-    jobs/<job>/<domain>.ledger   settled watermark, voided steps, plan switches; mapped, written in place
 
 The ledger's watermark is written last: a kill in between leaves the step unsettled, and settling it again
 writes the same.
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import shutil
 from dataclasses import dataclass, field
@@ -28,8 +30,9 @@ import numpy as np
 from gcproto.packed import UNREADABLE
 from gcserver.core.control_events import DomainLedger, JobMemory
 from gcserver.core.events import DomainKey
-from gcserver.runtime.statefiles import MemoryDamaged, map_file, private_directory
+from gcserver.runtime.statefiles import MemoryDamaged, map_file, private_directory, replace_file
 
+log = logging.getLogger("gcserver")
 VOIDS: Final = 1024
 SWITCHES: Final = 256
 #: No job has so many of either: a count beyond it is damaged.
@@ -97,19 +100,6 @@ class Ledger:
         d["settled"] = step
 
 
-def _write(path: Path, content: bytes) -> None:
-    """Replace a file atomically, mode 0600."""
-    temporary = path.with_suffix(".new")
-    try:
-        temporary.touch(mode=0o600)
-        temporary.write_bytes(content)
-        temporary.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise
-
-
 def _read(path: Path) -> bytes:
     """A file's content; empty if there is none."""
     try:
@@ -143,13 +133,13 @@ class JobStore:
     def _write(self, path: Path, content: bytes) -> None:
         """Replace a file of a job; where no memory is left for it, with that of the reserve. Raises OSError."""
         try:
-            _write(path, content)
+            replace_file(path, content)
         except OSError as error:
             reserve = self.state / "reserve"
             if error.errno != errno.ENOSPC or not reserve.exists():
                 raise
             reserve.unlink(missing_ok=True)
-            _write(path, content)
+            replace_file(path, content)
 
     # ------------------------------------------------------------------------------------------- files
     def generation(self) -> int:
@@ -160,7 +150,7 @@ class JobStore:
             return int(path.read_text())
         except (FileNotFoundError, ValueError):
             number = int.from_bytes(os.urandom(7), "little")
-            _write(path, str(number).encode())
+            replace_file(path, str(number).encode())
             return number
 
     def lanes(self, lanes: int) -> int:
@@ -169,7 +159,7 @@ class JobStore:
         if any((self.state / "jobs").glob("*")):
             with contextlib.suppress(FileNotFoundError, ValueError):
                 return int(path.read_text())
-        _write(path, str(lanes).encode())
+        replace_file(path, str(lanes).encode())
         return lanes
 
     def directory(self, job: bytes) -> Path:
@@ -207,22 +197,29 @@ class JobStore:
         return found
 
     def load(self) -> list[tuple[JobMemory, tuple[DomainLedger, ...]]]:
-        """Every job an earlier life left; a directory without a readable memory of that very job is removed."""
+        """Every job an earlier life left; a directory without a usable memory of that very job is removed."""
         found = []
         for directory in sorted((self.state / "jobs").glob("*")):
             try:
-                memory = msgspec.msgpack.decode((directory / "job.msgpack").read_bytes(), type=JobMemory)
-            except (OSError, *UNREADABLE):
+                memory = _memory(directory)
+                ledgers = tuple(self.ledger((memory.record.job, d.domain)).read() for d, _ in memory.domains)
+            except MemoryDamaged as error:
+                log.error("a job of an earlier life cannot be used and is dropped: %s", error)
+                self.ledgers = {key: known for key, known in self.ledgers.items() if key[0].hex() != directory.name}
                 shutil.rmtree(directory, ignore_errors=True)
-                continue
-            job = memory.record.job
-            if job.hex() != directory.name:
-                shutil.rmtree(directory, ignore_errors=True)
-                continue
-            try:
-                ledgers = tuple(self.ledger((job, declared.domain)).read() for declared, _ in memory.domains)
-            except MemoryDamaged:
-                self.forget(job)
+                self.keep_reserve()
                 continue
             found.append((memory, ledgers))
         return found
+
+
+def _memory(directory: Path) -> JobMemory:
+    """What was saved of the job that a directory is named after. Raises MemoryDamaged."""
+    path = directory / "job.msgpack"
+    try:
+        memory = msgspec.msgpack.decode(path.read_bytes(), type=JobMemory)
+    except (OSError, *UNREADABLE) as error:
+        raise MemoryDamaged(f"{path}: {error}") from error
+    if memory.record.job.hex() != directory.name:
+        raise MemoryDamaged(f"{path} is of job {memory.record.job.hex()}")
+    return memory

@@ -98,11 +98,21 @@ def incarnation(path: Path) -> int:
     number = max(time.time_ns(), before + _APART)
     # A file system without a page to spare must not keep a process from starting.
     with contextlib.suppress(OSError):
-        partial = path.with_suffix(".new")
-        partial.touch(mode=0o600)
-        partial.write_text(str(number))
-        partial.replace(path)
+        replace_file(path, str(number).encode())
     return number
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a small file whole or not at all, mode 0600; what was there before stays until then. Raises OSError."""
+    partial = path.with_suffix(".new")
+    try:
+        partial.touch(mode=0o600)
+        partial.write_bytes(content)
+        partial.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise
 
 
 def private_directory(path: Path) -> None:

@@ -16,6 +16,8 @@ import os
 from pathlib import Path
 from typing import Final
 
+from gcserver.runtime.statefiles import replace_file
+
 _BYTES: Final = 32
 
 
@@ -31,11 +33,7 @@ class Tickets:
             key = b""
         if len(key) != _BYTES:
             key = os.urandom(_BYTES)
-            partial = path.with_suffix(".new")
-            partial.unlink(missing_ok=True)
-            with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
-                file.write(key)
-            partial.replace(path)
+            replace_file(path, key)
         self._key = key
 
     def ticket(self, job: bytes, rank: int) -> bytes:

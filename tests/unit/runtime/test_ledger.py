@@ -94,7 +94,9 @@ def test_a_job_under_another_ones_number_is_dropped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("field", ["void_count", "switch_count"])
-def test_a_ledger_that_counts_what_no_job_has_is_damaged_and_its_job_dropped(tmp_path: Path, field: str) -> None:
+def test_a_ledger_that_counts_what_no_job_has_is_damaged_and_its_job_dropped(
+    tmp_path: Path, field: str, caplog: pytest.LogCaptureFixture
+) -> None:
     store = JobStore(tmp_path)
     (job,) = formed().jobs.values()
     store.save(job.id, job.save().memory)
@@ -103,3 +105,4 @@ def test_a_ledger_that_counts_what_no_job_has_is_damaged_and_its_job_dropped(tmp
     with pytest.raises(MemoryDamaged):
         ledger.read()
     assert JobStore(tmp_path).load() == []
+    assert "dropped" in caplog.text and "void steps" in caplog.text and not store.directory(job.id).exists()
