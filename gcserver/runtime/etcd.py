@@ -82,7 +82,7 @@ class EtcdArbiter:
                 if isinstance(answer, dict):
                     return answer
                 failed.append(f"{endpoint}: not the answer of an etcd")
-            except (OSError, ValueError, HTTPException) as error:
+            except (OSError, ValueError, RecursionError, HTTPException) as error:
                 failed.append(f"{endpoint}: {getattr(error, 'reason', None) or error}")
         raise EtcdError("; ".join(failed) or "cluster.etcd names no endpoint")
 

@@ -89,7 +89,9 @@ def test_silence_names_every_member(gateway: Gateway) -> None:
 
 
 @pytest.mark.parametrize(
-    "garbage", [b"<html>", b"[]", b"{}", b'{"responses":[{"response_range":{"kvs":[{"value":"AA=="}]}}]}']
+    "garbage",
+    [b"<html>", b"[]", b"{}", b'{"responses":[{"response_range":{"kvs":[{"value":"AA=="}]}}]}', b"[" * 100_000],
+    ids=["html", "list", "nothing", "no record", "nested"],
 )
 def test_what_is_no_answer_is_an_error(gateway: Gateway, garbage: bytes) -> None:
     gateway.garbage = garbage
