@@ -110,13 +110,6 @@ class Registrations:
     def _known(self, m: messages.Reattach) -> bool:
         return self._s.tickets.valid(m.job, m.rank, m.ticket)
 
-    def _with_ticket(self, e: cx.Tell) -> ToWorker:
-        """A worker that hears that it is registered gets what it can show of that."""
-        if not isinstance(e.message, Registered):
-            return e.message
-        _, rank = self._s.machine.connections.get(e.connection, (b"", -1))
-        return replace(e.message, ticket=self._s.tickets.ticket(e.message.job, rank))
-
     def _advise(self, descriptor: int, message: AskAdvice) -> None:
         channel = self.channels[descriptor]
 
@@ -139,9 +132,11 @@ class Registrations:
 
     def tell(self, e: cx.Tell) -> None:
         """One message to one worker, if it is still there."""
-        message = self._with_ticket(e)
+        message = e.message
         if isinstance(message, Registered):
-            message = replace(message, lane_sockets=tuple(self._s.lanes.sockets()))
+            _, rank = self._s.machine.connections.get(e.connection, (b"", -1))
+            ticket, sockets = self._s.tickets.ticket(message.job, rank), tuple(self._s.lanes.sockets())
+            message = replace(message, ticket=ticket, lane_sockets=sockets)
         elif isinstance(message, IAm) and self._s.keys is not None:
             message = replace(message, key=self._s.keys.pair.public.decode())
         if e.connection in self.channels:
