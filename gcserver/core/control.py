@@ -40,7 +40,7 @@ from gcserver.core.effects import ReportClosed, ReportFault, ReportLink, ReportS
 from gcserver.core.events import CodecChoice, DomainClosed, FrameDamaged, FrameReceived, PeerAdded, PeerReset, Tick
 from gcserver.core.gathering import Formation, Gathering, fault_without_job
 from gcserver.core.job import Job, NoSpace, any_controller, any_plan, any_section
-from gcserver.core.job_faults import abroad
+from gcserver.core.job_faults import AGAIN, abroad
 from gcserver.core.job_records import misfit, unknown_job, why_unusable
 from gcserver.core.link import Link
 from gcserver.core.peers import Peers, PeerUp
@@ -214,8 +214,7 @@ class ControlMachine:
             return
         if job is None or m.rank not in job.workers:
             why = "the daemon came back without the memory of this job"
-            advice = "start the job again from its last checkpoint"
-            self.out.append(fault_without_job(connection, "PeerLost", why, advice))
+            self.out.append(fault_without_job(connection, "PeerLost", why, AGAIN))
             return
         job.worker_back(m.rank, connection)
         self.connections[connection] = (job.id, m.rank)

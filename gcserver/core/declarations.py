@@ -13,11 +13,10 @@ from gcserver.core import job_plans
 from gcserver.core.control_domain import ControlDomain
 from gcserver.core.control_events import ControlEffect, OpenSection, Tell, ToLane
 from gcserver.core.job import Job
+from gcserver.core.job_faults import NO_SPACE
 
 #: A domain's number has 32 bits in a frame header.
 MAX_DOMAIN = 2**32 - 1
-#: What to do where tensors do not fit into a node's memory.
-NO_SPACE = "make /dev/shm larger or the model smaller; `gcserver doctor --params N` prints the need"
 
 
 def declare_domain(job: Job, rank: int, declared: DeclareDomain) -> list[ControlEffect]:

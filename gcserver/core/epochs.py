@@ -26,8 +26,8 @@ from gcserver.core.control_domain import ControlDomain
 from gcserver.core.control_events import Arbitrate, ControlEffect, Log, LogReady, OpenSection, ToLane
 from gcserver.core.effects import Count, ReportStep
 from gcserver.core.job import Job
+from gcserver.core.job_faults import AGAIN
 
-AGAIN = "start the job again from its last checkpoint"
 SKIP = "skip"
 #: Who has lost most of the members may be the one that is cut off: it lets the others ask first, seconds.
 MINORITY_WAITS = 10.0

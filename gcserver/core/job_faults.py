@@ -9,6 +9,11 @@ import msgspec
 
 from gcproto.messages import EpochDecided, Fault
 
+#: What to do where a job cannot go on.
+AGAIN = "start the job again from its last checkpoint"
+#: What to do where tensors do not fit into a node's memory.
+NEED = "`gcserver doctor --params N` prints the need"
+NO_SPACE = f"make /dev/shm larger or the model smaller; {NEED}"
 #: What to do about a fault that says nothing better.
 ADVICE = {
     "TensorMismatch": "let every rank declare and push the same tensors in the same order",

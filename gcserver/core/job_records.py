@@ -14,6 +14,7 @@ from gcproto.manifest import PAGE
 from gcproto.messages import EpochDecided, Fault
 from gcserver.core.control_config import ControlConfig
 from gcserver.core.events import CodecChoice
+from gcserver.core.job_faults import AGAIN
 from gcserver.core.plan import unusable
 
 JOB_BYTES = len(wire.NO_JOB)
@@ -30,7 +31,7 @@ def unknown_job(m: EpochDecided, node: str) -> Fault:
         f"{node} does not know job {m.label!r}: it ended there, or its daemon restarted while the job was being formed",
         epoch=m.epoch,
         missing=(node,),
-        advice="start the job again from its last checkpoint",
+        advice=AGAIN,
     )
 
 

@@ -16,6 +16,7 @@ from gcserver.core.control_domain import ControlDomain
 from gcserver.core.control_events import ControlEffect
 from gcserver.core.effects import ReportWaiting
 from gcserver.core.job import Job
+from gcserver.core.job_faults import AGAIN
 
 #: Phases that hold up a job as a whole, not one of its domains.
 WHOLE_JOB = frozenset({"attach", "epoch"})
@@ -223,7 +224,7 @@ def check_leases(job: Job, heard: Callable[[str], float | None], now: float, lea
         last = heard(name)
         if last is not None and now - last > lease:
             why = f"nothing heard from {name} for {lease:g} s: its lease expired"
-            out += epochs.lose(job, name, why, now - last, f"look at the daemon on {name}; {epochs.AGAIN}")
+            out += epochs.lose(job, name, why, now - last, f"look at the daemon on {name}; {AGAIN}")
     return out
 
 

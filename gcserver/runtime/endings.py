@@ -12,18 +12,17 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any
 
 from gcproto import wire
 from gcserver.core import effects as fx
 from gcserver.core.events import DomainKey, DomainOpened
+from gcserver.core.job_faults import AGAIN
 from gcserver.runtime import shortage
 from gcserver.runtime.blocks import DomainMemory
 from gcserver.runtime.codecfaults import codec_fault
 from gcserver.runtime.lanelink import LaneTrouble
 from gcserver.runtime.statefiles import MemoryDamaged, MemoryShort
-
-DAMAGED: Final = "start the job again from its last checkpoint"
 
 Report = fx.ReportFault | LaneTrouble
 
@@ -80,7 +79,7 @@ def reports_of(
     if isinstance(error, MemoryDamaged):
         # Served from such memory the job would not know what it gets.
         text = f"what an earlier life of this lane left is damaged: {error}"
-        return (LaneTrouble(domain[0], "PeerLost", text, DAMAGED),)
+        return (LaneTrouble(domain[0], "PeerLost", text, AGAIN),)
     if isinstance(error, MemoryShort | MemoryError):
         kind, advice = shortage.kind_of(error)
         return (LaneTrouble(domain[0], kind, shortage.text_of(error), advice),)

@@ -14,6 +14,7 @@ from typing import Any
 from gcproto.channel import Channel, ChannelClosed
 from gcproto.messages import Fault
 from gcproto.packed import MessageError
+from gcserver.core.job_faults import AGAIN
 from gcserver.runtime import shortage
 
 
@@ -35,8 +36,7 @@ def no_ticket(job: bytes, rank: int) -> Fault:
         "NotAuthorised",
         f"this process did not register as rank {rank} of the job it names",
         phase="attach",
-        advice="call gcclient.init() first; if this worker did, the daemon has lost its memory: start the job again "
-        "from its last checkpoint",
+        advice=f"call gcclient.init() first; if this worker did, the daemon has lost its memory: {AGAIN}",
     )
 
 

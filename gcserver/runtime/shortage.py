@@ -11,6 +11,7 @@ import errno
 import resource
 from typing import Final
 
+from gcserver.core.job_faults import NEED, NO_SPACE
 from gcserver.runtime.statefiles import MemoryShort
 
 _DESCRIPTORS: Final = (errno.EMFILE, errno.ENFILE)
@@ -38,10 +39,9 @@ def kind_of(error: OSError | MemoryError) -> tuple[str, str]:
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         advice = f"raise the limit on open files, {soft} now (LimitNOFILE= or ulimit -n), and start the daemon again"
         return "OutOfDescriptors", f"{advice}; `gcserver doctor` says how many it may need"
-    need = "`gcserver doctor --params N` prints the need"
     if isinstance(error, MemoryShort | MemoryError) and getattr(error, "errno", None) in (None, errno.ENOMEM):
-        return "OutOfMemory", f"let the daemon have more memory (its cgroup's limit, ulimit -v) or the job less; {need}"
-    return "OutOfMemory", f"make /dev/shm larger or the model smaller; {need}"
+        return "OutOfMemory", f"let the daemon have more memory (its cgroup's limit, ulimit -v) or the job less; {NEED}"
+    return "OutOfMemory", NO_SPACE
 
 
 def text_of(error: OSError | MemoryError) -> str:
