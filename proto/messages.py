@@ -264,21 +264,9 @@ class JobLeft(Message, frozen=True, tag="left"):
     steps: tuple[tuple[int, int], ...] = ()
 
 
-Control = (
-    JobJoin
-    | JoinRefusal
-    | EpochDecided
-    | SectionOffer
-    | SectionList
-    | PlanRequest
-    | PlanText
-    | PlanReady
-    | PlanGo
-    | Fault
-    | JobLeft
-    | StepReady
-    | Frozen
-)
+#: what is of one job, once that is formed
+OfJob = SectionOffer | SectionList | PlanRequest | PlanText | PlanReady | PlanGo | Fault | StepReady | Frozen
+Control = JobJoin | JoinRefusal | EpochDecided | JobLeft | OfJob
 Link = Hello | Refuse | Beat | Nack
 
 

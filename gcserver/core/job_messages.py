@@ -7,31 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gcproto import epoch_messages, messages
+from gcproto import messages
+from gcproto.epoch_messages import StepReady
+from gcproto.messages import OfJob
 from gcserver.core import declarations, epochs, job_plans
 from gcserver.core.control_events import ControlEffect, Log
 from gcserver.core.job import Job
 from gcserver.core.job_faults import abroad
 
 #: (node, message) that came before the job or the domain it is about
-Early = list[tuple[str, messages.Control]]
-#: what is of one job, once that is formed
-JobMessage = (
-    messages.SectionOffer
-    | messages.SectionList
-    | messages.PlanRequest
-    | messages.PlanText
-    | messages.PlanReady
-    | messages.PlanGo
-    | messages.Fault
-    | epoch_messages.StepReady
-    | epoch_messages.Frozen
-)
+Early = list[tuple[str, OfJob]]
 #: not more messages are kept than these
 MAX_EARLY = 4096
 
 
-def take(jobs: Mapping[bytes, Job], node: str, m: JobMessage, early: Early) -> list[ControlEffect]:
+def take(jobs: Mapping[bytes, Job], node: str, m: OfJob, early: Early) -> list[ControlEffect]:
     """A message about a job; one about a job that is not known yet is kept."""
     out: list[ControlEffect] = []
     if (job := jobs.get(m.job)) is not None:
@@ -48,14 +38,11 @@ def replay(jobs: Mapping[bytes, Job], early: Early) -> list[ControlEffect]:
     early.clear()
     out: list[ControlEffect] = []
     for node, m in came:
-        if (job := jobs.get(getattr(m, "job", b""))) is None:
-            early.append((node, m))
-        else:
-            out += on_message(job, node, m, early)
+        out += take(jobs, node, m, early)
     return out
 
 
-def on_message(job: Job, node: str, m: messages.Control, early: Early) -> list[ControlEffect]:
+def on_message(job: Job, node: str, m: OfJob, early: Early) -> list[ControlEffect]:
     """A message about a job from one of its members; one of a job that has ended is answered with its end.
 
     Nobody else has a say in it, and plans come from the first member alone: two that number them would have nodes run
@@ -84,12 +71,10 @@ def on_message(job: Job, node: str, m: messages.Control, early: Early) -> list[C
         return job_plans.on_ready(job, node, m)
     if isinstance(m, messages.PlanGo):
         return job_plans.on_go(job, m)
-    if isinstance(m, epoch_messages.StepReady) and m.domain not in job.domains:
+    if isinstance(m, StepReady) and m.domain not in job.domains:
         early.append((node, m))
         return []
-    if isinstance(m, epoch_messages.StepReady | epoch_messages.Frozen):
-        return epochs.on_message(job, node, m)
-    return []
+    return epochs.on_message(job, node, m)
 
 
 def resend(job: Job, node: str) -> None:
