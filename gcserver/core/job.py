@@ -232,9 +232,8 @@ class Job:
     # --------------------------------------------------------------------------------------- domains
     def add_domain(self, declared: DeclareDomain) -> ControlDomain:
         """Take up a domain as it was declared: who of the members is in it, and how it is laid out."""
-        mine = next(m for m in self.record.members if m.node == self.node)
-        ranks = tuple(r for r in mine.ranks if r in declared.ranks)
-        domain = self.domains[declared.domain] = ControlDomain(declared, self.configure(declared), ranks)
+        config = self.configure(declared)
+        domain = self.domains[declared.domain] = ControlDomain(declared, config, config.ranks)
         # Others may have been ahead with it when an epoch began.
         domain.settled = domain.ready = max((s.settled for s in self.starts(declared.domain)), default=0)
         return domain
@@ -254,26 +253,27 @@ class Job:
             left -= {m.node for m in gone}
             remaining.append(tuple(i for i, node in enumerate(order) if node in left))
         starts = self.starts(declared.domain)
+        mine = next(m for m in self.record.members if m.node == self.node)
         return DomainConfig(
-            self.id,
-            declared.domain,
-            declared.label,
-            self.record.epoch,
-            members,
-            next(i for i, m in enumerate(members) if m.name == self.node),
-            inside[self.node],
-            sum(m.ranks for m in members),
-            SCOPED_LAG if declared.scoped else CALL_LAG,
-            self.record.min_compress_bytes,
-            next(tuple(r for r in m.ranks if r in declared.ranks) for m in self.record.members if m.node == self.node),
-            self.record.partition_bytes,
-            declared.whole,
-            self.record.seed,
-            self.commits,
-            len(inside),
-            tuple(remaining),
-            max((s.committed for s in starts if s.epoch == self.record.epoch), default=0),
-            tuple((s.committed + 1, s.settled) for s in starts if s.settled > s.committed),
+            job=self.id,
+            domain=declared.domain,
+            label=declared.label,
+            epoch=self.record.epoch,
+            members=members,
+            me=next(i for i, m in enumerate(members) if m.name == self.node),
+            local_ranks=inside[self.node],
+            divisor=sum(m.ranks for m in members),
+            lag=SCOPED_LAG if declared.scoped else CALL_LAG,
+            min_compress_bytes=self.record.min_compress_bytes,
+            ranks=tuple(r for r in mine.ranks if r in declared.ranks),
+            partition_bytes=self.record.partition_bytes,
+            whole=declared.whole,
+            seed=self.record.seed,
+            commits=self.commits,
+            origin=len(inside),
+            remaining=tuple(remaining),
+            begins=max((s.committed for s in starts if s.epoch == self.record.epoch), default=0),
+            skipped=tuple((s.committed + 1, s.settled) for s in starts if s.settled > s.committed),
         )
 
     def plan(self, domain: ControlDomain, version: int) -> Plan:
