@@ -247,9 +247,7 @@ class Formation:
 
     def on_silent(self, record: EpochDecided, reason: str) -> None:
         """The arbiter of a job that needs one did not answer: there is no job."""
-        g = self.gatherings.get(record.label)
-        if g is not None and self.take(record) is not None:
-            self.gatherings[g.label] = g
+        if (g := self.take(record)) is not None:
             self._refuse_gathering(
                 g, f"the first epoch cannot be decided: {reason}", "look at etcd; start the job again"
             )
