@@ -13,7 +13,8 @@ from typing import Final
 
 from cryptography import x509
 
-from gcserver.admin.certificates import CertificateError, Paths, load, named
+from gcserver.admin.access import Paths
+from gcserver.admin.certificates import CertificateError, load, named
 from gcserver.checks import Check
 
 NAME: Final = "certificates"

@@ -1,13 +1,14 @@
-"""What the servers for operators are given to tell who may use them.
+"""What the servers for operators are given to tell who may use them, and where either side's certificates are.
 
-What may live here: that value. What may not: imports that cost anything; making it (`gcserver.runtime.access`), using
-it (`guard.py`, `exposition.py`).
+What may live here: those values. What may not: imports that cost anything; making them (`gcserver.runtime.access`),
+using them (`guard.py`, `exposition.py`, `certificates.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -17,6 +18,15 @@ if TYPE_CHECKING:
 
 def _uncounted(kind: str) -> None:
     pass
+
+
+@dataclass(frozen=True, slots=True)
+class Paths:
+    """Where the CA's certificates, ours and our key are, in PEM form."""
+
+    ca: Path
+    certificate: Path
+    key: Path
 
 
 @dataclass(frozen=True, slots=True)

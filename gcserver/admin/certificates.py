@@ -23,6 +23,7 @@ from cryptography.exceptions import InternalError, InvalidSignature, Unsupported
 from cryptography.hazmat.primitives import serialization
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from gcserver.admin.access import Paths
 from gcserver.admin.roles import ROLE_URN, ROLES, Role
 
 #: A file of certificates is bounded before it is read: a slip may name anything.
@@ -37,15 +38,6 @@ log = logging.getLogger("gcserver.admin")
 
 class CertificateError(Exception):
     """Files that cannot be used. ``str()`` says which, why and what to do."""
-
-
-@dataclass(frozen=True, slots=True)
-class Paths:
-    """Where the CA's certificates, ours and our key are, in PEM form."""
-
-    ca: Path
-    certificate: Path
-    key: Path
 
 
 @dataclass(frozen=True, slots=True)

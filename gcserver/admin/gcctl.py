@@ -28,6 +28,7 @@ from gcproto import admin_pb2_grpc as pb_grpc
 from gcproto.modes import MODES, QUALITIES
 from gcserver import __version__, values
 from gcserver.admin import convert, drawing, gcctl_tls, plan_tables, tables, top
+from gcserver.admin.access import Paths
 from gcserver.admin.plan_arguments import RULE, bandwidth, parameter, rule, rules_in_file
 
 DEFAULT_ADDRESS = "127.0.0.1:7460"
@@ -178,7 +179,7 @@ def _print(text: str) -> bool:
     return True
 
 
-def _top(address: str, use: gcctl_tls.Files | None, options: argparse.Namespace) -> int:
+def _top(address: str, use: Paths | None, options: argparse.Namespace) -> int:
     def look() -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
         status, peers, jobs = (convert.plain(_ask(address, use, call, options)) for call in (_status, _peers, _jobs))
         return status, peers, jobs
@@ -194,7 +195,7 @@ def _complain(text: str, status: int) -> int:
     return status
 
 
-def _ask(address: str, use: gcctl_tls.Files | None, call: Call, options: argparse.Namespace) -> Message:
+def _ask(address: str, use: Paths | None, call: Call, options: argparse.Namespace) -> Message:
     # A proxy named in the environment is for the web, not for the daemon next door.
     settings = [("grpc.max_receive_message_length", -1), ("grpc.enable_http_proxy", 0)]
     if use is None:
@@ -205,7 +206,7 @@ def _ask(address: str, use: gcctl_tls.Files | None, call: Call, options: argpars
         return call(pb_grpc.AdminServiceStub(channel), options)
 
 
-def _explain(error: Any, address: str, use: gcctl_tls.Files | None, options: argparse.Namespace) -> str:
+def _explain(error: Any, address: str, use: Paths | None, options: argparse.Namespace) -> str:
     """One line that says what to do."""
     code, details = error.code(), error.details() or ""
     if rpc_status.from_call(error) is not None:

@@ -12,11 +12,11 @@ import os
 import socket
 import ssl
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from gcserver import values
+from gcserver.admin.access import Paths
 
 #: option, variable, what for
 OPTIONS: Final = (
@@ -41,16 +41,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(flag, metavar="FILE", help=f"{about} (variable {variable})")
 
 
-@dataclass(frozen=True, slots=True)
-class Files:
-    """What a connection is made with."""
-
-    ca: Path
-    certificate: Path
-    key: Path
-
-
-def files(options: argparse.Namespace, environ: Mapping[str, str], address: str) -> Files | None:
+def files(options: argparse.Namespace, environ: Mapping[str, str], address: str) -> Paths | None:
     """The files to use; None for none. A Unix socket needs none: its mode says who may connect. Raises
     :class:`TlsUsage`."""
     if address.startswith("unix:"):
@@ -66,10 +57,10 @@ def files(options: argparse.Namespace, environ: Mapping[str, str], address: str)
     for flag, path in given.items():
         if not path.is_file() or not os.access(path, os.R_OK):
             raise TlsUsage(f"{flag}: {path} is no file that uid {os.getuid()} can read")
-    return Files(given["--tls-ca"], given["--tls-cert"], given["--tls-key"]) if given else None
+    return Paths(given["--tls-ca"], given["--tls-cert"], given["--tls-key"]) if given else None
 
 
-def credentials(use: Files, now: dt.datetime | None = None) -> Any:
+def credentials(use: Paths, now: dt.datetime | None = None) -> Any:
     """gRPC's credentials. Raises :class:`TlsRefused` for files that no daemon would accept."""
     import grpc
 
@@ -86,7 +77,7 @@ def credentials(use: Files, now: dt.datetime | None = None) -> Any:
     return grpc.ssl_channel_credentials(ca_pem, key_pem, certificate_pem)
 
 
-def why_not(address: str, use: Files | None) -> str:
+def why_not(address: str, use: Paths | None) -> str:
     """Why no connection to ``host:port`` came about, where that has to do with TLS; "" where it has not."""
     where = values.read_endpoint(address)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -109,7 +100,7 @@ def why_not(address: str, use: Files | None) -> str:
         return ""
 
 
-def _refused(address: str, use: Files | None, secure: ssl.SSLSocket) -> str:
+def _refused(address: str, use: Paths | None, secure: ssl.SSLSocket) -> str:
     """The daemon's certificate is in order. One that takes ours says something; else it closes the connection."""
     if use is None:
         options = ", ".join(f"{flag} ({variable})" for flag, variable, _ in OPTIONS)
@@ -133,7 +124,7 @@ def _refused(address: str, use: Files | None, secure: ssl.SSLSocket) -> str:
     )
 
 
-def _not_verified(address: str, use: Files | None, error: ssl.SSLCertVerificationError) -> str:
+def _not_verified(address: str, use: Paths | None, error: ssl.SSLCertVerificationError) -> str:
     said = error.verify_message
     ca = use.ca if use else ""
     if "expired" in said:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from gcserver.admin.access import Access
+from gcserver.admin.access import Access, Paths
 
 if TYPE_CHECKING:
     from gcserver.runtime.supervisor import Supervisor
@@ -24,7 +24,7 @@ def access(s: Supervisor) -> Access:
     certificates = audit = None
     if files is not None:
         # Imported late: most daemons on one machine have no certificates.
-        from gcserver.admin.certificates import CertificateError, Certificates, Paths
+        from gcserver.admin.certificates import CertificateError, Certificates
 
         def unusable() -> None:
             s.loop.call_soon_threadsafe(s.count, UNUSABLE)  # handshakes happen in threads of gRPC's

@@ -24,7 +24,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from gcserver import keys
 from gcserver.admin import certificates
-from gcserver.admin.certificates import CertificateError, Paths
+from gcserver.admin.access import Paths
+from gcserver.admin.certificates import CertificateError
 from gcserver.admin.roles import OPERATOR, ROLE_URN, ROLES
 from gcserver.keys import KeyFileError
 from tests.fuzz import mutate

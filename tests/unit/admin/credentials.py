@@ -9,7 +9,7 @@ import datetime as dt
 from pathlib import Path
 
 from gcserver import pki
-from gcserver.admin.certificates import Paths
+from gcserver.admin.access import Paths
 from gcserver.admin.roles import Role
 from gcserver.pki import Pair
 

@@ -16,9 +16,9 @@ import grpc
 
 from gcproto import admin_pb2 as pb
 from gcproto import admin_pb2_grpc as pb_grpc
-from gcserver.admin.access import Access
+from gcserver.admin.access import Access, Paths
 from gcserver.admin.audit_log import AuditLog
-from gcserver.admin.certificates import Certificates, Paths
+from gcserver.admin.certificates import Certificates
 from gcserver.admin.service import AdminServer, serve
 from tests.unit.admin.source import FixedSource
 

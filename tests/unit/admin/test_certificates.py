@@ -11,7 +11,8 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 
 from gcserver import pki
-from gcserver.admin.certificates import CertificateError, Certificates, Paths, hosts, identity, load, shown, signed_by
+from gcserver.admin.access import Paths
+from gcserver.admin.certificates import CertificateError, Certificates, hosts, identity, load, shown, signed_by
 from tests.unit.admin.credentials import LONG_AGO, Folder
 
 

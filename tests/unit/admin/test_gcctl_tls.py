@@ -13,8 +13,8 @@ import pytest
 
 from gcserver import pki
 from gcserver.admin import gcctl
-from gcserver.admin.access import Access
-from gcserver.admin.certificates import Certificates, Paths
+from gcserver.admin.access import Access, Paths
+from gcserver.admin.certificates import Certificates
 from gcserver.admin.service import AdminServer, serve
 from tests.unit.admin.credentials import LONG_AGO, Folder
 from tests.unit.admin.source import FixedSource

@@ -109,7 +109,7 @@ def test_health_and_reflection_need_a_role_too(ours: Folder, tmp_path: Path) -> 
     ours.put("nobody", without)
 
     async def work(service: Service) -> None:
-        from gcserver.admin.certificates import Paths
+        from gcserver.admin.access import Paths
 
         async with service.channel(ours.operator("eve", "viewer")) as channel:
             await use(channel)

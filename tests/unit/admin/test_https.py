@@ -15,8 +15,8 @@ import pytest
 
 from gcserver import pki
 from gcserver.admin import exposition
-from gcserver.admin.access import Access
-from gcserver.admin.certificates import Certificates, Paths
+from gcserver.admin.access import Access, Paths
+from gcserver.admin.certificates import Certificates
 from gcserver.admin.metrics import Metrics
 from tests.unit.admin.credentials import Folder
 
