@@ -28,3 +28,8 @@ class Change:
     pending: EpochDecided | None = None
     #: what members said of an epoch that is not in force here yet
     later: list[tuple[str, StepReady | Frozen]] = field(default_factory=list)
+
+    @property
+    def missed(self) -> list[str]:
+        """Members without whom this node, or one that said so as it froze, wants to go on."""
+        return sorted({*self.lost, *(name for said in self.states.values() for name in said.lost)})

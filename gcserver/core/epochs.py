@@ -138,7 +138,7 @@ def tick(job: Job, now: float) -> list[ControlEffect]:
     return job.fault(
         "StepIndeterminate",
         f"{job.node} did not learn within the deadline of {job.record.deadline:g} s how the job goes on after epoch "
-        f"{job.record.epoch}: without {', '.join(job.lost) or 'whom'} is not decided{why}",
+        f"{job.record.epoch}: without {', '.join(change.missed) or 'whom'} is not decided{why}",
         missing=absent or tuple(job.lost) or tuple(job.others),
         elapsed=now - change.since,
         advice=f"look at etcd and at the network of this node; {AGAIN}, or let it join one that goes on",

@@ -249,7 +249,7 @@ class Status:
             elif any(c is None for c in job.workers.values()):
                 state, reason = JobState.RECOVERING, "workers have still to come back"
             elif job.frozen:
-                lost = ", ".join(job.lost) or "a node that another one lost"
+                lost = ", ".join(job.change.missed) or "a node that another one lost"
                 state, reason = JobState.RECOVERING, f"the next epoch is being decided, without {lost}"
             r = job.record
             domains = tuple(self._domain(job, d, waits) for d in job.domains.values())

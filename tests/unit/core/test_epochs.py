@@ -183,6 +183,16 @@ def test_an_epoch_that_cannot_be_or_that_a_stranger_decided_is_refused() -> None
     assert next(iter(m.jobs.values())).record == record, "a job that ends with its first loss has one epoch"
 
 
+def test_whom_another_node_lost_is_named_where_no_epoch_comes_of_it() -> None:
+    m, record = pair(lease=1000.0)
+    (job,) = m.jobs.values()
+    epochs.on_frozen(job, "b", Frozen(record.job, 1, (), ("c",)))
+    m.on(Tick(), 1.0)
+    assert job.frozen and not job.lost and job.change.missed == ["c"]
+    (fault,) = told(m.on(Tick(), 2.0 + record.deadline))
+    assert fault.kind == "StepIndeterminate" and "without c is not decided" in fault.message
+
+
 def test_it_is_said_for_whom_a_commit_or_an_epoch_waits() -> None:
     m, record = pair(lease=1000.0)
     job = next(iter(m.jobs.values()))
