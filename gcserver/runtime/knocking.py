@@ -52,7 +52,8 @@ class Door:
                 return None
             except OSError as error:
                 return self._full(error)
-            channel: Channel[Any] = Channel(sock, self._decode, 0)
+            # Workers have none to send: the system closes those that come all the same.
+            channel: Channel[Any] = Channel(sock, self._decode, descriptors=0)
             if channel.peer_uid() in (os.getuid(), 0):
                 self._full_since = None
                 self._welcome(channel)
@@ -87,7 +88,7 @@ class Door:
                 sock, _ = self._listener.accept()
             except OSError:
                 break
-            self._turn_away(Channel(sock, self._decode, 0), refusals.full(error))
+            self._turn_away(Channel(sock, self._decode, descriptors=0), refusals.full(error))
             self._spare = _reserve()
         if self._spare is None:
             self._spare = _reserve()

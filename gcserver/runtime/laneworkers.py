@@ -89,10 +89,7 @@ class LaneWorkers:
                 if not worker.channel.backlog:
                     self._poller.modify(worker.channel.fileno(), select.EPOLLIN)
             if ready & ~select.EPOLLOUT:
-                received = worker.channel.receive()
-                for descriptor in (d for _, descriptors in received for d in descriptors):
-                    os.close(descriptor)
-                for message, _ in received:
+                for message, _ in worker.channel.receive():
                     self._from_worker(worker, message)
         except ChannelClosed:
             self._drop(worker.channel.fileno())

@@ -87,8 +87,6 @@ class Registrations:
             self._s.warn_once(f"a worker sent something that is not a message: {error}")
             self._drop(descriptor, refusals.unreadable(error, descriptor in self._s.machine.connections))
             return
-        for extra in (d for _, descriptors in received for d in descriptors):
-            os.close(extra)
         for message, _ in received:
             if isinstance(message, TensorTimes):
                 self._s.profiler.on_tensor_times(self._s.machine.connections.get(descriptor), message)

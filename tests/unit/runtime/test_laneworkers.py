@@ -59,7 +59,7 @@ class Lane:
 
     def connected(self) -> tuple[Channel[Any], Worker]:
         here, there = socket.socketpair()
-        theirs, worker = Channel(there, _decode_worker), Worker(Channel(here, _decode_lane))
+        theirs, worker = Channel(there, _decode_worker), Worker(Channel(here, _decode_lane, 0))
         self.workers.connections[here.fileno()] = worker
         self.process.poller.register(here.fileno(), select.EPOLLIN)
         self.channels.append(theirs)
