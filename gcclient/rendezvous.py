@@ -102,7 +102,8 @@ def meet(store: Any, keys_under: str, rank: int, size: int, mine: Place, timeout
     places = []
     for raw in store.multi_get(keys):
         entry = json.loads(bytes(raw))
-        places.append(Place(*(str(entry[name]) for name in ("node", "address", "key", "token"))))
+        # Of another release may be less: its daemon, or ours, then says what does not fit.
+        places.append(Place(*(str(entry.get(name, "")) for name in ("node", "address", "key", "token"))))
     return tuple(places)
 
 

@@ -30,6 +30,12 @@ def test_every_rank_learns_all_places() -> None:
     assert got == dict.fromkeys(range(3), (A, B, A))
 
 
+def test_what_another_release_publishes_may_lack_what_is_new() -> None:
+    store = dist.HashStore()
+    store.set("k/1", '{"node": "b", "address": "tcp://10.0.0.2:1"}')
+    assert meet(store, "k", 0, 2, A, 10) == (A, B)
+
+
 def test_a_rank_that_never_comes_is_named(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     from datetime import timedelta
 
