@@ -40,6 +40,8 @@ class EtcdArbiter:
     def __init__(self, endpoints: tuple[str, ...], timeout: float = TIMEOUT) -> None:
         self.endpoints = endpoints
         self._timeout = timeout
+        # A proxy named in the environment is for the web, not for members of the cluster.
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
     def answer(self, asked: Arbitrate) -> EpochWon | ArbiterSilent:
         """What a control machine hears of its question."""
@@ -77,7 +79,7 @@ class EtcdArbiter:
                 request = urllib.request.Request(
                     f"{endpoint}/v3/kv/txn", body, {"Content-Type": "application/json"}, method="POST"
                 )
-                with urllib.request.urlopen(request, timeout=self._timeout) as response:
+                with self._opener.open(request, timeout=self._timeout) as response:
                     answer = json.loads(response.read(MAX_ANSWER))
                 if isinstance(answer, dict):
                     return answer

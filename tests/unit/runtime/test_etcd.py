@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import json
 import threading
+import urllib.request
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -78,6 +79,13 @@ def test_the_first_to_swap_wins_and_the_others_read_it(gateway: Gateway) -> None
 def test_members_are_asked_in_turn(gateway: Gateway) -> None:
     arbiter = EtcdArbiter(("http://127.0.0.1:9", gateway.url), timeout=5.0)
     assert arbiter.compare_and_swap(0, record(1, "a")) == record(1, "a")
+
+
+def test_no_proxy_is_asked(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.setattr(urllib.request, "_opener", None)  # as in a process that has asked nobody yet
+    assert EtcdArbiter((gateway.url,)).compare_and_swap(0, record(1, "a")) == record(1, "a")
 
 
 def test_silence_names_every_member(gateway: Gateway) -> None:
