@@ -31,11 +31,13 @@ from gcserver.planner.trace import Trace
 
 Flags = npt.NDArray[np.bool_]
 #: Options that do not save more than this share of work on any resource are left out of the search.
-SLACK = 0.02
+SLACK = 0.1
 #: Timelines per tensor that the improvement of a plan may compute.
 EFFORT = 12
 #: Up to so many tensors, pairs of them are improved too.
 FEW = 8
+#: Of more tensors, starts this many times as long as the best are not improved.
+CLOSE = 1.2
 #: A plan this close to what no plan can beat, as a share, is not improved.
 ENOUGH = 1e-4
 
@@ -200,7 +202,8 @@ def select(trace: Trace, space: Space, effort: int = EFFORT, plans: Sequence[Seq
     found.sort(key=lambda f: f[0])
     best, plan = found[0]
     final = False
-    for start in {p.tobytes(): p for _, p in found}.values():
+    close = [p for end, p in found if len(p) <= FEW or end <= best * CLOSE]
+    for start in {p.tobytes(): p for p in close}.values():
         if best > enough:
             end, improved, more, complete = improve(training, length, columns, start, effort // 4 * len(start))
             tried += more
