@@ -5,7 +5,8 @@ What may live here: the search. What may not: the timeline, the baselines, Algor
 ``select`` goes beyond the paper, whose greedy search may end above plans as simple as "compress everything from some
 size on". After Algorithms 1 and 2 from no compression it runs them again on parts of the tree (every tensor compressed,
 only one scheme, only the CPU) and looks at those uniform plans, which is what HiTopKComm and
-BytePS-Compress are. All of these, and plans that a caller adds, are improved for a while and the best for longer:
+BytePS-Compress are. Those that are nearly as good as the best, plans that a caller adds among them, and for many
+tensors a plan that keeps every resource busy (`espresso_mix`) are improved for a while and the best for longer:
 tensors are taken up again, with all 4341 options, mixed devices included, until nothing changes or the effort is spent.
 The result is the best plan seen.
 """
@@ -22,6 +23,7 @@ import numpy.typing as npt
 from gcserver.planner import espresso_kernels as kernels
 from gcserver.planner import options_kernels
 from gcserver.planner.costs import Cluster, CodecCosts
+from gcserver.planner.espresso_mix import mixed
 from gcserver.planner.offload import offload_to_cpu
 from gcserver.planner.options import ANY, Constraints, Device, Option, options
 from gcserver.planner.options_cost import Ints, OptionTable, compile_table, table
@@ -31,11 +33,15 @@ from gcserver.planner.trace import Trace
 
 Flags = npt.NDArray[np.bool_]
 #: Options that do not save more than this share of work on any resource are left out of the search.
-SLACK = 0.02
+SLACK = 0.1
 #: Timelines per tensor that the improvement of a plan may compute.
 EFFORT = 12
 #: Up to so many tensors, pairs of them are improved too.
 FEW = 8
+#: Of more tensors, starts this many times as long as the best are not improved.
+CLOSE = 1.2
+#: From so many tensors on, a plan of mixed options is a start as well, however long.
+MANY = 64
 #: A plan this close to what no plan can beat, as a share, is not improved.
 ENOUGH = 1e-4
 
@@ -200,7 +206,10 @@ def select(trace: Trace, space: Space, effort: int = EFFORT, plans: Sequence[Seq
     found.sort(key=lambda f: f[0])
     best, plan = found[0]
     final = False
-    for start in {p.tobytes(): p for _, p in found}.values():
+    close = [p for end, p in found if len(p) <= FEW or end <= best * CLOSE]
+    if len(training.elements) >= MANY:
+        close.append(mixed(training, length, columns))
+    for start in {p.tobytes(): p for p in close}.values():
         if best > enough:
             end, improved, more, complete = improve(training, length, columns, start, effort // 4 * len(start))
             tried += more

@@ -178,9 +178,8 @@ def simulate(members, nodes, width, latency, quantum, turn, portion, place, back
     width: resources of a node. quantum: seconds a connection has the link in one turn. turn: what each of a block's
     turns on a lane costs besides its bytes: encoding it, each further encoding, and the end. portion: float64[P, 2],
     ready and seconds to copy in. place: int64[B, 3]. back: float64[B], seconds to copy out. prices: float64[B, K, 10].
-    choice: int64[B], columns of prices. spans:
-    float64[B, 2], when a block is in the arena and when its last copy out ends. ints, floats: the jobs, int64[J, 5] and
-    float64[J, 5]; messages of several connections overlap.
+    choice: int64[B], columns of prices. spans: float64[B, 2], when a block is in the arena and when its last copy out
+    ends. ints, floats: the jobs, int64[J, 5] and float64[J, 5]; messages of several connections overlap.
     """
     most = _most_jobs(nodes, len(portion), prices, choice)
     ints, floats = np.empty((most, 5), np.int64), np.zeros((most, 5))

@@ -3,8 +3,7 @@
 What may live here: that timeline, as slow and as plain as can be. What may not: prices, and anything of the kernels but
 the meaning of a price's columns.
 
-Between two nodes there is one connection in either direction, so that no link is shared and a message goes in one
-piece.
+Between two nodes there is one connection in either direction: no link is shared, and a message goes in one piece.
 """
 
 from __future__ import annotations
