@@ -170,7 +170,7 @@ class LaneMachine:
         elif not link.accept(h, self.out.append):
             self._drop(e, known=False)
         elif kind is FILLER:
-            self.out.extend(link.take((h.job, h.domain), h.aux))
+            self._take((h.job, h.domain), h.sender, h.aux, h.incarnation)
         elif kind is DATA:
             self._on_data(e, now)
         else:
@@ -239,7 +239,8 @@ class LaneMachine:
         self.out.append(Count("frames_unusable", link.peer))
         if link.accept(e.header, self.out.append):
             if e.header.phase is CONTRIBUTION:
-                self.out.extend(link.take((e.header.job, e.header.domain), e.header.payload_bytes))
+                h = e.header
+                self._take((h.job, h.domain), h.sender, h.payload_bytes, h.incarnation)
             self._fault_peer(link, e.header, "CorruptFrame", f"a payload from {link.name} does not decode: {e.reason}")
 
     def _fault_peer(self, link: Link, h: Header | None, kind: str, message: str) -> None:

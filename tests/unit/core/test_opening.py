@@ -6,6 +6,7 @@ What may live here: tests of `gcserver/core/opening.py`. What may not: reading s
 from __future__ import annotations
 
 from gcproto.records import replace
+from gcproto.wire import FrameType, Phase
 from gcserver.core import effects as fx
 from gcserver.core import events as ev
 from gcserver.core.lane import LaneMachine
@@ -33,7 +34,10 @@ def test_closing_releases_what_is_parked_and_closes_the_books() -> None:
     out = m.on(ev.DomainClosed(ID), 0.0)
     assert "Release" in kinds(out) and m.links[B].taken(ID) == 0
     m.on(contribution(2, payload_bytes=600), 0.0)
-    assert m.links[B].taken(ID) == 0, "nor do late frames open them again"
+    filler = contribution(3, type=FrameType.FILLER, phase=Phase.NONE, payload_bytes=0, aux=600)
+    m.on(replace(filler, handle=None), 0.0)
+    m.on(ev.Unusable(contribution(4, payload_bytes=600).header, "index 99 of 32"), 0.0)
+    assert m.links[B].received == 4 and ID not in m.links[B].accounts, "nor do late frames open them again"
 
 
 def test_closing_between_the_exchanges_releases_everything() -> None:
