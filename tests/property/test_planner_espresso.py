@@ -61,7 +61,7 @@ def cases(draw, most=8):
 
 
 @given(cases())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_what_the_search_says_is_what_the_timeline_says(case) -> None:
     """Incremental timelines end where those computed from the start do, after every part of the search."""
     trace, cluster, codec = case
