@@ -327,6 +327,12 @@ class Supervisor:
         self.audits.on_settled(e)
         self._steer(e)
 
+    def _do_take_up(self, e: cx.TakeUp) -> None:
+        try:
+            self.store.take_up(e.domain, e.settled, e.switches)
+        except MemoryShort as error:
+            self.short(e.domain[0], "steps cannot be logged", error)
+
     def _write(self, domain: DomainKey, write: Callable[[Ledger], None]) -> None:
         try:
             write(self.store.ledger(domain))
@@ -401,6 +407,8 @@ _PERFORM: dict[type, Any] = {
     cx.SaveJob: Supervisor._do_save,
     cx.ForgetJob: Supervisor._do_forget,
     cx.LogSettled: Supervisor._do_log_settled,
+    cx.TakeUp: Supervisor._do_take_up,
+    cx.RenewLanes: lambda self, e: self.lanes.renew(),
     cx.LogReady: lambda self, e: self._write(e.domain, lambda ledger: ledger.make_ready(e.step)),
     cx.Arbitrate: Supervisor._do_arbitrate,
     cx.AnswerRequest: Supervisor._do_answer,
