@@ -95,7 +95,8 @@ def on_message(job: Job, node: str, m: messages.Control, early: Early) -> list[C
 
 
 def on_peer_up(job: Job, node: str, lost_memory: bool) -> list[ControlEffect]:
-    """A node is there, or there again as a new process."""
+    """A node is there, or there again as a new process, whose workers have yet to say that they wait."""
+    job.applicants.pop(node, None)
     if job.ended is not None:
         job.tell_members(abroad(job.ended, job.record, job.node), node)
     if job.ended is not None or node not in job.others:

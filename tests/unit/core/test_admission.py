@@ -102,6 +102,14 @@ def test_who_does_not_wait_any_more_or_is_not_who_was_lost_is_not_let_in() -> No
     assert [x.node for x in asked.record.members] == ["a"]
 
 
+def test_who_waited_and_died_is_not_waited_for() -> None:
+    m = without_b()
+    b_joins(m, 4)
+    m.on(hello_from("b", 9, to=100), 43.0)
+    (asked,) = arbitrated(said(m, 1, Admit(1), 44.0))
+    assert [x.node for x in asked.record.members] == ["a"]
+
+
 def test_a_member_that_is_not_known_to_be_lost_waits_until_it_is() -> None:
     m, record = pair()
     assert told(b_joins(m, 3)) == [], "it is a member still"
