@@ -249,8 +249,9 @@ class Status:
             elif any(c is None for c in job.workers.values()):
                 state, reason = JobState.RECOVERING, "workers have still to come back"
             elif job.frozen:
-                lost = ", ".join(job.change.missed) or "a node that another one lost"
-                state, reason = JobState.RECOVERING, f"the next epoch is being decided, without {lost}"
+                lost = f"without {', '.join(job.change.missed) or 'a node that another one lost'}"
+                what = lost if job.change.missed or not job.pausing else "with those who wait to be let in"
+                state, reason = JobState.RECOVERING, f"the next epoch is being decided, {what}"
             r = job.record
             domains = tuple(self._domain(job, d, waits) for d in job.domains.values())
             out.append(
