@@ -124,7 +124,8 @@ class Daemon:
 
     def plans_at(self, node: str) -> None:
         """The job's first rank is another node's."""
-        members = (MemberInfo(node, f"tcp://{node}:7000", (1,)), *self.job.record.members)
+        later = (msgspec.structs.replace(m, ranks=tuple(r + 1 for r in m.ranks)) for m in self.job.record.members)
+        members = (MemberInfo(node, f"tcp://{node}:7000", (0,)), *later)
         self.job.record = msgspec.structs.replace(self.job.record, members=members)
 
     async def look(self) -> str:
