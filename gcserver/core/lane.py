@@ -170,7 +170,7 @@ class LaneMachine:
         elif not link.accept(h, self.out.append):
             self._drop(e, known=False)
         elif kind is FILLER:
-            self.out.extend(link.take((h.job, h.domain), h.aux))
+            self._take((h.job, h.domain), h.sender, h.aux, h.incarnation)
         elif kind is DATA:
             self._on_data(e, now)
         else:
