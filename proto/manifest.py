@@ -269,9 +269,10 @@ class AddressSpace:
     Placement is greedy by bytes: a block goes to the member with the fewest bytes so far (lowest index on
     ties), and likewise among the lanes; it never moves while the epoch lasts.
 
-    ``remaining``: for each epoch after the first the members that are left, by their first index. Members keep their
-    blocks as long as they are there; those of a lost one go to the rest, by bytes again. The cut into blocks, their
-    keys and their lanes stay what they were. A block's owner is an index among those that are left last.
+    ``remaining``: for each epoch after the first the members that are in it, by their first index. Members keep their
+    blocks as long as they are there; those of a lost one go to the rest, by bytes again. One that comes back has none
+    until another one is lost. The cut into blocks, their keys and their lanes stay what they were. A block's owner is
+    an index among those that are in the last epoch.
     """
 
     members: int
@@ -337,7 +338,7 @@ class AddressSpace:
         everyone = tuple(range(self.members))
         owner = -1
         for owned, left in zip(self._owned, (everyone, *self.remaining), strict=True):
-            if owner not in left:
+            if owner not in left and left:
                 owner = min(left, key=owned.__getitem__)
             owned[owner] += weight
         return (self.remaining[-1] if self.remaining else everyone).index(owner)

@@ -11,8 +11,14 @@ from typing import Annotated, Final
 import msgspec
 
 from gcproto.advice import Advised, AskAdvice
+from gcproto.agreed import MAX_RANKS as MAX_RANKS
+from gcproto.agreed import DeclareDomain as DeclareDomain
+from gcproto.agreed import Label, Version
+from gcproto.agreed import MemberInfo as MemberInfo
+from gcproto.agreed import PlanText as PlanText
+from gcproto.agreed import Rule as Rule
 from gcproto.audits import AuditAnswer, AuditReport
-from gcproto.epoch_messages import EpochStart, Frozen, StepReady
+from gcproto.epoch_messages import Admit, DomainFacts, EpochStart, Frozen, JobState, NodesWait, StepReady
 from gcproto.manifest import Section
 from gcproto.modes import BALANCED, STATIC
 from gcproto.packed import Message
@@ -20,39 +26,10 @@ from gcproto.timings import TensorTimes
 
 LAST_SEED: Final = (1 << 63) - 1
 Seed = Annotated[int, msgspec.Meta(ge=0, le=LAST_SEED)]
-#: of a plan: 0 is what a job begins with, and frames have 32 bits for it
-Version = Annotated[int, msgspec.Meta(ge=1, le=(1 << 32) - 1)]
-#: Ranks of a job: whatever is as long as a job has ranks is bounded by this before it is made.
-MAX_RANKS: Final = 1 << 16
-#: A name of a job or a node, or an address, has at most so many characters.
-MAX_LABEL: Final = 1024
-Label = Annotated[str, msgspec.Meta(max_length=MAX_LABEL)]
 #: A receiver that misses more asks for these first.
 MAX_NACK: Final = 1024
 #: what separates jobs of one name while they form: a digest of their secret, empty where there is none
 Token = Annotated[bytes, msgspec.Meta(max_length=32)]
-
-
-class MemberInfo(msgspec.Struct, frozen=True, array_like=True):
-    """One node of a job: name, advertised address, global ranks in ascending order."""
-
-    node: Label
-    address: Label
-    ranks: Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_RANKS)]
-
-
-class Rule(msgspec.Struct, frozen=True, array_like=True):
-    """Tensors whose name matches ``pattern`` (shell glob) use codec ``spec`` over ``scheme``; the last match wins.
-
-    ``scheme``: "owner" (through each block's owner) or "all" (to every member at once); empty: the owner. ``levels``:
-    the codec's level of the tensors' segments at each *notch* of the plan, from the most bytes to the fewest; a
-    controller moves between notches, without one the last is in force. Empty: the level in ``spec``.
-    """
-
-    pattern: str
-    spec: str
-    scheme: str = ""
-    levels: tuple[int, ...] = ()
 
 
 # ------------------------------------------------------------------------------- between supervisors
@@ -136,7 +113,8 @@ class EpochDecided(Message, frozen=True, tag="epoch"):
     plans at first, ``quality``: what automatic ones may lose (words of `modes.py`; rank 0's worker may have said them).
 
     ``lost``: who left at the beginning of each epoch after the first; ``starts``: where domains stood then, of all
-    epochs. ``world_size`` is that of the first epoch, and ranks keep their numbers.
+    epochs. ``world_size`` is that of the first epoch, and ranks keep their numbers. ``admissions``: how many epochs,
+    this one too, began at an admission point, to let in who waited.
     """
 
     label: Label
@@ -156,28 +134,28 @@ class EpochDecided(Message, frozen=True, tag="epoch"):
     quality: str = BALANCED
     lost: tuple[tuple[MemberInfo, ...], ...] = ()
     starts: tuple[EpochStart, ...] = ()
+    admissions: int = 0
 
     @property
     def origin(self) -> tuple[MemberInfo, ...]:
-        """The members of the first epoch, in order."""
-        return tuple(sorted((*self.members, *(m for gone in self.lost for m in gone)), key=lambda m: m.ranks[0]))
+        """The members of the first epoch, in order; of who was in the job more than once the newest that is known."""
+        everyone = {m.node: m for m in (*(m for gone in self.lost for m in gone), *self.members)}
+        return tuple(sorted(everyone.values(), key=lambda m: m.ranks[0]))
 
+    @property
+    def eldest(self) -> MemberInfo:
+        """Of the members that have been in the job the longest the first."""
+        return min(self.members, key=lambda m: (m.since, m.ranks[0]))
 
-class DeclareDomain(Message, frozen=True, tag="domain"):
-    """A process group enters: its label and the global ranks in it.
+    @property
+    def arrivals(self) -> tuple[MemberInfo, ...]:
+        """Who came in with this epoch; nobody in the first."""
+        return tuple(m for m in self.members if m.since == self.epoch > 1)
 
-    ``scoped``: a step is a whole backward or optimizer step, not one call. ``codec``: what its tensors use
-    until a plan says otherwise (empty: the daemon's ``codec.default``). ``whole``: blocks are cut between tensors only,
-    for codecs that take whole matrices. ``audit``: every so many steps all ranks audit one together (0: never).
-    """
-
-    label: str
-    domain: int
-    ranks: tuple[int, ...]
-    scoped: bool = False
-    codec: str = ""
-    whole: bool = False
-    audit: int = 0
+    def present(self, epoch: int) -> set[str]:
+        """The members of an epoch up to this one, by name."""
+        gone = {m.node for i, left in enumerate(self.lost, 2) for m in left if m.since <= epoch < i}
+        return gone | {m.node for m in self.members if m.since <= epoch}
 
 
 class SectionOffer(Message, frozen=True, tag="offer"):
@@ -211,16 +189,6 @@ class PlanRequest(Message, frozen=True, tag="plan?"):
     request: int
     rules: tuple[Rule, ...]
     replace: bool = False
-    controller: str = ""
-
-
-class PlanText(Message, frozen=True, tag="plan"):
-    """The first member's numbered plan; members compile it and answer PlanReady. ``controller``: see PlanRequest."""
-
-    job: bytes
-    version: Version
-    request: int
-    rules: tuple[Rule, ...]
     controller: str = ""
 
 
@@ -271,7 +239,7 @@ class JobLeft(Message, frozen=True, tag="left"):
 
 #: what is of one job, once that is formed
 OfJob = SectionOffer | SectionList | PlanRequest | PlanText | PlanReady | PlanGo | Fault | StepReady | Frozen
-Control = JobJoin | JoinRefusal | EpochDecided | JobLeft | OfJob
+Control = JobJoin | JoinRefusal | EpochDecided | JobLeft | JobState | OfJob
 Link = Hello | Refuse | Beat | Nack
 
 
@@ -318,7 +286,8 @@ class Registered(Message, frozen=True, tag="registered"):
 
     ``ticket`` is what this worker shows to be let in again, here and at the lanes. ``members`` are those of the first
     epoch, which is what memory is laid out for; ``lost`` the nodes that are gone since. ``commits``: results come once
-    all members hold them, and not before the daemon says so.
+    all members hold them, and not before the daemon says so. ``admissions``: as in EpochDecided; ``domains``: what
+    there is already in a job that this worker comes (back) into.
     """
 
     job: bytes
@@ -332,13 +301,16 @@ class Registered(Message, frozen=True, tag="registered"):
     ticket: bytes = b""
     lost: tuple[str, ...] = ()
     commits: bool = False
+    admissions: int = 0
+    domains: tuple[DomainFacts, ...] = ()
 
 
 class EpochChanged(Message, frozen=True, tag="changed"):
-    """The job goes on with these members: those that a worker's node lost are missing. Ranks keep their numbers."""
+    """The job goes on with these members: lost ones are missing, others may have come. Ranks keep their numbers."""
 
     epoch: int
     members: tuple[MemberInfo, ...]
+    admissions: int = 0
 
 
 class WhoAreYou(Message, frozen=True, tag="who"):
@@ -380,6 +352,6 @@ class Waiting(Message, frozen=True, tag="waiting"):
     what: str
 
 
-WorkerAct = Register | Reattach | WhoAreYou | DeclareDomain | DeclareSection | Unregister
+WorkerAct = Register | Reattach | WhoAreYou | DeclareDomain | DeclareSection | Admit | Unregister
 FromWorker = WorkerAct | TensorTimes | AuditReport | AskAdvice
-ToWorker = Registered | EpochChanged | IAm | SectionAgreed | Fault | Waiting | AuditAnswer | Advised
+ToWorker = Registered | EpochChanged | NodesWait | IAm | SectionAgreed | Fault | Waiting | AuditAnswer | Advised

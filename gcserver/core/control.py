@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gcproto import messages, wire
+from gcproto.epoch_messages import Admit, JobState
 from gcproto.messages import EpochDecided, Fault, JobJoin, JobLeft, JoinRefusal, Register
-from gcserver.core import declarations, epochs, job_messages, job_plans, settling, waiting
+from gcserver.core import admission, declarations, entering, epochs, job_messages, job_plans, settling, waiting
 from gcserver.core.control_config import ControlConfig
 from gcserver.core.control_events import (
-    AnswerRequest,
     ArbiterSilent,
     Connection,
     ControlEffect,
@@ -38,6 +38,7 @@ from gcserver.core.control_events import (
     WorkerSaid,
 )
 from gcserver.core.effects import ReportClosed, ReportLink, ReportStep, ReportWaiting
+from gcserver.core.entering import Entrance
 from gcserver.core.events import CodecChoice, DomainClosed, FrameDamaged, FrameReceived, PeerAdded, PeerReset, Tick
 from gcserver.core.gathering import Formation, Gathering, fault_without_job
 from gcserver.core.job import Job, NoSpace, any_controller, any_plan, any_section
@@ -77,10 +78,12 @@ class ControlMachine:
     out: list[ControlEffect] = field(default_factory=list)
     peers: Peers = field(init=False)
     formation: Formation = field(init=False)
+    entrance: Entrance = field(init=False)
 
     def __post_init__(self) -> None:
         self.peers = Peers(self.config, self.out)
         self.formation = Formation(self.config, self.peers, self.out)
+        self.entrance = Entrance(self.formation, self.peers)
 
     @property
     def links(self) -> dict[int, Link]:
@@ -122,21 +125,13 @@ class ControlMachine:
         if isinstance(what, PeerUp):
             self._peer_up(name, what.lost_memory)
         elif isinstance(what, messages.Beat):
-            for job_id, domain, step, digest in what.closed:
-                if (job := self.jobs.get(job_id)) is not None:
-                    self.out.extend(settling.compare_closed(job, name, domain, step, digest, now))
+            self.out.extend(settling.compare_beat(self.jobs, name, what, now))
         else:
             self._on_control(name, what)
 
     def _peer_up(self, name: str, lost_memory: bool) -> None:
         for job in self.jobs.values():
-            if job.ended is not None:
-                self.peers.send(name, abroad(job.ended, job.record, job.node))
-            elif name in job.others:
-                if lost_memory:
-                    why = f"{name} came back without its memory (the host was restarted)"
-                    self.out.extend(epochs.lose(job, name, why))
-                job_messages.resend(job, name)
+            self.out.extend(job_messages.on_peer_up(job, name, lost_memory))
         self.formation.peer_up(name)
 
     # --------------------------------------------------------------------------------------- workers
@@ -149,6 +144,7 @@ class ControlMachine:
             if why := self.draining:
                 self.out.append(fault_without_job(e.connection, "Draining", f"this daemon takes no new jobs: {why}"))
             else:
+                self.out.extend(entering.started_again(self.jobs.values(), m))
                 self.formation.register(e.connection, m, now)
         elif isinstance(m, messages.Reattach):
             self._reattach(e.connection, m)
@@ -163,6 +159,8 @@ class ControlMachine:
                 self.out.extend(job.worker_left(rank))
             elif job.ended is not None:
                 self.out.append(Tell(e.connection, job.ended))
+            elif isinstance(m, Admit):
+                self.out.extend(epochs.on_admit(job, rank, m))
             elif isinstance(m, messages.DeclareDomain):
                 self.out.extend(declarations.declare_domain(job, rank, m))
                 self.out.extend(job_messages.replay(self.jobs, self.early))
@@ -172,7 +170,7 @@ class ControlMachine:
     def _on_epoch_won(self, e: EpochWon, now: float) -> None:
         known = self.jobs.get(e.record.job)
         if known is not None:
-            self.out.extend(epochs.on_record(known, "", e.record))
+            self._follow(known, "", e.record)
             return
         self._form(e.record)
         if (job := self.jobs.get(e.record.job)) is not None:
@@ -186,23 +184,30 @@ class ControlMachine:
         else:
             self.formation.on_silent(e.record, e.reason)
 
-    def _form(self, record: EpochDecided) -> None:
-        """The job exists: answer the workers of the gathering it was made of."""
+    def _follow(self, job: Job, node: str, record: EpochDecided) -> None:
+        """An epoch of a job that runs here was decided; ``node`` said so, or the arbiter (empty)."""
+        self.out.extend(epochs.on_record(job, node, record))
+        self.formation.use(job.record)  # who was let in did not join for a job that is yet to form
+
+    def _form(self, record: EpochDecided, state: JobState | None = None) -> None:
+        """The job exists, for who comes in later as in ``state``: answer the workers of its gathering here."""
         self.formation.use(record)
         g = self.formation.take(record)
         if g is None:
             return
         job = self._job(record)
+        job.token = g.token
         self.jobs[record.job] = job
         for member in record.members:
             self.peers.meet(member.node, member.address)
         for connection, worker in g.workers.values():
             job.worker_back(worker.rank, connection)
             self.connections[connection] = (job.id, worker.rank)
-        self.out.append(job.save())
+        again = self.failed.pop(record.job, None) is not None
+        self.out.extend([job.save()] if state is None else admission.take_up(job, state, again))
         ranks = ", ".join(f"{m.node}: {len(m.ranks)}" for m in record.members)
         self.out.append(Log("info", f"job {record.label} formed, {record.world_size} ranks ({ranks})"))
-        self.out.extend(job.tell_workers(job.registered()))
+        self.out.extend(job.tell_workers(job.registered(state.domains if state is not None else ())))
         self.out.extend(job_messages.replay(self.jobs, self.early))
 
     def _job(self, record: EpochDecided) -> Job:
@@ -220,6 +225,7 @@ class ControlMachine:
         job.worker_back(m.rank, connection)
         self.connections[connection] = (job.id, m.rank)
         self.out.append(Tell(connection, job.registered()))
+        self.out.extend(admission.announce(job))
         if job.ended is not None:
             self.out.append(Tell(connection, job.ended))
 
@@ -229,13 +235,8 @@ class ControlMachine:
         if (job := self.jobs.get(job_id)) is None or job.workers.get(rank) != e.connection:
             return
         if job.ended is None:
-            self.out.extend(
-                job.fault(
-                    "WorkerLost",
-                    f"rank {rank} on {job.node} went away without shutdown()",
-                    missing=(f"rank {rank}",),
-                )
-            )
+            why = f"rank {rank} on {job.node} went away without shutdown()"
+            self.out.extend(job.fault("WorkerLost", why, missing=(f"rank {rank}",)))
         self.out.extend(job.worker_left(rank))
 
     def _forget(self, job: Job) -> None:
@@ -257,6 +258,10 @@ class ControlMachine:
     def _on_control(self, node: str, m: messages.Control) -> None:
         if isinstance(m, JobJoin):
             self.formation.on_peer_join(node, m)
+            self.out.extend(admission.on_join(self.jobs.values(), node, m))
+        elif isinstance(m, JobState):
+            if (held := self.entrance.on_state(node, m, self.jobs.get(m.job))) is not None:
+                self._on_record(held.node, held.record)
         elif isinstance(m, JobLeft):
             self._on_left(node, m)
         elif isinstance(m, JoinRefusal):
@@ -269,20 +274,33 @@ class ControlMachine:
     def _on_record(self, node: str, m: EpochDecided) -> None:
         me, job = self.config.hello.node, self.jobs.get(m.job)
         bad = misfit(m) if job is not None else why_unusable(m, self.config, self.resolve, self.no_controller)
-        if job is not None and bad is None:
-            self.out.extend(epochs.on_record(job, node, m))
-            return
         if bad is not None:
             self.formation.refuse_record(node, m, *bad)
             return
-        self._form(m)
-        if m.job not in self.jobs and any(member.node == me for member in m.members):
-            self.peers.send(node, abroad(self.failed.get(m.job) or unknown_job(m, me), m, me))
-            self.formation.left_out(m)
+        mine = next((member for member in m.members if member.node == me), None)
+        if job is not None and entering.is_over(job, node, mine):
+            self._replace(job)
+            job = None
+        if job is not None:
+            self._follow(job, node, m)
+        elif mine is not None and mine.since > 1:
+            if (state := self.entrance.state(node, m, self._job(m))) is not None:
+                self._form(m, state)
+        else:
+            self._form(m)
+            if m.job not in self.jobs and mine is not None:
+                # Whoever waits here may be let in once the others have gone on without this node.
+                self.peers.send(node, abroad(self.failed.get(m.job) or unknown_job(m, me), m, me))
+
+    def _replace(self, job: Job) -> None:
+        self.out.extend(entering.outlived(job))
+        self.connections = {c: known for c, known in self.connections.items() if known[0] != job.id}
+        self._forget(job)
 
     def _on_left(self, node: str, m: JobLeft) -> None:
         if not m.job:
             self.formation.on_left(node, m)
+            admission.withdrawn(self.jobs.values(), node, m)
         elif (job := self.jobs.get(m.job)) is not None:
             job.on_left(node, m.steps)
         elif m.nonce != ANSWER:
@@ -314,13 +332,7 @@ class ControlMachine:
 
     # ---------------------------------------------------------------------------- operators, restart
     def _on_set_plan(self, e: SetPlan, now: float) -> None:
-        matching = [j for j in self.jobs.values() if e.job in ("", j.record.label, j.id.hex()) and j.ended is None]
-        if len(matching) != 1:
-            have = ", ".join(sorted(j.record.label for j in self.jobs.values() if j.ended is None)) or "none"
-            what = "no such job" if not matching else "more than one job matches"
-            self.out.append(AnswerRequest(e.request, error=f"{what}: {e.job!r}; jobs here: {have}"))
-            return
-        self.out.extend(job_plans.set_plan(matching[0], wish_number(self.config.incarnation, e.request), e))
+        self.out.extend(job_plans.asked(self.jobs.values(), wish_number(self.config.incarnation, e.request), e))
 
     def _on_drain(self, e: DrainAsked, now: float) -> None:
         self.draining = e.reason or "draining"
@@ -363,14 +375,9 @@ class ControlMachine:
         self.peers.tick(now, tuple(c for job in self.jobs.values() for c in settling.closed_steps(job)))
         lease, patience = self.config.lease, 2 * self.config.quiet_after
         for job in list(self.jobs.values()):
-            if job.ended is None:
-                self.out.extend(waiting.check_leases(job, self.peers.heard, now, lease))
-            if job.ended is None and not job.frozen:
-                self.out.extend(waiting.check_order(job) or waiting.check_deadline(job, now, patience))
-            if job.ended is None and job.commits:
-                self.out.extend(waiting.check_commits(job, now) or epochs.tick(job, now))
-            self.out.extend(waiting.check_workers(job, now, lease))
+            self.out.extend(waiting.tick(job, self.peers.heard, now, lease, patience))
         self.formation.tick(now)
+        self.entrance.tick(now, lease)
 
 
 _HANDLERS: dict[type, Callable[[ControlMachine, Any, float], None]] = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gcproto.manifest import Section
-from gcproto.messages import DeclareDomain, EpochDecided, PlanText, Rule, ToWorker, WorkerAct
+from gcproto.messages import DeclareDomain, EpochDecided, PlanText, Rule, Token, ToWorker, WorkerAct
 from gcserver.core.effects import (
     Count,
     Reconnect,
@@ -147,7 +147,8 @@ class DomainLedger:
 class JobMemory:
     """What a restarted supervisor must know of a job. ``ranks`` are the local workers' global ranks.
 
-    ``frozen``: the other members were told that nothing more becomes ready here in this epoch.
+    ``frozen``: the other members were told that nothing more becomes ready here in this epoch. ``token``: what the
+    job's workers know each other by, see Register.
     """
 
     record: EpochDecided
@@ -158,6 +159,7 @@ class JobMemory:
     #: the highest plan number ever given in the job
     numbered: int = 0
     frozen: bool = False
+    token: Token = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +242,21 @@ class LogSettled:
 
 
 @dataclass(frozen=True, slots=True)
+class TakeUp:
+    """Write to the ledger of a domain that this node comes into what is settled there, and (first step, version) of the
+    plans in force after that."""
+
+    domain: DomainKey
+    settled: int
+    switches: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RenewLanes:
+    """Have every lane begin a new life: nothing that it sent for a job so far is to be taken for what it sends now."""
+
+
+@dataclass(frozen=True, slots=True)
 class LogReady:
     """Write to the domain's step ledger that every aggregate up to ``step`` is here, before any member hears of it."""
 
@@ -290,6 +307,8 @@ ControlEffect = (
     | SaveJob
     | ForgetJob
     | LogSettled
+    | TakeUp
+    | RenewLanes
     | LogReady
     | Arbitrate
     | AnswerRequest

@@ -18,12 +18,12 @@ from __future__ import annotations
 
 import msgspec
 
-from gcproto.epoch_messages import DomainState, EpochStart, Frozen, StepReady
+from gcproto.epoch_messages import Admit, DomainState, EpochStart, Frozen, StepReady
 from gcproto.messages import EpochChanged, EpochDecided
-from gcserver.core import commits, declarations, job_plans, settling
+from gcserver.core import admission, commits, declarations, job_plans, settling
 from gcserver.core.change import Change
 from gcserver.core.control_domain import ControlDomain
-from gcserver.core.control_events import Arbitrate, ControlEffect, Log, LogReady, OpenSection, ToLane
+from gcserver.core.control_events import Arbitrate, ControlEffect, Log, LogReady, OpenSection, Tell, ToLane
 from gcserver.core.effects import Count, ReportStep
 from gcserver.core.job import Job
 from gcserver.core.job_faults import AGAIN
@@ -67,7 +67,7 @@ def _freeze(job: Job) -> list[ControlEffect]:
     states = tuple(
         DomainState(key, d.ready, d.begun, tuple(m.name for m in d.config.members)) for key, d in job.domains.items()
     )
-    change.states[job.node] = Frozen(job.id, job.record.epoch, states, tuple(job.lost))
+    change.states[job.node] = Frozen(job.id, job.record.epoch, states, tuple(job.lost), tuple(job.applicants.values()))
     job.tell_members(change.states[job.node])
     return [job.save()]
 
@@ -81,22 +81,25 @@ def on_frozen(job: Job, node: str, m: Frozen) -> list[ControlEffect]:
 def _propose(job: Job, waited: float = 0.0) -> list[ControlEffect]:
     """Ask for the next epoch once all that are left have said how far they are, ``waited`` seconds after this froze."""
     change, record = job.change, job.record
-    if not job.lost or not change.frozen or change.asked or change.pending is not None:
+    if not change.frozen or change.asked or change.pending is not None or not (job.lost or job.pauses):
         return []
     if 2 * len(job.lost) > len(record.members) and waited < MINORITY_WAITS:
         return []
-    kept = [i for i, m in enumerate(record.members) if m.node not in job.lost]
-    members = tuple(record.members[i] for i in kept)
-    if any(m.node not in change.states for m in members):
+    kept = [(m, n) for m, n in zip(record.members, record.nonces, strict=True) if m.node not in job.lost]
+    if any(m.node not in change.states for m, _ in kept):
         return []
     change.asked = True
+    # A loss comes first: who waits is let in by an epoch of its own.
+    came = [] if job.lost else [(a.member, a.nonce) for a in admission.arrivals(job)]
+    members, nonces = zip(*sorted([*kept, *came], key=lambda pair: pair[0].ranks[0]), strict=True)
     following = msgspec.structs.replace(
         record,
         epoch=record.epoch + 1,
         members=members,
-        nonces=tuple(record.nonces[i] for i in kept),
+        nonces=nonces,
         lost=(*record.lost, tuple(m for m in record.members if m.node in job.lost)),
-        starts=(*record.starts, *_starts(job, {m.node for m in members})),
+        starts=(*record.starts, *_starts(job, {m.node for m, _ in kept})),
+        admissions=record.admissions + (not job.lost),
     )
     return [Arbitrate(record.epoch, following)]
 
@@ -104,16 +107,31 @@ def _propose(job: Job, waited: float = 0.0) -> list[ControlEffect]:
 def _starts(job: Job, left: set[str]) -> list[EpochStart]:
     """Where each domain stands as the next epoch begins."""
     said = {node: {s.domain: s for s in m.domains} for node, m in job.change.states.items() if node in left}
+    begun_at = {s.domain: s.settled for s in job.record.starts}
     domains = {key: s.nodes for states in said.values() for key, s in states.items()}
     out = []
     for key, nodes in sorted(domains.items()):
-        # Who has not declared it yet is ready for nothing in it.
+        # Who has not declared it yet is ready for nothing in it but what was over when this epoch began.
         states = [said[node].get(key) for node in nodes if node in left]
-        committed = min(s.ready if s is not None else 0 for s in states)
+        committed = min(s.ready if s is not None else begun_at.get(key, 0) for s in states)
         begun = max(s.begun for s in states if s is not None)
         skips = job.record.on_loss == SKIP and not left.issuperset(nodes)
         out.append(EpochStart(job.record.epoch + 1, key, committed, max(begun, committed) if skips else committed))
     return out
+
+
+def on_admit(job: Job, rank: int, m: Admit) -> list[ControlEffect]:
+    """A local rank stands at an admission point. With the last one this node freezes; the epoch that follows, whoever
+    it lets in, sends all of them on."""
+    if m.number <= job.record.admissions:
+        worker = job.workers.get(rank)
+        return [] if worker is None else [Tell(worker, _changed(job))]
+    job.pausing.add(rank)
+    return [*_freeze(job), *_propose(job)] if job.pauses else []
+
+
+def _changed(job: Job) -> EpochChanged:
+    return EpochChanged(job.record.epoch, job.record.members, job.record.admissions)
 
 
 def on_silent(job: Job, reason: str) -> list[ControlEffect]:
@@ -138,11 +156,18 @@ def tick(job: Job, now: float) -> list[ControlEffect]:
     return job.fault(
         "StepIndeterminate",
         f"{job.node} did not learn within the deadline of {job.record.deadline:g} s how the job goes on after epoch "
-        f"{job.record.epoch}: without {', '.join(change.missed) or 'whom'} is not decided{why}",
+        f"{job.record.epoch}: {question(job)} is not decided{why}",
         missing=absent or tuple(job.lost) or tuple(job.others),
         elapsed=now - change.since,
         advice=f"look at etcd and at the network of this node; {AGAIN}, or let it join one that goes on",
     )
+
+
+def question(job: Job) -> str:
+    """What the next epoch is to decide."""
+    if (missed := job.change.missed) or not job.pausing:
+        return f"without {', '.join(missed) or 'whom'}"
+    return f"with {', '.join(sorted(job.applicants)) or 'whoever waits'}"
 
 
 # ------------------------------------------------------------------------------------- the next epoch
@@ -199,8 +224,10 @@ def _enter(job: Job) -> list[ControlEffect]:
     later, job.change.later = job.change.later, []
     lost = {n: why for n, why in job.lost.items() if n in job.others}
     job.change = Change(lost)
-    for node in gone:
+    for node in (*gone, *(m.node for m in record.arrivals)):
         job.left.pop(node, None)
+    if record.admissions > before.admissions:
+        job.pausing.clear()
     job.numbered = max(job.numbered, (record.epoch - 1) * NUMBERS)
     out.append(job.save())
     for domain in job.domains.values():
@@ -211,10 +238,13 @@ def _enter(job: Job) -> list[ControlEffect]:
     out.append(
         Log("warning", f"job {record.label}: epoch {record.epoch} with {', '.join(m.node for m in record.members)}")
     )
-    out.extend(job.tell_workers(EpochChanged(record.epoch, record.members)))
+    out.extend(admission.welcome(job, before))
+    out.extend(job.tell_workers(_changed(job)))
+    out.extend(admission.announce(job))
     out.extend(declarations.agree_again(job))
-    out.extend(job_plans.without(job, gone, before.members[0].node))
-    if lost:
+    out.extend(job_plans.without(job, gone, before.eldest.node))
+    job_plans.include(job, [m.node for m in record.arrivals])
+    if lost or job.pauses:
         out.extend([*_freeze(job), *_propose(job)])
     for node, message in later:
         out.extend(on_message(job, node, message))
@@ -242,6 +272,11 @@ def on_message(job: Job, node: str, m: StepReady | Frozen) -> list[ControlEffect
         job.tell_members(job.record, node)
         return []
     return on_frozen(job, node, m) if isinstance(m, Frozen) else commits.on_ready(job, node, m)
+
+
+def stale(job: Job, node: str, epoch: int) -> bool:
+    """Whether what a member said in ``epoch`` (0: it did not say) is of an earlier time that it was in the job."""
+    return any(m.node == node and 0 < epoch < m.since for m in job.record.members)
 
 
 def departed(job: Job, node: str) -> bool:

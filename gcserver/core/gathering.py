@@ -15,17 +15,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from gcproto import messages, modes, wire
-from gcproto.messages import (
-    MAX_RANKS,
-    EpochDecided,
-    Fault,
-    JobJoin,
-    JobLeft,
-    JoinRefusal,
-    MemberInfo,
-    Register,
-    Waiting,
-)
+from gcproto.messages import MAX_RANKS, EpochDecided, Fault, JobJoin, JobLeft, JoinRefusal, MemberInfo, Register
 from gcserver.core.control_config import ControlConfig
 from gcserver.core.control_events import Arbitrate, Connection, ControlEffect, Log, Tell
 from gcserver.core.effects import Count
@@ -318,20 +308,37 @@ class Formation:
         while len(self.used) > MAX_USED:
             del self.used[next(iter(self.used))]
 
-    def take(self, record: EpochDecided) -> Gathering | None:
-        """The gathering here that a record was made of, which is over with that; None if there is none."""
+    def gathering_of(self, record: EpochDecided) -> Gathering | None:
+        """The gathering here that a record was made of; None if there is none."""
         g = self.gatherings.get(record.label)
         nonces = [n for m, n in zip(record.members, record.nonces, strict=True) if m.node == self.config.hello.node]
-        if g is None or nonces[:1] != [g.nonce]:
-            return None
-        return self.gatherings.pop(record.label)
+        return None if g is None or nonces[:1] != [g.nonce] else g
+
+    def join_again(self, record: EpochDecided) -> None:
+        """A record cannot be followed by its gathering here, which goes on waiting: for the next one."""
+        if (g := self.gathering_of(record)) is not None:
+            self.nonces += 1
+            g.nonce = self.config.incarnation + self.nonces
+            self.peers.tell_all(self._join(g))
+
+    def take(self, record: EpochDecided) -> Gathering | None:
+        """As :meth:`gathering_of`; it is over with that."""
+        g = self.gathering_of(record)
+        return None if g is None else self.gatherings.pop(record.label)
+
+    def refuse(self, record: EpochDecided, why: str) -> None:
+        """What a record was made of here cannot do its part: its workers are told why."""
+        if (g := self.gathering_of(record)) is not None:
+            self._end_gathering(g, "JoinRefused", why, "mend that; then start this node's workers again")
 
     def refuse_record(self, node: str, m: EpochDecided, kind: str, why: str) -> None:
         """A peer's record cannot be followed here: tell the peer, and the workers it was made of."""
         advice = "run the same release with the same codecs on every node"
         self.out.append(Log("error", f"refusing a job record from {node}: {why}"))
         missing = (self.config.hello.node,)
-        self.peers.send(node, Fault(m.job, kind, why, epoch=m.epoch, missing=missing, advice=advice))
+        # Who has just been let into a job is lost again by this, and does not end it.
+        told = "PeerLost" if any(x.node == missing[0] and x.since > 1 for x in m.members) else kind
+        self.peers.send(node, Fault(m.job, told, why, epoch=m.epoch, missing=missing, advice=advice))
         g = self.gatherings.get(m.label)
         nonces = [n for x, n in zip(m.members, m.nonces, strict=False) if x.node == self.config.hello.node]
         if g is not None and g.nonce in nonces:
@@ -385,4 +392,4 @@ class Formation:
             if not self.peers.links:
                 what += "; no peers are known: set cluster.peers, or start with torchrun so that they are found"
         for connection, _ in g.workers.values():
-            self.out.append(Tell(connection, Waiting(what)))
+            self.out.append(Tell(connection, messages.Waiting(what)))

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gcproto import messages, wire
-from gcproto.epoch_messages import EpochStart
+from gcproto.epoch_messages import Applicant, DomainFacts, EpochStart
 from gcproto.manifest import Section
 from gcproto.messages import DeclareDomain, EpochDecided, Fault, JobLeft, PlanRequest, PlanText, Registered, Rule
 from gcserver.core.change import Change
@@ -91,6 +91,11 @@ class Job:
     outgoing: list[tuple[str, messages.Control]] = field(default_factory=list)
     #: how the next epoch comes about, in a job that outlives its nodes (`epochs.py`)
     change: Change = field(default_factory=Change)
+    #: what its workers know each other by
+    token: bytes = b""
+    #: local ranks that stand at an admission point, and by name who waits to be let in at one (`admission.py`)
+    pausing: set[int] = field(default_factory=set)
+    applicants: dict[str, Applicant] = field(default_factory=dict)
 
     @property
     def id(self) -> bytes:
@@ -110,8 +115,14 @@ class Job:
         return self.change.lost
 
     @property
+    def pauses(self) -> bool:
+        """Whether all workers of this node stand at an admission point."""
+        return bool(self.workers) and self.pausing.issuperset(self.workers)
+
+    @property
     def first(self) -> str:
-        return self.record.members[0].node
+        """Who makes the job's plans."""
+        return self.record.eldest.node
 
     @property
     def others(self) -> list[str]:
@@ -138,6 +149,7 @@ class Job:
         """A local worker left. The last one's leaving is told to the other members."""
         self.workers.pop(rank, None)
         self.away_since.pop(rank, None)
+        self.pausing.discard(rank)
         if not self.workers and self.ended is None:
             self.left[self.node] = {}
             self.tell_members(self.leaving())
@@ -169,10 +181,10 @@ class Job:
         chosen = self.workers if ranks is None else {r: self.workers.get(r) for r in ranks}
         return [Tell(c, message) for c in chosen.values() if c is not None]
 
-    def registered(self) -> Registered:
-        """What a worker is told of the job."""
+    def registered(self, domains: tuple[DomainFacts, ...] = ()) -> Registered:
+        """What a worker is told of the job; ``domains``: those that it finds there."""
         r = self.record
-        lost = tuple(m.node for gone in r.lost for m in gone)
+        lost = tuple(m.node for m in r.origin if m not in r.members)
         return Registered(
             self.id,
             r.epoch,
@@ -184,6 +196,8 @@ class Job:
             r.mode,
             lost=lost,
             commits=self.commits,
+            admissions=r.admissions,
+            domains=domains,
         )
 
     # ---------------------------------------------------------------------------------------- memory
@@ -192,7 +206,8 @@ class Job:
         domains = tuple((d.declared_as, tuple(d.sections)) for d in self.domains.values())
         ranks, plans = tuple(sorted(self.workers)), tuple(self.plans.values())
         return SaveJob(
-            self.id, JobMemory(self.record, ranks, domains, plans, self.proposal, self.numbered, self.frozen)
+            self.id,
+            JobMemory(self.record, ranks, domains, plans, self.proposal, self.numbered, self.frozen, self.token),
         )
 
     def restore(self, memory: JobMemory, ledgers: tuple[DomainLedger, ...]) -> None:
@@ -201,6 +216,7 @@ class Job:
         self.proposal = memory.proposal
         self.numbered = max(memory.numbered, memory.proposal, *self.plans, 0)
         self.change.frozen = memory.frozen
+        self.token = memory.token
         for (declared, sections), ledger in zip(memory.domains, ledgers, strict=True):
             domain = self.add_domain(declared)
             domain.sections = list(sections)
@@ -248,10 +264,10 @@ class Job:
         members = tuple(
             Member(wire.node_id(m.node), m.node, inside[m.node]) for m in self.record.members if m.node in inside
         )
-        order, left, remaining = list(inside), set(inside), []
-        for gone in self.record.lost:
-            left -= {m.node for m in gone}
-            remaining.append(tuple(i for i, node in enumerate(order) if node in left))
+        order, remaining = list(inside), []
+        for epoch in range(2, len(self.record.lost) + 2):
+            there = self.record.present(epoch)
+            remaining.append(tuple(i for i, node in enumerate(order) if node in there))
         starts = self.starts(declared.domain)
         mine = next(m for m in self.record.members if m.node == self.node)
         return DomainConfig(

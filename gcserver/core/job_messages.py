@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from gcproto import messages
 from gcproto.epoch_messages import StepReady
 from gcproto.messages import OfJob
-from gcserver.core import declarations, epochs, job_plans
+from gcserver.core import admission, declarations, epochs, job_plans
 from gcserver.core.control_events import ControlEffect, Log
 from gcserver.core.job import Job
 from gcserver.core.job_faults import abroad
@@ -54,6 +54,8 @@ def on_message(job: Job, node: str, m: OfJob, early: Early) -> list[ControlEffec
     if node not in job.others or (isinstance(m, messages.PlanText | messages.PlanGo) and node != job.first):
         return [Log("error", f"{node} sent {type(m).__name__} of job {job.record.label}, which is not its business")]
     if isinstance(m, messages.Fault):
+        if epochs.stale(job, node, m.epoch):
+            return []
         alone = job.commits and m.kind == "PeerLost" and m.missing == (node,)
         return epochs.lose(job, node, m.message) if alone else job.on_fault(m)
     if job.ended is not None:
@@ -77,8 +79,22 @@ def on_message(job: Job, node: str, m: OfJob, early: Early) -> list[ControlEffec
     return epochs.on_message(job, node, m)
 
 
+def on_peer_up(job: Job, node: str, lost_memory: bool) -> list[ControlEffect]:
+    """A node is there, or there again as a new process, whose workers have yet to say that they wait."""
+    job.applicants.pop(node, None)
+    if job.ended is not None:
+        job.tell_members(abroad(job.ended, job.record, job.node), node)
+    if job.ended is not None or node not in job.others:
+        return []
+    why = f"{node} came back without its memory (the host was restarted)"
+    out = epochs.lose(job, node, why) if lost_memory else []
+    resend(job, node)
+    return out
+
+
 def resend(job: Job, node: str) -> None:
     """A member is a new process: say everything again that it may not know."""
+    admission.introduce(job, node)
     job.resend(node)
     declarations.resend(job, node)
     job_plans.resend(job, node)

@@ -9,6 +9,8 @@ for a block (`plan.py`), the step from which it holds (`settling.py`, `steps.py`
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from gcproto.manifest import Section
 from gcproto.messages import PlanGo, PlanReady, PlanRequest, PlanText, Rule
 from gcserver.core import plan as planning
@@ -19,6 +21,17 @@ from gcserver.core.job import Job
 
 #: What to do where a codec takes whole matrices and blocks may cut them.
 DECLARE_WHOLE = "declare the model with gcclient.state(..., whole=True) on every rank"
+
+
+def asked(jobs: Collection[Job], number: int, wish: SetPlan) -> list[ControlEffect]:
+    """An operator's wish for one of these jobs, by its label or number; the only one there is where it says neither."""
+    running = [j for j in jobs if j.ended is None]
+    matching = [j for j in running if wish.job in ("", j.record.label, j.id.hex())]
+    if len(matching) == 1:
+        return set_plan(matching[0], number, wish)
+    have = ", ".join(sorted(j.record.label for j in running)) or "none"
+    what = "no such job" if not matching else "more than one job matches"
+    return [AnswerRequest(wish.request, error=f"{what}: {wish.job!r}; jobs here: {have}")]
 
 
 def set_plan(job: Job, number: int, asked: SetPlan) -> list[ControlEffect]:
@@ -173,6 +186,15 @@ def without(job: Job, gone: list[str], first: str) -> list[ControlEffect]:
         for node in gone:
             out.extend(on_ready(job, node, PlanReady(job.id, version)))
     return out
+
+
+def include(job: Job, nodes: list[str]) -> None:
+    """Nodes came in: plans that are being prepared wait for them too, and they hear of those they may not know."""
+    for node in nodes:
+        for waiting in job.preparing.values():
+            waiting.add(node)
+        if node in job.others:
+            resend(job, node)
 
 
 def _plan_dead(job: Job, ready: PlanReady) -> list[ControlEffect]:

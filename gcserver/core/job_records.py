@@ -41,12 +41,11 @@ def misfit(m: EpochDecided) -> tuple[str, str] | None:
     """(kind, why) a job's record is none that any node can have decided, or None."""
     if m.world_size > MAX_RANKS:
         return "JoinRefused", f"the record of job {m.label!r} has {m.world_size} ranks; a job has at most {MAX_RANKS}"
-    everyone = [member for members in (m.members, *m.lost) for member in members]
-    ranks = [r for member in everyone for r in member.ranks]
+    everyone = {(x.node, x.ranks) for members in (m.members, *m.lost) for x in members}
+    ranks = [r for _, brought in everyone for r in brought]
     whole = sorted(ranks) == list(range(m.world_size)) if m.world_size == len(ranks) else False
-    names = {member.node for member in everyone}
-    fitting = len(m.members) == len(m.nonces) and len(everyone) == len(names)
-    if not fitting or not whole or any(not member.ranks for member in everyone):
+    alike = len(everyone) == len({node for node, _ in everyone})
+    if len(m.members) != len(m.nonces) or not whole or not alike or not all(r for _, r in everyone):
         return "JoinRefused", (
             f"the record of job {m.label!r} does not fit together: {len(m.members)} members, {len(m.nonces)} "
             f"nonces, {len(ranks)} ranks of {m.world_size}"
@@ -67,7 +66,21 @@ def misfit(m: EpochDecided) -> tuple[str, str] | None:
             f"the record of job {m.label!r}, epoch {m.epoch}, has an epoch begin where none can: {odd[0]}; expected "
             f"0 <= committed <= settled, at most {MAX_SKIPPED} steps apart"
         )
+    if not _one_after_another(m):
+        why = "a node is in it twice at a time, or before it came"
+        return "JoinRefused", f"the record of job {m.label!r} does not fit together: {why}"
     return None
+
+
+def _one_after_another(m: EpochDecided) -> bool:
+    """Whether every node was in the job once at a time, from an epoch on that there was."""
+    here: dict[str, int] = {}
+    for until, gone in enumerate((*m.lost, m.members), 2):
+        for member in gone:
+            if not max(here.get(member.node, 1), 1) <= member.since < until or member.since > m.epoch:
+                return False
+            here[member.node] = until
+    return True
 
 
 def why_unusable(

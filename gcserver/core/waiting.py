@@ -218,6 +218,20 @@ def check_commits(job: Job, now: float) -> list[ControlEffect]:
     return []
 
 
+def tick(
+    job: Job, heard: Callable[[str], float | None], now: float, lease: float, patience: float
+) -> list[ControlEffect]:
+    """All that may have become due in a job; parameters are those of the checks below."""
+    out: list[ControlEffect] = []
+    if job.ended is None:
+        out += check_leases(job, heard, now, lease)
+    if job.ended is None and not job.frozen:
+        out += check_order(job) or check_deadline(job, now, patience)
+    if job.ended is None and job.commits:
+        out += check_commits(job, now) or epochs.tick(job, now)
+    return out + check_workers(job, now, lease)
+
+
 def check_leases(job: Job, heard: Callable[[str], float | None], now: float, lease: float) -> list[ControlEffect]:
     """A member whose daemon was not heard of for a lease, seconds, is lost; ``heard`` says when it was last."""
     out: list[ControlEffect] = []

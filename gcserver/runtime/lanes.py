@@ -185,6 +185,16 @@ class Lanes:
         log.warning("lane %d died (status %d); starting it again in %.2f s", lane.index, status, pause)
         self._s.loop.call_later(pause, self._restart, lane.index, lane.restarts + 1)
 
+    def renew(self) -> None:
+        """End all lanes and start them again."""
+        for index, lane in enumerate(self.table):
+            if lane is not None:
+                self.table[index] = None
+                self._close(lane)
+                self._s.questions.lane_gone(index)
+                log.info("lane %d begins a new life", index)
+                self._restart(index, lane.restarts + 1)
+
     def _restart(self, index: int, restarts: int) -> None:
         if self._s.stopped.is_set():
             return

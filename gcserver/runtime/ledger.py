@@ -86,6 +86,15 @@ class Ledger:
         """This node holds every aggregate up to ``step``."""
         self._data["ready"] = step
 
+    def take_up(self, settled: int, switches: tuple[tuple[int, int], ...]) -> None:
+        """A domain that this node comes into: what is settled, and (first step, version) of the plans after it."""
+        d = self._data
+        d["voids"] = 0
+        known = [switch for switch in switches if switch != (0, 0)][-SWITCHES:]
+        for i, switch in enumerate(known):
+            d["switches"][0, i] = switch
+        d["switch_count"], d["void_count"], d["ready"], d["settled"] = len(known), 0, settled, settled
+
     def settle(self, step: int, void: bool, plan: int, lag: int) -> None:
         d = self._data
         if void:
@@ -189,6 +198,12 @@ class JobStore:
             del self.ledgers[key]
         shutil.rmtree(self.directory(job), ignore_errors=True)
         self.keep_reserve()
+
+    def take_up(self, domain: DomainKey, settled: int, switches: tuple[tuple[int, int], ...]) -> None:
+        """A domain that this node comes into, with nothing that a lane of an earlier time may have left."""
+        for path in self.directory(domain[0]).glob(f"{domain[1]:08x}.*.*"):
+            path.unlink(missing_ok=True)
+        self.ledger(domain).take_up(settled, switches)
 
     def ledger(self, domain: DomainKey) -> Ledger:
         found = self.ledgers.get(domain)

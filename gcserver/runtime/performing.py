@@ -58,6 +58,13 @@ def _settled(s: Supervisor, e: cx.LogSettled) -> None:
     _steer(s, e)
 
 
+def _take_up(s: Supervisor, e: cx.TakeUp) -> None:
+    try:
+        s.store.take_up(e.domain, e.settled, e.switches)
+    except MemoryShort as error:
+        s.short(e.domain[0], "steps cannot be logged", error)
+
+
 def _write(s: Supervisor, domain: DomainKey, write: Callable[[Ledger], None]) -> None:
     try:
         write(s.store.ledger(domain))
@@ -101,6 +108,8 @@ _PERFORM: dict[type, Callable[[Supervisor, Any], object]] = {
     cx.SaveJob: _save,
     cx.ForgetJob: _forget,
     cx.LogSettled: _settled,
+    cx.TakeUp: _take_up,
+    cx.RenewLanes: lambda s, e: s.lanes.renew(),
     cx.LogReady: lambda s, e: _write(s, e.domain, lambda ledger: ledger.make_ready(e.step)),
     cx.Arbitrate: _arbitrate,
     cx.AnswerRequest: _answer,

@@ -58,8 +58,7 @@ class Violation(AssertionError):
         super().__init__(f"{guarantee}: {what}")
 
 
-#: epoch, step, key
-Attempted = tuple[int, int, int]
+Attempted = tuple[int, int, int]  # epoch, step, key
 
 
 @dataclass(slots=True)
@@ -109,6 +108,8 @@ class Checks:
         if found is None:
             spec, members = self.world.describe(key)
             found = self.domains[key] = DomainRecord(DomainOracle(spec, members))
+            for record in self.epochs.get(key[0], {}).values():
+                self._inside(key, record)
         return found
 
     # ---------------------------------------------------------------------------------------- rounds
@@ -272,6 +273,19 @@ class Checks:
         epochs = self.epochs.setdefault(record.job, {})
         if epochs.setdefault(record.epoch, record) != record:
             self.fail("G8", f"epoch {record.epoch} was decided twice: {epochs[record.epoch]}, {record}")
+        for key in [k for k in self.domains if k[0] == record.job]:
+            self._inside(key, record)
+
+    def _inside(self, key: DomainKey, record: messages.EpochDecided) -> None:
+        names, there = self.world.node_names(key), record.present(record.epoch)
+        self.domains[key].oracle.left[record.epoch] = tuple(i for i, name in enumerate(names) if name in there)
+
+    def on_take_up(self, p: Process, e: ce.TakeUp) -> None:
+        """G8: who comes in takes up what is settled, neither more nor less."""
+        _, newest = max(self.epochs[e.domain[0]].items())
+        if e.settled != max((s.settled for s in newest.starts if s.domain == e.domain[1]), default=0):
+            self.fail("G8", f"{p.name} comes into {e.domain} after step {e.settled}, decided was {newest.starts}")
+        self.domain(e.domain).watermark[p.node.name] = e.settled
 
     def on_log_ready(self, p: Process, e: ce.LogReady) -> None:
         d = self.domain(e.domain)
@@ -283,11 +297,11 @@ class Checks:
         if not epochs:
             return 1, False, set()
         record = epochs[max(epochs)]
-        left = {m.node for m in record.members}
         for start in sorted((s for s in record.starts if s.domain == key[1]), key=lambda s: s.epoch):
             if step <= start.settled:
+                left = {m.node for m in record.members if m.since < start.epoch}
                 return start.epoch - 1, step > start.committed, left
-        return record.epoch, False, left
+        return record.epoch, False, {m.node for m in record.members}
 
     # --------------------------------------------------------------------------------------- control
     def on_settled(self, p: Process, e: ce.LogSettled, ledger: Ledger) -> None:
@@ -329,8 +343,7 @@ class Checks:
         """G6: a fault says what failed and what to do."""
         if not isinstance(message, messages.Fault):
             return
-        self.faults.append(message)
-        f = message
+        self.faults.append(f := message)
         if f.kind not in KINDS or not f.message or not f.advice:
             self.fail("G6", f"a fault without kind, message or advice: {f}")
         # Of a job that has not formed, and of tensors that are not agreed, there is no step yet.

@@ -215,7 +215,9 @@ SURVIVABLE: dict[Callable[[World, Random], None], int] = {
 
 # ----------------------------------------------------------------------------------------------- fatal
 def lose_memory(w: World, r: Random) -> None:
-    w.lose_memory(node(w, r))
+    n = node(w, r)
+    w.lose_memory(n)
+    returns(w, n, r)
 
 
 def long_partition(w: World, r: Random) -> None:
@@ -227,7 +229,9 @@ def long_partition(w: World, r: Random) -> None:
 
 def dead_node(w: World, r: Random) -> None:
     """A machine that does not come back."""
-    w.die(node(w, r))
+    n = node(w, r)
+    w.die(n)
+    returns(w, n, r)
 
 
 def corrupt_twice(w: World, r: Random) -> None:
@@ -243,6 +247,7 @@ def crash_worker(w: World, r: Random) -> None:
         worker = r.choice(alive)
         w.strike(f"{worker.name} dies", worker.node.name)
         worker.kill()
+        returns(w, worker.node, r)
 
 
 FATAL: tuple[Callable[[World, Random], None], ...] = (
@@ -255,6 +260,14 @@ FATAL: tuple[Callable[[World, Random], None], ...] = (
 
 
 # ---------------------------------------------------------------- in worlds whose jobs go on without lost nodes
+def returns(w: World, n: Node, r: Random) -> None:
+    """A machine that was lost comes back after a while, where its jobs have admission points."""
+    own = Random(hash((w.seed, w.now, n.index)))
+    if any(job.points for job in w.shape.jobs) and own.random() < 0.8:
+        for delay in own.sample([0.01, 0.1, 1.0, 5.0, 32.0, 50.0], 2):
+            w.at(w.now + delay, w.bring_back, n)
+
+
 def slow_register(w: World, r: Random) -> None:
     """For a node the arbiter is away for a while, a shorter one than the deadline."""
     w.strike("the arbiter is away")

@@ -80,6 +80,10 @@ class LaneProcess(Process):
         if isinstance(event, ce.OpenSection):
             self._open_section(event)
             return
+        if isinstance(event, ce.ForgetJob):
+            # What was opened while the supervisor forgot the job.
+            self.node.memory.forget_blocks(event.job, self.lane)
+            return
         if isinstance(event, ev.DomainOpened):
             if event.config.job not in self.node.memory.jobs:
                 return  # the job's files are gone already; that it ended comes next

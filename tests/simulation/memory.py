@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from gcproto.manifest import Block, Section
 from gcproto.messages import PlanText
 from gcproto.wire import Flag
-from gcserver.core.control_events import DomainLedger, JobMemory, LogSettled
+from gcserver.core.control_events import DomainLedger, JobMemory, LogSettled, TakeUp
 from gcserver.core.effects import Encode, Finalise
 from gcserver.core.events import BlockMemory, CodecChoice, Decision, DomainKey, Retained, StepRecord, Versions
 from gcserver.core.job import Job
@@ -288,6 +288,14 @@ class NodeMemory:
         if found is None:
             found = self.ledgers[domain] = Ledger()
         return found
+
+    def take_up(self, e: TakeUp) -> None:
+        """A domain that the node comes into, with nothing of an earlier time."""
+        self.blocks = {k: v for k, v in self.blocks.items() if k[0] != e.domain}
+        self.ledgers[e.domain] = Ledger(e.settled, [], list(e.switches), {}, e.settled)
+
+    def forget_blocks(self, job: bytes, lane: int) -> None:
+        self.blocks = {k: v for k, v in self.blocks.items() if k[0][0] != job or v.block.lane != lane}
 
     def forget(self, job: bytes) -> None:
         self.jobs.pop(job, None)

@@ -26,7 +26,7 @@ Levels = dict[int, tuple[int, ...]]
 @dataclass(frozen=True, slots=True)
 class Attempt:
     """One epoch's way through a step of a block: its output, and what it would leave behind. ``gone``: the residual
-    of an owner that was lost."""
+    of an owner that was lost, and those of members that are back."""
 
     output: Payload
     residuals: tuple[Vector, ...]
@@ -49,8 +49,9 @@ class BlockOracle:
     delivered: Vector = ZERO
     #: residuals of owners that were lost
     lost: Vector = ZERO
-    #: steps up to here are in the totals
+    #: steps up to here are in the totals, the last that counts as of this epoch
     folded: int = 0
+    epoch: int = 1
     #: by step and epoch
     attempts: dict[tuple[int, int], Attempt] = field(default_factory=dict)
 
@@ -70,6 +71,10 @@ class DomainOracle:
     def inside(self, epoch: int) -> tuple[int, ...]:
         """The members of an epoch."""
         return self.left.get(epoch) or tuple(range(len(self.members)))
+
+    def left_between(self, i: int, first: int, last: int) -> bool:
+        """Whether a member was out of the job in some of these epochs."""
+        return any(i not in self.inside(x) for x in range(first, last + 1))
 
     def divisor(self, key: int, epoch: int) -> int:
         """What the sum of a block is divided by."""
@@ -100,7 +105,7 @@ class DomainOracle:
         b.folded = step
         if a is None or skipped or a.void:
             return
-        b.residuals, b.owner, b.owned_by = a.residuals, a.owner, a.owned_by
+        b.residuals, b.owner, b.owned_by, b.epoch = a.residuals, a.owner, a.owned_by, epoch
         b.given, b.delivered, b.lost = add(b.given, a.given), add(b.delivered, a.delivered), add(b.lost, a.gone)
         self._conserved(b)
 
@@ -131,16 +136,19 @@ class DomainOracle:
         first: bool,
     ) -> Attempt:
         total, given, residuals = ZERO, ZERO, list(b.residuals)
-        moved = b.owned_by not in (-1, owned_by)
+        moved = b.owned_by not in (-1, owned_by) or self.left_between(owned_by, b.epoch, epoch)
         owner, gone = (ZERO, b.owner) if moved else (b.owner, ZERO)
         if self.void(step, epoch) and first:
             return Attempt(NAN, b.residuals, owner, owned_by, ZERO, ZERO, gone, True)
         for i in self.inside(epoch):
+            if self.left_between(i, b.epoch, epoch):
+                # Who comes back has nothing of what it held.
+                gone, residuals[i] = add(gone, residuals[i]), ZERO
             x = ZERO
             for rank in self.members[i]:
                 x = add(x, self.spec.value(step, key, rank))
             given = add(given, x)
-            rest = b.residuals[i]
+            rest = residuals[i]
             if codec.feedback:
                 x, rest = coarsen(add(x, rest), codec, levels[i])
             elif codec.drains:

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec import structs
+
+from gcproto.epoch_messages import JobState
 from gcproto.records import replace
-from gcserver.core import commits, completion, epochs, opening, settling
+from gcserver.core import admission, commits, completion, epochs, opening, settling
 from gcserver.core.control_domain import ControlDomain
 from gcserver.core.domain import Domain
 from gcserver.core.job import Job
@@ -96,6 +99,23 @@ def told_before_the_commit(original: Any) -> Any:
             d.notify(r.step, nonfinite, p.block.key, None)
 
     return complete
+
+
+@plant(admission, "fill", "crash_worker", "dead_node")
+def comes_in_at_the_first_step(original: Any) -> Any:
+    """Who comes into a running job begins where that began."""
+    return lambda job, state: original(job, replace_settled(state, 0))
+
+
+def replace_settled(state: JobState, settled: int) -> JobState:
+    """The same state, all domains settled up to a step."""
+    return structs.replace(state, domains=tuple(structs.replace(d, settled=settled) for d in state.domains))
+
+
+@plant(admission, "take_up", "crash_worker")
+def lanes_of_an_earlier_time(original: Any) -> Any:
+    """Lanes that have been in the job before go on as they are."""
+    return lambda job, state, again: original(job, state, False)
 
 
 #: the faults of this file

@@ -187,11 +187,21 @@ class ControlProcess(Process):
     def _forget_job(self, e: ce.ForgetJob) -> None:
         self.world.checks.on_forget(self, e.job)
         self.node.memory.forget(e.job)
+        for lane in self.lanes_up.values():
+            self.node.to_lane(self, lane, e)
 
     def _log_settled(self, e: ce.LogSettled) -> None:
         ledger = self.node.memory.ledger(e.domain)
         self.world.checks.on_settled(self, e, ledger)
         ledger.log(e)
+
+    def _take_up(self, e: ce.TakeUp) -> None:
+        self.world.checks.on_take_up(self, e)
+        self.node.memory.take_up(e)
+
+    def _renew_lanes(self, e: ce.RenewLanes) -> None:
+        for lane in list(self.lanes_up.values()):
+            self.world.kill(lane)
 
     def _log_ready(self, e: ce.LogReady) -> None:
         self.world.checks.on_log_ready(self, e)
@@ -223,6 +233,8 @@ class ControlProcess(Process):
         ce.SaveJob: _save_job,
         ce.ForgetJob: _forget_job,
         ce.LogSettled: _log_settled,
+        ce.TakeUp: _take_up,
+        ce.RenewLanes: _renew_lanes,
         ce.LogReady: _log_ready,
         ce.Arbitrate: _arbitrate,
         ce.AnswerRequest: _answer_request,

@@ -63,13 +63,19 @@ class DomainSpec:
 
 @dataclass(frozen=True, slots=True)
 class JobSpec:
-    """A job: its label, on which nodes its ranks are (by node index, ascending ranks), its domains, and what becomes
-    of it when a node is lost."""
+    """A job: its label, on which nodes its ranks are (by node index, ascending ranks), its domains, what becomes of it
+    when a node is lost, and at how many points of the program lost ones may come back."""
 
     label: str
     layout: tuple[tuple[int, int], ...]
     domains: tuple[DomainSpec, ...]
     on_loss: str = "fail"
+    points: int = 0
+
+    def pause(self, domain: DomainSpec, point: int) -> int:
+        """The step of a domain after which its ranks stand at an admission point, from 0; beyond all where there is
+        none."""
+        return 1 << 62 if point >= self.points else domain.steps * (point + 1) // (self.points + 1)
 
     @property
     def world_size(self) -> int:

@@ -128,11 +128,25 @@ def draw_large(r: Random, nodes: int, seed: int) -> Shape:
     )
 
 
+def with_points(job: JobSpec, seed: int) -> JobSpec:
+    """In half of all worlds that lose nodes these may come back, and more is done; from a generator of its own.
+
+    Groups of some ranks are left out: one that is lost as a whole begins anew, which the oracle does not follow.
+    """
+    r = Random(seed * 64 + 29)
+    if r.random() < 0.5:
+        return job
+    whole = [d for d in job.domains if len(d.ranks) == job.world_size]
+    domains = tuple(replace(d, steps=d.steps + r.choice([4, 12])) for d in whole)
+    return replace(job, domains=domains, points=r.choice([1, 2, 3]))
+
+
 def draw(seed: int) -> Shape:
     """The shape of world ``seed``; from LOSSY on its jobs go on without the nodes they lose."""
     if seed >= LOSSY:
         shape, r = _draw(seed), Random(seed * 16 + 3)
         jobs = tuple(replace(job, on_loss=r.choice(["shrink", "shrink", "skip"])) for job in shape.jobs)
+        jobs = tuple(with_points(job, seed) for job in jobs)
         return replace(shape, jobs=jobs, arbiter_delay=r.choice([0.001, 0.02, 1.0]))
     return _draw(seed)
 

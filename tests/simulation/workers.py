@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gcproto import lane_messages, messages
+from gcproto.epoch_messages import Admit
 from gcproto.manifest import AddressSpace, Block
 from gcproto.wire import Flag
 from gcserver.core import control_events as ce
@@ -44,6 +45,11 @@ class DomainThread:
         self.doorbells: dict[int, list[tuple[int, ev.Pushed]]] = {}
         self.newest_done = 0
         self.finished = False
+
+    @property
+    def pauses(self) -> bool:
+        """Whether the program stands at an admission point, or does so once its steps are over."""
+        return self.step >= self.worker.spec.pause(self.spec, self.worker.points)
 
     # ------------------------------------------------------------------------------------ declaring
     def declare(self) -> None:
@@ -79,6 +85,9 @@ class DomainThread:
     def advance(self) -> None:
         """Begin the next step if the program may."""
         if self.finished or self.pushing or self.worker.over:
+            return
+        if self.pauses:
+            self.worker.at_point()
             return
         if self.step >= self.spec.steps:
             if not self.outstanding:
@@ -179,6 +188,8 @@ class Worker:
         self.rang_at = [0.0] * world.shape.lanes
         self.name = f"{spec.label}:{rank}"
         self.peers: tuple[tuple[str, str], ...] = ()
+        #: admission points it has passed; it stands at the next one; it was started again after its node was lost
+        self.points, self.standing, self.returned = 0, False, False
         #: it takes so much longer than others to compute, seconds
         self.slower = 0.0
 
@@ -227,6 +238,8 @@ class Worker:
             self.registered(message)
         elif isinstance(message, messages.SectionAgreed):
             self.threads[message.domain].agreed(message)
+        elif isinstance(message, messages.EpochChanged):
+            self.go_on(message.admissions)
         elif isinstance(message, messages.Fault):
             self.fault = message
             self.leave(gracefully=self.world.random.random() < 0.5)
@@ -235,15 +248,38 @@ class Worker:
         first = not self.job
         self.job = m.job
         if first:
+            self.points = m.admissions
             for spec in self.spec.domains:
                 if self.rank in spec.ranks:
                     self.threads[spec.id] = DomainThread(self, spec, m.members, m.partition_bytes)
+            for facts in m.domains:
+                thread = self.threads[facts.declared.domain]
+                thread.step = thread.newest_done = facts.settled
             for lane in range(self.world.shape.lanes):
                 self.attach(lane)
         for thread in self.threads.values():
             thread.declare()
+        self.go_on(m.admissions)
+        if self.standing:
+            self.say(Admit(self.points + 1))
         if not self.threads:
             self.thread_finished()
+
+    # ------------------------------------------------------------------------------- admission points
+    def at_point(self) -> None:
+        """A thread has come to the next admission point; the worker stands there once all have."""
+        if self.standing or any(not t.pauses or t.outstanding or t.pushing for t in self.threads.values()):
+            return
+        self.standing = True
+        self.say(Admit(self.points + 1))
+
+    def go_on(self, admissions: int) -> None:
+        """Whoever could come in at the point where this worker stands has."""
+        if self.standing and admissions > self.points:
+            self.standing = False
+            self.points += 1
+            for thread in self.threads.values():
+                thread.advance()
 
     # ---------------------------------------------------------------------------------------- lanes
     def attach(self, lane: int) -> None:

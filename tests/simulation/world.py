@@ -256,6 +256,19 @@ class World:
             self.kill(node.supervisor)
         node.memory = NodeMemory(self.next_incarnation())
 
+    def bring_back(self, node: Node) -> None:
+        """A machine that was lost is well again: its daemon starts, and all workers that it had."""
+        gone = [w for w in self.workers if w.node is node]
+        if any(not w.over for w in gone) or not self.open_workers:
+            return
+        node.gone = False
+        node.start()
+        for worker in {(w.spec.label, w.rank): w for w in gone}.values():
+            if worker.spec.points and (worker.fault is not None or worker.killed):
+                index = self.nodes.index(node)
+                self.add_worker(worker.spec, index, worker.rank, worker.local_rank, worker.local_size, worker.peers)
+                self.workers[-1].returned = True
+
     # ------------------------------------------------------------------------------------------ jobs
     def describe(self, key: ev.DomainKey) -> tuple[DomainSpec, tuple[tuple[int, ...], ...]]:
         spec, members, _ = self._domain(key)
@@ -333,7 +346,7 @@ class World:
         if worker.fault is not None or worker.killed:
             # As torchrun does: when one rank fails, the others of the run are ended after a while.
             for other in self.workers:
-                if other.spec is worker.spec and not other.over and not other.job:
+                if other.spec is worker.spec and not other.over and not other.job and not other.returned:
                     self.at(self.now + 1.0, self._end, other)
 
     def _end(self, worker: Worker) -> None:

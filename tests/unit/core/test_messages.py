@@ -26,6 +26,7 @@ UNIONS: dict[str, typing.Any] = {
 }
 SECTION = Section(0, (TensorSpec("w", (3, 4), 0), TensorSpec("b", (4,), 0)), (1,))
 DOMAIN = messages.DeclareDomain("ddp", 0, (0, 1), True, "topk(ratio=0.01)", True)
+FACTS = epoch_messages.DomainFacts(DOMAIN, (SECTION,), 7, ((0, 0), (9, 1)))
 SAMPLES: list[packed.Message] = [
     messages.Hello("a", "tcp://a:1", 2, 1, 5, "0.1"),
     messages.Refuse("no"),
@@ -54,7 +55,16 @@ SAMPLES: list[packed.Message] = [
     messages.Fault(b"j" * 16, "StepTimeout", "late", 0, 3, 1, "exchange", ("b",), 61.5, 2, "look"),
     messages.JobLeft("train", b"j" * 16, 1),
     epoch_messages.StepReady(b"j" * 16, 2, 0, 7),
-    epoch_messages.Frozen(b"j" * 16, 1, (epoch_messages.DomainState(0, 7, 8, ("a", "b")),), ("b",)),
+    epoch_messages.Frozen(
+        b"j" * 16,
+        1,
+        (epoch_messages.DomainState(0, 7, 8, ("a", "b")),),
+        ("b",),
+        (epoch_messages.Applicant(MemberInfo("c", "tcp://c:1", (2,)), 11),),
+    ),
+    epoch_messages.JobState(b"j" * 16, 3, (0, 1), (FACTS,), (messages.PlanText(b"j" * 16, 1, 7, ()),), 1, 1 << 20),
+    epoch_messages.Admit(2),
+    epoch_messages.NodesWait(("c",)),
     messages.EpochChanged(2, (MemberInfo("a", "tcp://a:1", (0,)),)),
     messages.Register(
         "train",
@@ -76,6 +86,7 @@ SAMPLES: list[packed.Message] = [
     ),
     messages.Reattach(b"j" * 16, 0, 77),
     messages.Registered(b"j" * 16, 1, "a", (MemberInfo("a", "tcp://a:1", (0,)),), ("ipc://x",), 4096, 30.0, "auto"),
+    messages.Registered(b"j" * 16, 3, "a", (), (), 4096, 30.0, admissions=1, domains=(FACTS,)),
     messages.WhoAreYou(),
     messages.IAm("a", "tcp://a:1", 2, "k"),
     messages.DeclareSection(0, SECTION),

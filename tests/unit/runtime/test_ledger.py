@@ -106,3 +106,19 @@ def test_a_ledger_that_counts_what_no_job_has_is_damaged_and_its_job_dropped(
         ledger.read()
     assert JobStore(tmp_path).load() == []
     assert "dropped" in caplog.text and "void steps" in caplog.text and not store.directory(job.id).exists()
+
+
+def test_who_comes_in_finds_what_is_settled_and_nothing_of_an_earlier_time(tmp_path: Path) -> None:
+    store, domain = JobStore(tmp_path), (b"j" * 16, 0)
+    folder = store.directory(domain[0])
+    folder.mkdir(parents=True)
+    before = store.ledger(domain)
+    before.settle(1, True, 3, 2)
+    for left in ("00000000.0.steps", "00000000.1.chunk0", "00000001.0.steps"):
+        (folder / left).touch()
+    store.take_up(domain, 40, ((0, 0), (41, 3), (42, 7)))
+    found = JobStore(tmp_path).ledger(domain).read()
+    assert (found.settled, found.ready, found.voids, found.switches) == (40, 40, (), ((0, 0), (41, 3), (42, 7)))
+    assert sorted(p.name for p in folder.iterdir()) == ["00000000.ledger", "00000001.0.steps"]
+    store.ledger(domain).settle(41, False, 7, 2)
+    assert JobStore(tmp_path).ledger(domain).read().switches == ((41, 3), (42, 7))

@@ -1,0 +1,72 @@
+"""What the members of a job agree on before any gradient: who is in it, its process groups, its plans.
+
+What may live here: the types that several kinds of messages are made of. What may not: what only one message has
+(`messages.py`, `epoch_messages.py`), what is done about it (`gcserver.core`).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+import msgspec
+
+from gcproto.packed import Message
+
+#: of a plan: 0 is what a job begins with, and frames have 32 bits for it
+Version = Annotated[int, msgspec.Meta(ge=1, le=(1 << 32) - 1)]
+#: Ranks of a job: whatever is as long as a job has ranks is bounded by this before it is made.
+MAX_RANKS: Final = 1 << 16
+#: A name of a job or a node, or an address, has at most so many characters.
+MAX_LABEL: Final = 1024
+Label = Annotated[str, msgspec.Meta(max_length=MAX_LABEL)]
+
+
+class MemberInfo(msgspec.Struct, frozen=True, array_like=True):
+    """One node of a job: name, advertised address, global ranks in ascending order, and the epoch in which it came in:
+    the first one, or a later one in which it came back."""
+
+    node: Label
+    address: Label
+    ranks: Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_RANKS)]
+    since: int = 1
+
+
+class Rule(msgspec.Struct, frozen=True, array_like=True):
+    """Tensors whose name matches ``pattern`` (shell glob) use codec ``spec`` over ``scheme``; the last match wins.
+
+    ``scheme``: "owner" (through each block's owner) or "all" (to every member at once); empty: the owner. ``levels``:
+    the codec's level of the tensors' segments at each *notch* of the plan, from the most bytes to the fewest; a
+    controller moves between notches, without one the last is in force. Empty: the level in ``spec``.
+    """
+
+    pattern: str
+    spec: str
+    scheme: str = ""
+    levels: tuple[int, ...] = ()
+
+
+class DeclareDomain(Message, frozen=True, tag="domain"):
+    """A process group enters: its label and the global ranks in it.
+
+    ``scoped``: a step is a whole backward or optimizer step, not one call. ``codec``: what its tensors use
+    until a plan says otherwise (empty: the daemon's ``codec.default``). ``whole``: blocks are cut between tensors only,
+    for codecs that take whole matrices. ``audit``: every so many steps all ranks audit one together (0: never).
+    """
+
+    label: str
+    domain: int
+    ranks: tuple[int, ...]
+    scoped: bool = False
+    codec: str = ""
+    whole: bool = False
+    audit: int = 0
+
+
+class PlanText(Message, frozen=True, tag="plan"):
+    """The first member's numbered plan; members compile it and answer PlanReady. ``controller``: see PlanRequest."""
+
+    job: bytes
+    version: Version
+    request: int
+    rules: tuple[Rule, ...]
+    controller: str = ""
