@@ -16,6 +16,7 @@ except ImportError as error:  # torch is the user's own, and no requirement of t
 
 from gcclient.advice import Advice, AdviceRow
 from gcclient.api import (
+    admit,
     advise,
     broadcast_optimizer_state,
     broadcast_parameters,
@@ -31,6 +32,7 @@ from gcclient.api import (
     push_pull_async,
     push_pull_async_,
     rank,
+    root_rank,
     shutdown,
     size,
     stats,
@@ -70,6 +72,8 @@ __all__ = [
     "local_rank",
     "local_size",
     "on_change",
+    "admit",
+    "root_rank",
     "empty",
     "push_pull",
     "push_pull_",

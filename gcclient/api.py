@@ -165,18 +165,38 @@ def rank() -> int:
 
 
 def size() -> int:
-    """The number of ranks in the job; lost ones do not count (``on_loss="shrink"`` or ``"skip"``)."""
+    """The number of ranks in the job; lost ones (``on_loss="shrink"`` or ``"skip"``) count once they are back."""
     return len(current().membership.ranks)
 
 
 def on_change(callback: Callable[[int, tuple[int, ...]], None]) -> None:
-    """Have ``callback(epoch, ranks)`` called whenever the job goes on without a lost node.
+    """Have ``callback(epoch, ranks)`` called whenever the job goes on without a lost node, or with one that is back.
 
-    ``ranks``: those that are left, by their numbers at the start of the job. It is called by the thread that reads the
+    ``ranks``: those that are in it, by their numbers at the start of the job. It is called by the thread that reads the
     daemon's messages, so it must be short and must not push; what it raises is logged. What a step was averaged over is
     decided by the daemon for the whole step, whether or not this was called before its result came.
     """
     current().membership.callbacks.append(callback)
+
+
+def admit() -> tuple[int, ...]:
+    """Let nodes that were lost come back into the job, if any wait; returns their ranks by their first numbers.
+
+    Call it on every rank at the same place of the program, at the end of a step: it costs the exchange of one number,
+    or nothing with ``on_loss="fail"``. A worker of a lost node waits in :func:`init` for it. Where ranks came back, all
+    go on as after the start of a job: let everybody have parameters, optimizer state and whatever else training needs
+    by broadcasts from :func:`root_rank`; the worker that came back does the same first thing after ``init()``. Who
+    waits may have given up meanwhile: then nobody came.
+
+    Raises RuntimeError while results are awaited, and the job's failure.
+    """
+    return _current_calls().admit()
+
+
+def root_rank() -> int:
+    """The rank to broadcast from, by its number at the start of the job: the lowest of those that have been in the job
+    the longest. 0 until a rank is lost."""
+    return current().membership.eldest
 
 
 def local_rank() -> int:

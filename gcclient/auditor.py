@@ -70,8 +70,7 @@ class Auditor:
         #: the first step known to be dense because an audit asked for it
         self.dense_from: int | None = None
         ranks = domain.declared.ranks
-        #: who decides and writes the log; every node's first rank reports, so that each node's daemon knows
-        self._first = session.me.rank == min(ranks)
+        #: every node's first rank reports, so that each node's daemon knows
         self._reports = domain.arenas[0].index == 0
         # All ranks must agree on it, and what they compare is this.
         label = f"audit of {self.label}" + (f" over {options.window} steps" if options.window > 1 else "")
@@ -79,10 +78,19 @@ class Auditor:
         #: of the window that is under way: whether a step of it was void; sums by (section, first element)
         self._void = False
         self._sums: dict[tuple[int, int], npt.NDArray[np.float32]] = {}
+        #: steps up to this one are not audited: some rank has not got them
+        self._since = domain.step
+        session.admission.hear.append(self._begin)
         #: the model's sections; a note beside its gradients is none of them
         self._sections = [d.section for d in domain.sections if d.section.tensors[0].name != USED]
         self._stages = [self._declare(section) for section in self._sections]
         session.audited[domain.id] = self.on_answer
+
+    @property
+    def _first(self) -> bool:
+        """Whether this rank decides and writes the log: of those that are there the lowest."""
+        there = set(self.domain.declared.ranks) & set(self.session.membership.ranks)
+        return self.session.me.rank == min(there)
 
     def _declare(self, section: Section) -> list[list[BlockPlace]]:
         """Where the pieces of a section take turns: two places, one where that holds all of it."""
@@ -93,6 +101,11 @@ class Auditor:
         specs = [TensorSpec(f"audit.{section.index}.{turn}", (length,), int(section.dtype)) for turn in range(turns)]
         return [self.session.declare(self._exact, (spec,)) for spec in specs]
 
+    def _begin(self) -> None:
+        """Ranks came in that made none of the steps so far."""
+        self._since = self.domain.step
+        self._sums.clear()
+
     # ---------------------------------------------------------------------------------------- audits
     def look_back(self) -> None:
         """Audit the last step if its turn has come. All ranks call this once between each step and the next.
@@ -101,7 +114,7 @@ class Auditor:
         """
         step, window = self.domain.step, self.options.window
         left = -step % self.options.every  # steps until the window ends
-        if not step or left >= window:
+        if left >= window or step - (window - 1 - left) <= self._since:
             return
         blocks = [[self.domain.blocks[b.key] for b in self.domain.space.blocks[s.index]] for s in self._sections]
         places = [place for found in blocks for place in found]

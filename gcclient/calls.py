@@ -25,9 +25,10 @@ from gcclient.arena import BlockPlace
 from gcclient.domain import Domain, Step
 from gcclient.errors import GradcommError, StepSkipped
 from gcclient.results import Results
-from gcclient.session import Session
+from gcclient.session import GRACE, Session
 from gcproto.dtypes import DType
-from gcproto.manifest import TensorSpec
+from gcproto.manifest import Section, TensorSpec
+from gcproto.messages import DeclareSection
 from gcproto.wire import Flag
 
 CALLS: Final = 0
@@ -36,6 +37,7 @@ EXACT: Final = 1
 #: Unnamed tensors of one shape and dtype take turns in this many places, fewer if they are large: places are
 #: shared memory, and two suffice to copy one result while the next is exchanged.
 PLACES: Final = 8
+UNNAMED: Final = "push_pull.noname."
 _PLACES_BYTES: Final = 8 << 20
 
 
@@ -223,6 +225,24 @@ class Calls:
         self._residents: dict[int, str] = {}
         self._results = Results()
         self._lock = threading.RLock()
+        session.admission.hear.append(self._begin_turns)
+        if EXACT in session.found:
+            self._find_places()
+
+    def _begin_turns(self) -> None:
+        """Who came in counts its unnamed pushes from none: so do all."""
+        for same in self._unnamed.values():
+            same.starts = 0
+
+    def _find_places(self) -> None:
+        """The places of unnamed tensors that there were before this worker came in."""
+        domain = exact_domain(self.session)
+        for index in list(domain.found):
+            (spec,) = domain.sections[index].section.tensors
+            if spec.name.startswith(UNNAMED):
+                same = self._unnamed.setdefault((spec.shape, DType(spec.dtype)), Unnamed())
+                same.places.append(self._declare(domain, spec))
+                self._unnamed_count += 1
 
     def start(self, tensor: torch.Tensor, name: str | None, average: bool, in_place: bool, exact: bool = False) -> Call:
         """Push ``tensor``; returns its handle. ``exact``: losslessly, although it has a name.
@@ -310,6 +330,22 @@ class Calls:
                     self._residents[flat.data_ptr()] = name
             return known.resident
 
+    def admit(self) -> tuple[int, ...]:
+        """See :func:`gcclient.admit`."""
+        session = self.session
+        session.check()
+        if not session.job.commits:
+            return ()
+        if session.pending:
+            raise RuntimeError("admit() was called while results are awaited: synchronize handles before it")
+        # Daemons hear of who waits at different moments; ranks must find it alike.
+        waits = torch.tensor([int(session.membership.waiting)])
+        try:
+            self.start(waits, "gcclient.admit", average=False, in_place=True, exact=True).finish()
+        except StepSkipped:
+            return ()
+        return session.admission.point() if int(waits) else ()
+
     # ------------------------------------------------------------------------------------------ names
     def _find(self, domain: Domain, name: str | None, shape: tuple[int, ...], dtype: DType) -> Tensor:
         if name is None:
@@ -320,8 +356,13 @@ class Calls:
         if known is None:
             known = self._named[key] = self._declare(domain, spec)
         elif known.spec != spec:
-            self.session.contradict(domain, known.index, spec)
+            self._contradict(domain, known.index, spec)
         return known
+
+    def _contradict(self, domain: Domain, index: int, tensor: TensorSpec) -> None:
+        """A tensor of agreed section ``index`` is something else here: let the daemon tell all ranks so."""
+        self.session.daemon.control.post(DeclareSection(domain.id, Section(index, (tensor,))))
+        self.session.wait_for(lambda: False, f"the daemon to refuse {tensor.describe()}", "declare", GRACE)
 
     def _find_unnamed(self, domain: Domain, shape: tuple[int, ...], dtype: DType) -> Tensor:
         """The next place in turn; ``push_pull.noname.N`` with N in program order.
@@ -331,7 +372,7 @@ class Calls:
         same = self._unnamed.setdefault((shape, dtype), Unnamed())
         turn = same.starts % places_for(math.prod(shape) * dtype.itemsize)
         if turn == len(same.places):
-            spec = TensorSpec(f"push_pull.noname.{self._unnamed_count}", shape, int(dtype))
+            spec = TensorSpec(f"{UNNAMED}{self._unnamed_count}", shape, int(dtype))
             self._unnamed_count += 1
             same.places.append(self._declare(domain, spec))
         same.starts += 1
@@ -339,4 +380,5 @@ class Calls:
 
     def _declare(self, domain: Domain, spec: TensorSpec) -> Tensor:
         index = len(domain.sections)
-        return Tensor(spec, index, self.session.declare(domain, (spec,)))
+        places = self.session.declare(domain, (spec,))
+        return Tensor(spec, places[0].block.section if places else index, places)

@@ -12,9 +12,10 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from gcclient.arena import BlockPlace, LaneArena
+from gcproto.epoch_messages import DomainFacts
 from gcproto.lane_messages import Done, MapSection, Push
-from gcproto.manifest import AddressSpace, Section
-from gcproto.messages import DeclareDomain, DeclareSection
+from gcproto.manifest import AddressSpace, Section, TensorSpec
+from gcproto.messages import DeclareDomain, DeclareSection, Registered
 from gcproto.packed import Message
 from gcproto.wire import Flag
 
@@ -25,13 +26,14 @@ KEEP_SCOPED: Final = 2
 KEEP_CALLS: Final = 256
 #: Ring as soon as this many bytes are in the arena, so that transfer overlaps with copying the rest.
 RING_BYTES: Final = 1 << 20
+#: sends on a lane's link after calling what records that, under the link's lock
+Post = Callable[[int, Callable[[], None], Message], None]
 
 
 class Domain:
     """Layout, steps and doorbells of one domain.
 
-    ``post(lane, record, message)`` sends on a lane's link after calling ``record`` under its lock. ``pushing``
-    serialises pushes: steps are numbered in program order.
+    ``post(lane, record, message)``: see Post. ``pushing`` serialises pushes: steps are numbered in program order.
     """
 
     def __init__(
@@ -42,7 +44,7 @@ class Domain:
         index: int,
         lanes: int,
         partition_bytes: int,
-        post: Callable[[int, Callable[[], None], Message], None],
+        post: Post,
     ) -> None:
         self.declared = declared
         self.id = declared.domain
@@ -56,10 +58,21 @@ class Domain:
         self.newest_done = 0
         self.pushing = threading.RLock()
         self.journal: list[deque[Push]] = [deque() for _ in range(lanes)]
+        #: sections that were agreed before this worker came in, and that it has not asked for yet
+        self.found: list[int] = []
         #: the request each lane has not answered yet
         self.maps: list[MapSection | None] = [None] * lanes
         self._keep = KEEP_SCOPED if declared.scoped else KEEP_CALLS
         self._post = post
+
+    @classmethod
+    def in_job(cls, declared: DeclareDomain, job: Registered, me: int, post: Post) -> Domain:
+        """A domain of a job, for rank ``me``, laid out over the nodes of the job's first epoch."""
+        hosts = [m for m in job.members if any(r in declared.ranks for r in m.ranks)]
+        mine = next(m for m in hosts if me in m.ranks)
+        local = sorted(r for r in mine.ranks if r in declared.ranks)
+        lanes = len(job.lane_sockets)
+        return cls(declared, len(hosts), len(local), local.index(me), lanes, job.partition_bytes, post)
 
     # --------------------------------------------------------------------------------------- layout
     def lay_out(self, section: Section) -> None:
@@ -72,12 +85,37 @@ class Domain:
             mine = [b for b in blocks if b.lane == lane]
             arena.plan.append(mine)
             if mine:
-                request = MapSection(self.id, section.index, len(arena.maps))
+                self._ask(lane, MapSection(self.id, section.index, len(arena.maps)))
 
-                def record(lane: int = lane, request: MapSection = request) -> None:
-                    self.maps[lane] = request
+    def _ask(self, lane: int, request: MapSection) -> None:
+        def record() -> None:
+            self.maps[lane] = request
 
-                self._post(lane, record, request)
+        self._post(lane, record, request)
+
+    def come_into(self, facts: DomainFacts) -> None:
+        """A domain that was there before this worker: its sections lie where they lie for all others, and its next step
+        is theirs."""
+        self.step = self.newest_done = facts.settled
+        for section in facts.sections:
+            self.sections.append(DeclareSection(self.id, section))
+            self.found.append(section.index)
+            blocks = self.space.append(section)
+            for lane, arena in enumerate(self.arenas):
+                arena.plan.append([b for b in blocks if b.lane == lane])
+        self.agreed = len(self.sections)
+        for lane, arena in enumerate(self.arenas):
+            if arena.plan.chunks:
+                self._ask(lane, MapSection(self.id, len(self.sections) - 1, 0))
+
+    def take_found(self, tensors: tuple[TensorSpec, ...], cuts: tuple[int, ...]) -> int | None:
+        """The index of a section like this one that was agreed before this worker came in; None if there is none."""
+        for index in self.found:
+            section = self.sections[index].section
+            if section.tensors == tensors and section.cuts == cuts:
+                self.found.remove(index)
+                return index
+        return None
 
     @property
     def mapped(self) -> bool:

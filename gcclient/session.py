@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from gcclient import reach
+from gcclient.admission import Admission
 from gcclient.advice import Asking
 from gcclient.arena import ArenaError, BlockPlace, failure
 from gcclient.arguments import Terms
@@ -29,6 +30,7 @@ from gcclient.rendezvous import Introduction
 from gcclient.waiters import Pending, Watched
 from gcproto import advice, lane_messages, messages, packed
 from gcproto.audits import AuditAnswer
+from gcproto.epoch_messages import DomainFacts, NodesWait
 from gcproto.manifest import ManifestError, Section, TensorSpec
 from gcproto.messages import DeclareDomain, DeclareSection, Register, Registered
 from gcproto.packed import Message
@@ -66,6 +68,9 @@ class Session:
         self.daemon = Daemon(self)
         self.asking = Asking(self)
         self.membership = Membership()
+        self.admission = Admission(self)
+        #: domains that were there when this worker came into a running job, by number
+        self.found: dict[int, DomainFacts] = {}
         self.pid = os.getpid()
         self._declaring = threading.RLock()
         self._descriptors: list[deque[int]] = []
@@ -98,6 +103,8 @@ class Session:
         ))  # fmt: skip
         self.wait_for(lambda: self.registered is not None, "the job to form", "join", patience + GRACE)
         assert self.registered is not None
+        self.found = {facts.declared.domain: facts for facts in self.registered.domains}
+        self.admission.begin()
         self._descriptors = [deque() for _ in self.registered.lane_sockets]
         self.daemon.connect_lanes(self.registered.lane_sockets)
         self.daemon.start()
@@ -112,6 +119,11 @@ class Session:
     def job(self) -> Registered:
         assert self.registered is not None
         return self.registered
+
+    @property
+    def patience(self) -> float:
+        """How long to wait for what the daemon should have ended the wait for by then, seconds."""
+        return self.job.deadline + GRACE
 
     @property
     def me(self) -> World:
@@ -159,12 +171,10 @@ class Session:
                 control.post(domain.declared)
                 for section in domain.sections:
                     control.post(section)
+            self.admission.again()
             self.asking.again()
         if self.daemon.lanes:
             self.daemon.connect_lanes(message.lane_sockets)
-
-    def _on_identity(self, lane: int, message: messages.IAm) -> None:
-        self.identity = message
 
     def _on_waiting(self, lane: int, message: messages.Waiting) -> None:
         now = time.monotonic()
@@ -215,7 +225,7 @@ class Session:
             if waiting is None or self.failure is not None:
                 continue
             what, step, seconds = waiting
-            if seconds > self.job.deadline + GRACE:
+            if seconds > self.patience:
                 self.fail(self.no_result(what, step, seconds))
             elif seconds > 2 * SAY_EVERY:
                 log.warning("%s: no result of step %d since %.0f s", what, step, seconds)
@@ -282,7 +292,7 @@ class Session:
         while not self.daemon.wait(ready, SAY_EVERY):
             self.check()
             elapsed = time.monotonic() - began
-            if elapsed > self.job.deadline + GRACE:
+            if elapsed > self.patience:
                 raise self.no_result(what, step, elapsed)
             if elapsed > 2 * SAY_EVERY:
                 log.warning("%s: no result since %.0f s", what, elapsed)
@@ -306,20 +316,12 @@ class Session:
         with self._declaring:
             if number in self.domains:
                 return self.domains[number]
-            job, me = self.job, self.me.rank
-            hosts = [m for m in job.members if any(r in ranks for r in m.ranks)]
-            mine = next(m for m in job.members if me in m.ranks)
-            local = sorted(r for r in mine.ranks if r in ranks)
-            domain = Domain(
-                DeclareDomain(label, number, ranks, scoped, codec, whole, audit),
-                len(hosts),
-                len(local),
-                local.index(me),
-                len(job.lane_sockets),
-                job.partition_bytes,
-                self._post_lane,
-            )
-            self._announce(domain.declared, lambda: self.domains.update({number: domain}))
+            declared = DeclareDomain(label, number, ranks, scoped, codec, whole, audit)
+            domain = Domain.in_job(declared, self.job, self.me.rank, self._post_lane)
+            self.announce(domain.declared, lambda: self.domains.update({number: domain}))
+            if (found := self.found.pop(number, None)) is not None:
+                domain.come_into(found)
+                self.wait_for(lambda: domain.mapped, f"the arena of {label}", "declare", self.patience)
             return domain
 
     def _post_lane(self, lane: int, record: Callable[[], None], message: Message) -> None:
@@ -335,17 +337,19 @@ class Session:
         """
         with self._declaring:
             self.check()
+            if (known := domain.take_found(tensors, cuts)) is not None:
+                return domain.take_up(known)
             section = Section(len(domain.sections), tensors, cuts)
             message = DeclareSection(domain.id, section, domain.step + 1)
-            self._announce(message, lambda: domain.sections.append(message))
+            self.announce(message, lambda: domain.sections.append(message))
             names = f"{tensors[0].describe()}" + (f" and {len(tensors) - 1} more" if len(tensors) > 1 else "")
-            limit = self.job.deadline + GRACE
-            self.wait_for(lambda: domain.agreed > section.index, f"all ranks to declare {names}", "declare", limit)
+            ready = f"all ranks to declare {names}"
+            self.wait_for(lambda: domain.agreed > section.index, ready, "declare", self.patience)
             domain.lay_out(section)
-            self.wait_for(lambda: domain.mapped, f"the arena of {names}", "declare", limit)
+            self.wait_for(lambda: domain.mapped, f"the arena of {names}", "declare", self.patience)
             return domain.take_up(section.index)
 
-    def _announce(self, message: Message, record: Callable[[], None]) -> None:
+    def announce(self, message: Message, record: Callable[[], None]) -> None:
         """Tell the daemon now, or once it has answered; ``record`` notes what it must hear again after a restart.
 
         What cannot be encoded raises before anything is recorded: what later declarations count must have been sent.
@@ -361,11 +365,6 @@ class Session:
         with self.daemon.control.sending:
             if self._attached:
                 self.daemon.control.post(message)
-
-    def contradict(self, domain: Domain, index: int, tensor: TensorSpec) -> None:
-        """A tensor of agreed section ``index`` is something else here: let the daemon tell all ranks so."""
-        self.daemon.control.post(DeclareSection(domain.id, Section(index, (tensor,))))
-        self.wait_for(lambda: False, f"the daemon to refuse {tensor.describe()}", "declare", GRACE)
 
     # ---------------------------------------------------------------------------------------- the end
     def close(self, orderly: bool) -> None:
@@ -391,8 +390,9 @@ _HANDLERS: dict[type, Callable[[Session, int, Any], None]] = {
     lane_messages.Mapped: Session._on_mapped,
     messages.SectionAgreed: Session._on_agreed,
     Registered: Session._on_registered,
-    messages.EpochChanged: lambda self, lane, message: self.membership.on_epoch(message.epoch, message.members),
-    messages.IAm: Session._on_identity,
+    messages.EpochChanged: lambda self, lane, m: self.membership.on_epoch(m.epoch, m.members, m.admissions),
+    NodesWait: lambda self, lane, message: setattr(self.membership, "waiting", True),
+    messages.IAm: lambda self, lane, message: setattr(self, "identity", message),
     messages.Waiting: Session._on_waiting,
     advice.Advised: lambda self, lane, message: self.asking.on_answer(message),
     messages.Fault: Session._on_fault,

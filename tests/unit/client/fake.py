@@ -20,6 +20,7 @@ from typing import Any
 from gcproto import advice, lane_messages, messages, packed, slots
 from gcproto.audits import AuditReport
 from gcproto.channel import Channel, ChannelClosed
+from gcproto.epoch_messages import Admit
 from gcproto.lane_messages import Attach, Done, MapSection, Push
 from gcproto.manifest import AddressSpace, ArenaPlan, Block
 from gcproto.messages import DeclareDomain, DeclareSection, MemberInfo
@@ -245,5 +246,5 @@ class FakeDaemon:
             if not self.silent:
                 channel.send(Done(message.domain, message.step, message.keys, skipped=self.skipping))
         else:
-            known = Attach | messages.Unregister | TensorTimes | AuditReport | advice.AskAdvice | Push
+            known = Attach | messages.Unregister | TensorTimes | AuditReport | advice.AskAdvice | Admit | Push
             assert isinstance(message, known)

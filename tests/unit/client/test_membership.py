@@ -35,14 +35,25 @@ def member(rank: int) -> MemberInfo:
 def test_epochs_only_go_forward_and_are_told_once() -> None:
     told: list[tuple[int, tuple[int, ...]]] = []
     m = Membership(callbacks=[lambda epoch, ranks: told.append((epoch, ranks))])
-    m.on_epoch(1, (member(0), member(1), member(2)))
+    m.on_epoch(1, (member(0), member(1), member(2)), 0)
     assert told == [], "the job has formed; nobody is lost"
     m.heard(3)
-    m.on_epoch(3, (member(0), member(2)))
-    m.on_epoch(2, (member(0), member(1)))
+    m.on_epoch(3, (member(0), member(2)), 0)
+    m.on_epoch(2, (member(0), member(1)), 0)
     assert told == [(3, (0, 1, 4, 5))] and m.ranks == (0, 1, 4, 5) and m.current
     m.heard(4)
     assert not m.current
+
+
+def test_who_came_back_is_known_and_who_was_there_all_the_time() -> None:
+    m = Membership()
+    m.on_epoch(1, (member(0), member(1)), 0)
+    assert m.eldest == 0 and m.came(0) == (0, 1, 2, 3)
+    m.waiting = True
+    m.on_epoch(2, (member(1),), 0)
+    assert m.waiting and m.eldest == 2
+    m.on_epoch(3, (MemberInfo("n0", "tcp://x:1", (0, 1), 3), member(1)), 1)
+    assert not m.waiting and m.came(2) == (0, 1) and m.came(3) == () and m.eldest == 2
 
 
 def test_a_callback_that_raises_keeps_nobody_from_being_told(caplog: pytest.LogCaptureFixture) -> None:
@@ -52,8 +63,8 @@ def test_a_callback_that_raises_keeps_nobody_from_being_told(caplog: pytest.LogC
         raise ValueError("of the script")
 
     m = Membership(callbacks=[fails, lambda epoch, ranks: told.append(epoch)])
-    m.on_epoch(1, (member(0), member(1)))
-    m.on_epoch(2, (member(0),))
+    m.on_epoch(1, (member(0), member(1)), 0)
+    m.on_epoch(2, (member(0),), 0)
     assert told == [2] and "on_change failed" in caplog.text and "of the script" in caplog.text
 
 
