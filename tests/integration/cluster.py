@@ -26,7 +26,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -167,6 +167,8 @@ class Worker:
     rank: int
     process: Forked
     folder: Path
+    #: starts the same worker in another folder
+    fork: Callable[[Path], Forked]
 
     @property
     def pid(self) -> int:
@@ -316,8 +318,11 @@ class Cluster(processes.Owner):
                 "OMP_NUM_THREADS": "1",
                 **(environ or {}),
             }
-            main = functools.partial(_main, function, args, folder)
-            workers.append(Worker(rank, Forked(main, variables, ROOT, folder / "log"), folder))
+
+            def fork(folder: Path, variables: dict[str, str] = variables) -> Forked:
+                return Forked(functools.partial(_main, function, args, folder), variables, ROOT, folder / "log")
+
+            workers.append(Worker(rank, fork(folder), folder, fork))
         started = Job(workers)
         self._jobs.append(started)
         return started

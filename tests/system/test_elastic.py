@@ -1,4 +1,4 @@
-"""The recipe of docs/elastic.md: a torchrun for each machine, one of which is killed.
+"""The recipe of docs/elastic.md: a torchrun for each machine, one of which is killed, and comes back.
 
 What may live here: running `examples/elastic.py` as the page says. What may not: what a loss does to sums
 (`test_losses.py`).
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.system, needs_etcd, pytest.mark.timeout(240)]
 NODES, STEPS = 3, 60
 
 
-def torchrun(cluster: Cluster, node: int, log: Path) -> subprocess.Popen[bytes]:
+def torchrun(cluster: Cluster, node: int, log: Path, steps: int = STEPS) -> subprocess.Popen[bytes]:
     environ = {
         **{k: v for k, v in os.environ.items() if not k.startswith("GC_")},
         "GC_NODE_SOCKET": str(cluster.daemons[node].socket),
@@ -33,7 +33,7 @@ def torchrun(cluster: Cluster, node: int, log: Path) -> subprocess.Popen[bytes]:
     }
     argv = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1"]
     argv += [str(ROOT / "examples" / "elastic.py"), "--machine", str(node), "--machines", str(NODES)]
-    argv += ["--steps", str(STEPS), "--pause", "0.05"]
+    argv += ["--steps", str(steps), "--pause", "0.05"]
     with log.open("wb") as out:
         return subprocess.Popen(argv, env=environ, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
 
@@ -46,6 +46,42 @@ def kill(run: subprocess.Popen[bytes]) -> None:
     run.wait()
 
 
+def wait_for(log: Path, text: bytes) -> None:
+    end = time.monotonic() + 90
+    while text not in log.read_bytes():
+        assert time.monotonic() < end, log.read_text()
+        time.sleep(0.05)
+
+
+def test_a_machine_is_killed_and_comes_back(tmp_path: Path) -> None:
+    """The machine of rank 0, with a daemon that takes up what its memory has of the job."""
+    logs = [tmp_path / f"torchrun{node}.log" for node in (*range(NODES), "0 again")]
+    with Etcd(tmp_path) as etcd:
+        options = {"cluster.etcd": etcd.url, "cluster.lease": "4s", "codec.default": "topk(ratio=0.1)"}
+        with Cluster(tmp_path, nodes=NODES, options=options) as cluster:
+            started = [torchrun(cluster, node, log, 500) for node, log in enumerate(logs[:NODES])]
+            try:
+                wait_for(logs[1], b"step 15 of 3")
+                cluster.daemons[0].kill()
+                kill(started[0])
+                wait_for(logs[1], b"epoch 2: 2 workers")
+                cluster.daemons[0].start()
+                cluster.daemons[0].wait_ready()
+                started.append(torchrun(cluster, 0, logs[-1], 500))
+                statuses = [run.wait(120) for run in started[1:]]
+            finally:
+                for run in started:
+                    kill(run)
+    texts = [log.read_text() for log in logs[1:]]
+    assert statuses == [0, 0, 0], "\n".join(texts)
+    for text in texts[:2]:
+        assert all(f"of {size} workers" in text for size in (2, 3)) and "epoch 3: 3 workers" in text
+    for text in texts:
+        assert "step 500 of 3 workers" in text, text
+    weights = {tuple(re.findall(r"weights (\w{64})", text)) for text in texts}
+    assert len(weights) == 1 and all(map(len, weights)), "the same weights on all"
+
+
 def test_a_machine_is_killed_and_the_others_finish(tmp_path: Path) -> None:
     logs = [tmp_path / f"torchrun{node}.log" for node in range(NODES)]
     with Etcd(tmp_path) as etcd:
@@ -53,10 +89,7 @@ def test_a_machine_is_killed_and_the_others_finish(tmp_path: Path) -> None:
         with Cluster(tmp_path, nodes=NODES, options=options) as cluster:
             started = [torchrun(cluster, node, log) for node, log in enumerate(logs)]
             try:
-                end = time.monotonic() + 90
-                while b"step 15 " not in logs[0].read_bytes():
-                    assert time.monotonic() < end, logs[0].read_text()
-                    time.sleep(0.05)
+                wait_for(logs[0], b"step 15 ")
                 cluster.daemons[0].kill()
                 kill(started[0])
                 statuses = [run.wait(120) for run in started[1:]]
