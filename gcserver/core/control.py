@@ -186,7 +186,7 @@ class ControlMachine:
 
     def _follow(self, job: Job, node: str, record: EpochDecided) -> None:
         """An epoch of a job that runs here was decided; ``node`` said so, or the arbiter (empty)."""
-        self.out.extend(epochs.on_record(job, node, record))
+        self.out.extend(job_messages.on_record(job, node, record))
         self.formation.use(job.record)  # who was let in did not join for a job that is yet to form
 
     def _form(self, record: EpochDecided, state: JobState | None = None) -> None:
