@@ -14,8 +14,6 @@ from gcproto.packed import Message
 
 #: of a plan: 0 is what a job begins with, and frames have 32 bits for it
 Version = Annotated[int, msgspec.Meta(ge=1, le=(1 << 32) - 1)]
-
-
 #: Ranks of a job: whatever is as long as a job has ranks is bounded by this before it is made.
 MAX_RANKS: Final = 1 << 16
 #: A name of a job or a node, or an address, has at most so many characters.

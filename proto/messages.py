@@ -11,7 +11,6 @@ from typing import Annotated, Final
 import msgspec
 
 from gcproto.advice import Advised, AskAdvice
-from gcproto.agreed import MAX_LABEL as MAX_LABEL
 from gcproto.agreed import MAX_RANKS as MAX_RANKS
 from gcproto.agreed import DeclareDomain as DeclareDomain
 from gcproto.agreed import Label, Version

@@ -125,9 +125,7 @@ class ControlMachine:
         if isinstance(what, PeerUp):
             self._peer_up(name, what.lost_memory)
         elif isinstance(what, messages.Beat):
-            for job_id, domain, step, digest in what.closed:
-                if (job := self.jobs.get(job_id)) is not None:
-                    self.out.extend(settling.compare_closed(job, name, domain, step, digest, now))
+            self.out.extend(settling.compare_beat(self.jobs, name, what, now))
         else:
             self._on_control(name, what)
 
@@ -188,9 +186,8 @@ class ControlMachine:
 
     def _follow(self, job: Job, node: str, record: EpochDecided) -> None:
         """An epoch of a job that runs here was decided; ``node`` said so, or the arbiter (empty)."""
-        self.out.extend(epochs.on_record(job, node, record))
-        # Who was let in did not join for a job that is yet to form.
-        self.formation.use(job.record)
+        self.out.extend(job_messages.on_record(job, node, record))
+        self.formation.use(job.record)  # who was let in did not join for a job that is yet to form
 
     def _form(self, record: EpochDecided, state: JobState | None = None) -> None:
         """The job exists, for who comes in later as in ``state``: answer the workers of its gathering here."""
@@ -296,7 +293,6 @@ class ControlMachine:
                 self.peers.send(node, abroad(self.failed.get(m.job) or unknown_job(m, me), m, me))
 
     def _replace(self, job: Job) -> None:
-        """Make room for the job that this node was let into again."""
         self.out.extend(entering.outlived(job))
         self.connections = {c: known for c, known in self.connections.items() if known[0] != job.id}
         self._forget(job)

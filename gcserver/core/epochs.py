@@ -156,18 +156,18 @@ def tick(job: Job, now: float) -> list[ControlEffect]:
     return job.fault(
         "StepIndeterminate",
         f"{job.node} did not learn within the deadline of {job.record.deadline:g} s how the job goes on after epoch "
-        f"{job.record.epoch}: {_question(job)} is not decided{why}",
+        f"{job.record.epoch}: {question(job)} is not decided{why}",
         missing=absent or tuple(job.lost) or tuple(job.others),
         elapsed=now - change.since,
         advice=f"look at etcd and at the network of this node; {AGAIN}, or let it join one that goes on",
     )
 
 
-def _question(job: Job) -> str:
+def question(job: Job) -> str:
     """What the next epoch is to decide."""
-    if job.change.missed or not job.pausing:
-        return f"without {', '.join(job.change.missed) or 'whom'}"
-    return f"who is let in ({', '.join(sorted(job.applicants)) or 'whoever waits'})"
+    if (missed := job.change.missed) or not job.pausing:
+        return f"without {', '.join(missed) or 'whom'}"
+    return f"with {', '.join(sorted(job.applicants)) or 'whoever waits'}"
 
 
 # ------------------------------------------------------------------------------------- the next epoch

@@ -15,17 +15,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from gcproto import messages, modes, wire
-from gcproto.messages import (
-    MAX_RANKS,
-    EpochDecided,
-    Fault,
-    JobJoin,
-    JobLeft,
-    JoinRefusal,
-    MemberInfo,
-    Register,
-    Waiting,
-)
+from gcproto.messages import MAX_RANKS, EpochDecided, Fault, JobJoin, JobLeft, JoinRefusal, MemberInfo, Register
 from gcserver.core.control_config import ControlConfig
 from gcserver.core.control_events import Arbitrate, Connection, ControlEffect, Log, Tell
 from gcserver.core.effects import Count
@@ -402,4 +392,4 @@ class Formation:
             if not self.peers.links:
                 what += "; no peers are known: set cluster.peers, or start with torchrun so that they are found"
         for connection, _ in g.workers.values():
-            self.out.append(Tell(connection, Waiting(what)))
+            self.out.append(Tell(connection, messages.Waiting(what)))

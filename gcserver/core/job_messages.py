@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from gcproto import messages
 from gcproto.epoch_messages import StepReady
-from gcproto.messages import OfJob
+from gcproto.messages import EpochDecided, OfJob
 from gcserver.core import admission, declarations, epochs, job_plans
 from gcserver.core.control_events import ControlEffect, Log
 from gcserver.core.job import Job
@@ -77,6 +77,16 @@ def on_message(job: Job, node: str, m: OfJob, early: Early) -> list[ControlEffec
         early.append((node, m))
         return []
     return epochs.on_message(job, node, m)
+
+
+def on_record(job: Job, node: str, record: EpochDecided) -> list[ControlEffect]:
+    """An epoch was decided; ``node`` said so, or the arbiter (empty). Who came in with it says to each member again
+    what that could not take before it was there too."""
+    out = epochs.on_record(job, node, record)
+    came = {m.node for m in record.arrivals}
+    if job.ended is None and record.epoch == job.record.epoch and job.node in came and node and node not in came:
+        resend(job, node)
+    return out
 
 
 def on_peer_up(job: Job, node: str, lost_memory: bool) -> list[ControlEffect]:

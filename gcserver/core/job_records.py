@@ -77,7 +77,7 @@ def _one_after_another(m: EpochDecided) -> bool:
     here: dict[str, int] = {}
     for until, gone in enumerate((*m.lost, m.members), 2):
         for member in gone:
-            if not max(here.get(member.node, 1), 1) <= member.since < until or member.since > m.epoch:
+            if not max(here.get(member.node, 1), 1) <= member.since < until:
                 return False
             here[member.node] = until
     return True

@@ -7,8 +7,10 @@ What may live here: which step settles, void or not, and which plan that fixes. 
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 
 from gcproto import wire
+from gcproto.messages import Beat
 from gcserver.core.control_domain import ControlDomain
 from gcserver.core.control_events import ControlEffect, Log, LogSettled, ToLane
 from gcserver.core.effects import ReportStep
@@ -96,6 +98,15 @@ def closed_steps(job: Job) -> list[tuple[bytes, int, int, int]]:
         if domain.closed and job.ended is None:
             step = max(domain.closed)
             out.append((job.id, key, step, domain.closed[step]))
+    return out
+
+
+def compare_beat(jobs: Mapping[bytes, Job], node: str, beat: Beat, now: float) -> list[ControlEffect]:
+    """A peer's heartbeat says what was pushed there in the newest steps of all jobs."""
+    out: list[ControlEffect] = []
+    for number, domain, step, digest in beat.closed:
+        if (job := jobs.get(number)) is not None:
+            out += compare_closed(job, node, domain, step, digest, now)
     return out
 
 

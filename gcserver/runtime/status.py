@@ -38,6 +38,7 @@ from gcserver.admin.source import (
     WaitingFor,
 )
 from gcserver.core import control_events as cx
+from gcserver.core import epochs
 from gcserver.core.control_domain import ControlDomain
 from gcserver.core.job import Job
 from gcserver.core.plan import unusable
@@ -249,9 +250,7 @@ class Status:
             elif any(c is None for c in job.workers.values()):
                 state, reason = JobState.RECOVERING, "workers have still to come back"
             elif job.frozen:
-                lost = f"without {', '.join(job.change.missed) or 'a node that another one lost'}"
-                what = lost if job.change.missed or not job.pausing else "with those who wait to be let in"
-                state, reason = JobState.RECOVERING, f"the next epoch is being decided, {what}"
+                state, reason = JobState.RECOVERING, f"the next epoch is being decided: {epochs.question(job)}"
             r = job.record
             domains = tuple(self._domain(job, d, waits) for d in job.domains.values())
             out.append(

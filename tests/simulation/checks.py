@@ -58,8 +58,7 @@ class Violation(AssertionError):
         super().__init__(f"{guarantee}: {what}")
 
 
-#: epoch, step, key
-Attempted = tuple[int, int, int]
+Attempted = tuple[int, int, int]  # epoch, step, key
 
 
 @dataclass(slots=True)
@@ -283,10 +282,9 @@ class Checks:
 
     def on_take_up(self, p: Process, e: ce.TakeUp) -> None:
         """G8: who comes in takes up what is settled, neither more nor less."""
-        epochs = self.epochs[e.domain[0]]
-        starts = [s for s in epochs[max(epochs)].starts if s.domain == e.domain[1]]
-        if e.settled != max((s.settled for s in starts), default=0):
-            self.fail("G8", f"{p.name} comes into {e.domain} after step {e.settled}, decided was {starts}")
+        _, newest = max(self.epochs[e.domain[0]].items())
+        if e.settled != max((s.settled for s in newest.starts if s.domain == e.domain[1]), default=0):
+            self.fail("G8", f"{p.name} comes into {e.domain} after step {e.settled}, decided was {newest.starts}")
         self.domain(e.domain).watermark[p.node.name] = e.settled
 
     def on_log_ready(self, p: Process, e: ce.LogReady) -> None:

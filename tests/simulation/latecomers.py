@@ -162,7 +162,8 @@ def _old(w: World) -> None:
         return
     p, there, job = found[0]
     before = job.record.epoch - 1
-    members = tuple(sorted((*job.record.members, *job.record.lost[-1]), key=lambda m: m.ranks[0]))
+    stayed = (m for m in job.record.members if m not in job.record.arrivals)
+    members = tuple(sorted((*stayed, *job.record.lost[-1]), key=lambda m: m.ranks[0]))
     nonces = tuple(range(len(members)))
     old = msgspec.structs.replace(
         job.record, epoch=before, members=members, nonces=nonces, lost=job.record.lost[:-1],

@@ -45,6 +45,17 @@ def test_epochs_only_go_forward_and_are_told_once() -> None:
     assert not m.current
 
 
+def test_who_came_back_is_known_and_who_was_there_all_the_time() -> None:
+    m = Membership()
+    m.on_epoch(1, (member(0), member(1)), 0)
+    assert m.eldest == 0 and m.came(0) == (0, 1, 2, 3)
+    m.waiting = True
+    m.on_epoch(2, (member(1),), 0)
+    assert m.waiting and m.eldest == 2
+    m.on_epoch(3, (MemberInfo("n0", "tcp://x:1", (0, 1), 3), member(1)), 1)
+    assert not m.waiting and m.came(2) == (0, 1) and m.came(3) == () and m.eldest == 2
+
+
 def test_a_callback_that_raises_keeps_nobody_from_being_told(caplog: pytest.LogCaptureFixture) -> None:
     told: list[int] = []
 
@@ -55,17 +66,6 @@ def test_a_callback_that_raises_keeps_nobody_from_being_told(caplog: pytest.LogC
     m.on_epoch(1, (member(0), member(1)), 0)
     m.on_epoch(2, (member(0),), 0)
     assert told == [2] and "on_change failed" in caplog.text and "of the script" in caplog.text
-
-
-def test_who_came_back_is_known_and_who_was_there_all_the_time() -> None:
-    m = Membership()
-    m.on_epoch(1, (member(0), member(1)), 0)
-    assert m.eldest == 0 and m.came(0) == (0, 1, 2, 3)
-    m.waiting = True
-    m.on_epoch(2, (member(1),), 0)
-    assert m.waiting and m.eldest == 2
-    m.on_epoch(3, (MemberInfo("n0", "tcp://x:1", (0, 1), 3), member(1)), 1)
-    assert not m.waiting and m.came(2) == (0, 1) and m.came(3) == () and m.eldest == 2
 
 
 def test_size_and_rank_count_who_is_left(lossy: FakeDaemon) -> None:

@@ -168,6 +168,15 @@ def test_who_comes_in_takes_up_what_members_say() -> None:
     assert settled(m.on(control_from_b(StepReady(record.job, 3, 0, 10), 3), 2.0)) == [(10, False)]
 
 
+def test_who_came_in_says_again_what_a_member_could_not_take_before() -> None:
+    m, record, state = comes_back()
+    m.on(control_from_b(state, 1), 1.0)
+    m.on(control_from_b(record, 2), 1.0)
+    finish(m, 10, epoch=3)
+    again = control_sent(m.on(control_from_b(record, 3), 2.0))
+    assert StepReady(record.job, 3, 0, 10) in again and [x for x in again if isinstance(x, messages.SectionOffer)]
+
+
 def test_a_record_that_comes_before_the_state_waits_for_it() -> None:
     m, record, state = comes_back()
     assert m.on(control_from_b(record, 1), 1.0) == []

@@ -140,3 +140,14 @@ def test_a_lane_that_restarted_tells_again_whom_it_must_once_the_step_commits() 
     assert kinds(m.on(ev.Pushed(ID, 0, 3, (0,), True), 1.0)) == [], "finished, and not committed"
     (told,) = [e for e in m.on(ev.Settled(ID, 3, False, 0), 2.0) if isinstance(e, fx.Notify)]
     assert (told.step, told.keys) == (3, (0,))
+
+
+def test_a_step_settles_as_a_whole_before_all_ranks_have_rung_for_it_again() -> None:
+    m = machine()
+    config = ev.DomainConfig(JOB, 0, "ddp", 1, (ev.Member(A, "a", 2),), 0, 2, 2, 2, 0, commits=True)
+    done = (ev.StepRecord(2, False, 0, 7, 1),)
+    m.on(replace(ev.DomainOpened(config, (ev.Plan(0, (), DENSE),), 1), finished=done), 0.0)
+    opened(m, ev.BlockMemory((2, 2), 0, 2, residual=ev.Versions(1, 1, 2), owner_residual=ev.Versions(0, 1, 2)))
+    m.on(ev.Pushed(ID, 1, 2, (), False), 0.0)
+    out = m.on(ev.Settled(ID, 2, False, 0), 0.0)
+    assert [(e.version, e.owner) for e in out if isinstance(e, fx.Flip)] == [(0, False), (1, True)]
