@@ -1,5 +1,5 @@
-"""Some hundred seeded worlds hold every guarantee (continuous integration plays 2,000), and so do the seeds that once did
-not.
+"""Some hundred seeded worlds hold every guarantee (continuous integration plays 2,000), and so do the seeds that once
+did not.
 
 What may live here: which seeds the test run plays. What may not: the worlds themselves.
 """
