@@ -354,18 +354,20 @@ class Formation:
 
     def missing(self, g: Gathering) -> tuple[int, ...]:
         """The ranks a gathering waits for: of this node, as long as not all of its workers are there by their number
-        among them; then of the others."""
+        among them; then of the others. Whoever has heard of them all waits for the node of rank 0, which says that the
+        job exists; empty only there, where the arbiter is asked."""
         if not g.complete:
             return tuple(sorted(set(range(g.local_size)) - set(g.workers)))
         there = {
             r for j in self.joins.get(g.label, {}).values() if j.world_size == g.world_size for r in j.member.ranks
         }
-        return tuple(sorted(set(range(g.world_size)) - there - set(g.member(self.config.hello).ranks)))
+        mine = g.member(self.config.hello).ranks
+        return tuple(sorted(set(range(g.world_size)) - there - set(mine))) or ((0,) if 0 not in mine else ())
 
     def _too_late(self, g: Gathering, now: float) -> None:
         """A job has not formed in time: its workers are told who was missing, and nobody counts on them any more."""
         what = "local rank" if not g.complete else "rank"
-        missing = tuple(f"{what} {r}" for r in self.missing(g))
+        missing = tuple(f"{what} {r}" for r in self.missing(g)) or ("arbiter",)
         text = f"job {g.label!r} did not form within its deadline of {g.deadline:g} s"
         advice = "look at the logs of the missing ranks; raise job.deadline if they are merely slow to start"
         fault = Fault(b"", "StepTimeout", text, phase="join", missing=missing, elapsed=now - g.since, advice=advice)

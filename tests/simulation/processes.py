@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from tests.simulation.world import Node, World
 
 CONTROL = -1
+#: no life of a process has a higher number, as each is told at its ticks
+LATEST_LIFE = 1 << 40
 #: with more links than this only those that an event used are checked after it; all of them at every tick
 FEW_LINKS = 8
 
@@ -45,7 +47,7 @@ class Process:
 
     def __init__(self, world: World, node: Node, lane: int) -> None:
         self.world, self.node, self.lane = world, node, lane
-        self.incarnation = world.next_incarnation()
+        self.incarnation = world.next_incarnation() + node.lives_ahead
         self.alive = True
         self.paused = False
         self.backlog: list[Any] = []

@@ -2,7 +2,8 @@
 
 What may live here: drawing them from the seed, and those that are about time. What may not: what workers do wrong
 (`mistakes.py`), what foreign or faulty nodes send (`strangers.py`), what operators ask for (`operators.py`), what
-comes late (`latecomers.py`), what a restart finds (`remembered.py`), which are only listed here.
+comes late (`latecomers.py`), what is beyond bounds (`bounds.py`), what a restart finds (`remembered.py`), which are
+only listed here.
 
 All come from generators of their own, so that the faults of `faults.py` strike a seed as they did before these came.
 Harmless ones must change nothing for any job; deadly ones end a job, with a fault that says why.
@@ -14,7 +15,7 @@ from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING
 
-from tests.simulation import latecomers, mistakes, operators, remembered, strangers
+from tests.simulation import bounds, latecomers, mistakes, operators, remembered, strangers
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -63,10 +64,16 @@ HARMLESS: dict[Strain, int] = {
 DEADLY: dict[Strain, int] = {**dict.fromkeys(mistakes.DEADLY, 2), **dict.fromkeys(strangers.DEADLY, 3)}
 DEADLY |= {mistakes.odd_domain: 6, mistakes.odd_section: 4, mistakes.leaves_out: 4, strangers.odd_offer: 4}
 #: drawn beside those: what comes rarely otherwise
-RARE: dict[Strain, int] = {**dict.fromkeys(latecomers.HARMLESS, 2), operators.by_name: 1, mistakes.lacks_a_codec: 1}
+RARE: dict[Strain, int] = {
+    **dict.fromkeys(latecomers.HARMLESS, 2),
+    **dict.fromkeys(bounds.HARMLESS, 1),
+    operators.by_name: 1,
+    mistakes.lacks_a_codec: 1,
+}
 RARE_DEADLY: dict[Strain, int] = {
     remembered.spoiled: 12,
     **dict.fromkeys(latecomers.DEADLY, 2),
+    **dict.fromkeys(bounds.DEADLY, 2),
     **dict.fromkeys(strangers.DEADLY, 3),
     mistakes.odd_domain: 2,
 }
@@ -85,7 +92,7 @@ def draw(w: World) -> list[tuple[float, Strain, Random]]:
     if r.random() < 0.4:
         chosen = r.choices(list(HARMLESS), list(HARMLESS.values()), k=r.choice([1, 2, 4]))
         out += [(r.uniform(0.05, 0.4), strain, r) for strain in chosen]
-    own = Random(w.seed * 64 + 53)
+    own = Random(w.seed * 64 + 59)
     if own.random() < EXPELLED:
         out.append((own.uniform(0.1, 0.4), expel, own))
     if r.random() < 0.15:

@@ -9,7 +9,7 @@ job by a fault that names it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +43,8 @@ def _any(w: World, r: Random) -> Process | None:
 
 
 # ------------------------------------------------------------------------------------ unknown senders
-def _unnumbered(kind: FrameType, sender: str, p: Process, message: Any, life: int = 1) -> ev.FrameReceived:
+def unnumbered(kind: FrameType, sender: str, p: Process, message: Any, life: int = 1) -> ev.FrameReceived:
+    """A frame of another daemon's life for this process, as it has no number on a link."""
     body = packed.encode(message)
     header = Header(kind, sender=wire.node_id(sender), incarnation=life, to_incarnation=p.incarnation,
                     payload_bytes=len(body), payload_digest=wire.digest(body))  # fmt: skip
@@ -56,7 +57,7 @@ def stranger(w: World, r: Random) -> None:
     if p is None:
         return
     name = w.stranger()
-    p.deliver(_unnumbered(FrameType.HEARTBEAT, name, p, messages.Beat(0)))
+    p.deliver(unnumbered(FrameType.HEARTBEAT, name, p, messages.Beat(0)))
     if p.lane != CONTROL:
         p.deliver(ev.PeerAdded(wire.node_id(name), name))
     lane, lanes = max(p.lane, 0), w.shape.lanes
@@ -70,11 +71,11 @@ def stranger(w: World, r: Random) -> None:
     ]
     for i, (says, sender, count) in enumerate(hellos):
         hello = messages.Hello(says, f"tcp://{name}:7000", count, lane, 1, "sim")
-        w.at(w.now + 0.3 * i, _deliver, p, _unnumbered(FrameType.HELLO, sender, p, hello, 5 + i))
-    old = _unnumbered(FrameType.HELLO, name, p, messages.Hello(name, f"tcp://{name}:7000", lanes, lane, 1, "sim"), 2)
+        w.at(w.now + 0.3 * i, _deliver, p, unnumbered(FrameType.HELLO, sender, p, hello, 5 + i))
+    old = unnumbered(FrameType.HELLO, name, p, messages.Hello(name, f"tcp://{name}:7000", lanes, lane, 1, "sim"), 2)
     w.at(w.now + 1.6, _deliver, p, old)
     for when in (1.7, 1.75):
-        refusal = _unnumbered(FrameType.REFUSE, name, p, messages.Refuse("lanes differ"), 2)
+        refusal = unnumbered(FrameType.REFUSE, name, p, messages.Refuse("lanes differ"), 2)
         w.at(w.now + when, _deliver, p, refusal)
 
 
@@ -86,7 +87,7 @@ def namesake(w: World, r: Random) -> None:
     """Frames under this node's own name: its own, and those of another daemon with that name."""
     for p in supervisors(w)[:1]:
         for life in (p.incarnation, p.incarnation + 1):
-            p.deliver(_unnumbered(FrameType.HEARTBEAT, p.node.name, p, messages.Beat(0), life))
+            p.deliver(unnumbered(FrameType.HEARTBEAT, p.node.name, p, messages.Beat(0), life))
 
 
 def rubbish(w: World, r: Random) -> None:
@@ -278,11 +279,11 @@ def blocks(w: World, r: Random) -> Iterator[tuple[LaneProcess, Domain, list[int]
                 yield p, d, peers, d.partitions[r.choice(list(d.partitions))]
 
 
-def send_torn(p: LaneProcess, peer: int, header: Header) -> None:
-    """A frame with a proper link sequence, whose payload nobody should see."""
+def send_torn(p: LaneProcess, peer: int, header: Header, wanted: Callable[[], bool] = lambda: True) -> None:
+    """A frame with a proper link sequence, whose payload nobody should see; ``wanted``: whether it is sent again."""
     handle = p.new_handle((TORN, 1))
     p.ghosts.add(handle)
-    p.DO[fx.Send](p, p.machine.links[peer].send(header, handle))
+    p.DO[fx.Send](p, p.machine.links[peer].send(header, handle, wanted=wanted))
 
 
 def frame(w: World, r: Random, away: bool = False, back: int = -1, **change: Any) -> bool:

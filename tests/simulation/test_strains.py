@@ -11,7 +11,7 @@ from random import Random
 import pytest
 
 from gcproto.messages import Fault
-from tests.simulation import latecomers, mistakes, remembered, strains, strangers
+from tests.simulation import bounds, latecomers, mistakes, remembered, strains, strangers
 from tests.simulation.faults import lose_memory
 from tests.simulation.processes import CONTROL
 from tests.simulation.program import DomainSpec, JobSpec
@@ -37,6 +37,7 @@ ENDS = {
     strangers.undecodable: {"CorruptFrame"},
     strangers.odd_offer: {"TensorMismatch"},
     remembered.spoiled: {"PeerLost"},
+    bounds.born_ahead: {"PeerLost"},
     latecomers.no_space: {"OutOfMemory"},
     latecomers.declares_nothing: {"StepTimeout"},
     latecomers.dies_while_busy: {"WorkerLost"},

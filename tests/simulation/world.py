@@ -23,7 +23,7 @@ from tests.simulation.checks import Checks, Violation
 from tests.simulation.lane_process import LaneProcess
 from tests.simulation.memory import NodeMemory, resolve
 from tests.simulation.network import Network
-from tests.simulation.processes import CONTROL, ControlProcess, Process
+from tests.simulation.processes import CONTROL, LATEST_LIFE, ControlProcess, Process
 from tests.simulation.program import DomainSpec, JobSpec
 from tests.simulation.register import Register
 from tests.simulation.shape import Shape
@@ -52,6 +52,8 @@ class Node:
         self.ahead, self.pace = 0.0, 1.0
         #: it takes so long to read a frame, seconds, until then; when it has read what has arrived
         self.reading, self.slow_until, self.reads_at = 0.0, 0.0, 0.0
+        #: by how much the numbers of its processes' next lives are ahead
+        self.lives_ahead = 0
         #: what its kernels take longer than usual, seconds; whether it has no memory for more tensors
         self.kernels, self.full = 0.0, False
         #: the codecs that its release knows
@@ -95,7 +97,7 @@ class Node:
     def _tick(self, p: Process) -> None:
         if p.alive:
             if not p.paused:
-                p.deliver(ev.Tick())
+                p.deliver(ev.Tick(LATEST_LIFE))
                 for name in self.expelled if p.lane == CONTROL else ():
                     p.deliver(ce.PeerExpelled(name))
             self.world.at(self.world.now + self.world.shape.tick, self._tick, p)

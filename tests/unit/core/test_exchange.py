@@ -52,6 +52,19 @@ def test_a_round_of_two() -> None:
     assert kinds(m.on(ev.DomainClosed(ID), 0.0)) == ["Release"], "the retained aggregate"
 
 
+def test_what_comes_twice_is_counted_once() -> None:
+    """A member that lost its process contributes again; what is there already keeps its place, the other goes back."""
+    m = machine()
+    open_domain(m)
+    assert kinds(m.on(contribution(), 0.0)) == []
+    assert kinds(m.on(replace(contribution(seq=2), handle=78), 0.0)) == ["Release", "contributions_duplicate"]
+    m.on(ev.Pushed(ID, 0, 1, (0,), True), 0.0)
+    out = m.on(ev.Encoded(ID, 0, 1, 5, 128, 1, False), 0.0)
+    assert [e.handle for e in out if isinstance(e, fx.Accumulate)] == [5, 77]
+    assert kinds(m.on(replace(contribution(seq=3), handle=79), 0.0)) == ["Release", "contributions_duplicate"]
+    assert m.links[B].taken(ID) == 3 * 128, "the credit of all three"
+
+
 def test_sum_and_mean_of_one_tensor_end_the_job() -> None:
     m = machine()
     open_domain(m)

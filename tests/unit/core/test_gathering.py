@@ -199,6 +199,29 @@ def test_a_job_that_does_not_form_within_its_deadline_names_who_is_missing() -> 
     assert not m.gatherings
 
 
+def test_who_has_heard_of_all_ranks_waits_for_the_node_of_rank_0() -> None:
+    """Which may not have heard of all of them."""
+    m = machine()
+    m.on(PeerAdded(B, "b"), 0.0)
+    m.on(hello_from("b", 7, to=100), 0.0)
+    said(m, 1, register(1, 2))
+    m.on(control_from_b(messages.JobJoin("train", 2, messages.MemberInfo("b", "tcp://b:7000", (0,)), 5), 1), 0.0)
+    assert m.formation.missing(m.gatherings["train"]) == (0,)
+    (fault,) = (f for f in told(m.on(Tick(), 60.5)) if isinstance(f, messages.Fault))
+    assert (fault.kind, fault.missing) == ("StepTimeout", ("rank 0",))
+
+
+def test_the_node_of_rank_0_waits_for_the_arbiter_once_all_have_joined() -> None:
+    m = machine()
+    m.on(PeerAdded(B, "b"), 0.0)
+    m.on(hello_from("b", 7, to=100), 0.0)
+    said(m, 1, register(0, 2))
+    m.on(control_from_b(messages.JobJoin("train", 2, messages.MemberInfo("b", "tcp://b:7000", (1,)), 5), 1), 0.0)
+    assert m.formation.missing(m.gatherings["train"]) == ()
+    (fault,) = (f for f in told(m.on(Tick(), 60.5)) if isinstance(f, messages.Fault))
+    assert (fault.kind, fault.missing) == ("StepTimeout", ("arbiter",))
+
+
 def test_a_worker_may_say_a_deadline_of_its_own() -> None:
     m = machine()
     said(m, 1, msgspec.structs.replace(register(0, 2, 0, 2), deadline=5.0))
