@@ -5,6 +5,8 @@ What may live here: tests of `gcserver/core/opening.py`. What may not: reading s
 
 from __future__ import annotations
 
+import pytest
+
 from gcproto.records import replace
 from gcproto.wire import FrameType, Phase
 from gcserver.core import effects as fx
@@ -140,3 +142,21 @@ def test_a_lane_that_restarted_tells_again_whom_it_must_once_the_step_commits() 
     assert kinds(m.on(ev.Pushed(ID, 0, 3, (0,), True), 1.0)) == [], "finished, and not committed"
     (told,) = [e for e in m.on(ev.Settled(ID, 3, False, 0), 2.0) if isinstance(e, fx.Notify)]
     assert (told.step, told.keys) == (3, (0,))
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_residuals_settle_whoever_of_the_ranks_has_come_back(first: int) -> None:
+    m = machine()
+    e = second_epoch(settled=2, begins=2)
+    sparse = ev.CodecChoice("topk", 2, 4, True, True)
+    config, plans = replace(e.config, local_ranks=2, divisor=2), (ev.Plan(0, (ev.PlanRule("*", sparse),), DENSE),)
+    finished = (ev.StepRecord(3, False, 0, 7, 2),)
+    m.on(replace(e, config=config, plans=plans, finished=finished), 0.0)
+    opened(m, ev.BlockMemory((3, 3), 0, 3, decision=DECIDED, residual=ev.Versions(0, 2, 3, 2), epoch=2))
+    m.on(ev.Pushed(ID, first, 3, (0,), True), 1.0)
+    out = m.on(ev.Settled(ID, 3, False, 0), 2.0)
+    assert [(e.step, e.version, e.owner) for e in out if isinstance(e, fx.Flip)] == [(3, 1, False)]
+    m.on(ev.Pushed(ID, 1 - first, 3, (0,), True), 3.0)
+    m.on(ev.Pushed(ID, 0, 4, (0,), True), 3.0)
+    (encode,) = [e for e in m.on(ev.Pushed(ID, 1, 4, (0,), True), 3.0) if isinstance(e, fx.Encode)]
+    assert (encode.read, encode.write) == (1, 0), "what step 3 held back is taken up"
