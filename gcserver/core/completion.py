@@ -63,7 +63,7 @@ def settle(d: Domain, e: Settled) -> bool:
         d.plans = {version: plan for version, plan in d.plans.items() if version >= oldest}
     d.finished.pop(e.step, None)
     d.remote.pop(e.step, None)
-    # After a restart not all ranks may have said again what is in the step.
+    # After a restart it may settle while local ranks still ring for it again: only once closed is all of it known.
     for key in step.expected if step is not None and step.is_closed else list(d.partitions):
         p = d.partitions[key]
         if p.unsettled == e.step:

@@ -223,7 +223,9 @@ class Job:
             domain.offered = set(range(len(sections)))
             domain.settled = max(ledger.settled, domain.settled)
             domain.ready = max(ledger.ready, domain.settled)
-            domain.voids = list(ledger.voids)
+            # Its last ones may have been skipped by an epoch that was saved, and not yet logged.
+            skipped = {step for s in self.starts(declared.domain) for step in range(s.committed + 1, s.settled + 1)}
+            domain.voids = sorted(skipped.union(ledger.voids))[-1024:]
             domain.switches = list(ledger.switches)
         if not memory.ranks:
             self.left[self.node] = {}

@@ -275,9 +275,10 @@ def slow_register(w: World, r: Random) -> None:
 
 
 def outage(w: World, r: Random) -> None:
-    """The arbiter is away for everyone, about when a lost node is found lost."""
+    """The arbiter is away for everyone, about when a lost node is found lost; not for as long as the deadline is by a
+    clock that goes too fast."""
     w.strike("the arbiter is away")
-    until = w.now + r.choice([35.0, 45.0, 55.0])
+    until = w.now + r.choice([35.0, 45.0, 50.0])
     w.register.away.update({n.name: until for n in w.nodes})
 
 

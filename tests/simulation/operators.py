@@ -28,7 +28,7 @@ WRONG: tuple[tuple[tuple[Rule, ...], str], ...] = (
     ((Rule("*", "none", "ring"),), "scheme"),
     ((Rule("*", "none", "", (3,)),), "levels"),
     ((Rule("*", "feedback", "", (3, 4, 1000)),), "levels"),
-    ((Rule("*", "feedback", "", (3, 4, 5)), Rule("*", "coarse", "", (3,))), "levels"),
+    ((Rule("*", "feedback", "", (3, 4, 5)), Rule("d*", "feedback", "", (3,))), "levels"),
 )
 
 

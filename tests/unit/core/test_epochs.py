@@ -113,6 +113,27 @@ def test_a_step_that_is_not_ready_runs_again_or_is_skipped(on_loss: str, ends: i
     assert settled(finish(m, ends + 1, epoch=2)) == [(ends + 1, False)], "alone, ready is committed"
 
 
+def test_a_skipped_step_is_settled_only_once_it_is_saved_why() -> None:
+    m, _ = pair("skip")
+    finish(m, 1)
+    b_is_ready(m, 1, 3)
+    finish(m, 2)
+    m.on(ce.LaneSaid(0, ReportWaiting(domain_of(m), 3, 1.0, "exchange", ("b",), ("aggregate",), 3)), 2.0)
+    (asked,) = arbitrated(m.on(Tick(), 40.0))
+    assert asked.record.starts == (EpochStart(2, 0, 2, 3),)
+    out = m.on(ce.EpochWon(asked.record), 41.0)
+    logged = [e for e in out if isinstance(e, ce.LogReady | ce.LogSettled | ce.SaveJob)]
+    assert [type(e).__name__ for e in logged] == ["LogSettled", "LogReady", "SaveJob", "LogSettled"]
+    assert settled(out) == [(2, False), (3, True)] and logged[1] == ce.LogReady(domain_of(m), 2)
+    # Killed before the last of them.
+    (saved,) = [e.memory for e in logged if isinstance(e, ce.SaveJob)]
+    again = machine(arbiter=True)
+    again.on(ce.JobRestored(saved, (ce.DomainLedger(2, (), ((0, 0),), 2),)), 50.0)
+    e = opened(again.on(ce.LaneUp(0), 50.0))
+    assert (e.config.epoch, e.settled, e.voids, e.config.skips(3)) == (2, 3, (3,), True)
+    assert settled(finish(again, 4, epoch=2)) == [(4, False)]
+
+
 def test_who_is_frozen_becomes_ready_no_further() -> None:
     m, record = pair()
     finish(m, 1)

@@ -5,6 +5,8 @@ What may live here: tests of `gcserver/core/opening.py`. What may not: reading s
 
 from __future__ import annotations
 
+import pytest
+
 from gcproto.records import replace
 from gcproto.wire import FrameType, Phase
 from gcserver.core import effects as fx
@@ -142,12 +144,19 @@ def test_a_lane_that_restarted_tells_again_whom_it_must_once_the_step_commits() 
     assert (told.step, told.keys) == (3, (0,))
 
 
-def test_a_step_settles_as_a_whole_before_all_ranks_have_rung_for_it_again() -> None:
+@pytest.mark.parametrize("first", [0, 1])
+def test_residuals_settle_whoever_of_the_ranks_has_come_back(first: int) -> None:
     m = machine()
-    config = ev.DomainConfig(JOB, 0, "ddp", 1, (ev.Member(A, "a", 2),), 0, 2, 2, 2, 0, commits=True)
-    done = (ev.StepRecord(2, False, 0, 7, 1),)
-    m.on(replace(ev.DomainOpened(config, (ev.Plan(0, (), DENSE),), 1), finished=done), 0.0)
-    opened(m, ev.BlockMemory((2, 2), 0, 2, residual=ev.Versions(1, 1, 2), owner_residual=ev.Versions(0, 1, 2)))
-    m.on(ev.Pushed(ID, 1, 2, (), False), 0.0)
-    out = m.on(ev.Settled(ID, 2, False, 0), 0.0)
-    assert [(e.version, e.owner) for e in out if isinstance(e, fx.Flip)] == [(0, False), (1, True)]
+    e = second_epoch(settled=2, begins=2)
+    sparse = ev.CodecChoice("topk", 2, 4, True, True)
+    config, plans = replace(e.config, local_ranks=2, divisor=2), (ev.Plan(0, (ev.PlanRule("*", sparse),), DENSE),)
+    finished = (ev.StepRecord(3, False, 0, 7, 2),)
+    m.on(replace(e, config=config, plans=plans, finished=finished), 0.0)
+    opened(m, ev.BlockMemory((3, 3), 0, 3, decision=DECIDED, residual=ev.Versions(0, 2, 3, 2), epoch=2))
+    m.on(ev.Pushed(ID, first, 3, (0,), True), 1.0)
+    out = m.on(ev.Settled(ID, 3, False, 0), 2.0)
+    assert [(e.step, e.version, e.owner) for e in out if isinstance(e, fx.Flip)] == [(3, 1, False)]
+    m.on(ev.Pushed(ID, 1 - first, 3, (0,), True), 3.0)
+    m.on(ev.Pushed(ID, 0, 4, (0,), True), 3.0)
+    (encode,) = [e for e in m.on(ev.Pushed(ID, 1, 4, (0,), True), 3.0) if isinstance(e, fx.Encode)]
+    assert (encode.read, encode.write) == (1, 0), "what step 3 held back is taken up"
