@@ -276,9 +276,11 @@ def slow_register(w: World, r: Random) -> None:
 
 def outage(w: World, r: Random) -> None:
     """The arbiter is away for everyone, about when a lost node is found lost; not for as long as the deadline is by a
-    clock that goes too fast."""
-    w.strike("the arbiter is away")
+    clock that goes too fast, nor twice within it."""
     until = w.now + r.choice([35.0, 45.0, 50.0])
+    if any(before > w.now - 60.0 for before in w.register.away.values()):
+        return
+    w.strike("the arbiter is away")
     w.register.away.update({n.name: until for n in w.nodes})
 
 
