@@ -108,7 +108,7 @@ def _rare(w: World, r: Random) -> list[tuple[float, Strain, Random]]:
         out += [(r.uniform(0.05, 0.4), strain, r) for strain in chosen]
     if any(job.on_loss != "fail" for job in w.shape.jobs) and r.random() < 0.3:
         out.append((r.uniform(0.1, 0.4), r.choice(latecomers.LOSSY), r))
-    if r.random() < 0.1:
+    if r.random() < 0.08:
         strain = r.choices(list(RARE_DEADLY), list(RARE_DEADLY.values()))[0]
         out.append((0.0 if strain in AT_START else r.uniform(0.1, 0.4), strain, r))
     return out
