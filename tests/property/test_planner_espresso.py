@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from itertools import combinations
 
 import numpy as np
@@ -9,15 +10,18 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from gcserver.planner import espresso_kernels, timeline_kernels
+from gcserver.planner import espresso, espresso_kernels, timeline_kernels
 from gcserver.planner.baselines import plan_time
 from gcserver.planner.costs import WIRE, clusters, codec_costs
-from gcserver.planner.espresso import algorithm1, prepare, quickest, select
+from gcserver.planner.espresso import algorithm1, quickest, select
 from gcserver.planner.espresso_exhaustive import exhaustive
 from gcserver.planner.offload import offload_to_cpu
 from gcserver.planner.timeline import Training
 from gcserver.planner.trace import Trace, TracedTensor
 from tests.unit.planner.timeline_oracle import iteration
+
+#: a space of options takes longer to lay out than to search, and few are drawn
+prepare = lru_cache(maxsize=64)(espresso.prepare)
 
 # Times on a grid that floats represent exactly, so that ties happen and sums do not depend on their order.
 ticks = st.integers(1, 40).map(lambda k: k / 64)
@@ -56,12 +60,12 @@ def cases(draw, most=8):
     for i in range(n):
         ready += draw(st.sampled_from([0.0, 1e-5, 1e-4, 1e-3, 1e-2]))
         tensors.append(TracedTensor(f"t{i}", draw(st.sampled_from(sizes)), ready))
-    cluster = draw(st.sampled_from([c for nodes in (2, 8, 64) for c in clusters(nodes)]))
+    cluster = draw(st.sampled_from([c for nodes in (2, 64) for c in clusters(nodes)]))
     return Trace("case", tuple(tensors)), cluster, codec_costs(draw(st.sampled_from(sorted(WIRE))), cluster)
 
 
 @given(cases())
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_what_the_search_says_is_what_the_timeline_says(case) -> None:
     """Incremental timelines end where those computed from the start do, after every part of the search."""
     trace, cluster, codec = case
