@@ -48,7 +48,6 @@ def training(more: int, elements: int = 300_000, pause: float = 0.02, **terms: A
 
     def on_change(epoch: int, ranks: tuple[int, ...]) -> None:
         changes.append((epoch, ranks))
-        mark(f"{len(ranks)} ranks")
 
     gcclient.on_change(on_change)
     torch.manual_seed(gcclient.rank())
@@ -69,6 +68,7 @@ def training(more: int, elements: int = 300_000, pause: float = 0.02, **terms: A
         step = int(progress[0])
         mark(f"step {step}")
         masks.append(_mask(step))
+        mark(f"sum of {masks[-1].bit_count()}")
         ones.append(int(_sum(torch.ones(7))[6]))
         data = torch.Generator().manual_seed(1000 * step + gcclient.rank())
         optimizer.zero_grad()

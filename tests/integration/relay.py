@@ -53,7 +53,7 @@ class Relay:
             for key, _ in self._selector.select(0.1):
                 if isinstance(key.data, int):
                     self._accept(key.fileobj, key.data)  # type: ignore[arg-type]
-                else:
+                elif key.fileobj.fileno() >= 0:  # type: ignore[union-attr]  # not closed with its other end just now
                     self._forward(key.fileobj, *key.data)  # type: ignore[arg-type]
 
     def _accept(self, listener: socket.socket, index: int) -> None:

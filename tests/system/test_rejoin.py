@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.cluster import Cluster, Job, Worker
+from tests.integration.cluster import Cluster, Job
 from tests.system.etcd import Etcd, needs_etcd
 
 pytestmark = [pytest.mark.system, needs_etcd, pytest.mark.timeout(240)]
@@ -30,14 +30,6 @@ def kill_worker(job: Job, node: int) -> None:
     worker = job.workers[node].process
     worker.kill()
     worker.wait()
-
-
-def start_again(job: Job, rank: int) -> None:
-    """A killed worker, as a new process; its outcome takes the place of the old one's."""
-    before = job.workers[rank]
-    folder = before.folder.with_name(f"{before.folder.name}-again")
-    folder.mkdir()
-    job.workers[rank] = Worker(rank, before.fork(folder), folder, before.fork)
 
 
 def bring_back(cluster: Cluster, node: int, with_memory: bool) -> None:
@@ -66,10 +58,10 @@ def test_a_node_is_killed_and_comes_back(tmp_path: Path, node: int, what: str, o
         if what != "worker":
             cluster.daemons[node].kill()
         kill_worker(job, node)
-        job.wait_mark("2 ranks", rank=stays)
+        job.wait_mark("sum of 2", rank=stays)
         if what != "worker":
             bring_back(cluster, node, what == "node")
-        start_again(job, node)
+        job.restart(node)
         values = [outcome.ok() for outcome in job.wait(150)]
     back, stayed = values[node], [v for rank, v in enumerate(values) if rank != node]
     assert len({v["weights"] for v in values}) == 1, "the same weights and momentum on all ranks"
