@@ -78,23 +78,23 @@ def show(row: common.Row) -> str:
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = command.parser(__doc__, "two sizes and few turns, under a minute")
     parser.add_argument("--nodes", type=command.count, default=2, help="number of nodes (default 2)")
-    parser.add_argument("--sizes", help="of the tensor: FROM..TO in steps of four, or a list (default 4KiB,1MiB,64MiB)")
+    parser.add_argument(
+        "--sizes",
+        type=command.sizes,
+        help="of the tensor: FROM..TO in steps of four, or a list (default 4KiB,1MiB,64MiB)",
+    )
     parser.add_argument("--turns", type=command.count, default=9, help="of each policy (default 9)")
     parser.add_argument("--calls", type=command.count, default=11, help="in each turn (default 11)")
     args = parser.parse_args(argv)
     if args.quick:
-        args.sizes, args.turns, args.calls = args.sizes or "4KiB,1MiB", 3, 5
-    try:
-        args.sizes = common.read_sizes(args.sizes or "4KiB,1MiB,64MiB")
-    except ValueError as error:
-        parser.error(f"--sizes: {error}")
+        args.sizes, args.turns, args.calls = args.sizes or command.sizes("4KiB,1MiB"), 3, 5
+    args.sizes = args.sizes or command.sizes("4KiB,1MiB,64MiB")
     return args
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
-    if args.worker:
-        turns.worker(args.worker)
+    if command.worked(args, turns.worker, turns.Task):
         return 0
     heading = f"{args.nodes} nodes, {args.network}\n{TABLE.head()}"
     return command.run(args, command.written("commits", argv), [(heading, measure(args))], show)

@@ -119,7 +119,7 @@ def share(text: str) -> float:
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = command.parser(__doc__, "16 MiB and few turns, under a minute")
     parser.add_argument("--nodes", type=command.count, default=2, help="number of nodes (default 2)")
-    parser.add_argument("--size", help="of the tensor (default 64MiB)")
+    parser.add_argument("--size", type=command.size, help="of the tensor (default 64MiB)")
     parser.add_argument(
         "--codec", action="append", help=f"the daemons' codec.default, may be repeated (default {CODECS})"
     )
@@ -135,18 +135,14 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     args.codec = args.codec or list(CODECS)
     if args.quick:
-        args.size, args.turns, args.calls = args.size or "16MiB", 3, 3
-    try:
-        args.size = common.read_size(args.size or "64MiB")
-    except ValueError as error:
-        parser.error(f"--size: {error}")
+        args.size, args.turns, args.calls = args.size or command.size("16MiB"), 3, 3
+    args.size = args.size or command.size("64MiB")
     return args
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
-    if args.worker:
-        turns.worker(args.worker)
+    if command.worked(args, turns.worker, turns.Task):
         return 0
     heading = f"{args.nodes} nodes, {args.network}, {common.show_size(args.size)}\n{TABLE.head()}"
     parts = ((heading, measure(codec, args)) for codec in args.codec)

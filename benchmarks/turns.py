@@ -16,8 +16,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from benchmarks.lab import procfs
 
 
@@ -40,12 +38,11 @@ class Task:
     ways: dict[str, Way]
 
 
-def worker(text: str) -> None:
+def worker(task: Task) -> None:
     """Rank 0 prints one JSON line: seconds of each call, and CPU seconds of one over all nodes, by way."""
     import torch
     import torch.distributed as dist
 
-    task = msgspec.json.decode(text, type=Task)
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     times: dict[str, list[float]] = {name: [] for name in task.ways}
