@@ -9,6 +9,9 @@ from dataclasses import dataclass
 
 from gcserver.core.events import DomainKey
 
+#: Domains whose credit is accounted for on a link at once: those a peer makes up must not fill memory.
+MAX_BOOKS = 4096
+
 
 @dataclass(slots=True)
 class Account:
@@ -26,3 +29,19 @@ class Accounts(dict[DomainKey, Account]):
     def __missing__(self, domain: DomainKey) -> Account:
         account = self[domain] = Account()
         return account
+
+    def full(self, domain: DomainKey) -> bool:
+        """Whether there is no room for an account of ``domain``."""
+        return domain not in self and len(self) >= MAX_BOOKS
+
+    def told(self) -> tuple[tuple[bytes, int, int], ...]:
+        """(job, domain, bytes taken), which the peer is told now."""
+        for account in self.values():
+            account.untold = 0
+        return tuple((job, domain, a.taken) for (job, domain), a in self.items() if a.taken)
+
+    def returned(self, domain: DomainKey, total: int) -> None:
+        """The peer says how much it is done with: never less than before, never more than was spent."""
+        account = self.get(domain)
+        if account is not None and total > account.returned:
+            account.returned = min(total, account.spent)

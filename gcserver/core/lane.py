@@ -41,7 +41,7 @@ from gcserver.core.events import (
 from gcserver.core.lane_config import LaneConfig
 from gcserver.core.link import Link
 from gcserver.core.lives import LAST_LIFE, doubt
-from gcserver.core.outbox import Outbox
+from gcserver.core.outbox import Outboxes
 
 _hello = packed.Decoder[messages.Hello](messages.Hello)
 _refuse = packed.Decoder[messages.Refuse](messages.Refuse)
@@ -53,8 +53,7 @@ class LaneMachine:
 
     config: LaneConfig
     links: dict[int, Link] = field(default_factory=dict)
-    #: of those peers that something waits for, few of many
-    outboxes: dict[int, Outbox] = field(default_factory=dict)
+    outboxes: Outboxes = field(default_factory=Outboxes)
     #: the order in which peers were added
     turns: dict[int, int] = field(default_factory=dict)
     domains: dict[DomainKey, Domain] = field(default_factory=dict)
@@ -184,9 +183,8 @@ class LaneMachine:
         """Release a frame's payload; ``known``: it was accepted on its link, so its credit goes back."""
         if e.handle is not None:
             self.out.append(Release(e.handle))
-        if known and e.header.phase is CONTRIBUTION:
-            domain = (e.header.job, e.header.domain)
-            self._take(domain, e.header.sender, e.header.payload_bytes, e.header.incarnation)
+        if known:
+            self._give_back(e.header)
 
     def _on_data(self, e: FrameReceived, now: float) -> None:
         h = e.header
@@ -238,9 +236,7 @@ class LaneMachine:
             return
         self.out.append(Count("frames_unusable", link.peer))
         if link.accept(e.header, self.out.append):
-            if e.header.phase is CONTRIBUTION:
-                h = e.header
-                self._take((h.job, h.domain), h.sender, h.payload_bytes, h.incarnation)
+            self._give_back(e.header)
             self._fault_peer(link, e.header, "CorruptFrame", f"a payload from {link.name} does not decode: {e.reason}")
 
     def _fault_peer(self, link: Link, h: Header | None, kind: str, message: str) -> None:
@@ -270,7 +266,7 @@ class LaneMachine:
                 outbox.heaps.pop(key, None)
         outward = Outward(
             send=self._send,
-            queue=lambda peer, step, block: self._queue(peer, key, step, block),
+            queue=lambda peer, step, block: self.outboxes[peer].add(key, step, block),
             take=lambda peer, nbytes, life: self._take(key, peer, nbytes, life),
         )
         self.domains[key] = opening.open_domain(e, outward, self.config.hello.lane, self.config.incarnation)
@@ -292,17 +288,16 @@ class LaneMachine:
                 self.out += domain.out
                 domain.out.clear()
 
+    def _give_back(self, h: Header) -> None:
+        """What a frame had cost that came in order and was not used."""
+        if h.phase is CONTRIBUTION:
+            self._take((h.job, h.domain), h.sender, h.payload_bytes, h.incarnation)
+
     def _take(self, domain: DomainKey, peer: int, nbytes: int, life: int) -> None:
         """Credit goes back to the life that spent it; a newer one started from zero."""
         link = self.links.get(peer)
         if link is not None and link.theirs == life and domain[0] not in self.ended:
             self.out.extend(link.take(domain, nbytes))
-
-    def _queue(self, peer: int, domain: DomainKey, step: int, key: int) -> None:
-        outbox = self.outboxes.get(peer)
-        if outbox is None:
-            outbox = self.outboxes[peer] = Outbox()
-        outbox.add(domain, step, key)
 
     def _pump(self) -> None:
         """Send waiting contributions as far as credit allows; to peers in the order in which they were added."""

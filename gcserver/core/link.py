@@ -45,8 +45,6 @@ MAX_AHEAD = 1 << 20
 MAX_BLIND = 8
 #: Weight of a new round trip in the smoothed one (RFC 6298).
 SMOOTHING = 0.125
-#: Domains whose credit is accounted for on a link at once: those a peer makes up must not fill memory.
-MAX_BOOKS = 4096
 #: At most one HELLO in answer to a burst of frames of a wrong life, seconds.
 HELLO_PAUSE = 0.05
 
@@ -139,9 +137,7 @@ class Link:
         elif self.probe is not None and self.probe.awaited(now):
             # The peer echoes the newest clock it heard, which has to be the probe's until that is back.
             clock = 0.0
-        for account in self.accounts.values():
-            account.untold = 0
-        credits = tuple((job, domain, a.taken) for (job, domain), a in self.accounts.items() if a.taken)
+        credits = self.accounts.told()
         held = now - self.their_clock_at if now and self.their_clock else 0.0
         beat = messages.Beat(self.next_seq - 1, closed, credits, clock, self.their_clock if now else 0.0, held, pad)
         return self._unnumbered(FrameType.HEARTBEAT, packed.encode(beat))
@@ -171,7 +167,7 @@ class Link:
 
     def take(self, domain: DomainKey, nbytes: int) -> list[LinkEffect]:
         """A contribution payload of the peer was used or dropped: its credit goes back."""
-        if domain not in self.accounts and len(self.accounts) >= MAX_BOOKS:
+        if self.accounts.full(domain):
             return [Count("credit_refused", self.peer)]
         account = self.accounts[domain]
         account.taken += nbytes
@@ -283,7 +279,7 @@ class Link:
 
     def _acknowledge(self, h: Header, now: float) -> None:
         if h.credit:
-            self._returned((h.job, h.domain), h.credit)
+            self.accounts.returned((h.job, h.domain), h.credit)
         if h.ack > self.acked and self.unacked:
             self.arrivals.seen(now)
         # By number: a step of many blocks leaves many, and looking for the first of a dict takes as long as what was
@@ -291,12 +287,6 @@ class Link:
         while self.acked < h.ack and self.acked + 1 < self.next_seq:
             self.acked += 1
             self.unacked.pop(self.acked, None)
-
-    def _returned(self, domain: DomainKey, total: int) -> None:
-        """The peer says how much it is done with: never less than before, never more than was spent."""
-        account = self.accounts.get(domain)
-        if account is not None and total > account.returned:
-            account.returned = min(total, account.spent)
 
     def accept(self, h: Header, out: Sink) -> bool:
         """Number bookkeeping of a fresh sequenced frame; False if it came before. Asks for what is missing."""
@@ -327,7 +317,7 @@ class Link:
         beat = _beat(body)
         self._round_trip(beat, now)
         for job, domain, total in beat.credits:
-            self._returned((job, domain), total)
+            self.accounts.returned((job, domain), total)
         self.highest = max(self.highest, min(beat.highest, self.highest + MAX_AHEAD))
         for effect in self.nack():
             out(effect)

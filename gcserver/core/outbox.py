@@ -40,3 +40,11 @@ class Outbox:
         heapq.heappop(heap)
         if not heap:
             del self.heaps[domain]
+
+
+class Outboxes(dict[int, Outbox]):
+    """By peer, of those that something waits for; the first contribution to a peer opens one."""
+
+    def __missing__(self, peer: int) -> Outbox:
+        box = self[peer] = Outbox()
+        return box

@@ -15,8 +15,7 @@ from gcproto import messages, wire
 from gcproto.messages import MAX_RANKS, EpochDecided, JobJoin, JobLeft, MemberInfo
 from gcproto.wire import FrameType, Header, Phase
 from gcserver.core import events as ev
-from gcserver.core import link as links
-from gcserver.core.accounts import Account
+from gcserver.core.accounts import MAX_BOOKS, Account
 from tests.simulation.lane_process import LaneProcess
 from tests.simulation.memory import CODECS
 from tests.simulation.processes import CONTROL, LATEST_LIFE, received
@@ -86,7 +85,7 @@ def many_domains(w: World, r: Random) -> None:
         if back is None or mine is None or (back.theirs, mine.theirs) != (p.incarnation, there.incarnation):
             continue
         assert isinstance(there, LaneProcess)
-        made_up = [(b"m" * 16, i) for i in range(links.MAX_BOOKS)]
+        made_up = [(b"m" * 16, i) for i in range(MAX_BOOKS)]
         back.accounts.update((key, Account()) for key in made_up)
         one_more = w.next_handle().to_bytes(16)
         filler = Header(FrameType.FILLER, job=one_more, sender=p.node.id, incarnation=p.incarnation, aux=64)

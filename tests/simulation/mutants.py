@@ -119,9 +119,9 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("settling.py", "void = any(r.nonfinite for r in reports)", "void = all(r.nonfinite for r in reports)",
            "a NaN on one lane only does not void the step"),
     # ------------------------------------------------------------------------------------------------ links
-    Mutant("link.py", "account.returned = min(total, account.spent)", "account.returned = total",
+    Mutant("accounts.py", "account.returned = min(total, account.spent)", "account.returned = total",
            "a peer may return more credit than was spent"),
-    Mutant("link.py", "if account is not None and total > account.returned:", "if account is not None:",
+    Mutant("accounts.py", "if account is not None and total > account.returned:", "if account is not None:",
            "an old frame takes returned credit away", ("replay", "lose", "reset")),
     Mutant("link.py", "return out == 0 or out + nbytes <= self.credit", "return out + nbytes <= self.credit",
            "a payload larger than the credit waits for ever"),

@@ -15,8 +15,9 @@ from gcproto import messages, packed, wire
 from gcproto.messages import MAX_NACK
 from gcproto.records import replace
 from gcproto.wire import Flag, FrameType, Header, Phase
+from gcserver.core.accounts import MAX_BOOKS
 from gcserver.core.effects import Count, Reconnect, ReportLink, Send
-from gcserver.core.link import MAX_AHEAD, MAX_BLIND, MAX_BOOKS, Link
+from gcserver.core.link import MAX_AHEAD, MAX_BLIND, Link
 from gcserver.core.probe import PROBE_PATIENCE, Probe
 
 A, B = wire.node_id("a"), wire.node_id("b")
