@@ -125,6 +125,11 @@ class Job:
         return self.record.eldest.node
 
     @property
+    def newest(self) -> PlanText | None:
+        """The text of the newest plan that all members can run; None before the first."""
+        return self.plans.get(self.proposal)
+
+    @property
     def others(self) -> list[str]:
         return [m.node for m in self.record.members if m.node != self.node]
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from gcproto.advice import AdviceRow, Advised, AskAdvice
 from gcserver.runtime.plannerlink import PlannerError
-from gcserver.runtime.planning import TOO_SOON, NotPlannable
+from gcserver.runtime.unplannable import TOO_SOON, NotPlannable
 
 if TYPE_CHECKING:
     from gcserver.runtime.supervisor import Supervisor

@@ -26,10 +26,10 @@ from gcserver.planner.live import LiveStep
 from gcserver.planner.profile import Profile, dump
 from gcserver.runtime.plancourse import Course
 from gcserver.runtime.plannerlink import PlannerError
-from gcserver.runtime.planning import TOO_SOON, NotPlannable, planner_of
 from gcserver.runtime.planstatus import plan_status
 from gcserver.runtime.steptrace import AskTrace, TracedStep
 from gcserver.runtime.tensors import space
+from gcserver.runtime.unplannable import TOO_SOON, NotPlannable, planner_of
 
 if TYPE_CHECKING:
     from gcserver.runtime.supervisor import Supervisor
@@ -101,7 +101,7 @@ class PlanAdmin:
         if of is None or of is domain:
             return ""
         text = "no plan of its own: a plan is the whole job's and its rules go by tensors' names"
-        plan = job.plans.get(job.proposal)
+        plan = job.newest
         if plan is None:
             return f"{text}; the first one will be made for the largest model, {of.config.label}"
         names = (t.name for s in domain.sections for t in s.tensors)

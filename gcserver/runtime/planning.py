@@ -4,10 +4,11 @@ What may live here: the course from profile to plan, and what is said of it. Wha
 (`gcserver.planner.course`), measuring (`profiler.py`, `plannerprocess.py`), how good a plan is (`gcserver.planner`),
 how members come to one (`gcserver.core.job_plans`).
 
-The node of a job's first rank plans for all: it alone needs a mode. A job is planned once ``warmup_steps`` have settled
-and its gradients have been timed; again when what was measured has drifted; and taken back when the measured step is
-slower than before by more than the noise. Rules of anybody else, at whatever node, end that: the mode becomes static.
-How a job's planning stands is saved beside its other memory, so that a daemon that restarts goes on from there.
+The eldest member of a job plans for all (`JobRecord.eldest`): it alone needs a mode. A job is planned once
+``warmup_steps`` have settled and its gradients have been timed; again when what was measured has drifted; and taken
+back when the measured step is slower than before by more than the noise. Rules of anybody else, at whatever node, end
+that: the mode becomes static. How a job's planning stands is saved beside its other memory, so that a daemon that
+restarts goes on from there.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ from gcserver.runtime.plannerlink import (
     Predicted,
 )
 from gcserver.runtime.profiler import GUESS
+from gcserver.runtime.unplannable import FAILED, TOO_SOON, NotPlannable, Overtaken, planner_of
 
 if TYPE_CHECKING:
     from gcserver.runtime.supervisor import Supervisor
@@ -57,17 +59,7 @@ if TYPE_CHECKING:
 LINK_PATIENCE: Final = 30
 #: Links for which advice is given unless told otherwise, bytes a second: 0.1, 1, 10 and 100 Gbit/s.
 USUAL: Final = (12.5e6, 125e6, 1.25e9, 12.5e9)
-TOO_SOON: Final = "too little has been measured yet: let a model declared by gcclient.state make some ten steps"
-FAILED: Final = "planning failed; the daemon's log has the traceback"
 log = logging.getLogger("gcserver")
-
-
-class NotPlannable(Exception):
-    """Why there is no plan, profile or advice now, and what would help."""
-
-
-class Overtaken(NotPlannable):
-    """Something else happened to the job's plans while one was made: that counts, this one is dropped."""
 
 
 class Planning:
@@ -389,14 +381,8 @@ class Planning:
 
     def _rules(self, job: Job) -> Rules:
         """Of the job's newest plan that all members can run."""
-        newest = job.plans.get(job.proposal)
-        return newest.rules if newest is not None else ()
+        return job.newest.rules if job.newest is not None else ()
 
     def _step_now(self, domain: ControlDomain, profile: Profile) -> StepTime | None:
         """The measured step of the plan in force."""
         return decide.step_under(profile, domain.switch(domain.settled + 1)[1])
-
-
-def planner_of(job: Job) -> str:
-    """Who is to be asked about the plans of a job that another node plans for."""
-    return f"node {job.first} plans for job {job.record.label!r}: ask its daemon (gcctl --address)"

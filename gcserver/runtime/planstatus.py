@@ -25,7 +25,7 @@ EMPTY_NOTE = "no tensor has been declared here yet: nothing is exchanged"
 
 def plan_status(job: Job, lanes: int) -> PlanStatus:
     """See ``GetPlan`` in admin.proto. AdminError where a codec of the job is gone."""
-    text = job.plans.get(job.proposal)
+    text = job.newest
     rules = tuple(PlanRule(r.pattern, r.spec, r.scheme or OWNER, "plan") for r in (text.rules if text else ()))
     domains = tuple(_domain(job, domain, lanes) for domain in job.domains.values())
     return PlanStatus(job.record.label, job.id.hex(), job.proposal, rules, domains)

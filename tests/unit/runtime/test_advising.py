@@ -14,7 +14,7 @@ from gcserver.planner.advice import MOST, Advice, AdvicePlan
 from gcserver.planner.advice import AdviceRow as Row
 from gcserver.runtime.advising import MOST_WAITING, Advising
 from gcserver.runtime.plannerlink import PlannerError
-from gcserver.runtime.planning import TOO_SOON, NotPlannable
+from gcserver.runtime.unplannable import TOO_SOON, NotPlannable
 
 JOB = b"j" * 16
 LINK = 12.5e6

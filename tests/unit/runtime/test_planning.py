@@ -11,7 +11,7 @@ from gcserver.planner.course import COMPARED
 from gcserver.planner.profile import LinkCost, StepTime
 from gcserver.runtime.plancourse import AFRESH, LOOK_EVERY
 from gcserver.runtime.plannerlink import Measure
-from gcserver.runtime.planning import NotPlannable
+from gcserver.runtime.unplannable import NotPlannable
 from tests.unit.runtime.planned_job import TOPK, Daemon, proposal, run
 
 

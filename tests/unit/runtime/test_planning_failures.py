@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gcserver.runtime.plancourse import DOUBLINGS, RETRY_AFTER
 from gcserver.runtime.plannerlink import PlannerError
-from gcserver.runtime.planning import FAILED
+from gcserver.runtime.unplannable import FAILED
 from tests.unit.runtime.planned_job import Daemon, run, second_job
 
 

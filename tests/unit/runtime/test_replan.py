@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gcserver.runtime.plannerlink import PlannerError
-from gcserver.runtime.planning import NotPlannable
+from gcserver.runtime.unplannable import NotPlannable
 from tests.unit.runtime.planned_job import TOPK, Daemon, run
 
 

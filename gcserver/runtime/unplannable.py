@@ -1,0 +1,27 @@
+"""Why a job has no plan, profile or advice now.
+
+What may live here: the errors planning raises and what they say. What may not: planning (`planning.py`), how requests
+are refused (`advising.py`, `planadmin.py`).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gcserver.core.job import Job
+
+TOO_SOON: Final = "too little has been measured yet: let a model declared by gcclient.state make some ten steps"
+FAILED: Final = "planning failed; the daemon's log has the traceback"
+
+
+class NotPlannable(Exception):
+    """Why there is no plan, profile or advice now, and what would help."""
+
+
+class Overtaken(NotPlannable):
+    """Something else happened to the job's plans while one was made: that counts, this one is dropped."""
+
+
+def planner_of(job: Job) -> str:
+    """Who is to be asked about the plans of a job that another node plans for."""
+    return f"node {job.first} plans for job {job.record.label!r}: ask its daemon (gcctl --address)"
