@@ -37,6 +37,7 @@ from gcserver.core.control_events import (
     WorkerGone,
     WorkerSaid,
 )
+from gcserver.core.early_messages import EarlyMessages
 from gcserver.core.effects import ReportClosed, ReportLink, ReportStep, ReportWaiting
 from gcserver.core.entering import Entrance
 from gcserver.core.events import CodecChoice, DomainClosed, FrameDamaged, FrameReceived, PeerAdded, PeerReset, Tick
@@ -70,7 +71,7 @@ class ControlMachine:
     no_space: NoSpace = any_section
     jobs: dict[bytes, Job] = field(default_factory=dict)
     connections: dict[Connection, tuple[bytes, int]] = field(default_factory=dict)
-    early: job_messages.Early = field(default_factory=list)
+    early: EarlyMessages = field(default_factory=EarlyMessages)
     #: why forgotten jobs ended; a peer or a worker may come too late to have heard
     failed: dict[bytes, Fault] = field(default_factory=dict)
     draining: str = ""
@@ -198,8 +199,7 @@ class ControlMachine:
         job = self._job(record)
         job.token = g.token
         self.jobs[record.job] = job
-        for member in record.members:
-            self.peers.meet(member.node, member.address)
+        self.peers.meet((member.node, member.address) for member in record.members)
         for connection, worker in g.workers.values():
             job.worker_back(worker.rank, connection)
             self.connections[connection] = (job.id, worker.rank)
@@ -251,7 +251,7 @@ class ControlMachine:
                 self.failed.pop(next(iter(self.failed)))
         self.out.append(ForgetJob(job.id))
         del self.jobs[job.id]
-        self.early = [(node, m) for node, m in self.early if getattr(m, "job", b"") != job.id]
+        self.early.forget(job.id)
         self._maybe_drained()
 
     # ------------------------------------------------------------------------------- peers' messages
@@ -359,8 +359,7 @@ class ControlMachine:
             job.workers[rank] = None
             job.away_since[rank] = now
         self.jobs[job.id] = job
-        for member in job.record.members:
-            self.peers.meet(member.node, member.address)
+        self.peers.meet((member.node, member.address) for member in job.record.members)
         step = max((d.settled for d in job.training), default=0)
         self.out.append(Log("info", f"job {job.record.label} taken up again at step {step}"))
         if why := job_plans.unresolved(job):

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from gcproto import messages
 from gcproto.manifest import ManifestError, Section, check_section, difference
-from gcproto.messages import DeclareDomain, OfJob, SectionAgreed, SectionList, SectionOffer
+from gcproto.messages import DeclareDomain, SectionAgreed, SectionList, SectionOffer
 from gcserver.core import job_plans
 from gcserver.core.control_domain import ControlDomain
 from gcserver.core.control_events import ControlEffect, OpenSection, Tell, ToLane
+from gcserver.core.early_messages import EarlyMessages
 from gcserver.core.job import Job
 from gcserver.core.job_faults import NO_SPACE
 
@@ -110,13 +111,13 @@ def _offer(job: Job, domain: ControlDomain, index: int, node: str) -> None:
         job.tell_members(SectionOffer(job.id, domain.declared_as.domain, index, digest, step), node)
 
 
-def on_offer(job: Job, node: str, offer: SectionOffer, early: list[tuple[str, OfJob]]) -> list[ControlEffect]:
+def on_offer(job: Job, node: str, offer: SectionOffer, early: EarlyMessages) -> list[ControlEffect]:
     """A member has declared a section; ``early`` keeps what is offered of a domain nobody declared here yet."""
     domain = job.domains.get(offer.domain)
     if offer.index < 0:
         return job.fault("TensorMismatch", f"{node} offers tensors as section {offer.index}; sections start at 0")
     if domain is None:
-        early.append((node, offer))
+        early.keep(node, offer)
         return []
     domain.offers.setdefault(offer.index, {})[node] = offer.digest
     domain.offered_for.setdefault(offer.index, {})[node] = offer.step

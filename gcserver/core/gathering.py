@@ -112,8 +112,7 @@ class Formation:
         if why := modes.unknown(m.plan, m.quality):
             self._refuse(connection, "JoinRefused", why, "correct plan or quality (GC_PLAN, GC_QUALITY)")
             return
-        for name, address in m.peers:
-            self.peers.meet(name, address)
+        self.peers.meet(m.peers)
         g = self.gatherings.get(m.label)
         if g is not None and g.token != m.token:
             # Those who are here go on: whoever knows no more than the name must not be able to disturb them.
