@@ -122,7 +122,7 @@ class LaneMachine:
             self.out.extend(link.adopt(h.incarnation, now))
             self.outboxes.pop(link.peer, None)
             for domain in self.domains.values():
-                frames.requeue(domain, link.peer)
+                exchange.on_new_life(domain, link.peer, h.incarnation)
             self.out.append(link.hello(self.config.hello))
         elif h.to_incarnation != self.config.incarnation:
             self.out.append(link.hello(self.config.hello))
@@ -328,10 +328,17 @@ class LaneMachine:
         if domain is None or e.section.index < len(domain.sections):
             return
         opening.open_section(domain, e.section, e.blocks, dict(e.memory), now)
-        for frame in self.early.take_frames(e.domain):
-            self._on_data(frame, now)
+        self._bring(e.domain, now)
         for push in self.early.take_pushes(e.domain):
             self._on_pushed(push, now)
+
+    def _bring(self, key: DomainKey, now: float) -> None:
+        """What came too early for a domain, but for what lives said that are over: those after them say it again."""
+        for frame in self.early.take_frames(key):
+            if self.links[frame.header.sender].theirs == frame.header.incarnation:
+                self._on_data(frame, now)
+            else:
+                self._drop(frame)
 
     def _on_domain_closed(self, e: DomainClosed, now: float) -> None:
         domain = self.domains.pop(e.domain, None)
@@ -362,15 +369,9 @@ class LaneMachine:
         else:
             pushes.on_push(domain, e, now)
 
-    def _on_encoded(self, e: Encoded, now: float) -> None:
+    def _on_made(self, e: Encoded | Finalised, now: float) -> None:
         if (domain := self.domains.get(e.domain)) is not None:
-            exchange.on_encoded(domain, e)
-        elif e.handle is not None:
-            self.out.append(Release(e.handle))
-
-    def _on_finalised(self, e: Finalised, now: float) -> None:
-        if (domain := self.domains.get(e.domain)) is not None:
-            exchange.on_finalised(domain, e)
+            exchange.on_made(domain, e)
         elif e.handle is not None:
             self.out.append(Release(e.handle))
 
@@ -392,8 +393,8 @@ _HANDLERS: dict[type, Callable[[LaneMachine, Any, float], None]] = {
     ProposalKnown: LaneMachine._on_plan,
     Tuned: LaneMachine._on_plan,
     Pushed: LaneMachine._on_pushed,
-    Encoded: LaneMachine._on_encoded,
-    Finalised: LaneMachine._on_finalised,
+    Encoded: LaneMachine._on_made,
+    Finalised: LaneMachine._on_made,
     Settled: LaneMachine._on_settled,
     Tick: LaneMachine._on_tick,
 }

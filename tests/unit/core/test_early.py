@@ -45,6 +45,18 @@ def test_the_credit_of_an_earlier_life_is_not_given_to_the_next() -> None:
     assert m.links[B].taken(ID) == 0
 
 
+def test_what_a_life_said_too_early_that_is_over_its_next_says_again() -> None:
+    m = machine()
+    m.on(contribution(payload_bytes=600), 0.0)
+    m.on(hello(23), 1.0)
+    open_domain(m, section=False)
+    out = m.on(ev.SectionOpened(ID, SECTION, AddressSpace(2, 1, 4 << 20).append(SECTION), {}), 1.0)
+    assert kinds(out) == ["Release"] and not m.domains[ID].partitions[0].rounds
+    assert m.links[B].taken(ID) == 0
+    m.on(contribution(incarnation=23), 1.0)
+    assert m.domains[ID].partitions[0].rounds[1].now.have == 1 << 1
+
+
 def test_a_close_does_not_overtake_the_pushes_it_closes() -> None:
     """After a restart a worker rings for a section that is not open yet, then closes."""
     m = machine()
