@@ -138,6 +138,8 @@ def test_registrations_this_release_cannot_serve_are_refused(change: dict[str, A
         ({"mode": "clever"}, "JoinRefused", "expected one of static, auto"),
         ({"quality": "best"}, "JoinRefused", "expected one of safe, balanced, fast"),
         ({"world_size": 3}, "JoinRefused", "does not fit together"),
+        ({"epoch": 2, "on_loss": "shrink"}, "JoinRefused", "says who left at the beginning of 0 after the first"),
+        ({"epoch": 2, "lost": ((),)}, "JoinRefused", "of epoch 2, and the first loss ends that job"),
         ({"job": b"j"}, "JoinRefused", "number of 1 bytes"),
         ({"partition_bytes": 1000}, "JoinRefused", "multiple of 4096"),
     ],

@@ -57,6 +57,7 @@ def _sections() -> dict[str, Any]:
     [
         (_record(epoch=1 << 32), "epoch 4294967296"),
         (_record(epoch=0), "epoch 0"),
+        (_record(epoch=2), "of epoch 2 it says who left at the beginning of 0 after the first"),
         (_record(deadline=float("nan")), "deadline nan"),
         (_record(partition_bytes=1 << 40), "partitions of 1099511627776"),
         (_record(job=b"short"), "a number of 5 bytes"),
