@@ -97,6 +97,13 @@ def test_so_is_a_ledger_that_does_not_go_with_it(ledger: DomainLedger) -> None:
     assert "process group 0" in damage(memory(), (ledger,), "a")
 
 
+def test_of_a_lossless_group_a_plans_text_may_be_forgotten_but_not_that_it_was_numbered() -> None:
+    lossless = _declared(codec="none")
+    forgotten = DomainLedger(3, (), ((0, 1), (5, 2)))
+    assert damage(memory(**lossless, numbered=2), (forgotten,), "a") == ""
+    assert "plans [1, 2] in its ledger" in damage(memory(**lossless), (forgotten,), "a")
+
+
 def test_another_nodes_memory_is_none_of_this_node() -> None:
     assert "of b, which has None" in damage(memory(), (LEDGER,), "b")
 
