@@ -83,7 +83,9 @@ class ControlMachine:
 
     def __post_init__(self) -> None:
         self.peers = Peers(self.config, self.out)
-        self.formation = Formation(self.config, self.peers, self.out)
+        self.formation = Formation(
+            self.config, self.peers, self.out, lambda m: why_unusable(m, self.config, self.resolve, self.no_controller)
+        )
         self.entrance = Entrance(self.formation, self.peers)
 
     @property
@@ -114,9 +116,6 @@ class ControlMachine:
 
     def _on_peer_reset(self, e: PeerReset, now: float) -> None:
         self.peers.on_reset(e)
-
-    def _on_damaged(self, e: FrameDamaged, now: float) -> None:
-        self.peers.on_damaged(e)
 
     def _on_received(self, e: FrameReceived, now: float) -> None:
         heard = self.peers.receive(e, now)
@@ -273,7 +272,7 @@ class ControlMachine:
 
     def _on_record(self, node: str, m: EpochDecided) -> None:
         me, job = self.config.hello.node, self.jobs.get(m.job)
-        bad = misfit(m) if job is not None else why_unusable(m, self.config, self.resolve, self.no_controller)
+        bad = misfit(m) if job is not None else self.formation.unusable(m)
         if bad is not None:
             self.formation.refuse_record(node, m, *bad)
             return
@@ -383,7 +382,7 @@ _HANDLERS: dict[type, Callable[[ControlMachine, Any, float], None]] = {
     PeerAdded: ControlMachine._on_peer_added,
     PeerReset: ControlMachine._on_peer_reset,
     FrameReceived: ControlMachine._on_received,
-    FrameDamaged: ControlMachine._on_damaged,
+    FrameDamaged: lambda machine, e, now: machine.peers.on_damaged(e),
     WorkerSaid: ControlMachine._on_worker,
     WorkerGone: ControlMachine._on_worker_gone,
     LaneUp: ControlMachine._on_lane_up,

@@ -35,7 +35,9 @@ def damage(memory: JobMemory, ledgers: tuple[DomainLedger, ...], node: str) -> s
     if len(set(numbers)) != len(numbers) or len(ledgers) != len(numbers):
         return f"process groups {numbers} and {len(ledgers)} ledgers"
     for (declared, sections), ledger in zip(memory.domains, ledgers, strict=True):
-        why = _declared(declared, sections, record.world_size, mine) or _ledger(declared, ledger, known)
+        why = _declared(declared, sections, record.world_size, mine) or _ledger(
+            declared, ledger, known, max(memory.numbered, *known)
+        )
         if why:
             return f"process group {declared.domain}: {why}"
     return ""
@@ -57,12 +59,13 @@ def _declared(declared: DeclareDomain, sections: tuple[Section, ...], world: int
     return ""
 
 
-def _ledger(declared: DeclareDomain, ledger: DomainLedger, known: set[int]) -> str:
+def _ledger(declared: DeclareDomain, ledger: DomainLedger, known: set[int], numbered: int) -> str:
     rising = all(a[0] < b[0] and a[1] < b[1] for a, b in pairwise(ledger.switches))
     plans = [plan for _, plan in ledger.switches]
     steps = (ledger.settled, ledger.ready, *(first for first, _ in ledger.switches))
     if max(steps) >= MAX_STEP or not rising:
         return f"{ledger.settled} steps settled, plans from steps {ledger.switches}"
-    if declared.codec != LOSSLESS and not set(plans) <= known:
+    # Texts that mean nothing in a lossless group may be forgotten, but nobody runs a plan that was never numbered.
+    if max(plans, default=0) > numbered or (declared.codec != LOSSLESS and not set(plans) <= known):
         return f"plans {plans} in its ledger, {sorted(known)} in its memory"
     return ""

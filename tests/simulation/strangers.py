@@ -289,8 +289,8 @@ def send_torn(p: LaneProcess, peer: int, header: Header, wanted: Callable[[], bo
 def frame(w: World, r: Random, away: bool = False, back: int = -1, **change: Any) -> bool:
     """A contribution or aggregate to the next round of some block, over a proper link, with fields changed.
 
-    ``away``: to a node that does not own the block; ``back``: of so many steps before the newest that is over. False
-    where there was none to send.
+    ``away``: to a node that does not own the block; ``back``: of so many steps before the newest that is over for both.
+    False where there was none to send.
     """
     for p, d, peers, part in blocks(w, r):
         owner = d.config.members[part.block.owner].node
@@ -298,11 +298,18 @@ def frame(w: World, r: Random, away: bool = False, back: int = -1, **change: Any
         if (away and not others) or part.out_step <= back:
             continue
         peer = r.choice(others) if away else owner if owner in peers else peers[0]
+        over = part.out_step
+        if back > 0:
+            # Here a step may be over that the receiver has yet to make, and without this block.
+            store = w.by_name[w.names[peer]].memory.blocks.get((d.id, part.block.key))
+            over = min(over, store.out_step) if store is not None else 0
+            if over <= back:
+                continue
         phase = Phase.AGGREGATE if owner == p.node.id else Phase.CONTRIBUTION
         c, fields = d.config, {"type": FrameType.DATA, "elements": part.block.elements, "codec": CODECS["none"].id}
         h = Header(**(fields | {
             "phase": phase, "dtype": int(part.block.dtype), "job": c.job, "domain": c.domain, "epoch": c.epoch,
-            "step": part.out_step - back, "key": part.block.key, "sender": p.node.id, "incarnation": p.incarnation,
+            "step": over - back, "key": part.block.key, "sender": p.node.id, "incarnation": p.incarnation,
         } | change))  # fmt: skip
         if h.type is FrameType.DATA:
             send_torn(p, peer, h)

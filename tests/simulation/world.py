@@ -386,8 +386,8 @@ class World:
         self.checks.at_rest()
 
     def _busy(self) -> bool:
-        """Whether a supervisor still has a job, or a process is stopped."""
-        return any(p.paused or (p.lane == CONTROL and p.machine.jobs) for n in self.nodes for p in n.processes())
+        """Whether a daemon still has a job, one that is about to be started again too, or a process is stopped."""
+        return any((n.memory.jobs and not n.gone) or any(p.paused for p in n.processes()) for n in self.nodes)
 
     def _where(self, w: Worker) -> Iterator[str]:
         if not w.job:

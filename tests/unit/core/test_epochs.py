@@ -154,7 +154,7 @@ def test_a_restarted_supervisor_stays_frozen_and_ready() -> None:
     again.on(hello_from("b", 7, to=100), 50.0)
     (said_again,) = [x for x in control_sent(again.on(Tick(), 51.0)) if isinstance(x, Frozen)]
     assert said_again.domains == (DomainState(0, 1, 1, ("a", "b")),) and said_again.epoch == record.epoch
-    following = msgspec.structs.replace(record, epoch=2, starts=(EpochStart(2, 0, 1, 1),))
+    following = msgspec.structs.replace(record, epoch=2, lost=((),), starts=(EpochStart(2, 0, 1, 1),))
     assert settled(again.on(control_from_b(following, 1), 52.0)) == [], "lanes have to report step 1 once more"
     assert settled(finish(again, 1)) == [(1, False)] and next(iter(again.jobs.values())).record == following
 
@@ -200,7 +200,7 @@ def test_an_epoch_that_cannot_be_or_that_a_stranger_decided_is_refused() -> None
     (said_of_it,) = epochs.on_record(job, "c", msgspec.structs.replace(alone, epoch=2))
     assert isinstance(said_of_it, ce.Log) and "not its business" in said_of_it.text
     m, record = pair("fail")
-    assert told(m.on(control_from_b(msgspec.structs.replace(record, epoch=2), 3), 1.0)) == []
+    assert told(m.on(control_from_b(msgspec.structs.replace(record, epoch=2, lost=((),)), 3), 1.0)) == []
     assert next(iter(m.jobs.values())).record == record, "a job that ends with its first loss has one epoch"
 
 
@@ -234,14 +234,14 @@ def test_what_is_said_of_a_later_epoch_waits_for_it() -> None:
     finish(m, 1)
     b_is_ready(m, 1, 3)
     assert settled(b_is_ready(m, 2, 4, epoch=2)) == []
-    following = msgspec.structs.replace(record, epoch=2, starts=(EpochStart(2, 0, 1, 1),))
+    following = msgspec.structs.replace(record, epoch=2, lost=((),), starts=(EpochStart(2, 0, 1, 1),))
     m.on(control_from_b(following, 5), 1.0)
     assert settled(finish(m, 2, epoch=2)) == [(2, False)]
 
 
 def test_who_speaks_of_an_epoch_that_is_over_hears_of_the_next() -> None:
     m, record = pair()
-    following = msgspec.structs.replace(record, epoch=2)
+    following = msgspec.structs.replace(record, epoch=2, lost=((),))
     m.on(control_from_b(following, 3), 1.0)
     assert control_sent(b_is_ready(m, 1, 4)) == [following]
     assert control_sent(m.on(control_from_b(record, 5), 1.0)) == [following]

@@ -57,6 +57,7 @@ def _sections() -> dict[str, Any]:
     [
         (_record(epoch=1 << 32), "epoch 4294967296"),
         (_record(epoch=0), "epoch 0"),
+        (_record(epoch=2), "of epoch 2 it says who left at the beginning of 0 after the first"),
         (_record(deadline=float("nan")), "deadline nan"),
         (_record(partition_bytes=1 << 40), "partitions of 1099511627776"),
         (_record(job=b"short"), "a number of 5 bytes"),
@@ -94,6 +95,13 @@ def test_what_cannot_be_is_named(changes: dict[str, Any], said: str) -> None:
 )
 def test_so_is_a_ledger_that_does_not_go_with_it(ledger: DomainLedger) -> None:
     assert "process group 0" in damage(memory(), (ledger,), "a")
+
+
+def test_of_a_lossless_group_a_plans_text_may_be_forgotten_but_not_that_it_was_numbered() -> None:
+    lossless = _declared(codec="none")
+    forgotten = DomainLedger(3, (), ((0, 1), (5, 2)))
+    assert damage(memory(**lossless, numbered=2), (forgotten,), "a") == ""
+    assert "plans [1, 2] in its ledger" in damage(memory(**lossless), (forgotten,), "a")
 
 
 def test_another_nodes_memory_is_none_of_this_node() -> None:
