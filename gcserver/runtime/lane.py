@@ -365,6 +365,7 @@ def main() -> int:
     try:
         process.run()
     finally:
+        process.workers.close()
         process.transport.close()
         context.destroy(0)
     return 0
