@@ -332,7 +332,7 @@ class LaneMachine:
             self._on_pushed(push, now)
 
     def _bring(self, domain: Domain, now: float) -> None:
-        """What came too early and no longer is, but for what lives said that are over: those after them say it again."""
+        """What came too early and no longer is, except of lives that are over: those after them say it again."""
         for frame in self.early.take_frames(domain.id, domain):
             if self.links[frame.header.sender].theirs == frame.header.incarnation:
                 self._on_data(frame, now)

@@ -140,8 +140,8 @@ class ControlProcess(Process):
         shape = world.shape
         hello = messages.Hello(node.name, node.address, shape.lanes, 0, node.memory.generation, "sim")
         config = ControlConfig(
-            hello, self.incarnation, node.rules, shape.partition_bytes, shape.min_compress_bytes, shape.deadline, "fail",
-            arbiter=True,
+            hello, self.incarnation, node.rules, shape.partition_bytes, shape.min_compress_bytes, shape.deadline,
+            "fail", arbiter=True,
         )  # fmt: skip
         self.machine = ControlMachine(config, node.resolve, no_controller, no_room, self._no_space)
         self.arbiter = MemoryArbiter()

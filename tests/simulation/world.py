@@ -388,10 +388,9 @@ class World:
 
     def _busy(self) -> bool:
         """Whether a supervisor still has a job, or will once it is started again, or a process is stopped."""
-        kept = self.restarts and any(n.memory.jobs for n in self.nodes if not n.gone)
-        return kept or any(
-            p.paused or (p.lane == CONTROL and p.machine.jobs) for n in self.nodes for p in n.processes()
-        )
+        if self.restarts and any(n.memory.jobs for n in self.nodes if not n.gone):
+            return True
+        return any(p.paused or (p.lane == CONTROL and p.machine.jobs) for n in self.nodes for p in n.processes())
 
     def _where(self, w: Worker) -> Iterator[str]:
         if not w.job:
