@@ -255,8 +255,7 @@ class LaneMachine:
 
     # --------------------------------------------------------------------------------------- domains
     def _on_domain_opened(self, e: DomainOpened, now: float) -> None:
-        c = e.config
-        key = c.id
+        c, key = e.config, e.config.id
         before = self.domains.get(key)
         if before is not None:
             if c.epoch <= before.config.epoch:
@@ -328,13 +327,13 @@ class LaneMachine:
         if domain is None or e.section.index < len(domain.sections):
             return
         opening.open_section(domain, e.section, e.blocks, dict(e.memory), now)
-        self._bring(e.domain, now)
+        self._bring(domain, now)
         for push in self.early.take_pushes(e.domain):
             self._on_pushed(push, now)
 
-    def _bring(self, key: DomainKey, now: float) -> None:
-        """What came too early for a domain, but for what lives said that are over: those after them say it again."""
-        for frame in self.early.take_frames(key):
+    def _bring(self, domain: Domain, now: float) -> None:
+        """What came too early and no longer is, except of lives that are over: those after them say it again."""
+        for frame in self.early.take_frames(domain.id, domain):
             if self.links[frame.header.sender].theirs == frame.header.incarnation:
                 self._on_data(frame, now)
             else:
@@ -378,6 +377,7 @@ class LaneMachine:
     def _on_settled(self, e: Settled, now: float) -> None:
         if (domain := self.domains.get(e.domain)) is not None and completion.settle(domain, e):
             encoding.run_gated(domain, now)
+            self._bring(domain, now)
 
 
 _HANDLERS: dict[type, Callable[[LaneMachine, Any, float], None]] = {

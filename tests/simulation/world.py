@@ -16,6 +16,7 @@ from typing import Any
 
 from gcproto import wire
 from gcproto.manifest import AddressSpace
+from gcproto.messages import Rule
 from gcserver.core import control_events as ce
 from gcserver.core import events as ev
 from gcserver.core.events import CodecChoice
@@ -56,7 +57,8 @@ class Node:
         self.lives_ahead = 0
         #: what its kernels take longer than usual, seconds; whether it has no memory for more tensors
         self.kernels, self.full = 0.0, False
-        #: the codecs that its release knows
+        #: what its configuration has jobs encoded with, and the codecs that its release knows
+        self.rules: tuple[Rule, ...] = (Rule(world.shape.pattern, world.shape.codec),)
         self.resolve: Callable[[str], CodecChoice] = resolve
 
     def clock(self) -> float:
@@ -146,8 +148,7 @@ class World:
         whole = [d for job in shape.jobs for d in job.domains if d.whole]
         longest = [t.elements * s.dtype.itemsize for d in whole for s in d.sections for t in s.tensors]
         self.largest_payload = max(shape.partition_bytes, *longest, 0)
-        self.nodes: list[Node] = []
-        self.nodes = [Node(self, i) for i in range(shape.nodes)]
+        self.nodes: list[Node] = [Node(self, i) for i in range(shape.nodes)]
         self.names = {n.id: n.name for n in self.nodes}
         self.by_name = {n.name: n for n in self.nodes}
         self.specs = {j.label: j for j in shape.jobs}
@@ -386,8 +387,10 @@ class World:
         self.checks.at_rest()
 
     def _busy(self) -> bool:
-        """Whether a daemon still has a job, one that is about to be started again too, or a process is stopped."""
-        return any((n.memory.jobs and not n.gone) or any(p.paused for p in n.processes()) for n in self.nodes)
+        """Whether a supervisor still has a job, or will once it is started again, or a process is stopped."""
+        if self.restarts and any(n.memory.jobs for n in self.nodes if not n.gone):
+            return True
+        return any(p.paused or (p.lane == CONTROL and p.machine.jobs) for n in self.nodes for p in n.processes())
 
     def _where(self, w: Worker) -> Iterator[str]:
         if not w.job:

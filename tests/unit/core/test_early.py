@@ -121,6 +121,20 @@ def test_steps_far_ahead_are_not_begun_and_come_again_when_they_are_near() -> No
     assert m.links[B].received == 2 and set(m.domains[ID].partitions[0].rounds) == {8, 9}
 
 
+def test_steps_far_ahead_are_not_begun_either_when_their_domain_opens() -> None:
+    m = machine()
+    m.on(contribution(1, step=9), 0.0)
+    m.on(contribution(2, step=1 << 60, payload_bytes=600), 0.0)
+    open_domain(m, section=False)
+    assert kinds(m.on(contribution(3, step=9), 1.0)) == ["Release", "frames_refused"], "nor kept for a section to come"
+    m.on(ev.SectionOpened(ID, SECTION, AddressSpace(2, 1, 4 << 20).append(SECTION), {}), 1.0)
+    assert not m.domains[ID].partitions[0].rounds and m.early.count == 2
+    m.on(ev.Settled(ID, 1, False, 0), 2.0)
+    assert set(m.domains[ID].partitions[0].rounds) == {9}, "it was taken, and would not come again"
+    assert "Release" in kinds(m.on(ev.Tick(), 600.5)) and m.links[B].taken(ID) == 600, "since it came, not since later"
+    assert (m.early.count, m.early.nbytes) == (0, 0)
+
+
 def test_an_open_domain_keeps_no_more_of_what_it_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(early, "MAX_BYTES", 1000)
     m = machine()

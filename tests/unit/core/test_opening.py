@@ -164,7 +164,7 @@ def test_residuals_settle_whoever_of_the_ranks_has_come_back(first: int) -> None
 
 @pytest.mark.parametrize("logged", [False, True])
 def test_a_step_that_was_not_logged_is_not_overtaken_by_the_next(logged: bool) -> None:
-    """Both ranks have inputs of step 2 in their slots; one has not closed step 1, whose NaN only the output tells of."""
+    """Both ranks have inputs of step 2 in their slots; one has not closed step 1, of whose NaN the output tells."""
     config = ev.DomainConfig(JOB, 0, "ddp", 1, (ev.Member(A, "a", 2),), 0, 2, 2, 2, 0)
     finished = (ev.StepRecord(1, True, 0, 7, 1),) if logged else ()
     m = machine()
