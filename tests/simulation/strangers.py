@@ -308,7 +308,7 @@ def frame(w: World, r: Random, away: bool = False, back: int = -1, **change: Any
         c, fields = d.config, {"type": FrameType.DATA, "elements": part.block.elements, "codec": CODECS["none"].id}
         h = Header(**(fields | {
             "phase": phase, "dtype": int(part.block.dtype), "job": c.job, "domain": c.domain, "epoch": c.epoch,
-            "step": over - back, "key": part.block.key, "sender": p.node.id, "incarnation": p.incarnation,
+            "step": part.out_step - back, "key": part.block.key, "sender": p.node.id, "incarnation": p.incarnation,
         } | change))  # fmt: skip
         if h.type is FrameType.DATA:
             send_torn(p, peer, h)
