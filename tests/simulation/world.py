@@ -15,7 +15,6 @@ from random import Random
 from typing import Any
 
 from gcproto import wire
-from gcproto.manifest import AddressSpace
 from gcproto.messages import Rule
 from gcserver.core import control_events as ce
 from gcserver.core import events as ev
@@ -155,7 +154,6 @@ class World:
         self.workers: list[Worker] = []
         self.open_workers = 0
         self._described: dict[ev.DomainKey, tuple[DomainSpec, tuple[tuple[int, ...], ...], tuple[str, ...]]] = {}
-        self._spaces: dict[ev.DomainKey, AddressSpace] = {}
         self._first: dict[tuple[ev.DomainKey, int], int] = {}
 
     # -------------------------------------------------------------------------------------- numbers
@@ -286,10 +284,6 @@ class World:
             inside = [(n, r) for n, r in inside if r]
             found = (spec, tuple(r for _, r in inside), tuple(n for n, _ in inside))
             self._described[key] = found
-            space = AddressSpace(len(inside), self.shape.lanes, record.partition_bytes, spec.whole)
-            for s in spec.sections:
-                space.append(s)
-            self._spaces[key] = space
         return found
 
     def node_names(self, key: ev.DomainKey) -> tuple[str, ...]:
@@ -300,11 +294,14 @@ class World:
         return self._domain(key)[2].index(node)
 
     def first_key(self, key: ev.DomainKey, step: int) -> int:
-        """The block that a rank pushes first in a step (and that carries the NaN of a void one)."""
+        """The block that carries the NaN of a void step: the first that its rank pushes, whose program may be a wrong
+        one, by itself once all others are lost."""
         found = self._first.get((key, step))
         if found is None:
-            spec, _, _ = self._domain(key)
-            found = self._first[key, step] = spec.keys(step, self._spaces[key].blocks)[0].key
+            it = key[0], self._domain(key)[0].nan[step]
+            pushing = (t for x in self.workers if (x.job, x.rank) == it for t in x.threads.values() if t.id == key)
+            thread = next(t for t in pushing if t.step >= step)
+            found = self._first[key, step] = thread.spec.keys(step, thread.space.blocks)[0].key
         return found
 
     def finished_well(self, job: bytes) -> bool:
