@@ -310,11 +310,11 @@ class LaneMachine:
                 key, step, block = head
                 domain = self.domains.get(key)
                 frame = frames.contribution(domain, step, block) if domain is not None else None
-                if frame is None:
+                if domain is None or frame is None:
                     outbox.pop(key)
                     continue
                 header, handle, wanted = frame
-                if not link.may_spend(key, header.payload_bytes):
+                if not link.may_spend(key, header.payload_bytes, step <= domain.front):
                     blocked.add(key)
                     continue
                 outbox.pop(key)

@@ -160,10 +160,14 @@ class Link:
         account = self.accounts.get(domain)
         return 0 if account is None else account.spent - account.returned
 
-    def may_spend(self, domain: DomainKey, nbytes: int) -> bool:
-        """Whether a contribution of ``nbytes`` fits the credit; one frame always may when nothing is out."""
-        out = self.outstanding(domain)
-        return out == 0 or out + nbytes <= self.credit
+    def may_spend(self, domain: DomainKey, nbytes: int, first: bool) -> bool:
+        """Whether a contribution of ``nbytes`` fits the credit; ``first``: it is of the first step not over here.
+
+        Half of the credit is that step's alone, since what is out of later ones may wait until it is over; and one
+        frame of it may go whatever its size, once no more than they may hold is out.
+        """
+        out, half = self.outstanding(domain), self.credit // 2
+        return out + nbytes <= (self.credit if first else half) or (first and out <= half)
 
     def take(self, domain: DomainKey, nbytes: int) -> list[LinkEffect]:
         """A contribution payload of the peer was used or dropped: its credit goes back."""
