@@ -366,8 +366,9 @@ class Link:
 
     # --------------------------------------------------------------------------------------- time
     def _stalled(self, now: float) -> bool:
-        """Whether nothing arrives any more. A peer that never spoke may not be there yet."""
-        if not self.up or not self.arrivals.impatient(now):
+        """Whether nothing arrives any more. A peer that never spoke may not be there yet, or our first HELLO to it be
+        stuck: that costs a connection now and then, less often the longer it lasts."""
+        if not self.arrivals.impatient(now):
             return False
         padding = self.probe.nbytes if self.probe is not None and self.probe.awaited(now) else 0
         return self.arrivals.stalled(now, padding + sum(s.header.payload_bytes for s in self.unacked.values()))
@@ -385,7 +386,9 @@ class Link:
             return [self.hello(hello)]
         out: list[LinkEffect] = []
         if self._stalled(now):
-            out += [Reconnect(self.peer), Count("connections_stalled", self.peer)]
+            out.append(Reconnect(self.peer))
+            if self.up:  # One that is yet to come is nothing to be counted.
+                out.append(Count("connections_stalled", self.peer))
         out.append(self.heartbeat(closed, now) if self.up and self.knows_us else self.hello(hello))
         if self.up and not self.quiet and now - self.heard > quiet_after:
             self.quiet = True

@@ -113,5 +113,13 @@ def test_who_was_paused_does_not_take_its_links_for_stalled() -> None:
     assert [type(e) for _, e in quiet(a, 68.0, 65.5)] == [Reconnect, Count]
 
 
-def test_a_peer_that_was_never_there_is_connected_to_once() -> None:
-    assert quiet(Link(A, 11, B, "b"), 500.0) == []
+def test_a_peer_that_never_spoke_is_connected_to_again_now_and_then() -> None:
+    """It may be there, and our first HELLO stuck on its way: in both directions, or it knows us by that alone."""
+    a = Link(A, 11, B, "b")
+    found = quiet(a, 3000.0)
+    assert {e for _, e in found} == {Reconnect(B)}, "and nothing is counted"
+    gaps = [later - earlier for (earlier, _), (later, _) in pairwise(found)]
+    assert gaps == [20.5, 40.5, 80.5, 160.5, 320.5, 640.5, 640.5, 640.5], "less often the longer it is away"
+    assert kinds(list(a.tick(3000.5, HELLO, 1e9))) == ["HELLO"]
+    a.adopt(7, 3001.0)
+    assert quiet(a, 3011.0, 3001.0) == [] and a.arrivals.renewed == 0
