@@ -139,7 +139,8 @@ class Link:
             clock = 0.0
         credits = self.accounts.told()
         held = now - self.their_clock_at if now and self.their_clock else 0.0
-        beat = messages.Beat(self.next_seq - 1, closed, credits, clock, self.their_clock if now else 0.0, held, pad)
+        echo, silent = (self.their_clock, now - self.heard) if now else (0.0, 0.0)
+        beat = messages.Beat(self.next_seq - 1, closed, credits, clock, echo, held, pad, silent)
         return self._unnumbered(FrameType.HEARTBEAT, packed.encode(beat))
 
     def send(
@@ -316,6 +317,7 @@ class Link:
     def on_beat(self, body: bytes, now: float, out: Sink) -> messages.Beat:
         beat = _beat(body)
         self._round_trip(beat, now)
+        self.arrivals.dated(beat.silent, now)
         for job, domain, total in beat.credits:
             self.accounts.returned((job, domain), total)
         self.highest = max(self.highest, min(beat.highest, self.highest + MAX_AHEAD))
