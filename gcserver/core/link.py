@@ -139,7 +139,8 @@ class Link:
             clock = 0.0
         credits = self.accounts.told()
         held = now - self.their_clock_at if now and self.their_clock else 0.0
-        beat = messages.Beat(self.next_seq - 1, closed, credits, clock, self.their_clock if now else 0.0, held, pad)
+        echo, silent = (self.their_clock, now - self.heard) if now else (0.0, 0.0)
+        beat = messages.Beat(self.next_seq - 1, closed, credits, clock, echo, held, pad, silent)
         return self._unnumbered(FrameType.HEARTBEAT, packed.encode(beat))
 
     def send(
@@ -320,6 +321,7 @@ class Link:
     def on_beat(self, body: bytes, now: float, out: Sink) -> messages.Beat:
         beat = _beat(body)
         self._round_trip(beat, now)
+        self.arrivals.dated(beat.silent, now)
         for job, domain, total in beat.credits:
             self.accounts.returned((job, domain), total)
         self.highest = max(self.highest, min(beat.highest, self.highest + MAX_AHEAD))
@@ -370,8 +372,9 @@ class Link:
 
     # --------------------------------------------------------------------------------------- time
     def _stalled(self, now: float) -> bool:
-        """Whether nothing arrives any more. A peer that never spoke may not be there yet."""
-        if not self.up or not self.arrivals.impatient(now):
+        """Whether nothing arrives any more. A peer that never spoke may not be there yet, or our first HELLO to it be
+        stuck: that costs a connection now and then, less often the longer it lasts."""
+        if not self.arrivals.impatient(now):
             return False
         padding = self.probe.nbytes if self.probe is not None and self.probe.awaited(now) else 0
         return self.arrivals.stalled(now, padding + sum(s.header.payload_bytes for s in self.unacked.values()))
@@ -389,7 +392,9 @@ class Link:
             return [self.hello(hello)]
         out: list[LinkEffect] = []
         if self._stalled(now):
-            out += [Reconnect(self.peer), Count("connections_stalled", self.peer)]
+            out.append(Reconnect(self.peer))
+            if self.up:  # One that is yet to come is nothing to be counted.
+                out.append(Count("connections_stalled", self.peer))
         out.append(self.heartbeat(closed, now) if self.up and self.knows_us else self.hello(hello))
         if self.up and not self.quiet and now - self.heard > quiet_after:
             self.quiet = True

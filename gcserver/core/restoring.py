@@ -28,6 +28,8 @@ def damage(memory: JobMemory, ledgers: tuple[DomainLedger, ...], node: str) -> s
     mine = next((m.ranks for m in record.members if m.node == node), None)
     if mine is None or not set(memory.ranks) <= set(mine):
         return f"ranks {memory.ranks} of {node}, which has {mine}"
+    if not (lost := {name for name, _ in memory.lost}) <= {m.node for m in record.members} - {node}:
+        return f"the loss of {', '.join(sorted(lost))}, which are not all other members"
     known = {0, *(p.version for p in memory.plans)}
     if memory.proposal not in known or not 0 <= memory.numbered < 1 << 32:
         return f"proposal {memory.proposal} of plans {sorted(known)}, {memory.numbered} ever numbered"

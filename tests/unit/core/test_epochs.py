@@ -6,6 +6,7 @@ What may live here: tests of `gcserver/core/epochs.py` and `commits.py`. What ma
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import msgspec
@@ -157,6 +158,42 @@ def test_a_restarted_supervisor_stays_frozen_and_ready() -> None:
     following = msgspec.structs.replace(record, epoch=2, lost=((),), starts=(EpochStart(2, 0, 1, 1),))
     assert settled(again.on(control_from_b(following, 1), 52.0)) == [], "lanes have to report step 1 once more"
     assert settled(finish(again, 1)) == [(1, False)] and next(iter(again.jobs.values())).record == following
+
+
+def test_a_restarted_supervisor_asks_again_without_whom_it_was_to_go_on() -> None:
+    """All that asked may be started again between the arbiter's decision and hearing of it: nobody else asks then."""
+    m, record = pair()
+    out = m.on(Tick(), 40.0)
+    order = [type(e) for e in out if isinstance(e, ce.SaveJob | ce.Arbitrate)]
+    assert order == [ce.SaveJob, ce.Arbitrate], "saved before it asks"
+    (saved,) = [e.memory for e in out if isinstance(e, ce.SaveJob)]
+    again = machine(arbiter=True)
+    again.on(ce.JobRestored(saved, (ce.DomainLedger(0, (), ((0, 0),), 0),)), 50.0)
+    again.on(PeerAdded(B, "b"), 50.0)
+    again.on(hello_from("b", 8, to=100), 50.0)
+    (asked,) = arbitrated(again.on(Tick(), 51.0))
+    assert asked.record.lost == ((record.members[1],),), "though it is there again"
+    decided = msgspec.structs.replace(asked.record, members=record.members[1:], nonces=(5,), lost=(record.members[:1],))
+    again.on(ce.WorkerSaid(1, messages.Reattach(record.job, 0, 1234)), 51.5)
+    (fault,) = told(again.on(ce.EpochWon(decided), 52.0))
+    assert fault.kind == "StepIndeterminate" and "decided without a" in fault.message
+
+
+def test_a_loss_of_who_is_frozen_already_is_saved() -> None:
+    m, record = pair()
+    m.on(control_from_b(Frozen(record.job, 1, (), ("c",)), 3), 1.0)
+    (saved,) = [e.memory for e in m.on(Tick(), 40.0) if isinstance(e, ce.SaveJob)]
+    assert saved.frozen and [name for name, _ in saved.lost] == ["b"]
+
+
+def test_an_epoch_that_begins_with_another_loss_is_frozen_after_a_restart_too() -> None:
+    """Saved as the epoch begins, killed before it is saved that this node froze in it."""
+    m, _ = pair()
+    (saved,) = [e.memory for e in m.on(Tick(), 40.0) if isinstance(e, ce.SaveJob)]
+    again = machine(arbiter=True)
+    saved = dataclasses.replace(saved, frozen=False)
+    again.on(ce.JobRestored(saved, (ce.DomainLedger(0, (), ((0, 0),), 0),)), 50.0)
+    assert len(arbitrated(again.on(Tick(), 51.0))) == 1
 
 
 def test_who_is_left_out_ends_and_the_others_do_not() -> None:

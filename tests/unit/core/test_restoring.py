@@ -71,6 +71,8 @@ def _sections() -> dict[str, Any]:
         ({"ranks": (0, 9)}, "ranks (0, 9) of a"),
         ({"proposal": 4}, "proposal 4"),
         ({"numbered": -1}, "-1 ever numbered"),
+        ({"lost": (("b", "silent"),)}, "the loss of b"),
+        ({"lost": (("a", "silent"),)}, "the loss of a"),
         ({"domains": ()}, "1 ledgers"),
         (_declared(domain=1 << 32), "process group 4294967296"),
         (_declared(ranks=(0, 0)), "ranks (0, 0)"),
