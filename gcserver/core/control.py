@@ -365,6 +365,8 @@ class ControlMachine:
             advice = "start it again from its last checkpoint with codecs every node knows, or put that version back"
             self.out.extend(job.fault("CodecError", why, missing=(job.node,), advice=advice))
         else:
+            for domain, ledger in zip(job.domains.values(), e.ledgers, strict=True):
+                self.out.extend(settling.catch_up(domain, ledger.settled))
             self.out.extend(job_plans.resume(job))
 
     # ------------------------------------------------------------------------------------------ time

@@ -9,7 +9,7 @@ from __future__ import annotations
 from gcproto import messages
 from gcproto.manifest import ManifestError, Section, check_section, difference
 from gcproto.messages import DeclareDomain, SectionAgreed, SectionList, SectionOffer
-from gcserver.core import job_plans
+from gcserver.core import job_plans, settling
 from gcserver.core.control_domain import ControlDomain
 from gcserver.core.control_events import ControlEffect, OpenSection, Tell, ToLane
 from gcserver.core.early_messages import EarlyMessages
@@ -55,7 +55,7 @@ def declare_domain(job: Job, rank: int, declared: DeclareDomain) -> list[Control
                 advice=job_plans.DECLARE_WHOLE,
             )
     domain = job.add_domain(declared)
-    return [job.save(), *job.open_domain(domain, None)]
+    return [job.save(), *settling.catch_up(domain, 0), *job.open_domain(domain, None)]
 
 
 def declare_section(job: Job, rank: int, message: messages.DeclareSection) -> list[ControlEffect]:

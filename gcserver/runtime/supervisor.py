@@ -160,9 +160,7 @@ class Supervisor:
         # Before the jobs, which name their members as those advertise themselves: the configuration knows better.
         for peer in c.others:
             self.peers.know(peer.name, str(peer.address))
-        for memory, ledgers in self.store.load():
-            self.feed(cx.JobRestored(memory, ledgers))
-            self.steering.restore(memory.record.job, self.store.steering(memory.record.job))
+        self._take_up()
         self.peers.start()
         self.registrations.start()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -314,6 +312,12 @@ class Supervisor:
     def _tune(self, domain: DomainKey, notch: int, level: int) -> None:
         log.debug("domain %d tuned: notch %d, level %d", domain[1], notch, level)
         self.lanes.tell(ev.Tuned(domain, notch, level))
+
+    def _take_up(self) -> None:
+        """The jobs that an earlier life left. Their controllers first: taking a job up may settle steps."""
+        for memory, ledgers in self.store.load():
+            self.steering.restore(memory.record.job, self.store.steering(memory.record.job))
+            self.feed(cx.JobRestored(memory, ledgers))
 
     def _save_steering(self, job: bytes, saved: bytes) -> None:
         try:

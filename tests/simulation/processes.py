@@ -184,6 +184,7 @@ class ControlProcess(Process):
     def _save_job(self, e: ce.SaveJob) -> None:
         self.world.checks.on_save(self, e)
         self.node.memory.jobs[e.job] = e.memory
+        self.world.records.setdefault(e.job, e.memory.record)
 
     def _forget_job(self, e: ce.ForgetJob) -> None:
         self.world.checks.on_forget(self, e.job)

@@ -15,7 +15,7 @@ from random import Random
 from typing import Any
 
 from gcproto import wire
-from gcproto.messages import Rule
+from gcproto.messages import EpochDecided, Rule
 from gcserver.core import control_events as ce
 from gcserver.core import events as ev
 from gcserver.core.events import CodecChoice
@@ -151,6 +151,8 @@ class World:
         self.names = {n.id: n.name for n in self.nodes}
         self.by_name = {n.name: n for n in self.nodes}
         self.specs = {j.label: j for j in shape.jobs}
+        #: jobs as they were first saved: a lane may still work in one that all supervisors have forgotten
+        self.records: dict[bytes, EpochDecided] = {}
         self.workers: list[Worker] = []
         self.open_workers = 0
         self._described: dict[ev.DomainKey, tuple[DomainSpec, tuple[tuple[int, ...], ...], tuple[str, ...]]] = {}
@@ -278,7 +280,7 @@ class World:
     def _domain(self, key: ev.DomainKey) -> tuple[DomainSpec, tuple[tuple[int, ...], ...], tuple[str, ...]]:
         found = self._described.get(key)
         if found is None:
-            record = next(n.memory.jobs[key[0]].record for n in self.nodes if key[0] in n.memory.jobs)
+            record = self.records[key[0]]
             spec = next(d for d in self.specs[record.label].domains if d.id == key[1])
             inside = [(m.node, tuple(r for r in m.ranks if r in spec.ranks)) for m in record.origin]
             inside = [(n, r) for n, r in inside if r]

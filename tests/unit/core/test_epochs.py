@@ -129,10 +129,25 @@ def test_a_skipped_step_is_settled_only_once_it_is_saved_why() -> None:
     # Killed before the last of them.
     (saved,) = [e.memory for e in logged if isinstance(e, ce.SaveJob)]
     again = machine(arbiter=True)
-    again.on(ce.JobRestored(saved, (ce.DomainLedger(2, (), ((0, 0),), 2),)), 50.0)
+    out = again.on(ce.JobRestored(saved, (ce.DomainLedger(2, (), ((0, 0),), 2),)), 50.0)
+    assert settled(out) == [(3, True)], "the ledger has no hole"
     e = opened(again.on(ce.LaneUp(0), 50.0))
     assert (e.config.epoch, e.settled, e.voids, e.config.skips(3)) == (2, 3, (3,), True)
     assert settled(finish(again, 4, epoch=2)) == [(4, False)]
+
+
+def test_what_was_skipped_of_a_group_before_this_node_knew_it_is_logged_when_it_does() -> None:
+    m, _ = pair("skip")
+    (asked,) = arbitrated(m.on(Tick(), 40.0))
+    record = msgspec.structs.replace(asked.record, starts=(*asked.record.starts, EpochStart(2, 1, 0, 2)))
+    m.on(ce.EpochWon(record), 41.0)
+    out = said(m, 1, DeclareDomain("tp", 1, (0, 1), True))
+    assert settled(out) == [(1, True), (2, True)]
+    assert opened(out).settled == 2
+    (saved,) = [e.memory for e in out if isinstance(e, ce.SaveJob)]
+    ledgers = ce.DomainLedger(0, (), ((0, 0),), 0), ce.DomainLedger(1, (1,), ((0, 0),), 0)
+    again = machine(arbiter=True).on(ce.JobRestored(saved, ledgers), 50.0)
+    assert settled(again) == [(2, True)], "killed between the two"
 
 
 def test_who_is_frozen_becomes_ready_no_further() -> None:
