@@ -16,6 +16,7 @@ from typing import Any, Final
 import pytest
 
 from gcserver import config
+from tests.system.installed import from_pip
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 CHART: Final = ROOT / "deploy/kubernetes/gradcomm"
@@ -50,14 +51,7 @@ pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(300)]
 @pytest.fixture(scope="module")
 def ask(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ask]:
     """A question to Helm or the schemas; both are installed into a folder of their own."""
-    folder = tmp_path_factory.mktemp("helm")
-    command = [sys.executable, "-m", "pip", "install", "-q", "--no-compile", "--target", str(folder), *TOOLS]
-    try:
-        result = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
-    except subprocess.TimeoutExpired:
-        pytest.skip("pip's registry does not answer")
-    if result.returncode != 0:
-        pytest.skip(f"pip could not install {' and '.join(TOOLS)}: {result.stderr.strip()[-300:]}")
+    folder = from_pip(tmp_path_factory.mktemp("helm"), *TOOLS)
     with subprocess.Popen(
         [sys.executable, str(ROOT / "tests/system/charts.py")], env={"PYTHONPATH": str(folder)}, text=True,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE,
