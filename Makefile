@@ -18,7 +18,7 @@ RUBBISH := MALLOC_PERTURB_=165 GLIBC_TUNABLES=glibc.malloc.tcache_count=0
 
 .DEFAULT_GOAL := help
 .PHONY: help setup warmup test test-system test-long lint format proto demo soak soak-faults soak-kills simulate simulate-coverage \
-	mutants fuzz clean distclean
+	mutants fuzz install-systemd clean distclean
 # setup has to come first also under -j
 .NOTPARALLEL:
 
@@ -83,6 +83,18 @@ mutants: $(STAMP) ## plant faults in the core, each of which some test must noti
 
 fuzz: warmup ## hostile inputs to all that reads what others wrote (INPUTS=100000)
 	@$(ONE_THREAD) $(RUBBISH) $(BIN)/python -m tests.fuzz --inputs $(INPUTS) $(ARGS)
+
+# What a package would put under /usr; an administrator's own place is /usr/local.
+DESTDIR  ?=
+PREFIX   ?= /usr/local
+GCSERVER ?= /opt/gradcomm/bin/gcserver
+LIB := $(DESTDIR)$(PREFIX)/lib
+
+install-systemd: ## the systemd unit (DESTDIR= PREFIX=/usr/local GCSERVER=/opt/gradcomm/bin/gcserver)
+	@install -d $(LIB)/systemd/system $(LIB)/sysusers.d $(LIB)/tmpfiles.d
+	@sed 's|^ExecStart=[^ ]*|ExecStart=$(GCSERVER)|' deploy/systemd/gradcomm@.service >$(LIB)/systemd/system/gradcomm@.service
+	@install -m 644 deploy/systemd/sysusers.conf $(LIB)/sysusers.d/gradcomm.conf
+	@install -m 644 deploy/systemd/tmpfiles.conf $(LIB)/tmpfiles.d/gradcomm.conf
 
 clean: ## remove what builds and tests leave behind, but not .venv
 	@rm -rf build dist out *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage
