@@ -10,7 +10,7 @@ tc      iproute2    links shaped to a given rate
 ss      iproute2    killing live connections
 nft     nftables    partitions and dropped packets
 unshare util-linux  namespaces without root
-promtool prometheus judging the names on /metrics
+promtool prometheus scraping daemons for real; alert rules and their tests
 etcd    etcd-server deciding who is left of a job that loses nodes
 npm     npm         buf, which lints admin.proto and is a foreign gRPC client
 '

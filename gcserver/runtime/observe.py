@@ -106,7 +106,7 @@ class Observer:
                     m.total("frames", source, frames, direction=direction, peer=peer)
             for job, rounds in lane.stats.rounds:
                 if job in jobs:
-                    m.total("rounds", f"{source}/{job.hex()}", rounds, job=jobs[job])
+                    m.total("rounds", f"{source}/{job.hex()}", rounds, training_job=jobs[job])
             for job, size in lane.stats.arena_bytes:
                 if job in jobs:
                     arenas[jobs[job]] += size
@@ -115,8 +115,14 @@ class Observer:
             m.total("errors", source, n, kind=kind)
         for label, size in arenas.items():
             m.arena_bytes(label, size)
+        for running in s.machine.jobs.values():
+            m.plan_version(running.record.label, running.proposal)
+        for lane_status in self._status.node().lanes:
+            m.lane_ready(lane_status.index, lane_status.state == "ready")
         for peer_status in self._status.peers():
             m.peer_up(peer_status.name, peer_status.state.value == "up")
+            if peer_status.rtt is not None:
+                m.peer_rtt(peer_status.name, peer_status.rtt)
         if self._certificates is not None:
             found = self._certificates.current()
             m.certificate_expires("node", found.certificate.not_valid_after_utc.timestamp())
