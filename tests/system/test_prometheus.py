@@ -76,6 +76,8 @@ class Prometheus:
             with urllib.request.urlopen(url, timeout=10) as answer:
                 return json.load(answer)["data"]
         except urllib.error.HTTPError as error:
+            if error.code == 503:
+                return None  # it is starting
             raise AssertionError(f"{parameters}: {error.read().decode()}") from None
         except OSError:
             assert self._process.poll() is None, (self._folder / "log").read_text()
