@@ -11,6 +11,7 @@ ss      iproute2    killing live connections
 nft     nftables    partitions and dropped packets
 unshare util-linux  namespaces without root
 promtool prometheus scraping daemons for real; alert rules and their tests
+chromium chromium  opening the dashboard in a real browser
 etcd    etcd-server deciding who is left of a job that loses nodes
 npm     npm         buf, which lints admin.proto and is a foreign gRPC client
 '

@@ -119,7 +119,7 @@ KINDS: Final[dict[str, str]] = {
     "key_lists_unusable": "changes of `security.peers` that could not be used",
     "keys_refused": "keys that are not in `security.peers`",
     "lives_refused": "numbers of lives that are too far ahead of this clock",
-    "metrics_denied": "requests to `node.metrics` without the role they need, or under a foreign name",
+    "metrics_denied": "requests to `node.metrics` without the role they need, or by way of somebody else's page",
     "metrics_handshake_failed": "TLS connections to `node.metrics` that failed",
     "nacks_sent": "times frames were asked for again",
     "nodes_admitted": "nodes that came back into a job that had lost them",

@@ -52,6 +52,7 @@ from gcserver.runtime.lanelink import (
     AddPeer,
     Admit,
     AskBlocks,
+    BlockFact,
     BlockFacts,
     ForgetJob,
     LaneKeys,
@@ -102,7 +103,7 @@ class LaneProcess:
         self._new = Once()
         self.queue: deque[ev.LaneEvent] = deque()
         #: questions about blocks that are being answered: request, what is left, what was found
-        self.asked: deque[tuple[int, Iterator[tuple[int, int, float]], list[tuple[int, int, float]]]] = deque()
+        self.asked: deque[tuple[int, Iterator[BlockFact], list[BlockFact]]] = deque()
         self.endings = Endings(self.executor.domains, self._forget_domain, self.send_up)
         self.running = True
         self.guard = self._guard(context) if setup.secured else None

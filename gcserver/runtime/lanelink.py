@@ -149,12 +149,16 @@ class AskBlocks:
     domain: events.DomainKey
 
 
+#: of a block: key, payload bytes of the newest contribution, squared norms of its residual and of the newest gradient
+BlockFact = tuple[int, int, float, float]
+
+
 @dataclass(frozen=True, slots=True)
 class BlockFacts:
-    """From a lane, per block: key, payload bytes of the newest contribution, squared norm of its residual."""
+    """From a lane: what it knows of each block."""
 
     request: int
-    blocks: tuple[tuple[int, int, float], ...]
+    blocks: tuple[BlockFact, ...]
 
 
 _TYPES: dict[str, Any] = {

@@ -48,7 +48,7 @@ from gcserver.runtime.access import access
 from gcserver.runtime.lanelink import AskBlocks, BlockFacts, StepTimes
 from gcserver.runtime.planadmin import PlanAdmin
 from gcserver.runtime.planstatus import without_tensors
-from gcserver.runtime.tensors import in_force, space, tensors, with_facts
+from gcserver.runtime.tensors import Facts, in_force, space, tensors, with_facts
 
 if TYPE_CHECKING:
     from gcserver.runtime.supervisor import Supervisor
@@ -333,12 +333,12 @@ class Status:
                     out.append(with_facts(t, blocks, facts))
         return out
 
-    async def ask(self, domain: ControlDomain) -> dict[int, tuple[int, float]]:
-        """Per block of this node: payload bytes of the newest contribution, squared norm of its residual."""
+    async def ask(self, domain: ControlDomain) -> dict[int, Facts]:
+        """What the lanes of this node know of each block."""
         answers: list[BlockFacts] = await self._s.questions.ask(
             lambda number: AskBlocks(number, domain.config.id), FACTS_TIMEOUT
         )
-        return {key: (nbytes, square) for facts in answers for key, nbytes, square in facts.blocks}
+        return {block[0]: Facts(*block[1:]) for facts in answers for block in facts.blocks}
 
     # --------------------------------------------------------------------------------------- requests
     async def plan(self, job: str, timeline: bool) -> PlanStatus:
