@@ -158,8 +158,8 @@ class TensorStatus:
     """One tensor. ``dtype`` as torch spells it without the prefix; ``address`` is its first element's byte address.
 
     ``bytes_wire`` is what this node's push took in the last settled step, ``residual_norm`` the L2 norm of this
-    node's residual, ``gradient_norm`` of what its workers pushed last. Where tensors share a block they share its
-    norms too, by bytes.
+    node's residual, ``gradient_norm`` of what its workers pushed last, where something is held back. Where tensors
+    share a block they share its norms too, by bytes.
     """
 
     name: str

@@ -78,9 +78,9 @@ class Executor:
             return self.handles.add(memory.blocks[key].output)
         return self.handles.add(memory.kept(key, kept.slot, kept.nbytes))
 
-    def facts(self, domain: DomainKey) -> Iterator[tuple[int, int, float, float]]:
+    def facts(self, domain: DomainKey, gradients: bool) -> Iterator[tuple[int, int, float, float]]:
         """(key, payload bytes of the newest contribution, squared norms of settled residual and newest gradient) of
-        each block.
+        each block. The latter only where ``gradients`` are asked for and something is held back; else 0.
 
         Reads both at every step, so the caller may do other things in between; ends when the domain does.
         """
@@ -89,7 +89,9 @@ class Executor:
         for key in tuple(memory.blocks) if memory is not None else ():
             if memory is None or self.domains.get(domain) is not memory:
                 return
-            yield key, sizes.get(key, 0), memory.residual_square(key), gradient_square(memory.blocks[key])
+            residual = memory.residual_square(key)
+            gradient = gradient_square(memory.blocks[key]) if gradients and residual else 0.0
+            yield key, sizes.get(key, 0), residual, gradient
 
     def close(self, domain: DomainKey) -> None:
         self.domains.pop(domain, None)

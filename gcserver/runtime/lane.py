@@ -260,7 +260,7 @@ class LaneProcess:
             # A section that was being opened while the supervisor removed the folder has made it anew.
             shutil.rmtree(self._job_directory(message.job), ignore_errors=True)
         elif isinstance(message, AskBlocks):
-            self.asked.append((message.request, self.executor.facts(message.domain), []))
+            self.asked.append((message.request, self.executor.facts(message.domain, message.gradients), []))
         elif isinstance(message, AskTrace):
             self.tracer.on_ask(message)
         else:

@@ -143,10 +143,12 @@ class LaneTrouble:
 
 @dataclass(frozen=True, slots=True)
 class AskBlocks:
-    """To a lane: what do the blocks of a domain cost and hold back? Answered by BlockFacts."""
+    """To a lane: what do the blocks of a domain cost and hold back? Answered by BlockFacts. ``gradients``: and of how
+    much, which takes reading these too."""
 
     request: int
     domain: events.DomainKey
+    gradients: bool = False
 
 
 #: of a block: key, payload bytes of the newest contribution, squared norms of its residual and of the newest gradient

@@ -326,17 +326,17 @@ class Status:
                 ErrorKind.NOT_FOUND, f"no process group {domain!r} in this job; there are: {have}", "domain"
             )
         for d in matching:
-            facts = await self.ask(d)
+            facts = await self.ask(d, gradients=True)
             blocks = [b for section in space(d, self._lanes).blocks for b in section]
             for t in tensors(d, in_force(found, d)[1], self._lanes):
                 if fnmatchcase(t.name, pattern or "*"):
                     out.append(with_facts(t, blocks, facts))
         return out
 
-    async def ask(self, domain: ControlDomain) -> dict[int, Facts]:
+    async def ask(self, domain: ControlDomain, gradients: bool = False) -> dict[int, Facts]:
         """What the lanes of this node know of each block."""
         answers: list[BlockFacts] = await self._s.questions.ask(
-            lambda number: AskBlocks(number, domain.config.id), FACTS_TIMEOUT
+            lambda number: AskBlocks(number, domain.config.id, gradients), FACTS_TIMEOUT
         )
         return {block[0]: Facts(*block[1:]) for facts in answers for block in facts.blocks}
 

@@ -154,8 +154,11 @@ def test_nobody_is_looked_at_for_nobody() -> None:
         dashboard = Dashboard(Counting(), every=0.001, closer_every=0.001)
         server = await exposition.serve(Metrics("0", "a", 1), "127.0.0.1", 0, lambda: "", dashboard=dashboard)
         host, _, port = server.address.rpartition(":")
-        await asyncio.sleep(0.01)
-        assert looks == 0
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert (await reader.read()).endswith(b"</html>\n")
+        writer.close()
+        assert looks == 0 and not dashboard._tasks, "a page that is loaded and gone"
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(b"GET /dashboard/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
         await reader.readuntil(b"event: overview")

@@ -51,9 +51,11 @@ def test_a_lane_tells_what_is_held_back_and_of_how_much(tmp_path: Path) -> None:
     executor, memory = node(tmp_path)
     x = random(3)
     push(memory, x)
+    assert list(executor.facts((JOB, 0), gradients=True)) == [(0, 0, 0.0, 0.0)], "of nothing held back nobody asks"
     _, held = memory.begin_states(0, 1, (0, 1), False, StateUse(N, True, 0))
     held[:N] = 2.0
     memory.flip(0, 1, 1, owner=False)
-    ((key, nbytes, residual, gradient),) = executor.facts((JOB, 0))
+    ((key, nbytes, residual, gradient),) = executor.facts((JOB, 0), gradients=True)
     assert (key, nbytes, residual) == (0, 0, 4.0 * N)
     assert gradient == pytest.approx(float(np.dot(x, x)), rel=1e-6)
+    assert list(executor.facts((JOB, 0), gradients=False)) == [(0, 0, 4.0 * N, 0.0)]
