@@ -188,7 +188,7 @@ class Unnamed:
     starts: int = 0
 
 
-def _read_arguments(name: object, average: object) -> str | None:
+def read_arguments(name: object, average: object) -> str | None:
     """The name. Other libraries have (tensor, average, name): taken by position that would be wrong without a word."""
     if not (name is None or isinstance(name, str)) or not isinstance(average, bool | int):
         raise TypeError(
@@ -249,19 +249,12 @@ class Calls:
 
         Raises ValueError for what cannot be exchanged or averaged, TypeError for arguments in another order.
         """
-        name = _read_arguments(name, average)
+        name = read_arguments(name, average)
         session = self.session
         session.check()
-        if tensor.layout is not torch.strided:
-            raise ValueError(f"a tensor of layout {tensor.layout} cannot be pushed; use tensor.to_dense()")
+        dtype = device.check_pushed(tensor, name, average)
         if not exact and (name is not None or self._residents):
             name = self._name_of(tensor, name)
-        dtype = device.dtype_of(tensor, name or "(unnamed)")
-        if average and not dtype.is_float:
-            raise ValueError(
-                f"tensor {name or '(unnamed)'} has dtype {dtype.label}, whose average is not exact: pass average=False "
-                "for the sum (then divide), or convert the tensor to a floating type"
-            )
         flat = device.flattened(tensor)
         with self._lock:
             domain = exact_domain(session) if exact or name is None else calls_domain(session)
