@@ -58,7 +58,10 @@ def _is(descriptor: int, path: Path) -> bool:
 
 def base() -> Path:
     """Where this user's folders are. Raises PermissionError where somebody else's is in its place."""
-    folder = SHARED / f"gradcomm-{os.getuid()}"
+    mine = SHARED / f"gradcomm-{os.getuid()}"
+    private_directory(mine)
+    # What lies beside it is called after nodes, whose names begin with no dot.
+    folder = mine / ".private"
     private_directory(folder)
     return folder
 
