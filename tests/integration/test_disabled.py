@@ -17,6 +17,7 @@ FUNCTIONS: dict[str, dict[str, Any]] = {
     "optimizer_workers:clipped": {},
     "optimizer_workers:scaled": {},
     "optimizer_workers:branches": {"groupings": [None]},
+    "group_workers:fsdp2": {},
 }
 
 
@@ -62,3 +63,10 @@ def test_the_optimizer_wrapper(found: dict[str, list[Any]]) -> None:
     assert found["optimizer_workers:scaled"][0]["scales"] == [1024.0, 512.0, 512.0, 512.0]
     ours, theirs = found["optimizer_workers:branches"]
     assert ours == theirs
+
+
+def test_replicas_of_sharded_models(found: dict[str, list[Any]]) -> None:
+    for value in found["group_workers:fsdp2"]:
+        assert value["difference"] < 1e-6 and value["accumulated"] < 1e-6 and value["compressed"] < 1e-6
+        assert value["ranks"] == [0, 1]
+    assert len({tuple(value["hashes"]) for value in found["group_workers:fsdp2"]}) == 1
