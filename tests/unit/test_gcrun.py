@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import pty
 import signal
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
@@ -32,11 +35,18 @@ sys.exit(gcrun.main(sys.argv[1:]))
 """
 
 
-def _start(folder: Path, *arguments: str, **variables: str) -> subprocess.Popen[str]:
+def _start(folder: Path, *arguments: str, terminal: int = -1, **variables: str) -> subprocess.Popen[str]:
+    """``terminal``: the inner end of one that is to control the process."""
     environ = {k: v for k, v in os.environ.items() if not k.startswith("GC_")}
+
+    def prepare() -> None:
+        if terminal >= 0:
+            os.setsid()
+            fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
+
     return subprocess.Popen(
         [sys.executable, "-c", MAIN, *arguments], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env={**environ, "PYTHONPATH": str(ROOT), **variables},
+        env={**environ, "PYTHONPATH": str(ROOT), **variables}, preexec_fn=prepare,
     )  # fmt: skip
 
 
@@ -65,6 +75,26 @@ def test_signals_are_passed_on(tmp_path: Path) -> None:
     run.terminate()
     assert run.communicate(timeout=30)[0] == "term\n"
     assert run.returncode == 4
+
+
+def test_what_a_terminal_sends_reaches_the_command_once(tmp_path: Path) -> None:
+    """Both are in the terminal's foreground: passing it on would be the second time."""
+    script = (
+        "trap 'n=$((n+1)); echo interrupted' INT; trap 'echo $n; exit 5' USR1; echo ready; while :; do sleep 0.01; done"
+    )
+    terminal, inside = pty.openpty()
+    try:
+        run = _start(tmp_path, "--", "sh", "-c", script, terminal=inside)
+        assert run.stdout is not None
+        assert run.stdout.readline() == "ready\n"
+        os.write(terminal, b"\x03")
+        assert run.stdout.readline() == "interrupted\n"
+        run.send_signal(signal.SIGUSR1)
+        assert run.communicate(timeout=30)[0] == "1\n"
+        assert run.returncode == 5
+    finally:
+        os.close(terminal)
+        os.close(inside)
 
 
 def test_the_command_ends_with_gcrun(tmp_path: Path) -> None:
