@@ -36,11 +36,11 @@ def socket_for(label: str, size: int) -> str:
 
 def _join(name: str, label: str) -> tuple[str, int]:
     argv = [sys.executable, "-m", "gcserver.private", name]
-    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as helper:
-        assert helper.stdout is not None
-        folder = os.fsdecode(helper.stdout.readline().removesuffix(b"\n"))
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as starter:
+        assert starter.stdout is not None
+        folder = os.fsdecode(starter.stdout.readline().removesuffix(b"\n"))
         if folder:
-            # Before the helper lets go of it, which it does when its standard input ends.
+            # Before the starter lets go of it, which it does when its standard input ends.
             return folder, os.open(os.path.join(folder, USERS), os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     raise NoDaemon(
         "GC_AUTOSTART=1, and no private daemon could be started",
