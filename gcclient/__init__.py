@@ -38,7 +38,9 @@ from gcclient.api import (
     stats,
     synchronize,
 )
+from gcclient.attaching import attach
 from gcclient.audit import Audit
+from gcclient.backend import register as _register
 from gcclient.ddp import ddp_hook, state
 from gcclient.errors import (
     CodecError,
@@ -62,6 +64,7 @@ from gcclient.errors import (
 )
 from gcclient.grouping import bucket_caps
 from gcclient.optimizer import DistributedOptimizer
+from gcclient.replicas import Replicas, fsdp2
 
 __all__ = [
     "init",
@@ -85,6 +88,9 @@ __all__ = [
     "broadcast_optimizer_state",
     "state",
     "ddp_hook",
+    "attach",
+    "fsdp2",
+    "Replicas",
     "DistributedOptimizer",
     "bucket_caps",
     "Audit",
@@ -111,6 +117,8 @@ __all__ = [
     "OutOfMemory",
     "OutOfDescriptors",
 ]
+
+_register()
 
 _major, _minor = (int(part) for part in _torch.__version__.split(".")[:2])
 if (_major, _minor) < (2, 8):

@@ -21,6 +21,7 @@ from gcclient import device
 from gcclient.calls import Call, Calls
 from gcclient.device import Bytes
 from gcclient.errors import PeerLost, TensorMismatch
+from gcclient.plain import Plain, PlainCall, PlainCalls
 
 #: Bytes of the staging areas. The largest travels as one block; two of it take turns.
 STAGES: Final = (4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20)
@@ -48,11 +49,11 @@ class _Stream:
         return out
 
 
-def _payload(calls: Calls, arrays: Sequence[Bytes], root: int) -> None:
+def _payload(calls: Calls | PlainCalls, arrays: Sequence[Bytes], root: int) -> None:
     """Overwrite ``arrays`` (uint8, of equal lengths on all ranks) with the root's."""
     stream = _Stream(arrays)
     is_root = calls.session.me.rank == root
-    under_way: list[tuple[Call, int, int]] = []
+    under_way: list[tuple[Call | PlainCall, int, int]] = []
     at = turn = 0
     while at < stream.nbytes or under_way:
         if at < stream.nbytes:
@@ -75,9 +76,11 @@ def _payload(calls: Calls, arrays: Sequence[Bytes], root: int) -> None:
     _root_is_left(calls, root)
 
 
-def _root_is_left(calls: Calls, root: int) -> None:
+def _root_is_left(calls: Calls | PlainCalls, root: int) -> None:
     """Raises :class:`PeerLost` if what was just received may lack the root's part: it was zeros then."""
     session = calls.session
+    if isinstance(session, Plain):
+        return
     membership = session.membership
     session.wait_for(lambda: membership.current, "the members of a new epoch", "exchange", session.job.deadline)
     if root not in membership.ranks:
@@ -91,7 +94,7 @@ def _root_is_left(calls: Calls, root: int) -> None:
         )
 
 
-def _text(calls: Calls, text: bytes, root: int) -> bytes:
+def _text(calls: Calls | PlainCalls, text: bytes, root: int) -> bytes:
     """The root's ``text``. Raises :class:`TensorMismatch` on all ranks when they name different roots."""
     size, me = calls.session.me.size, calls.session.me.rank
     if not 0 <= root < size:
@@ -114,7 +117,7 @@ def _text(calls: Calls, text: bytes, root: int) -> bytes:
     return data.tobytes()
 
 
-def _agree(calls: Calls, complaint: str) -> None:
+def _agree(calls: Calls | PlainCalls, complaint: str) -> None:
     """Exchange verdicts: with a complaint anywhere, all ranks raise the lowest complaining rank's."""
     size, me = calls.session.me.size, calls.session.me.rank
     verdicts = torch.zeros(size, dtype=torch.int64)
@@ -156,7 +159,7 @@ def _host_bytes(tensor: torch.Tensor) -> tuple[torch.Tensor, Bytes]:
     return flat, device.host_bytes(flat, flat.data_ptr())
 
 
-def tensors(calls: Calls, named: Sequence[tuple[str, torch.Tensor]], root: int) -> None:
+def tensors(calls: Calls | PlainCalls, named: Sequence[tuple[str, torch.Tensor]], root: int) -> None:
     """Overwrite ``named`` tensors with the root's (see :func:`gcclient.broadcast_parameters`)."""
     me = calls.session.me.rank
     mine = [[name, list(t.shape), str(t.dtype).removeprefix("torch.")] for name, t in named]
@@ -213,7 +216,7 @@ def _specs(packed: Any) -> list[tuple[list[int], str]]:
     return [spec for child in children for spec in _specs(child)]
 
 
-def optimizer_state(calls: Calls, optimizer: torch.optim.Optimizer, root: int) -> None:
+def optimizer_state(calls: Calls | PlainCalls, optimizer: torch.optim.Optimizer, root: int) -> None:
     """Make ``optimizer``'s state the root's (see :func:`gcclient.broadcast_optimizer_state`)."""
     me = calls.session.me.rank
     mine: list[torch.Tensor] = []

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from gcclient import device
-from gcclient.api import current
+from gcclient.api import joined
 from gcclient.arena import BlockPlace
 from gcclient.audit import Audit, read_audit
 from gcclient.auditor import Auditor
@@ -31,6 +31,8 @@ from gcclient.domain import Domain
 from gcclient.errors import GradcommError
 from gcclient.grouping import Groups
 from gcclient.parameters import Parameter, Piece, declare
+from gcclient.plain import Plain
+from gcclient.plain_training import PlainState
 from gcclient.scope import Scope
 from gcclient.session import Session
 from gcclient.timing import Timing
@@ -265,7 +267,7 @@ class State:
         return work.get_future().then(lambda f: f.value()[0] / count)
 
 
-def ddp_hook(state: State, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+def ddp_hook(state: State | PlainState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Average a bucket through the daemon: ``model.register_comm_hook(gcclient.state(model), gcclient.ddp_hook)``.
 
     Never raises: a failure comes out of ``backward()`` as a RuntimeError with the failure's text, and the next
@@ -293,7 +295,7 @@ def state(
     whole: bool | None = None,
     groups: Groups = None,
     audit: Audit | None = None,
-) -> State:
+) -> State | PlainState:
     """Declare a model's gradients; returns the state for :func:`ddp_hook`. Call it on every rank of the group.
 
     ``group``: the process group the gradients are averaged over (default: the DDP model's own, else all ranks; all
@@ -313,11 +315,13 @@ def state(
     cannot be read, :class:`~gcclient.TensorMismatch` on every rank when models, groups or audits differ,
     :class:`~gcclient.CodecError` for a codec that cannot be used.
     """
-    session = current()
+    session = joined()
     if group is None:
         group = getattr(model, "process_group", None)
     if group is not None and not (dist.is_available() and dist.is_initialized()):
         group = None
+    if isinstance(session, Plain):
+        return PlainState(session, group)
     everyone = tuple(range(session.me.size))
     # Where torch's world is not the job's (a torchrun for each node), its groups say nothing of other nodes.
     local = group is None or dist.get_world_size() != session.me.size

@@ -21,18 +21,20 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from gcclient import arguments
-from gcclient.api import current
+from gcclient.api import joined
 from gcclient.audit import Audit, read_audit
 from gcclient.auditor import Auditor
 from gcclient.exchange import Exchange, Layout
 from gcclient.grouping import Groups
 from gcclient.parameters import Parameter, declare
+from gcclient.plain import Plain
+from gcclient.plain_training import PlainExchange, PlainLayout
 
 
 class Averaging:
     """The exchanges of one wrapped optimizer. ``open``: gradients came that are not averaged yet."""
 
-    def __init__(self, layout: Layout, passes: int, scaler: Any, auditor: Auditor | None) -> None:
+    def __init__(self, layout: Layout | PlainLayout, passes: int, scaler: Any, auditor: Auditor | None) -> None:
         self.layout = layout
         self.auditor = auditor
         self.passes = passes
@@ -45,7 +47,7 @@ class Averaging:
         #: step() is to take the gradients as they are
         self.skipping = False
         self._left = dict.fromkeys(layout.parameters, passes)
-        self._exchange: Exchange | None = None
+        self._exchange: Exchange | PlainExchange | None = None
         #: autograd may run the hooks of several devices at once
         self._lock = threading.Lock()
 
@@ -71,10 +73,10 @@ class Averaging:
             if not self._left[parameter]:
                 self._begun().bring(parameter)
 
-    def _begun(self) -> Exchange:
+    def _begun(self) -> Exchange | PlainExchange:
         if self._exchange is None:
             scale = 1.0 if self.scaler is None else float(self.scaler.get_scale())
-            self._exchange = Exchange(self.layout, scale)
+            self._exchange = self.layout.begin(scale)
         return self._exchange
 
     def average(self) -> None:
@@ -91,6 +93,7 @@ class Averaging:
         self.open, self.averaged = False, True
         if self.auditor is not None:
             # Here and not before the next step: ranks come here alike, but may differ in what they do until they push.
+            assert isinstance(self.layout, Layout)
             start = time.perf_counter()
             self.auditor.look_back()
             self.layout.timing.stood(start)
@@ -214,7 +217,7 @@ def DistributedOptimizer(
 
     Raises TypeError and ValueError that name the argument, and what :func:`gcclient.state` raises.
     """
-    session = current()
+    session = joined()
     if not isinstance(optimizer, Optimizer):
         raise TypeError(f"optimizer={optimizer!r}: expected a torch optimizer, got a {type(optimizer).__name__}")
     if isinstance(optimizer, Distributed):
@@ -223,12 +226,15 @@ def DistributedOptimizer(
     if passes < 1:
         raise ValueError(f"backward_passes_per_step={passes}: expected 1 or more")
     named = _named(optimizer, named_parameters)
-    ranks = tuple(range(session.me.size))
     options = read_audit(audit, os.environ)
-    domain, parameters = declare(session, "optimizer", named, ranks, compression, whole, groups, options)
-    layout = Layout(session, domain, parameters)
-    auditor = None if options is None else Auditor(session, domain, options)
-    averaging = Averaging(layout, passes, scaler, auditor)
+    averaging: Averaging
+    if isinstance(session, Plain):
+        averaging = Averaging(PlainLayout(session, named), passes, scaler, None)
+    else:
+        ranks = tuple(range(session.me.size))
+        domain, parameters = declare(session, "optimizer", named, ranks, compression, whole, groups, options)
+        auditor = None if options is None else Auditor(session, domain, options)
+        averaging = Averaging(Layout(session, domain, parameters), passes, scaler, auditor)
     base = type(optimizer)
     made: Any = object.__new__(type(base.__name__, (Distributed, base), {"__module__": base.__module__}))
     # A learning rate scheduler's patch of step() belongs to the optimizer it was made for.

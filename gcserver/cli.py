@@ -32,7 +32,7 @@ def parser() -> argparse.ArgumentParser:
     def add(name: str, about: str, keys: bool) -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=about, description=about, allow_abbrev=False)
         if keys:
-            _add_keys(sub)
+            add_keys(sub)
         return sub
 
     add("run", "run the daemon in the foreground; SIGTERM drains it", True)
@@ -74,7 +74,8 @@ def _add_bench(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--json", type=Path, metavar="FILE", help="write machine and rows there")
 
 
-def _add_keys(sub: argparse.ArgumentParser) -> None:
+def add_keys(sub: argparse.ArgumentParser) -> None:
+    """Every key of the configuration as a flag of a command, and the file."""
     sub.add_argument("--config", type=Path, metavar="FILE", help="TOML file (variable GC_CONFIG)")
     group = sub.add_argument_group("configuration", "each key is also a variable (GC_NODE_NAME) and a key of the file")
     for key in KEYS:

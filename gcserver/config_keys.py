@@ -231,6 +231,10 @@ KEYS: Final[tuple[Key, ...]] = (
         "Cores the lanes are pinned to, as far as the system lets the daemon use them; auto pins nothing.", "auto",
     ),
     Key(
+        "node.stop_grace", _duration(0, 3600), "0s to 3600s",
+        "How long SIGTERM waits for jobs to end before it leaves them to the next life of this daemon.", "2s",
+    ),
+    Key(
         "admin.ca", _path_or_none, 'an absolute path or ""',
         "Certificates of the CA whose operators are let in (PEM); with admin.cert and admin.key, node.admin and "
         "node.metrics speak TLS.", "",

@@ -56,8 +56,6 @@ from gcserver.runtime.tickets import Tickets
 from gcserver.runtime.transport import BindError
 
 TICK: Final = 0.5
-#: How long SIGTERM waits for jobs to end before it leaves them to the next life of this daemon.
-STOP_GRACE: Final = 2.0
 log = logging.getLogger("gcserver")
 T = TypeVar("T")
 
@@ -235,11 +233,12 @@ class Supervisor:
             self.stopped.set()
             return
         self.signalled = True
-        log.info("stopping: draining for up to %g s", STOP_GRACE)
+        grace = self.config.node.stop_grace
+        log.info("stopping: draining for up to %g s", grace)
         self.manager.stopping(f"node {self.node}: draining")
         self.feed(cx.DrainAsked("the daemon is stopping"))
         if not self.stopped.is_set():
-            self.loop.call_later(STOP_GRACE, self._stop_anyway)
+            self.loop.call_later(grace, self._stop_anyway)
 
     def _stop_anyway(self) -> None:
         if not self.stopped.is_set() and self.machine.jobs:

@@ -11,7 +11,8 @@ import torch
 import gcclient
 from gcclient.api import _current_calls as current_calls
 from gcclient.api import current
-from gcclient.calls import CALLS, EXACT, PLACES, places_for
+from gcclient.calls import CALLS, EXACT
+from gcclient.places import PLACES, places_for
 from gcproto import lane_messages, messages
 from gcproto.lane_messages import MapSection
 from gcproto.messages import DeclareDomain, DeclareSection
