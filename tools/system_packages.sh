@@ -13,8 +13,8 @@ unshare util-linux  namespaces without root
 systemd-nspawn systemd-container booting a machine with the units of deploy/systemd
 slurmd  slurmd      prolog and epilog on two nodes
 slurmctld slurmctld their controller
-sbatch  slurm-client their users' commands
-munged  munge       which Slurm's messages are signed by
+sbatch  slurm-client the commands of their users
+munged  munge       which the messages of Slurm are signed by
 promtool prometheus scraping daemons for real; alert rules and their tests
 chromium chromium  opening the dashboard in a real browser
 etcd    etcd-server deciding who is left of a job that loses nodes
