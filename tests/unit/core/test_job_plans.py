@@ -349,3 +349,20 @@ def test_a_plan_has_a_number_that_frames_can_say() -> None:
         out = m.on(control_from_b(messages.PlanText(record.job, version, 9, ()), seq), 0.0)
         assert "frames_unusable" in [e.name for e in out if isinstance(e, Count)]
     assert not m.jobs[record.job].plans
+
+
+def test_what_a_model_excludes_stays_so_whatever_a_plan_says() -> None:
+    m = machine(codec="topk")
+    (arbitrate,) = [e for e in said(m, 1, register()) if isinstance(e, ce.Arbitrate)]
+    m.on(ce.EpochWon(arbitrate.record), 0.0)
+    said(m, 1, messages.DeclareDomain("ddp", 0, (0,), True, exclude=("*.bias", "head.*")))
+    out = m.on(set_codec(1, "", "head.bias", "topk"), 0.0)
+    assert any(isinstance(e, ce.ToLane) for e in out)
+    (job,) = m.jobs.values()
+    plan = job.plan(job.domains[0], job.proposal)
+    assert [(r.pattern, r.codec.spec, r.origin) for r in plan.rules] == [
+        ("*", "topk", "default"),
+        ("head.bias", "topk", "plan"),
+        ("*.bias", "none", "exclude"),
+        ("head.*", "none", "exclude"),
+    ]
