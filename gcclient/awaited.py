@@ -10,6 +10,7 @@ takes the parameter, and that waits; then it is what it was. A compiled model's 
 
 from __future__ import annotations
 
+import copy
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -39,19 +40,27 @@ HARMLESS: Final = frozenset(
                 "nbytes",
             )
         ),
-        *(getattr(_Tensor, name) for name in ("size", "dim", "numel", "stride", "element_size", "is_floating_point")),
-        _Tensor.is_contiguous,
-        _Tensor.is_complex,
+        *(getattr(_Tensor, name) for name in ("size", "dim", "numel", "stride", "is_contiguous", "is_floating_point")),
     ]
 )
 
 
 class AwaitedParameter(torch.nn.Parameter):
-    """A parameter that is not stepped yet. Made and unmade by assigning the class."""
+    """A parameter that is not stepped yet. Made and unmade by assigning the class, so no method of it goes on being
+    one of this class once it has waited."""
 
     _gradcomm_waits: Callable[[], None]
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        self._gradcomm_waits()
+        return copy.deepcopy(self, memo)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        self._gradcomm_waits()
+        return self.__reduce_ex__(protocol)
+
     @classmethod
+    @torch._disable_dynamo  # a compiler that traced this would trace the wait
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in HARMLESS:
@@ -78,6 +87,8 @@ class Awaited:
         self._left: dict[Parameter, int] = {}
         self._classes: dict[Parameter, type] = {}
         self._taken = 0
+        #: seconds that somebody has waited for the exchange
+        self._waited = 0.0
         self._lock = threading.RLock()
 
     def __contains__(self, parameter: Parameter) -> bool:
@@ -89,7 +100,7 @@ class Awaited:
     def launch(self, exchange: Exchange) -> None:
         """From now on all of an exchange's parameters are awaited; it is closed, and the one before is over."""
         with self._lock:
-            self._exchange, self._targets, self._taken = exchange, exchange.targets(), 0
+            self._exchange, self._targets, self._taken, self._waited = exchange, exchange.targets(), 0, 0.0
             self._left = {parameter: len(parameter.pieces) for parameter in self._targets}
             for parameter in self._targets:
                 self._classes[parameter] = type(parameter.tensor)
@@ -107,27 +118,25 @@ class Awaited:
     def wait(self, parameters: Iterable[Parameter]) -> None:
         """Until these are stepped. Raises the job's failure; then none is awaited any more, nor stepped."""
         with self._lock:
-            began = time.monotonic()
             for parameter in parameters:
                 while parameter in self._left:
-                    self._take(began)
+                    self._take()
 
     def clear(self, parameter: Parameter) -> None:
         """Until nothing is under way in the memory that a parameter's next gradient goes to."""
-        if self._exchange is not None:
+        if self._left:
             places = [place for piece in parameter.pieces for place in piece.unit.places]
             self.wait(p for place in places for p, _ in self._layout.by_block.get(place, ()))
 
     def finish(self) -> None:
         """Until the exchange is over. Raises the job's failure."""
         with self._lock:
-            began = time.monotonic()
             while self._exchange is not None:
-                self._take(began)
+                self._take()
 
-    def _take(self, began: float) -> None:
+    def _take(self) -> None:
         """Take what has come, something at least."""
-        exchange = self._exchange
+        exchange, began = self._exchange, time.monotonic()
         assert exchange is not None
         try:
             if self._taken < exchange.sent:
@@ -141,8 +150,9 @@ class Awaited:
         except Exception:
             self._let_go()
             raise
+        self._waited += time.monotonic() - began
         if self._taken == exchange.sent:
-            exchange.over(began)
+            exchange.over(self._waited)
             self._exchange = None
 
     def _come(self, parameter: Parameter) -> None:

@@ -28,7 +28,7 @@ from gcclient.auditor import Auditor
 from gcclient.device import Memory
 from gcclient.domain import Domain
 from gcclient.errors import GradcommError
-from gcclient.grouping import Groups
+from gcclient.grouping import Groups, plain_name
 from gcclient.parameters import Parameter, Piece, declare, read_options
 from gcclient.scope import Scope
 from gcclient.session import Session
@@ -331,8 +331,8 @@ def state(
     uncompressed, whatever codec, plan or operator says. ``warmup_steps``: so many first exchanges are uncompressed.
     Raises TypeError for a ``compression`` that is no text, ``groups`` that are none, an ``audit`` that is no Audit or
     an ``exclude`` that is no list, ValueError for a model without gradients, with an unknown dtype, a name that no
-    message can carry or one that two parameters have (without "module." before it), for groups that leave out or repeat
-    one, for numbers and words out of range, and for a GC_AUDIT that cannot be read,
+    message can carry or one that two parameters have (without "module." and "_orig_mod." before it), for groups that
+    leave out or repeat one, for numbers and words out of range, and for a GC_AUDIT that cannot be read,
     :class:`~gcclient.TensorMismatch` on every rank when models or any of these options but ``scaler`` and
     ``backward_passes_per_step`` differ,
     :class:`~gcclient.CodecError` for a codec that cannot be used.
@@ -346,7 +346,7 @@ def state(
     # Where torch's world is not the job's (a torchrun for each node), its groups say nothing of other nodes.
     local = group is None or dist.get_world_size() != session.me.size
     ranks = everyone if local else tuple(sorted(dist.get_process_group_ranks(group)))
-    named = [(n.removeprefix("module."), p) for n, p in model.named_parameters() if p.requires_grad]
+    named = [(plain_name(n), p) for n, p in model.named_parameters() if p.requires_grad]
     if not named:
         raise ValueError("the model has no parameter that requires a gradient")
     passes = arguments.read_whole_within(backward_passes_per_step, "backward_passes_per_step", 1)

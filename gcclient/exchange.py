@@ -180,13 +180,13 @@ class Exchange(Scope):
         self._wait(lambda: self._arrived, began)
         return [self._arrived.popleft() for _ in range(len(self._arrived))]
 
-    def over(self, began: float) -> None:
-        """All results were taken, for which somebody has waited since ``began``."""
+    def over(self, waited: float) -> None:
+        """All results were taken, for which somebody has waited so many seconds."""
         counters = self.session.counters
         counters.steps += 1
         self.layout.timing.back(self.step.number)
         counters.bytes_pulled += sum(b.flat.nbytes for b in self.brought.values())
-        counters.wait_seconds += time.monotonic() - began
+        counters.wait_seconds += waited
         self.session.pending.discard(self)
         # Blocks remember their newest step until the next one: it must not keep the gradients.
         self.brought = {}
@@ -213,7 +213,7 @@ class Exchange(Scope):
             target.complete()
         for parameter, some in zip(absent, used, strict=True):
             self._give(parameter, some)
-        self.over(began)
+        self.over(time.monotonic() - began)
 
     def _give(self, parameter: Parameter, used: bool) -> None:
         """Make a gradient for a parameter that has none here, alike on all ranks that have none."""

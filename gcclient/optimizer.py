@@ -99,7 +99,7 @@ def _named(
     }
     named = list(own.values())
     if named_parameters is not None:
-        named = [(name, p) for name, p in named_parameters if id(p) in own]
+        named = [(name.replace("_orig_mod.", ""), p) for name, p in named_parameters if id(p) in own]
         if missing := own.keys() - {id(p) for _, p in named}:
             raise ValueError(
                 f"named_parameters: {len(missing)} of the optimizer's {len(own)} parameters have no name; give "

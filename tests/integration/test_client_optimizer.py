@@ -108,7 +108,8 @@ def test_compiled_models_train_like_others(found: dict[str, list[Any]]) -> None:
 
 def test_the_next_forward_pass_begins_before_the_last_average(found: dict[str, list[Any]]) -> None:
     first, second = found["early"]
-    assert first["awaited"] == ["last.weight"], "rank 1 had not computed its gradient, rank 0 had used its first layer"
+    # Rank 1 had not computed that gradient, and rank 0 had used its first layer. Of the bias nothing is known.
+    assert {"last.weight"} <= set(first["awaited"]) <= {"last.weight", "last.bias"}
     assert len({*first["hashes"], *second["hashes"]}) == 1, "with overlap and without, on both ranks"
 
 

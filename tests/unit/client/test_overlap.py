@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import io
+import threading
 from collections.abc import Iterable
 from typing import Any
 
@@ -15,29 +17,34 @@ from gcclient.api import current
 from gcclient.awaited import AwaitedParameter
 from gcproto import messages
 from gcproto.lane_messages import Done
+from gcproto.manifest import tensors_inside
 from tests.unit.client.fake import FakeDaemon
 from tests.unit.client.wrapped import backward, equal, make_model, wrap
 
 
-def _silent(daemon: FakeDaemon) -> tuple[nn.Sequential, Any, nn.Sequential]:
-    """A model after step(), whose averages are there and not announced; its optimizer; what it is to become."""
+def _two(**more: Any) -> tuple[nn.Sequential, Any, nn.Sequential]:
+    """A model after step(), its optimizer, and what it is to become."""
     model, same = make_model(), make_model()
-    optimizer = wrap(model, overlap_forward=True, groups="layer-wise")
-    plain = torch.optim.SGD(same.parameters(), 0.1, momentum=0.9)
-    daemon.silent = True
+    optimizer = wrap(model, overlap_forward=True, **more)
     backward(model)
     optimizer.step()
     backward(same)
-    plain.step()
+    torch.optim.SGD(same.parameters(), 0.1, momentum=0.9).step()
     return model, optimizer, same
 
 
+def _silent(daemon: FakeDaemon) -> tuple[nn.Sequential, Any, nn.Sequential]:
+    """The same where averages are there and not announced."""
+    daemon.silent = True
+    return _two(groups="layer-wise")
+
+
 def _announce(daemon: FakeDaemon, names: Iterable[str] | None = None, step: int = 1) -> None:
-    """Tell of the results of these parameters, of all by default."""
+    """Tell of the results of blocks that hold something of these parameters, of all by default."""
     (domain,) = current().domains.values()
     for section, blocks in zip(domain.space.sections, domain.space.blocks, strict=True):
         for block in blocks:
-            if names is None or section.tensors[block.tensor].name in names:
+            if names is None or any(t.name in names for t in tensors_inside(section, block)):
                 place = domain.blocks[block.key]
                 daemon.wait(lambda place=place: place.result()[0] >= step)
                 daemon.say(block.lane, Done(domain.id, step, (block.key,)))
@@ -95,22 +102,30 @@ def test_a_layer_waits_for_its_own_average(joined: FakeDaemon) -> None:
 def test_whatever_takes_a_parameter_waits(joined: FakeDaemon) -> None:
     for use in (
         lambda m: m.state_dict(),
-        lambda m: copy.deepcopy(m),
         lambda m: [p.grad for p in m.parameters()],
         lambda m: torch.cat([p.data.flatten() for p in m.parameters()]),
         lambda m: torch._foreach_norm(list(m.parameters())),
         lambda m: repr(list(m.parameters())),
         lambda m: m.zero_grad(),
     ):
-        model, same = make_model(), make_model()
-        optimizer = wrap(model, overlap_forward=True)
-        backward(model)
-        optimizer.step()
-        backward(same)
-        torch.optim.SGD(same.parameters(), 0.1).step()
+        model, _, same = _two()
         assert len(_awaited(model)) == 6
         use(model)
         assert not _awaited(model) and equal(model, same)
+
+
+def test_copies_are_of_what_was_waited_for(joined: FakeDaemon) -> None:
+    file = io.BytesIO()
+    for make in (
+        copy.deepcopy,
+        lambda m: (torch.save(m, file), file.seek(0), torch.load(file, weights_only=False))[-1],
+    ):
+        model, optimizer, same = _two()
+        made = make(model)
+        assert not _awaited(made) and not _awaited(model)
+        assert equal(made, same) and equal(model, same)
+        assert {type(p) for p in made.parameters()} == {nn.Parameter}
+        optimizer.synchronize()
 
 
 def test_zeroing_waits_for_nothing(joined: FakeDaemon) -> None:
@@ -141,6 +156,25 @@ def test_a_step_without_some_gradients_waits(joined: FakeDaemon) -> None:
     assert equal(model, same)
 
 
+def test_memory_is_written_again_once_all_that_goes_with_it_is_back(joined: FakeDaemon) -> None:
+    joined.silent = True
+    model, optimizer, same = _two(groups=1)
+    optimizer.zero_grad()
+    same.zero_grad()
+    _announce(joined, ["0.weight", "0.bias"])
+    for m in (model, same):
+        out = m[0](torch.ones(2, 20)).sum()
+        if m is model:
+            assert len(_awaited(model)) == 4, "used by nobody, and in one group with what is pushed next"
+            threading.Timer(0.2, _announce, (joined,)).start()
+        out.backward()
+    assert not _awaited(model) and equal(model, same)
+    joined.silent = False
+    optimizer.step()
+    for ours, theirs in zip(model[0].parameters(), same[0].parameters(), strict=True):
+        assert torch.equal(ours.grad, theirs.grad)  # type: ignore[arg-type]
+
+
 def test_an_evaluation_may_be_what_waits(joined: FakeDaemon) -> None:
     model, same = make_model(), make_model()
     optimizer, plain = wrap(model, overlap_forward=True), torch.optim.SGD(same.parameters(), 0.1, momentum=0.9)
@@ -155,12 +189,7 @@ def test_an_evaluation_may_be_what_waits(joined: FakeDaemon) -> None:
 
 
 def test_the_end_of_the_job_is_waited_for(joined: FakeDaemon) -> None:
-    model, same = make_model(), make_model()
-    optimizer = wrap(model, overlap_forward=True)
-    backward(model)
-    optimizer.step()
-    backward(same)
-    torch.optim.SGD(same.parameters(), 0.1).step()
+    model, _, same = _two()
     gcclient.shutdown()
     assert not _awaited(model) and equal(model, same)
 
