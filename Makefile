@@ -17,8 +17,8 @@ ONE_THREAD := OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1
 RUBBISH := MALLOC_PERTURB_=165 GLIBC_TUNABLES=glibc.malloc.tcache_count=0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup warmup test test-system test-long lint format proto demo soak soak-faults soak-kills simulate simulate-coverage \
-	mutants fuzz clean distclean
+.PHONY: help setup warmup test test-system test-long lint format proto metrics demo soak soak-faults soak-kills simulate \
+	simulate-coverage mutants fuzz install-systemd clean distclean
 # setup has to come first also under -j
 .NOTPARALLEL:
 
@@ -52,6 +52,8 @@ lint: $(STAMP) ## style, types, layering, generated code
 	@$(BIN)/mypy
 	@out=$$($(BIN)/lint-imports --no-logo 2>&1) || { echo "$$out"; exit 1; }; echo "$$out" | tail -n 1
 	@$(BIN)/python tools/gen_proto.py --check
+	@$(BIN)/python tools/gen_metrics_page.py --check
+	@$(BIN)/python tools/gen_grafana.py --check
 
 format: $(STAMP) ## rewrite the sources as the linter wants them
 	@$(BIN)/ruff check --quiet --fix . || true
@@ -59,6 +61,10 @@ format: $(STAMP) ## rewrite the sources as the linter wants them
 
 proto: $(STAMP) ## regenerate the code of proto/admin.proto
 	@$(BIN)/python tools/gen_proto.py
+
+metrics: $(STAMP) ## rewrite the tables of docs/metrics.md and the Grafana dashboard
+	@$(BIN)/python tools/gen_metrics_page.py
+	@$(BIN)/python tools/gen_grafana.py
 
 demo: warmup ## train over two daemons and slow links, beside gloo
 	@$(BIN)/python -m examples.demo $(ARGS)
@@ -83,6 +89,18 @@ mutants: $(STAMP) ## plant faults in the core, each of which some test must noti
 
 fuzz: warmup ## hostile inputs to all that reads what others wrote (INPUTS=100000)
 	@$(ONE_THREAD) $(RUBBISH) $(BIN)/python -m tests.fuzz --inputs $(INPUTS) $(ARGS)
+
+# What a package would put under /usr; an administrator's own place is /usr/local.
+DESTDIR  ?=
+PREFIX   ?= /usr/local
+GCSERVER ?= /opt/gradcomm/bin/gcserver
+LIB := $(DESTDIR)$(PREFIX)/lib
+
+install-systemd: ## the systemd unit (DESTDIR= PREFIX=/usr/local GCSERVER=/opt/gradcomm/bin/gcserver)
+	@install -d $(LIB)/systemd/system $(LIB)/sysusers.d $(LIB)/tmpfiles.d
+	@sed 's|^ExecStart=[^ ]*|ExecStart=$(GCSERVER)|' deploy/systemd/gradcomm@.service >$(LIB)/systemd/system/gradcomm@.service
+	@install -m 644 deploy/systemd/sysusers.conf $(LIB)/sysusers.d/gradcomm.conf
+	@install -m 644 deploy/systemd/tmpfiles.conf $(LIB)/tmpfiles.d/gradcomm.conf
 
 clean: ## remove what builds and tests leave behind, but not .venv
 	@rm -rf build dist out *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage

@@ -36,17 +36,9 @@ from gcclient.api import (
     stats,
     synchronize,
 )
+from gcclient.attaching import attach
 from gcclient.audit import Audit
-from gcclient.collectives import (
-    allgather,
-    allgather_object,
-    barrier,
-    broadcast,
-    broadcast_,
-    broadcast_object,
-    broadcast_optimizer_state,
-    broadcast_parameters,
-)
+from gcclient.backend import register as _register
 from gcclient.ddp import ddp_hook, state
 from gcclient.errors import (
     CodecError,
@@ -82,6 +74,17 @@ from gcclient.reductions import (
     grouped_allreduce_,
     grouped_allreduce_async,
     grouped_allreduce_async_,
+)
+from gcclient.replicas import Replicas, fsdp2
+from gcclient.transfers import (
+    allgather,
+    allgather_object,
+    barrier,
+    broadcast,
+    broadcast_,
+    broadcast_object,
+    broadcast_optimizer_state,
+    broadcast_parameters,
 )
 
 #: BytePS's names for them
@@ -129,6 +132,9 @@ __all__ = [
     "barrier",
     "state",
     "ddp_hook",
+    "attach",
+    "fsdp2",
+    "Replicas",
     "DistributedOptimizer",
     "bucket_caps",
     "Audit",
@@ -155,6 +161,8 @@ __all__ = [
     "OutOfMemory",
     "OutOfDescriptors",
 ]
+
+_register()
 
 _major, _minor = (int(part) for part in _torch.__version__.split(".")[:2])
 if (_major, _minor) < (2, 8):

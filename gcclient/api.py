@@ -1,7 +1,7 @@
 """The one session of this process and what users call on it.
 
 What may live here: `init`/`shutdown`, push_pull and questions, each a thin layer over a session. What may not:
-protocol, copies, other exchanges of tensors (`reductions.py`, `collectives.py`).
+protocol, copies, other exchanges of tensors (`reductions.py`, `transfers.py`).
 """
 
 from __future__ import annotations
@@ -14,16 +14,18 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
-from gcclient import advice, arguments, rendezvous
+from gcclient import advice, arguments, autostart, plain, rendezvous
 from gcclient.calls import Call, Calls
-from gcclient.errors import NotInitialized
+from gcclient.errors import NoAdvice, NotInitialized
+from gcclient.plain import Plain, PlainCall, PlainCalls
 from gcclient.ranks import World, find_label, find_world
 from gcclient.session import Session
 from gcproto import modes
 from gcproto.paths import default_socket
+from gcproto.switches import read_switch
 
-_session: Session | None = None
-_calls: Calls | None = None
+_session: Session | Plain | None = None
+_calls: Calls | PlainCalls | None = None
 
 Result = TypeVar("Result", covariant=True)
 
@@ -67,7 +69,9 @@ def init(
     "auto" (the planner), or one of its parts ("espresso", "mergecomp", "lgreco"); ``quality`` (GC_QUALITY; rank 0's
     counts) what automatic plans may lose: "safe", "balanced" or "fast" (default of both: plan.mode and plan.quality of
     rank 0's daemon). GC_JOB_TOKEN, if set, is a secret of the job: daemons let only workers with the same one join
-    (default: drawn by rank 0 where ranks meet in torch's store).
+    (default: drawn by rank 0 where ranks meet in torch's store). GC_AUTOSTART=1: where nobody names a socket, the job
+    has a private daemon on this machine, which its first worker here starts and which ends with the last. GC_DISABLE=1:
+    there is no daemon, and every call of gcclient uses torch's own collectives.
 
     Raises TypeError and ValueError that name the argument (ranks that do not fit, no duration, no seed, no such word),
     :class:`~gcclient.NoDaemon`, :class:`~gcclient.NotAuthorised`, :class:`~gcclient.JoinRefused`,
@@ -95,7 +99,15 @@ def init(
     )
     token = arguments.read_setting(None, "token", environ, "GC_JOB_TOKEN")
     patience = terms.deadline or JOIN_FOR
-    session = Session(label, socket or environ.get("GC_NODE_SOCKET") or default_socket())
+    if read_switch("GC_DISABLE", environ):
+        _session = plain.join(label, world, patience)
+        _calls = PlainCalls(_session)
+        return
+    socket = socket or environ.get("GC_NODE_SOCKET")
+    if not socket:
+        private = read_switch("GC_AUTOSTART", environ)
+        socket = autostart.socket_for(label, world.size) if private else default_socket()
+    session = Session(label, socket)
     try:
         session.connect()
         introduction = rendezvous.Introduction(token=rendezvous.digest(token))
@@ -103,7 +115,7 @@ def init(
         if store is not None:
             identity = session.who()
             drawn = rendezvous.draw(world.rank, token)
-            mine = rendezvous.Place(identity.node, identity.address, identity.key, drawn)
+            mine = rendezvous.Place(identity.node, identity.address, identity.key, drawn, rendezvous.machine())
             places = rendezvous.meet(store, rendezvous.prefix(label), world.rank, world.size, mine, patience)
             introduction = rendezvous.introduce(places, world.rank, token)
             if local_rank is None and local_size is None:
@@ -134,7 +146,7 @@ def shutdown() -> None:
     if session is None or session.pid != os.getpid():
         return
     try:
-        for each in list(session.leaving) if session.failure is None else ():
+        for each in list(session.leaving) if isinstance(session, Session) and session.failure is None else ():
             each.finish()
     finally:
         session.close(orderly=True)
@@ -152,24 +164,33 @@ def _at_exit() -> None:
 
 def _after_fork() -> None:
     global _session, _calls
-    if _session is not None:
+    autostart.let_go()
+    if isinstance(_session, Session):
         _session.daemon.abandon()
-        _session, _calls = None, None
+    _session, _calls = None, None
 
 
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def current() -> Session:
+def joined() -> Session | Plain:
     """This process's session. Raises :class:`~gcclient.NotInitialized`."""
     if _session is None:
         raise NotInitialized("gcclient is not initialised in this process", advice="call gcclient.init() first")
     return _session
 
 
-def current_calls() -> Calls:
+def current() -> Session:
+    """This process's session with its daemon. Raises :class:`~gcclient.NotInitialized`, also where there is none."""
+    session = joined()
+    if isinstance(session, Plain):
+        raise NotInitialized("this process has no daemon: GC_DISABLE=1", advice="unset GC_DISABLE before init()")
+    return session
+
+
+def current_calls() -> Calls | PlainCalls:
     """This process's calls. Raises :class:`~gcclient.NotInitialized`."""
-    current()
+    joined()
     assert _calls is not None
     return _calls
 
@@ -181,13 +202,13 @@ def is_initialized() -> bool:
 
 def rank() -> int:
     """This process's place among the ranks of the job: its global rank, less one for each lower one that was lost."""
-    session = current()
+    session = joined()
     return session.membership.ranks.index(session.me.rank)
 
 
 def size() -> int:
     """The number of ranks in the job; lost ones (``on_loss="shrink"`` or ``"skip"``) count once they are back."""
-    return len(current().membership.ranks)
+    return len(joined().membership.ranks)
 
 
 def on_change(callback: Callable[[int, tuple[int, ...]], None]) -> None:
@@ -197,7 +218,7 @@ def on_change(callback: Callable[[int, tuple[int, ...]], None]) -> None:
     daemon's messages, so it must be short and must not push; what it raises is logged. What a step was averaged over is
     decided by the daemon for the whole step, whether or not this was called before its result came.
     """
-    current().membership.callbacks.append(callback)
+    joined().membership.callbacks.append(callback)
 
 
 def admit() -> tuple[int, ...]:
@@ -217,17 +238,17 @@ def admit() -> tuple[int, ...]:
 def root_rank() -> int:
     """The rank to broadcast from, by its number at the start of the job: the lowest of those that have been in the job
     the longest. 0 until a rank is lost."""
-    return current().membership.eldest
+    return joined().membership.eldest
 
 
 def local_rank() -> int:
     """This process's place among the ranks that share its daemon."""
-    return current().me.local_rank
+    return joined().me.local_rank
 
 
 def local_size() -> int:
     """The number of ranks that share this process's daemon."""
-    return current().me.local_size
+    return joined().me.local_size
 
 
 # ------------------------------------------------------------------------------------------ push_pull
@@ -271,7 +292,7 @@ def empty(name: str, *shape: int | Sequence[int], dtype: torch.dtype = torch.flo
 
 def push_pull_async(
     tensor: torch.Tensor, name: str | None = None, average: bool = True, *, compression: str | None = None
-) -> Call:
+) -> Call | PlainCall:
     """:func:`push_pull` that returns a handle at once; :func:`synchronize` gives the new tensor.
 
     ``tensor`` may be changed as soon as this returns. A second push of the same name fetches the first one's
@@ -282,14 +303,14 @@ def push_pull_async(
 
 def push_pull_async_(
     tensor: torch.Tensor, name: str | None = None, average: bool = True, *, compression: str | None = None
-) -> Call:
+) -> Call | PlainCall:
     """:func:`push_pull_async` whose result replaces the contents of ``tensor`` when it is synchronized."""
     return current_calls().start(tensor, name, average, in_place=True, codec=compression)
 
 
 def poll(handle: Handle[Any]) -> bool:
     """Whether :func:`synchronize` would return (or raise) without waiting."""
-    if not handle.arrived and _session is not None:
+    if not handle.arrived and isinstance(_session, Session):
         _session.daemon.read_now()
     return handle.arrived
 
@@ -313,7 +334,9 @@ def advise(model_or_state: Any = None, bandwidths: Iterable[float | str] = ()) -
     Raises :class:`~gcclient.NoAdvice` (too little has been measured yet: after some ten steps there is advice),
     TypeError, ValueError (a model that was not declared, no bandwidth), and the job's failure.
     """
-    session = current()
+    session = joined()
+    if isinstance(session, Plain):
+        raise NoAdvice("nothing is measured: GC_DISABLE=1", job=session.label, advice="train with a daemon first")
     return session.asking.ask(advice.domain_of(session, model_or_state), advice.read_bandwidths(bandwidths))
 
 
@@ -322,14 +345,15 @@ def stats() -> dict[str, Any]:
 
     ``audit``: the newest audit's report (see :class:`gcclient.Audit`), None before the first.
     """
-    session = current()
+    session = joined()
+    node, reconnects = ("", 0) if isinstance(session, Plain) else (session.job.node, session.daemon.reconnects)
     c = session.counters
     return {
         "job": session.label,
         "rank": rank(),
         "size": size(),
         "epoch": session.membership.epoch,
-        "node": session.job.node,
+        "node": node,
         "calls": c.calls,
         "steps": c.steps,
         "bytes_pushed": c.bytes_pushed,
@@ -337,6 +361,6 @@ def stats() -> dict[str, Any]:
         "nonfinite_steps": c.nonfinite_steps,
         "skipped_steps": c.skipped_steps,
         "wait_seconds": c.wait_seconds,
-        "reconnects": session.daemon.reconnects,
+        "reconnects": reconnects,
         "audit": None if c.audit is None else dict(c.audit),
     }

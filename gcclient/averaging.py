@@ -21,12 +21,13 @@ from torch.utils.hooks import RemovableHandle
 from gcclient.auditor import Auditor
 from gcclient.exchange import Exchange, Layout
 from gcclient.parameters import Parameter
+from gcclient.plain_training import PlainExchange, PlainLayout
 
 
 class Averaging:
     """The exchanges of one wrapped optimizer. ``open``: gradients came that are not averaged yet."""
 
-    def __init__(self, layout: Layout, passes: int, scaler: Any, auditor: Auditor | None) -> None:
+    def __init__(self, layout: Layout | PlainLayout, passes: int, scaler: Any, auditor: Auditor | None) -> None:
         self.layout = layout
         self.auditor = auditor
         self.passes = passes
@@ -41,7 +42,7 @@ class Averaging:
         #: backward passes only add up
         self.resting = False
         self._left = dict.fromkeys(layout.parameters, passes)
-        self._exchange: Exchange | None = None
+        self._exchange: Exchange | PlainExchange | None = None
         #: called with a parameter whose gradient is about to be pushed
         self.before_bringing: Callable[[Parameter], None] = lambda parameter: None
         #: autograd may run the hooks of several devices at once
@@ -81,13 +82,13 @@ class Averaging:
             )
         self.open, self.averaged, self.skipped = True, False, False
 
-    def _begun(self) -> Exchange:
+    def _begun(self) -> Exchange | PlainExchange:
         if self._exchange is None:
             scale = 1.0 if self.scaler is None else float(self.scaler.get_scale())
-            self._exchange = Exchange(self.layout, scale)
+            self._exchange = self.layout.begin(scale)
         return self._exchange
 
-    def bring_rest(self) -> Exchange:
+    def bring_rest(self) -> Exchange | PlainExchange:
         """Push what was not yet; returns the exchange, whose results may be under way."""
         self.layout.session.check()
         exchange = self._begun()
@@ -117,6 +118,7 @@ class Averaging:
         self.averaged = True
         if self.auditor is not None:
             # Here and not before the next step: ranks come here alike, but may differ in what they do until they push.
+            assert isinstance(self.layout, Layout)
             start = time.perf_counter()
             self.auditor.look_back()
             self.layout.timing.stood(start)

@@ -22,6 +22,7 @@ from gcclient import objects
 from gcclient.calls import LOSSLESS, Call, Calls
 from gcclient.device import Bytes
 from gcclient.errors import PeerLost, TensorMismatch
+from gcclient.plain import Plain, PlainCall, PlainCalls
 
 #: Bytes of the staging areas. The largest travels as one block; two of it take turns.
 STAGES: Final = (4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20)
@@ -49,12 +50,12 @@ class Stream:
         return out
 
 
-def share(calls: Calls, stream: Stream, lo: int, hi: int) -> None:
+def share(calls: Calls | PlainCalls, stream: Stream, lo: int, hi: int) -> None:
     """Overwrite ``stream``, equally long on all ranks, with what each rank has in bytes ``lo:hi`` of its own.
 
     Every byte is some rank's, and no two ranks'.
     """
-    under_way: list[tuple[Call, int, int]] = []
+    under_way: list[tuple[Call | PlainCall, int, int]] = []
     at = turn = 0
     while at < stream.nbytes or under_way:
         if at < stream.nbytes:
@@ -77,22 +78,23 @@ def share(calls: Calls, stream: Stream, lo: int, hi: int) -> None:
                     np.copyto(piece, area[offset : offset + piece.nbytes])
 
 
-def _payload(calls: Calls, arrays: Sequence[Bytes], root: int) -> None:
+def _payload(calls: Calls | PlainCalls, arrays: Sequence[Bytes], root: int) -> None:
     """Overwrite ``arrays`` (uint8, of equal lengths on all ranks) with the root's."""
     stream = Stream(arrays)
     share(calls, stream, 0, stream.nbytes if calls.session.me.rank == root else 0)
     _root_is_left(calls, root)
 
 
-def members(calls: Calls) -> tuple[int, ...]:
+def members(calls: Calls | PlainCalls) -> tuple[int, ...]:
     """The ranks that are in the job, by their first numbers, once that is known of the epoch under way."""
     session = calls.session
     membership = session.membership
-    session.wait_for(lambda: membership.current, "the members of a new epoch", "exchange", session.job.deadline)
+    if not isinstance(session, Plain):
+        session.wait_for(lambda: membership.current, "the members of a new epoch", "exchange", session.job.deadline)
     return membership.ranks
 
 
-def _root_is_left(calls: Calls, root: int) -> None:
+def _root_is_left(calls: Calls | PlainCalls, root: int) -> None:
     """Raises :class:`PeerLost` if what was just received may lack the root's part: it was zeros then."""
     if root not in members(calls):
         raise PeerLost(
@@ -105,7 +107,7 @@ def _root_is_left(calls: Calls, root: int) -> None:
         )
 
 
-def _text(calls: Calls, text: bytes, root: int) -> bytes:
+def _text(calls: Calls | PlainCalls, text: bytes, root: int) -> bytes:
     """The root's ``text``. Raises :class:`TensorMismatch` on all ranks when they name different roots."""
     size, me = calls.session.me.size, calls.session.me.rank
     if not 0 <= root < size:
@@ -128,7 +130,7 @@ def _text(calls: Calls, text: bytes, root: int) -> bytes:
     return data.tobytes()
 
 
-def _agree(calls: Calls, complaint: str) -> None:
+def _agree(calls: Calls | PlainCalls, complaint: str) -> None:
     """Exchange verdicts: with a complaint anywhere, all ranks raise the lowest complaining rank's."""
     size, me = calls.session.me.size, calls.session.me.rank
     verdicts = torch.zeros(size, dtype=torch.int64)
@@ -164,7 +166,7 @@ def _difference(mine: list[Any], theirs: list[Any], me: int, root: int) -> str:
     return ""
 
 
-def tensors(calls: Calls, named: Sequence[tuple[str, torch.Tensor]], root: int) -> None:
+def tensors(calls: Calls | PlainCalls, named: Sequence[tuple[str, torch.Tensor]], root: int) -> None:
     """Overwrite ``named`` tensors with the root's (see :func:`gcclient.broadcast_parameters`)."""
     me = calls.session.me.rank
     mine = [[name, list(t.shape), str(t.dtype).removeprefix("torch.")] for name, t in named]
@@ -179,7 +181,7 @@ def tensors(calls: Calls, named: Sequence[tuple[str, torch.Tensor]], root: int) 
                     tensor.copy_(flat.view(tensor.shape))
 
 
-def value(calls: Calls, mine: Any, root: int) -> Any:
+def value(calls: Calls | PlainCalls, mine: Any, root: int) -> Any:
     """The root's ``mine``: its own there, elsewhere made anew, with tensors on the CPU.
 
     Raises TypeError on every rank where it holds what cannot be sent.
@@ -196,7 +198,7 @@ def value(calls: Calls, mine: Any, root: int) -> Any:
     return mine if is_root else objects.unpack(packed, found)
 
 
-def optimizer_state(calls: Calls, optimizer: torch.optim.Optimizer, root: int) -> None:
+def optimizer_state(calls: Calls | PlainCalls, optimizer: torch.optim.Optimizer, root: int) -> None:
     """Make ``optimizer``'s state the root's (see :func:`gcclient.broadcast_optimizer_state`)."""
     me = calls.session.me.rank
     groups = [len(g["params"]) for g in optimizer.param_groups]

@@ -6,12 +6,10 @@ What may live here: push_pull of a single tensor from call to result. What may n
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Final
 
 import torch
@@ -19,8 +17,9 @@ import torch
 from gcclient import arguments, device, windows
 from gcclient.arena import BlockPlace
 from gcclient.call_domains import CALLS, EXACT, LOSSLESS, domain_of, exact_domain, read_codec
-from gcclient.domain import Domain, Step
+from gcclient.domain import Domain
 from gcclient.errors import GradcommError, StepSkipped
+from gcclient.places import Places, Tensor, declare, push
 from gcclient.results import Results
 from gcclient.session import GRACE, Session
 from gcproto.dtypes import DType
@@ -28,30 +27,7 @@ from gcproto.manifest import Section, TensorSpec
 from gcproto.messages import DeclareSection
 from gcproto.wire import Flag
 
-#: Unnamed tensors of one shape and dtype take turns in this many places, fewer if they are large: places are
-#: shared memory, and two suffice to copy one result while the next is exchanged.
-PLACES: Final = 8
 UNNAMED: Final = "push_pull.noname."
-_PLACES_BYTES: Final = 8 << 20
-
-
-def places_for(nbytes: int) -> int:
-    """The number of places for unnamed tensors of ``nbytes`` bytes each; the same on every rank."""
-    return max(2, min(PLACES, _PLACES_BYTES // max(nbytes, 1)))
-
-
-class Tensor:
-    """A declared tensor: its blocks, and the call that is under way with it."""
-
-    __slots__ = ("spec", "index", "places", "call", "resident")
-
-    def __init__(self, spec: TensorSpec, index: int, places: list[BlockPlace]) -> None:
-        self.spec = spec
-        self.index = index
-        self.places = places
-        self.call: Call | None = None
-        #: the tensor that lives in the input slots, if there is one
-        self.resident: torch.Tensor | None = None
 
 
 class Call:
@@ -162,15 +138,7 @@ class Call:
             raise self._error.again()
 
 
-@dataclass(slots=True)
-class Unnamed:
-    """Places of unnamed tensors of one shape and dtype, and how many pushes there were."""
-
-    places: list[Tensor] = field(default_factory=list)
-    starts: int = 0
-
-
-def _read_arguments(name: object, average: object) -> tuple[str | None, bool]:
+def read_arguments(name: object, average: object) -> tuple[str | None, bool]:
     """(name, average) from two arguments in either order: BytePS has ``average`` first, and types tell them apart."""
     if isinstance(name, bool):
         name, average = (None if average is True else average), name
@@ -204,30 +172,13 @@ class Calls:
         self.session = session
         #: by domain and name
         self._named: dict[tuple[int, str], Tensor] = {}
-        self._unnamed: dict[tuple[tuple[int, ...], DType], Unnamed] = {}
-        self._unnamed_count = 0
+        self._unnamed = Places(session, lambda: exact_domain(session), UNNAMED)
         #: names of tensors that live in the arena, by their first address
         self._residents: dict[int, str] = {}
         self._results = Results()
         self._lock = threading.RLock()
-        session.admission.hear.append(self._begin_turns)
         if EXACT in session.found:
-            self._find_places()
-
-    def _begin_turns(self) -> None:
-        """Who came in counts its unnamed pushes from none: so do all."""
-        for same in self._unnamed.values():
-            same.starts = 0
-
-    def _find_places(self) -> None:
-        """The places of unnamed tensors that there were before this worker came in."""
-        domain = exact_domain(self.session)
-        for index in list(domain.found):
-            (spec,) = domain.sections[index].section.tensors
-            if spec.name.startswith(UNNAMED):
-                same = self._unnamed.setdefault((spec.shape, DType(spec.dtype)), Unnamed())
-                same.places.append(self._declare(domain, spec))
-                self._unnamed_count += 1
+            self._unnamed.come_into()
 
     def start(
         self, tensor: torch.Tensor, name: str | None, average: bool, in_place: bool, codec: str | None = None
@@ -237,20 +188,13 @@ class Calls:
 
         Raises ValueError for what cannot be exchanged or averaged, TypeError for arguments in another order.
         """
-        name, average = _read_arguments(name, average)
+        name, average = read_arguments(name, average)
         own = read_codec(codec)
         session = self.session
         session.check()
-        if tensor.layout is not torch.strided:
-            raise ValueError(f"a tensor of layout {tensor.layout} cannot be pushed; use tensor.to_dense()")
+        dtype = device.check_pushed(tensor, name, average)
         if not own and (name is not None or self._residents):
             name = self._name_of(tensor, name)
-        dtype = device.dtype_of(tensor, name or "(unnamed)")
-        if average and not dtype.is_float:
-            raise ValueError(
-                f"tensor {name or '(unnamed)'} has dtype {dtype.label}, whose average is not exact: pass average=False "
-                "for the sum (then divide), or convert the tensor to a floating type"
-            )
         flat = device.flattened(tensor)
         with self._lock:
             domain = domain_of(session, name, own)
@@ -268,7 +212,7 @@ class Calls:
                 call = Call(session, known, target, device.memory_of(target), target.view(tensor.shape))
             known.call = call
             session.pending.add(call)
-            self._push(domain, call, memory, int(Flag.AVERAGE) if average else 0)
+            call.step = push(domain, known, call, memory, int(Flag.AVERAGE) if average else 0)
             session.counters.calls += 1
             session.counters.bytes_pushed += flat.nbytes
         if session.failure is not None:
@@ -288,18 +232,6 @@ class Calls:
                 "push the tensor that empty() returned, or another one under another name"
             )
         return name
-
-    def _push(self, domain: Domain, call: Call, memory: device.Memory, flags: int) -> None:
-        with domain.pushing:
-            step = Step(domain, flags, 1.0, memory.settle)
-            call.step = step.number
-            # Highest addresses first, as lanes send them.
-            for place in reversed(call.tensor.places):
-                at = place.block.start * place.block.dtype.itemsize
-                place.op = call
-                memory.load(at, at + place.block.nbytes, place.input)
-                step.add(place)
-            step.close()
 
     def empty(self, name: str, shape: tuple[int | Sequence[int], ...], dtype: torch.dtype) -> torch.Tensor:
         """The tensor that lives in the input slots of ``name``; the same one at every call. All ranks together."""
@@ -338,12 +270,12 @@ class Calls:
     # ------------------------------------------------------------------------------------------ names
     def _find(self, domain: Domain, name: str | None, shape: tuple[int, ...], dtype: DType) -> Tensor:
         if name is None:
-            return self._find_unnamed(domain, shape, dtype)
+            return self._unnamed.find(shape, dtype)
         key = (domain.id, name)
         known = self._named.get(key)
         spec = TensorSpec(name, shape, int(dtype))
         if known is None:
-            known = self._named[key] = self._declare(domain, spec)
+            known = self._named[key] = declare(self.session, domain, spec)
         elif known.spec != spec:
             self._contradict(domain, known.index, spec)
         return known
@@ -352,22 +284,3 @@ class Calls:
         """A tensor of agreed section ``index`` is something else here: let the daemon tell all ranks so."""
         self.session.daemon.control.post(DeclareSection(domain.id, Section(index, (tensor,))))
         self.session.wait_for(lambda: False, f"the daemon to refuse {tensor.describe()}", "declare", GRACE)
-
-    def _find_unnamed(self, domain: Domain, shape: tuple[int, ...], dtype: DType) -> Tensor:
-        """The next place in turn; ``push_pull.noname.N`` with N in program order.
-
-        Turns go by the number of pushes alone: which calls are over differs between ranks that poll.
-        """
-        same = self._unnamed.setdefault((shape, dtype), Unnamed())
-        turn = same.starts % places_for(math.prod(shape) * dtype.itemsize)
-        if turn == len(same.places):
-            spec = TensorSpec(f"{UNNAMED}{self._unnamed_count}", shape, int(dtype))
-            self._unnamed_count += 1
-            same.places.append(self._declare(domain, spec))
-        same.starts += 1
-        return same.places[turn]
-
-    def _declare(self, domain: Domain, spec: TensorSpec) -> Tensor:
-        index = len(domain.sections)
-        places = self.session.declare(domain, (spec,))
-        return Tensor(spec, places[0].block.section if places else index, places)

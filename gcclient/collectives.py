@@ -1,85 +1,164 @@
-"""What users call to move tensors and values unchanged: broadcasts and gathers.
+"""All-reduces of a process group through the daemon, each a step of its own; what the backend `gc` carries.
 
-What may live here: functions of `gcclient.__init__`, each a thin layer. What may not: how it is done (`broadcasts.py`,
-`gather.py`).
+What may live here: pushing them, futures of their results, the domains they are in. What may not: torch's process
+groups (`backend.py`), which tensors are compressed (`attaching.py`).
 
-All are bit exact for every dtype and never compressed. All ranks must make the same calls in the same order.
+Results are copied out by whoever reads them, unlike those of `calls.py`: who waits may be inside torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import threading
+import time
 from typing import Any
 
 import torch
 
-from gcclient import broadcasts, gather
-from gcclient.api import current_calls
-from gcclient.calls import LOSSLESS
+from gcclient import device
+from gcclient.arena import BlockPlace
+from gcclient.domain import Domain
+from gcclient.errors import GradcommError, StepSkipped
+from gcclient.parameters import number
+from gcclient.places import Places, Tensor, declare, push
+from gcclient.session import Session
+from gcproto.manifest import TensorSpec
+from gcproto.messages import DeclareDomain
+from gcproto.wire import Flag
+
+PREFIX = "all_reduce.noname."
 
 
-def broadcast(tensor: torch.Tensor, root_rank: int = 0, name: str | None = None) -> torch.Tensor:
-    """Rank ``root_rank``'s ``tensor``, as a new one on the same device. See :func:`broadcast_`."""
-    return broadcast_(tensor.detach().clone(), root_rank, name)
+class Reduction:
+    """One all-reduce under way, into the tensor that was given. ``future``: of a list of that tensor, or an exception
+    as torch can carry it."""
+
+    def __init__(self, session: Session, tensor: Tensor, target: torch.Tensor) -> None:
+        self.session = session
+        self.tensor = tensor
+        self.step = 0
+        self.over = False
+        self.error: BaseException | None = None
+        self._target = target.detach()
+        self._flat = device.flattened(target)
+        self.memory = device.memory_of(self._flat)
+        self._future: Any = device.future_for(target)
+        value = lambda f: f.value()  # noqa: E731  # an exception set by itself would be cast to a tensor
+        self.future = self._future.then(value)
+        self._left = len(tensor.places)
+        self._lock = threading.Lock()
+        session.pending.add(self)
+        if not self._left:
+            self._complete()
+
+    def deliver(self, places: list[BlockPlace]) -> None:
+        """Results arrived; called by whoever reads."""
+        try:
+            for place in places:
+                if place.skipped:
+                    raise self._given_up()
+                at = place.block.start * place.block.dtype.itemsize
+                self.memory.store(at, at + place.block.nbytes, place.output)
+                place.op = None
+            self._left -= len(places)
+            if not self._left:
+                self._complete()
+        except Exception as error:
+            self.fail(error)
+
+    def _complete(self) -> None:
+        if self._flat.data_ptr() != self._target.data_ptr():
+            self.memory.settle()
+            self._target.copy_(self._flat.view(self._target.shape))
+        self.session.counters.bytes_pulled += self._flat.nbytes
+        if self._first():
+            device.complete(self._future, [self._target], self.memory)  # type: ignore[arg-type]
+
+    def fail(self, error: BaseException) -> None:
+        """It has no result; see :class:`gcclient.waiters.Pending`."""
+        self.error = self.error or error
+        if self._first():
+            self._future.set_exception(error)
+
+    def _first(self) -> bool:
+        with self._lock:
+            first, self.over = not self.over, True
+        self.session.pending.discard(self)
+        return first
+
+    def finish(self) -> None:
+        """Wait for the result. Raises :class:`StepSkipped` and the job's failure."""
+        if not self.over:
+            began = time.monotonic()
+            what = f"all_reduce of {self.tensor.spec.describe()}"
+            self.session.wait_result(lambda: self.over, what, self.step, began)
+            self.session.counters.wait_seconds += time.monotonic() - began
+        if self.error is not None:
+            raise self.error.again() if isinstance(self.error, GradcommError) else self.error
+        self.memory.settle()
+
+    def _given_up(self) -> StepSkipped:
+        return StepSkipped(
+            f"all_reduce of {self.tensor.spec.describe()} was given up with a lost node",
+            job=self.session.label,
+            step=self.step,
+            phase="exchange",
+            advice="reduce again if it is still wanted: all ranks that are left get this",
+        )
 
 
-def broadcast_(tensor: torch.Tensor, root_rank: int = 0, name: str | None = None) -> torch.Tensor:
-    """Overwrite ``tensor`` with rank ``root_rank``'s (its number at the start of the job), bit by bit, and return it.
+class Collectives:
+    """The all-reduces of one process group in one session: the lossless ones in a domain of their own, declared with
+    the first of them.
 
-    ``name`` is for messages only. Raises :class:`~gcclient.TensorMismatch` on every rank when shapes, dtypes, names or
-    roots differ, :class:`~gcclient.PeerLost` when the root was lost.
+    ``ranks``: the group's, by their numbers in the job, ascending.
     """
-    broadcasts.tensors(current_calls(), [(name or "(unnamed)", tensor)], root_rank)
-    return tensor
 
+    def __init__(self, session: Session, ranks: tuple[int, ...]) -> None:
+        self.session = session
+        self.ranks = ranks
+        self._domain: Domain | None = None
+        self._places = Places(session, self._lossless, PREFIX)
+        self._named: dict[tuple[Domain, str], Tensor] = {}
+        self._lock = threading.RLock()
 
-def broadcast_parameters(params: Mapping[str, Any] | Iterable[tuple[str, torch.Tensor]], root_rank: int = 0) -> None:
-    """Overwrite the tensors of ``params`` (a state_dict, or named parameters) with rank ``root_rank``'s, bit by bit.
+    def _lossless(self) -> Domain:
+        if self._domain is None:
+            self._domain = self.domain("group", "none")
+        return self._domain
 
-    ``root_rank``: its number at the start of the job. Raises :class:`~gcclient.TensorMismatch` on every rank when
-    names, shapes or dtypes differ, :class:`~gcclient.PeerLost` when the root was lost.
-    """
-    items = params.items() if isinstance(params, Mapping) else params
-    tensors = [(str(n), t) for n, t in items if isinstance(t, torch.Tensor)]
-    broadcasts.tensors(current_calls(), tensors, root_rank)
+    def domain(self, kind: str, codec: str) -> Domain:
+        """A new domain of this group in which every call is a step. All of its ranks together."""
+        which, label = number(self.session, kind, self.ranks)
+        return self.session.domain(DeclareDomain(label, which, self.ranks, codec=codec))
 
+    def start(self, tensor: torch.Tensor, average: bool, domain: Domain | None = None, name: str = "") -> Reduction:
+        """Sum or average ``tensor`` over the group, in place: losslessly, or in ``domain`` as its tensor ``name``.
 
-def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int = 0) -> None:
-    """Make ``optimizer``'s state and options (learning rates, momentum buffers, ...) those of rank ``root_rank``.
+        Raises ValueError for a dtype that cannot be exchanged, and the job's failure.
+        """
+        session = self.session
+        session.check()
+        dtype = device.dtype_of(tensor, name or "(unnamed)")
+        with self._lock:
+            if domain is None:
+                domain, known = self._lossless(), self._places.find(tuple(tensor.shape), dtype)
+            else:
+                known = self._find(domain, TensorSpec(name, tuple(tensor.shape), int(dtype)))
+            if known.call is not None:
+                # Its output slot is about to be used again.
+                known.call.finish()
+            known.call = op = Reduction(session, known, tensor)
+            session.counters.calls += 1
+            session.counters.bytes_pushed += tensor.nbytes
+            op.step = push(domain, known, op, op.memory, int(Flag.AVERAGE) if average else 0)
+        if session.failure is not None:
+            op.fail(session.failure.again())
+        return op
 
-    State that only the root has is created here. Tensors travel bit by bit, everything else as JSON: numbers,
-    strings, booleans, None and lists of them; anything else raises TypeError on every rank.
-    """
-    broadcasts.optimizer_state(current_calls(), optimizer, root_rank)
-
-
-def broadcast_object(obj: Any = None, root_rank: int = 0, name: str | None = None) -> Any:
-    """Rank ``root_rank``'s ``obj``; what the others give is not looked at.
-
-    Nothing is pickled: numbers, strings, booleans, None, tensors, and lists, tuples and dictionaries of them (with keys
-    that are text or whole numbers) can be sent; anything else is a TypeError on every rank. Tensors arrive on the CPU.
-    ``name`` is taken for Horovod's sake. Raises :class:`~gcclient.PeerLost` when the root was lost.
-    """
-    return broadcasts.value(current_calls(), obj, root_rank)
-
-
-def allgather(tensor: torch.Tensor, name: str | None = None) -> torch.Tensor:
-    """Every rank's ``tensor``, in rank order one after the other along the first dimension, on the same device.
-
-    First dimensions may differ and be 0; all else must not (:class:`~gcclient.TensorMismatch` on every rank). The
-    result is the same bytes on every rank. It passes through the daemons as a sum in which each rank has zeros in the
-    others' places, so it costs what an uncompressed average of the result's size does. ``name`` is taken for Horovod's
-    sake. Raises ValueError for a tensor without dimensions, :class:`~gcclient.PeerLost` when a rank is lost meanwhile.
-    """
-    return gather.tensors(current_calls(), tensor)
-
-
-def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
-    """Every rank's ``obj``, in rank order; what can be sent is what :func:`broadcast_object` sends."""
-    return gather.values(current_calls(), obj)
-
-
-def barrier() -> None:
-    """Return once every rank has called it. Raises the job's failure."""
-    here = torch.ones(1, dtype=torch.int64)
-    current_calls().start(here, "barrier", average=False, in_place=True, codec=LOSSLESS).finish()
+    def _find(self, domain: Domain, spec: TensorSpec) -> Tensor:
+        known = self._named.get((domain, spec.name))
+        if known is None:
+            known = self._named[domain, spec.name] = declare(self.session, domain, spec)
+        elif known.spec != spec:
+            raise ValueError(f"{spec.describe()} was {known.spec.describe()} before")
+        return known

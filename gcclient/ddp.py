@@ -21,15 +21,18 @@ import torch
 import torch.distributed as dist
 
 from gcclient import arguments, device
-from gcclient.api import current
+from gcclient.api import joined
 from gcclient.arena import BlockPlace
 from gcclient.audit import Audit
 from gcclient.auditor import Auditor
 from gcclient.device import Memory
 from gcclient.domain import Domain
 from gcclient.errors import GradcommError
+from gcclient.gradients import Passes
 from gcclient.grouping import Groups, plain_name
 from gcclient.parameters import Parameter, Piece, declare, read_options
+from gcclient.plain import Plain
+from gcclient.plain_training import PlainState
 from gcclient.scope import Scope
 from gcclient.session import Session
 from gcclient.timing import Timing
@@ -162,8 +165,7 @@ class State:
         self.scaler = scaler
         self.ranks = ranks
         self.auditor = auditor
-        self.passes = passes
-        self._left = passes
+        self.passes = Passes(passes)
         self.timing = Timing(domain.id, session.inform)
         self.timing.watch(p.tensor for p in parameters)
         self.parameters = {id(p.tensor): p for p in parameters}
@@ -182,10 +184,9 @@ class State:
             self._broken()
         self._last_index = -1 if last else index
         buffer = bucket.buffer()
-        if self._left > 1:
-            self._left -= last
-            return _unchanged(buffer)
-        self._left = self.passes if last else 1
+        if not self.passes.exchanges(last):
+            # With this rank's gradients, those of earlier passes too.
+            return device.unchanged(buffer)
         if buffer.layout is not torch.strided:
             future = self._sparse(buffer)
         else:
@@ -271,14 +272,7 @@ class State:
         return work.get_future().then(lambda f: f.value()[0] / count)
 
 
-def _unchanged(buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
-    """What DDP writes back without an exchange: the bucket has this rank's gradients, those of earlier passes too."""
-    future = device.future_for(buffer)
-    future.set_result(buffer)
-    return future
-
-
-def ddp_hook(state: State, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+def ddp_hook(state: State | PlainState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Average a bucket through the daemon: ``model.register_comm_hook(gcclient.state(model), gcclient.ddp_hook)``.
 
     Never raises: a failure comes out of ``backward()`` as a RuntimeError with the failure's text, and the next
@@ -311,7 +305,7 @@ def state(
     quality: str | None = None,
     exclude: Iterable[str] = (),
     warmup_steps: int = 0,
-) -> State:
+) -> State | PlainState:
     """Declare a model's gradients; returns the state for :func:`ddp_hook`. Call it on every rank of the group.
 
     ``group``: the process group the gradients are averaged over (default: the DDP model's own, else all ranks; all
@@ -337,20 +331,22 @@ def state(
     ``backward_passes_per_step`` differ,
     :class:`~gcclient.CodecError` for a codec that cannot be used.
     """
-    session = current()
+    session = joined()
     if group is None:
         group = getattr(model, "process_group", None)
     if group is not None and not (dist.is_available() and dist.is_initialized()):
         group = None
-    everyone = tuple(range(session.me.size))
-    # Where torch's world is not the job's (a torchrun for each node), its groups say nothing of other nodes.
-    local = group is None or dist.get_world_size() != session.me.size
-    ranks = everyone if local else tuple(sorted(dist.get_process_group_ranks(group)))
     named = [(plain_name(n), p) for n, p in model.named_parameters() if p.requires_grad]
     if not named:
         raise ValueError("the model has no parameter that requires a gradient")
     passes = arguments.read_whole_within(backward_passes_per_step, "backward_passes_per_step", 1)
     options = read_options(compression, whole, groups, audit, quality, exclude, warmup_steps)
+    if isinstance(session, Plain):
+        return PlainState(session, group, passes)
+    everyone = tuple(range(session.me.size))
+    # Where torch's world is not the job's (a torchrun for each node), its groups say nothing of other nodes.
+    local = group is None or dist.get_world_size() != session.me.size
+    ranks = everyone if local else tuple(sorted(dist.get_process_group_ranks(group)))
     domain, parameters = declare(session, "ddp", named, ranks, options)
     auditor = None if options.audit is None else Auditor(session, domain, options.audit)
     return State(session, domain, parameters, group, scaler, len(ranks), auditor, passes)

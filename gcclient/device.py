@@ -46,6 +46,19 @@ def dtype_of(tensor: torch.Tensor, name: str) -> DType:
         ) from None
 
 
+def check_pushed(tensor: torch.Tensor, name: str | None, average: bool) -> DType:
+    """The wire dtype of a tensor that is to be pushed. Raises ValueError for what cannot be exchanged or averaged."""
+    if tensor.layout is not torch.strided:
+        raise ValueError(f"a tensor of layout {tensor.layout} cannot be pushed; use tensor.to_dense()")
+    dtype = dtype_of(tensor, name or "(unnamed)")
+    if average and not dtype.is_float:
+        raise ValueError(
+            f"tensor {name or '(unnamed)'} has dtype {dtype.label}, whose average is not exact: pass average=False "
+            "for the sum (then divide), or convert the tensor to a floating type"
+        )
+    return dtype
+
+
 class Memory(Protocol):
     """The bytes of a flat, contiguous tensor on its device.
 
@@ -190,6 +203,13 @@ def future_for(tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
     if tensor.device.type == "cpu":
         return torch.futures.Future()
     return torch.futures.Future(devices=[tensor.device])
+
+
+def unchanged(tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+    """A complete Future of ``tensor`` as it is."""
+    future = future_for(tensor)
+    future.set_result(tensor)
+    return future
 
 
 def complete(future: torch.futures.Future[torch.Tensor], result: torch.Tensor, memory: Memory) -> None:

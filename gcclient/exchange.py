@@ -12,10 +12,8 @@ none has. What nobody pushes keeps its residual.
 from __future__ import annotations
 
 import time
-import warnings
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -25,6 +23,7 @@ from gcclient.arena import BlockPlace
 from gcclient.device import Memory
 from gcclient.domain import Domain
 from gcclient.errors import GradcommError
+from gcclient.gradients import Brought, check_unchanged, read_gradient
 from gcclient.parameters import Parameter, Piece, declare_tensor
 from gcclient.scope import Scope
 from gcclient.session import Session
@@ -47,14 +46,9 @@ class Layout:
             for piece in parameter.pieces:
                 self.by_block.setdefault(piece.place, []).append((parameter, piece))
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Brought:
-    """A gradient that was copied in, at that version of it; ``flat`` has its elements."""
-
-    grad: torch.Tensor
-    version: int
-    flat: torch.Tensor
+    def begin(self, scale: float) -> Exchange:
+        """Begin a step; ``scale``: the loss scale of its gradients."""
+        return Exchange(self, scale)
 
 
 class Target:
@@ -90,15 +84,10 @@ class Exchange(Scope):
 
         Raises ValueError for a gradient of another dtype or size than its parameter.
         """
-        grad = _dense(parameter)
-        if device.DTYPES.get(grad.dtype) is not parameter.dtype or grad.shape != parameter.tensor.shape:
-            raise ValueError(
-                f"the gradient of {parameter.name!r} is {grad.dtype} {list(grad.shape)}, the parameter "
-                f"{parameter.dtype.label} {list(parameter.tensor.shape)}: gradients are exchanged as their parameter is"
-            )
-        flat = device.flattened(grad)
+        brought = read_gradient(parameter)
+        flat = brought.flat
         began = self.layout.timing.clock()
-        self.brought[parameter] = Brought(grad, grad._version, flat)
+        self.brought[parameter] = brought
         self.fill(parameter.pieces, device.memory_of(flat))
         self.session.counters.bytes_pushed += flat.nbytes
         complete = len(self.brought) == len(self.layout.parameters)
@@ -162,15 +151,6 @@ class Exchange(Scope):
         """The parameters without a gradient here."""
         return [p for p in self.layout.parameters if p not in self.brought]
 
-    def check_unchanged(self) -> None:
-        """Raises RuntimeError if a gradient was changed after it was brought."""
-        for parameter, brought in self.brought.items():
-            if parameter.tensor.grad is not brought.grad or brought.grad._version != brought.version:
-                raise RuntimeError(
-                    f"the gradient of {parameter.name!r} was changed after backward() and before it was averaged, "
-                    "and that would be lost: first call optimizer.synchronize(), then change it, then optimizer.step()"
-                )
-
     def targets(self) -> dict[Parameter, Target]:
         """Where the averages of what was brought go."""
         return {parameter: Target(b.grad, b.flat) for parameter, b in self.brought.items()}
@@ -198,7 +178,7 @@ class Exchange(Scope):
         RuntimeError if a gradient was changed after it was brought, and the job's failure.
         """
         began = time.monotonic()
-        self.check_unchanged()
+        check_unchanged(self.brought)
         absent = self.absent
         used = self._fill_up(absent, began) if absent else []
         targets = self.targets()
@@ -226,13 +206,3 @@ class Exchange(Scope):
             target.memory.store(piece.lo, piece.hi, piece.output)
         target.complete()
         parameter.tensor.grad = grad
-
-
-def _dense(parameter: Parameter) -> torch.Tensor:
-    """The gradient; a sparse one is made dense, with a warning."""
-    grad = parameter.tensor.grad
-    assert grad is not None
-    if grad.layout is not torch.strided:
-        warnings.warn(f"the sparse gradient of {parameter.name!r} is exchanged as a dense one", stacklevel=2)
-        grad = parameter.tensor.grad = grad.to_dense()
-    return grad

@@ -18,9 +18,10 @@ from gcclient.broadcasts import Stream, members, share
 from gcclient.calls import LOSSLESS, Calls
 from gcclient.device import Bytes
 from gcclient.errors import PeerLost, TensorMismatch
+from gcclient.plain import PlainCalls
 
 
-def byte_strings(calls: Calls, mine: bytes) -> dict[int, bytes]:
+def byte_strings(calls: Calls | PlainCalls, mine: bytes) -> dict[int, bytes]:
     """Every rank's bytes, by its number at the start of the job. Raises :class:`PeerLost` if one is lost meanwhile."""
     me, size = calls.session.me.rank, calls.session.me.size
     ranks = members(calls)
@@ -36,7 +37,7 @@ def byte_strings(calls: Calls, mine: bytes) -> dict[int, bytes]:
     return {rank: data[ends[rank] - int(lengths[rank]) : ends[rank]].tobytes() for rank in ranks}
 
 
-def _nobody_was_lost(calls: Calls, before: tuple[int, ...]) -> None:
+def _nobody_was_lost(calls: Calls | PlainCalls, before: tuple[int, ...]) -> None:
     """Raises :class:`PeerLost` if what was just received may lack somebody's part: it was zeros then."""
     if lost := sorted(set(before) - set(members(calls))):
         raise PeerLost(
@@ -49,7 +50,7 @@ def _nobody_was_lost(calls: Calls, before: tuple[int, ...]) -> None:
         )
 
 
-def values(calls: Calls, mine: Any) -> list[Any]:
+def values(calls: Calls | PlainCalls, mine: Any) -> list[Any]:
     """Every rank's value, in rank order. Raises TypeError on every rank where one of them cannot be sent."""
     out = []
     for rank, data in byte_strings(calls, objects.encode(mine)).items():
@@ -60,7 +61,7 @@ def values(calls: Calls, mine: Any) -> list[Any]:
     return out
 
 
-def tensors(calls: Calls, mine: torch.Tensor) -> torch.Tensor:
+def tensors(calls: Calls | PlainCalls, mine: torch.Tensor) -> torch.Tensor:
     """Every rank's tensor, one after the other along the first dimension (see :func:`gcclient.allgather`)."""
     if mine.layout is not torch.strided or not mine.dim():
         raise ValueError(

@@ -15,7 +15,7 @@ import torch
 from torch.optim import Optimizer
 
 from gcclient import arguments
-from gcclient.api import current
+from gcclient.api import joined
 from gcclient.audit import Audit
 from gcclient.auditor import Auditor
 from gcclient.averaging import Averaging, Distributed
@@ -23,6 +23,8 @@ from gcclient.exchange import Layout
 from gcclient.grouping import Groups
 from gcclient.overlap import Overlapped, check_fit
 from gcclient.parameters import declare, read_options
+from gcclient.plain import Plain
+from gcclient.plain_training import PlainLayout
 from gcclient.reductions import Op, read_op
 
 
@@ -60,7 +62,7 @@ def DistributedOptimizer(
 
     Raises TypeError and ValueError that name the argument, and what :func:`gcclient.state` raises.
     """
-    session = current()
+    session = joined()
     if not isinstance(optimizer, Optimizer):
         raise TypeError(f"optimizer={optimizer!r}: expected a torch optimizer, got a {type(optimizer).__name__}")
     if isinstance(optimizer, Distributed):
@@ -71,12 +73,16 @@ def DistributedOptimizer(
     named = _named(optimizer, named_parameters)
     if overlap_forward:
         check_fit(session, optimizer, scaler, options.audit, [p for _, p in named])
-    ranks = tuple(range(session.me.size))
-    domain, parameters = declare(session, "optimizer", named, ranks, options)
-    layout = Layout(session, domain, parameters, average)
-    auditor = None if options.audit is None else Auditor(session, domain, options.audit, average)
-    averaging = Averaging(layout, passes, scaler, auditor)
-    base, mixin = type(optimizer), Overlapped if overlap_forward else Distributed
+    mixin = Overlapped if overlap_forward else Distributed
+    if isinstance(session, Plain):
+        # Nothing tells when one of torch's averages has come; weights are those of the wrapper that waits.
+        averaging, mixin = Averaging(PlainLayout(session, named, average), passes, scaler, None), Distributed
+    else:
+        ranks = tuple(range(session.me.size))
+        domain, parameters = declare(session, "optimizer", named, ranks, options)
+        auditor = None if options.audit is None else Auditor(session, domain, options.audit, average)
+        averaging = Averaging(Layout(session, domain, parameters, average), passes, scaler, auditor)
+    base = type(optimizer)
     made: Any = object.__new__(type(base.__name__, (mixin, base), {"__module__": base.__module__}))
     # A learning rate scheduler's patch of step() belongs to the optimizer it was made for.
     made.__dict__.update({k: v for k, v in vars(optimizer).items() if k != "step"})

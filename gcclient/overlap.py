@@ -16,17 +16,20 @@ from torch.optim import Optimizer
 from gcclient.audit import Audit
 from gcclient.averaging import Distributed
 from gcclient.awaited import Awaited
+from gcclient.exchange import Exchange, Layout
+from gcclient.gradients import check_unchanged
 from gcclient.parameters import Parameter
+from gcclient.plain import Plain
 from gcclient.session import Session
 
 _LATE: Final = "with overlap_forward parameters are stepped one by one, as their averages come"
 
 
 def check_fit(
-    session: Session, optimizer: Optimizer, scaler: Any, audit: Audit | None, parameters: Sequence[torch.Tensor]
+    session: Session | Plain, optimizer: Optimizer, scaler: Any, audit: Audit | None, parameters: Sequence[torch.Tensor]
 ) -> None:
     """Raises ValueError that names what cannot go with ``overlap_forward=True``, and what would do."""
-    if session.job.commits:
+    if isinstance(session, Session) and session.job.commits:
         raise ValueError(
             "overlap_forward=True needs on_loss='fail': in this job no result counts before all of a step do"
         )
@@ -61,10 +64,12 @@ class Overlapped(Distributed):
 
     def _prepare(self) -> None:
         averaging = self._averaging
-        self._awaited = Awaited(averaging.layout, self._step_one)
+        layout = averaging.layout
+        assert isinstance(layout, Layout)  # without a daemon it would be a wrapper that waits
+        self._awaited = Awaited(layout, self._step_one)
         self._options, self._zeroing = {}, {}
         averaging.before_bringing = self._before_bringing
-        averaging.layout.session.leaving.add(self._awaited)
+        layout.session.leaving.add(self._awaited)
 
     @property
     def _step_supports_amp_scaling(self) -> NoReturn:
@@ -90,7 +95,8 @@ class Overlapped(Distributed):
             raise RuntimeError(f"optimizer.step(closure): {_LATE}, and a closure needs all of them stepped")
         self._awaited.finish()
         exchange = averaging.bring_rest()
-        exchange.check_unchanged()
+        assert isinstance(exchange, Exchange)
+        check_unchanged(exchange.brought)
         self._options = {id(p): group for group in self._snapshots() for p in group.pop("params")}
         if exchange.absent:
             exchange.finish()

@@ -166,11 +166,11 @@ def declare(
             dtype = device.dtype_of(tensors[name], name)
             spec = TensorSpec(name, tuple(tensors[name].shape), int(dtype))
             sections.setdefault((dtype, name in left_out), []).append(_Entry(spec, tensors[name], group))
-    number, label = _number(session, kind, ranks)
+    which, label = number(session, kind, ranks)
     every = 0 if options.audit is None else options.audit.every
     domain = session.domain(
         DeclareDomain(
-            label, number, ranks, True, codec, bool(whole), every, options.exclude, options.warmup, options.quality
+            label, which, ranks, True, codec, bool(whole), every, options.exclude, options.warmup, options.quality
         )
     )
     units = None if lists is None else [Unit() for _ in lists]
@@ -201,14 +201,14 @@ def declare_tensor(session: Session, domain: Domain, name: str, tensor: torch.Te
     return parameter
 
 
-def _number(session: Session, kind: str, ranks: tuple[int, ...]) -> tuple[int, str]:
+def number(session: Session, kind: str, ranks: tuple[int, ...]) -> tuple[int, str]:
     """(domain number, label) of the next model of this kind over ``ranks``: alike on all, and unlike any other's."""
     count = session.models.get((kind, ranks), 0)
     session.models[kind, ranks] = count + 1
     whole = len(ranks) == session.me.size
     label = f"{kind}.{count}" if whole else f"{kind}.{count} of ranks {','.join(map(str, ranks))}"
-    number = xxhash.xxh3_64_intdigest(f"{kind}.{count}/{ranks}".encode()) & 0x7FFFFFFF
-    return max(number, FIRST_MODEL), label
+    drawn = xxhash.xxh3_64_intdigest(f"{kind}.{count}/{ranks}".encode()) & 0x7FFFFFFF
+    return max(drawn, FIRST_MODEL), label
 
 
 def _unit(units: list[Unit] | None, entries: list[_Entry], place: BlockPlace) -> Unit:

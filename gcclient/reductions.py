@@ -15,6 +15,7 @@ import torch
 
 from gcclient.api import current_calls
 from gcclient.calls import Call
+from gcclient.plain import PlainCall
 
 
 class Op(enum.Enum):
@@ -39,7 +40,7 @@ class Compression:
 class Group:
     """Handle of several calls: over when all are."""
 
-    def __init__(self, calls: list[Call]) -> None:
+    def __init__(self, calls: list[Call | PlainCall]) -> None:
         self._calls = calls
 
     @property
@@ -74,7 +75,7 @@ def _averages(average: object, op: object) -> bool:
 
 def _start(
     tensor: torch.Tensor, average: object, name: str | None, compression: str | None, op: object, in_place: bool
-) -> Call:
+) -> Call | PlainCall:
     return current_calls().start(tensor, name, _averages(average, op), in_place, compression)
 
 
@@ -116,7 +117,7 @@ def allreduce_async(
     *,
     compression: str | None = Compression.none,
     op: Op | None = None,
-) -> Call:
+) -> Call | PlainCall:
     """:func:`allreduce` that returns a handle at once, for :func:`gcclient.poll` and :func:`gcclient.synchronize`."""
     return _start(tensor, average, name, compression, op, False)
 
@@ -128,7 +129,7 @@ def allreduce_async_(
     *,
     compression: str | None = Compression.none,
     op: Op | None = None,
-) -> Call:
+) -> Call | PlainCall:
     """:func:`allreduce_async` whose result replaces the contents of ``tensor`` when it is synchronized."""
     return _start(tensor, average, name, compression, op, True)
 

@@ -7,6 +7,7 @@ the daemon's connection, what is done with the addresses.
 from __future__ import annotations
 
 import hashlib
+import ipaddress
 import json
 import logging
 import os
@@ -29,12 +30,14 @@ _ATTEMPTS = 0
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a rank lives: its daemon's name, advertised address and public key. ``token``: rank 0's for the job."""
+    """Where a rank lives: its daemon's name, advertised address and public key, and what tells its machine from others
+    (empty: unknown). ``token``: rank 0's for the job."""
 
     node: str
     address: str
     key: str = ""
     token: str = ""
+    machine: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +106,7 @@ def meet(store: Any, keys_under: str, rank: int, size: int, mine: Place, timeout
     for raw in store.multi_get(keys):
         entry = json.loads(bytes(raw))
         # Of another release may be less: its daemon, or ours, then says what does not fit.
-        places.append(Place(*(str(entry.get(name, "")) for name in ("node", "address", "key", "token"))))
+        places.append(Place(*(str(entry.get(name, "")) for name in ("node", "address", "key", "token", "machine"))))
     return tuple(places)
 
 
@@ -134,8 +137,27 @@ def digest(token: str) -> bytes:
     return hashlib.blake2b(token.encode(), digest_size=32, person=b"gradcomm token").digest() if token else b""
 
 
+def machine() -> str:
+    """The same for all processes that reach each other over loopback, and for no others; empty where nobody knows."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return f"{file.read().strip()}/{os.stat('/proc/self/ns/net').st_ino}"
+    except OSError:
+        return ""
+
+
+def _loopback(address: str) -> bool:
+    """Whether ``tcp://host:port`` leads every machine to itself."""
+    host = address.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name
+        return False
+
+
 def peers(places: Sequence[Place], me: int) -> tuple[tuple[str, str], ...]:
-    """(name, address) of every other node. Raises :class:`JoinRefused` when one name has two addresses."""
+    """(name, address) of every other node. Raises :class:`JoinRefused` when one name has two addresses, and where a
+    node on another machine than this rank's has a loopback address."""
     found: dict[str, str] = {}
     for rank, place in enumerate(places):
         if found.setdefault(place.node, place.address) != place.address:
@@ -143,5 +165,15 @@ def peers(places: Sequence[Place], me: int) -> tuple[tuple[str, str], ...]:
                 f"two daemons are called {place.node!r}: at {found[place.node]} and at {place.address} (rank {rank})",
                 phase="join",
                 advice="give each daemon its own node.name",
+            )
+    here = places[me].machine
+    for rank, place in enumerate(places):
+        if here and place.machine and place.machine != here and _loopback(place.address):
+            raise JoinRefused(
+                f"the daemon {place.node!r} of rank {rank} is on another machine, and its address is {place.address}",
+                phase="join",
+                advice="let daemons listen on an address that the others reach, with keys or insecure = true: "
+                "`gcserver run --node.listen tcp://ADDRESS:7470 ...`, `gcrun --node.listen tcp://ADDRESS:0 ... -- ...` "
+                "(GC_NODE_LISTEN)",
             )
     return tuple((n, a) for n, a in sorted(found.items()) if n != places[me].node)

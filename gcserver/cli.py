@@ -1,4 +1,4 @@
-"""The command `gcserver`: run the daemon, make keys, compile kernels, examine and measure the machine, show settings.
+"""The command `gcserver`: run the daemon, probe it, make keys, compile kernels, examine and measure, show settings.
 
 What may live here: parsing arguments, printing, exit statuses. What may not: what the commands do; each is imported
 only when it is asked for, so that `gcserver run` starts quickly and `gcserver version` at once.
@@ -32,7 +32,7 @@ def parser() -> argparse.ArgumentParser:
     def add(name: str, about: str, keys: bool) -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=about, description=about, allow_abbrev=False)
         if keys:
-            _add_keys(sub)
+            add_keys(sub)
         return sub
 
     add("run", "run the daemon in the foreground; SIGTERM drains it", True)
@@ -40,6 +40,8 @@ def parser() -> argparse.ArgumentParser:
     keygen.add_argument("--name", metavar="NAME", help="its node.name (default: the host name)")
     keygen.add_argument("--folder", type=Path, metavar="DIR", default=Path(), help="where to put them (default: here)")
     add("warmup", "compile the kernels of codecs and plans into the cache, so that the daemon starts at once", False)
+    health = add("health", "whether the daemon takes jobs, by its exit status: for probes of containers", True)
+    health.add_argument("--live", action="store_true", help="whether it answers at all, also while it drains")
     doctor = add("doctor", "examine this machine and the configuration; say what is wrong and how to mend it", True)
     doctor.add_argument("--json", action="store_true", help="the checks as JSON")
     need = doctor.add_argument_group("memory needed by a model")
@@ -72,7 +74,8 @@ def _add_bench(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--json", type=Path, metavar="FILE", help="write machine and rows there")
 
 
-def _add_keys(sub: argparse.ArgumentParser) -> None:
+def add_keys(sub: argparse.ArgumentParser) -> None:
+    """Every key of the configuration as a flag of a command, and the file."""
     sub.add_argument("--config", type=Path, metavar="FILE", help="TOML file (variable GC_CONFIG)")
     group = sub.add_argument_group("configuration", "each key is also a variable (GC_NODE_NAME) and a key of the file")
     for key in KEYS:
@@ -206,6 +209,17 @@ def _doctor(options: argparse.Namespace) -> int:
     return FAILED if any(check.result == "fail" for check in checks) else OK
 
 
+def _health(options: argparse.Namespace) -> int:
+    from gcserver import health
+
+    try:
+        serving = health.serving(load(options))
+    except health.Unhealthy as error:
+        return _complain(str(error), FAILED)
+    print("serving" if serving else "draining")
+    return OK if serving or options.live else FAILED
+
+
 def _config(options: argparse.Namespace) -> int:
     print(config.describe() if options.defaults else config.to_toml(load(options)), end="")
     return OK
@@ -265,6 +279,7 @@ _COMMANDS = {
     "keygen": _keygen,
     "warmup": _warmup,
     "doctor": _doctor,
+    "health": _health,
     "config": _config,
     "bench": _bench,
     "pki": _pki,

@@ -180,7 +180,7 @@ def _build(read: dict[str, Any], sources: dict[str, str]) -> Config:
     state = read.get("node.state") or Path(f"/dev/shm/gradcomm-{os.getuid()}") / name
     node = NodeConfig(
         name, listen, advertise, read.get("node.socket") or Path(paths.default_socket()), state,
-        read["node.admin"], read["node.metrics"], lanes, read["node.cores"],
+        read["node.admin"], read["node.metrics"], lanes, read["node.cores"], read["node.stop_grace"],
     )  # fmt: skip
     config = Config(
         node, ClusterConfig(read["cluster.peers"], read["cluster.lease"], read["cluster.etcd"]),
@@ -281,7 +281,7 @@ def value_of(config: Config, name: str) -> object:
     part: Any = config
     for attribute in name.split("."):
         part = getattr(part, attribute)
-    if name in ("cluster.lease", "job.deadline"):
+    if name in ("node.stop_grace", "cluster.lease", "job.deadline"):
         return values.show_duration(part)
     if name in ("partition_bytes", "min_compress_bytes"):
         return values.show_size(part)

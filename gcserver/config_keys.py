@@ -221,7 +221,7 @@ KEYS: Final[tuple[Key, ...]] = (
         "node.admin", _admin, 'host:port, unix:/path or ""',
         "gRPC service of the operator (gcctl); empty: off.", "127.0.0.1:7460",
     ),
-    Key("node.metrics", _metrics, 'host:port or ""', "Prometheus metrics over HTTP; empty: off.", "127.0.0.1:7461"),
+    Key("node.metrics", _metrics, 'host:port or ""', "Metrics and dashboard over HTTP; empty: off.", "127.0.0.1:7461"),
     Key(
         "node.lanes", lambda raw: values.read_int(raw, 1, MAX_LANES), f"1 to {MAX_LANES}",
         "Server processes of this daemon, each with cores and connections of its own. The same on every node.", 1,
@@ -229,6 +229,10 @@ KEYS: Final[tuple[Key, ...]] = (
     Key(
         "node.cores", values.read_cores, values.CORES_FORM,
         "Cores the lanes are pinned to, as far as the system lets the daemon use them; auto pins nothing.", "auto",
+    ),
+    Key(
+        "node.stop_grace", _duration(0, 3600), "0s to 3600s",
+        "How long SIGTERM waits for jobs to end before it leaves them to the next life of this daemon.", "2s",
     ),
     Key(
         "admin.ca", _path_or_none, 'an absolute path or ""',

@@ -15,7 +15,8 @@ from gcserver.values import Address
 
 @dataclass(frozen=True, slots=True)
 class NodeConfig:
-    """``node.*``: this daemon. ``cores`` None means all it may use; ``admin`` and ``metrics`` empty mean off."""
+    """``node.*``: this daemon. ``cores`` None means all it may use; ``admin`` and ``metrics`` empty mean off;
+    ``stop_grace`` in seconds."""
 
     name: str
     listen: Address
@@ -26,6 +27,7 @@ class NodeConfig:
     metrics: Address | None
     lanes: int
     cores: tuple[int, ...] | None
+    stop_grace: float
 
     @property
     def control(self) -> Address:

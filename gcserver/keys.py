@@ -176,15 +176,16 @@ class Watch:
         self._seen = self._used = self._look()
         self.admitted = read_admitted(path)
 
-    def changed(self) -> bool:
+    def changed(self, asked: bool = False) -> bool:
         """Whether ``admitted`` is new since the last call. Raises KeyFileError, once, for a list that cannot be used.
 
         A new file counts when two calls in a row found it the same: one that is being written may look like a shorter
-        list. A list that cannot be used changes nothing.
+        list. A list that cannot be used changes nothing. ``asked``: read it now, whatever was seen of it before, and
+        raise again.
         """
         now = self._look()
         settled, self._seen = now == self._seen, now
-        if now == self._used or not settled:
+        if not asked and (now == self._used or not settled):
             return False
         self._used = now
         before, self.admitted = self.admitted, read_admitted(self.path)

@@ -63,7 +63,8 @@ class Beat(Message, frozen=True, tag="beat"):
     ``sent``: the sender's clock; ``echo``: the receiver's, as its last heartbeat said it ``held`` seconds ago. What is
     left of the time since then is the round trip.
 
-    ``pad``: bytes without meaning, by whose time on the way the sender measures the link.
+    ``pad``: bytes without meaning, by whose time on the way the sender measures the link. ``silent``: seconds since
+    anything of the receiver's arrived.
     """
 
     highest: int
@@ -73,6 +74,7 @@ class Beat(Message, frozen=True, tag="beat"):
     echo: float = 0.0
     held: float = 0.0
     pad: bytes = b""
+    silent: float = 0.0
 
 
 class Nack(Message, frozen=True, tag="nack"):

@@ -10,6 +10,8 @@ import os
 from typing import Final
 
 SOCKET_NAME: Final = "daemon.sock"
+#: In the folder of a private daemon: a FIFO that whoever needs the daemon holds open for writing.
+USERS: Final = "users"
 
 
 def default_socket(node: str = "") -> str:

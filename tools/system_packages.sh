@@ -10,7 +10,13 @@ tc      iproute2    links shaped to a given rate
 ss      iproute2    killing live connections
 nft     nftables    partitions and dropped packets
 unshare util-linux  namespaces without root
-promtool prometheus judging the names on /metrics
+systemd-nspawn systemd-container booting a machine with the units of deploy/systemd
+slurmd  slurmd      prolog and epilog on two nodes
+slurmctld slurmctld their controller
+sbatch  slurm-client their users' commands
+munged  munge       which Slurm's messages are signed by
+promtool prometheus scraping daemons for real; alert rules and their tests
+chromium chromium  opening the dashboard in a real browser
 etcd    etcd-server deciding who is left of a job that loses nodes
 npm     npm         buf, which lints admin.proto and is a foreign gRPC client
 '

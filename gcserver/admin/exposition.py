@@ -1,53 +1,53 @@
-"""HTTP for machines that look at the daemon: `/metrics` for Prometheus, `/healthz` and `/readyz` for a kubelet.
+"""HTTP for who looks at the daemon: `/metrics` for Prometheus, `/healthz` and `/readyz` for a kubelet, `/` for people.
 
-What may live here: just enough HTTP/1.1 to answer a GET in the supervisor's own loop, without a thread and without
-waking up when nobody asks, and who is let in. What may not: what is counted (`metrics.py`), what ready means (the
-caller says), TLS (`https.py`).
+What may live here: answering requests in the supervisor's own loop, without a thread and without waking up when nobody
+asks, and who is let in. What may not: what is counted (`metrics.py`), the dashboard (`dashboard.py`), what ready means
+(the caller says), HTTP's bytes (`http.py`), TLS (`https.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 import logging
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from prometheus_client import exposition
 
-from gcserver.admin import roles
+from gcserver.admin import http, pages, roles, streams
 from gcserver.admin.access import OPEN, Access
+from gcserver.admin.dashboard import EVENTS, Dashboard
+from gcserver.admin.http import Answer, Request, text
 from gcserver.admin.metrics import Metrics
+
+if TYPE_CHECKING:
+    from gcserver.admin.certificates import Identity
 
 #: Request line and headers; a scraper sends a few hundred bytes.
 _MAX_HEAD: Final = 16 << 10
 #: A client that has sent nothing complete or read nothing by then is cut off, seconds.
 _PATIENCE: Final = 5.0
-_REASONS: Final = {
-    200: "OK",
-    400: "Bad Request",
-    403: "Forbidden",
-    404: "Not Found",
-    405: "Method Not Allowed",
-    500: "Internal Server Error",
-    503: "Service Unavailable",
-}
-_TEXT: Final = "text/plain; charset=utf-8"
 #: kinds of errors: a request without the role, a TLS connection that came to nothing
 DENIED: Final = "metrics_denied"
 HANDSHAKE_FAILED: Final = "metrics_handshake_failed"
 log = logging.getLogger("gcserver.admin")
-
-Answer = tuple[int, str, bytes]
 
 
 class MetricsServer:
     """A running HTTP server. ``address`` is what was bound, with the port the system chose if it was 0."""
 
     def __init__(
-        self, metrics: Metrics, ready: Callable[[], str], refresh: Callable[[], None], access: Access = OPEN
+        self,
+        metrics: Metrics,
+        ready: Callable[[], str],
+        refresh: Callable[[], None],
+        access: Access = OPEN,
+        dashboard: Dashboard | None = None,
     ) -> None:
-        """With certificates over TLS, to clients whose certificate has the role."""
-        self._access = access
+        """With certificates over TLS, to clients whose certificate has the role; without them the dashboard is shown
+        under this node's own names only. ``dashboard`` None: there is none."""
+        self._access, self._dashboard = access, dashboard
         self._metrics, self._ready, self._refresh = metrics, ready, refresh
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
@@ -78,6 +78,8 @@ class MetricsServer:
         for connection in self._connections:
             connection.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)
+        if self._dashboard is not None:
+            await self._dashboard.stop()
 
     def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.ensure_future(self._converse(reader, writer))
@@ -88,67 +90,88 @@ class MetricsServer:
         try:
             async with asyncio.timeout(_PATIENCE):
                 head = await reader.readuntil(b"\r\n\r\n")
-                refusal = self._refusal(writer) if self._access.certificates else ""
-                if refusal:
-                    self._access.count(DENIED)
-                writer.write(_message(403, _TEXT, f"{refusal}\n".encode(), True) if refusal else self._response(head))
-                await writer.drain()
+                who = self._identity(writer)
+                answer, with_body = self._respond(head, who)
+                if answer is not None:
+                    writer.write(http.message(answer, with_body))
+                    await writer.drain()
+            if answer is None and self._dashboard is not None:
+                await self._dashboard.streams.serve(reader, writer, _left(who))
         except asyncio.LimitOverrunError:
-            writer.write(_message(400, _TEXT, b"the request is too long\n", True))
+            writer.write(http.message(text(400, "the request is too long")))
         except (TimeoutError, asyncio.IncompleteReadError, OSError):
             # a port scanner, or a scraper that went away: what it has not read is not kept for it
             writer.transport.abort()
         finally:
             writer.close()
 
-    def _refusal(self, writer: asyncio.StreamWriter) -> str:
-        """Why who is at the other end may not read this; "" where they may."""
+    def _identity(self, writer: asyncio.StreamWriter) -> Identity | None:
+        """Who is at the other end; None where nobody has a certificate."""
+        if self._access.certificates is None:
+            return None
         from gcserver.admin.https import identity_of
 
-        who = identity_of(writer.get_extra_info("ssl_object"))
-        if not roles.suffices(who.role, roles.METRICS):
-            return f"expected a certificate with the role {roles.METRICS} or a higher one; {who.name!r} has none"
-        return ""
+        return identity_of(writer.get_extra_info("ssl_object"))
 
-    def _response(self, head: bytes) -> bytes:
-        lines = head.decode("latin-1").split("\r\n")
-        parts = lines[0].split(" ")
-        if len(parts) != 3 or not parts[2].startswith("HTTP/1."):
-            return _message(400, _TEXT, b"expected an HTTP/1.1 request\n", True)
-        method, target, _ = parts
-        if method not in ("GET", "HEAD"):
-            return _message(405, _TEXT, b"only GET and HEAD\n", True, "Allow: GET, HEAD\r\n")
-        accept = next((line[7:].strip() for line in lines[1:] if line[:7].lower() == "accept:"), "")
+    def _respond(self, head: bytes, who: Identity | None) -> tuple[Answer | None, bool]:
+        """(answer, or None for a stream of events; whether with a body)."""
+        if who is not None and not roles.suffices(who.role, roles.METRICS):
+            said = f"expected a certificate with the role {roles.METRICS} or a higher one; {who.name!r} has none"
+            return self._denied(403, said), True
         try:
-            status, kind, body = self._route(target.partition("?")[0], accept)
+            request = http.parse(head)
+        except http.Refused as refused:
+            return refused.answer, True
+        try:
+            answer = self._answer(request, who is None)
         except Exception as error:  # a defect: the scraper sees it fail, the daemon goes on
-            log.exception("a request for %s failed", target)
-            status, kind, body = 500, _TEXT, f"{type(error).__name__}: {error}\n".encode()
-        return _message(status, kind, body, method == "GET")
+            log.exception("a request for %s failed", request.path)
+            answer = text(500, f"{type(error).__name__}: {error}")
+        return answer, request.method == "GET"
 
-    def _route(self, path: str, accept: str) -> Answer:
-        if path == "/metrics":
+    def _answer(self, request: Request, anybody: bool) -> Answer | None:
+        """None: to be answered with a stream of events. ``anybody``: nobody was asked for a certificate."""
+        if self._dashboard is None or not _for_people(request.path):
+            return self._route(request)
+        host = request.headers.get("host", "")
+        if anybody and not pages.is_own(host, self._dashboard.names):
+            return self._denied(421, f"expected an address or a name of this node as Host, got {host[:100]!r}")
+        if request.path == EVENTS and request.headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
+            # It could not read them, but it could take all the places.
+            return self._denied(403, "expected this node's own page to ask, not one of another site")
+        answer = self._dashboard.answer(request)
+        return answer if answer is not None or request.path == EVENTS else self._route(request)
+
+    def _denied(self, status: int, said: str) -> Answer:
+        self._access.count(DENIED)
+        return text(status, said)
+
+    def _route(self, request: Request) -> Answer:
+        if request.path == "/metrics":
             self._refresh()
             try:
-                encode, kind = exposition.choose_encoder(accept)
+                encode, kind = exposition.choose_encoder(request.headers.get("accept", ""))
             except (TypeError, ValueError):
                 # The library trips over versions that are no numbers: the plain form will do for whoever asks for one.
                 encode, kind = exposition.choose_encoder("")
-            return 200, kind, encode(self._metrics.registry)
-        if path == "/healthz":
-            return 200, _TEXT, b"ok\n"
-        if path == "/readyz":
+            return Answer(200, kind, encode(self._metrics.registry))
+        if request.path == "/healthz":
+            return text(200, "ok")
+        if request.path == "/readyz":
             reason = self._ready()
-            return (503, _TEXT, f"{reason}\n".encode()) if reason else (200, _TEXT, b"ok\n")
-        return 404, _TEXT, b"here are /metrics, /healthz and /readyz\n"
+            return text(503, reason) if reason else text(200, "ok")
+        return text(404, "here are /metrics, /healthz and /readyz" + (", and a page at /" if self._dashboard else ""))
 
 
-def _message(status: int, kind: str, body: bytes, with_body: bool, headers: str = "") -> bytes:
-    head = (
-        f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n"
-        f"Connection: close\r\n{headers}\r\n"
-    )
-    return head.encode("latin-1") + (body if with_body else b"")
+def _for_people(path: str) -> bool:
+    return path == pages.ROOT or path.startswith(pages.PARTS)
+
+
+def _left(who: Identity | None) -> float:
+    """For how many seconds somebody may be told more without showing a certificate again."""
+    if who is None:
+        return streams.MAX_AGE
+    return max((who.until - dt.datetime.now(dt.UTC)).total_seconds(), 0.0)
 
 
 def _nothing() -> None:
@@ -162,12 +185,14 @@ async def serve(
     ready: Callable[[], str],
     refresh: Callable[[], None] = _nothing,
     access: Access = OPEN,
+    dashboard: Dashboard | None = None,
 ) -> MetricsServer:
     """Serve ``metrics`` over HTTP in the running loop. Raises OSError, whose text names address and key.
 
     ``ready`` returns why the daemon takes no jobs, "" when it does; ``refresh`` is called before every scrape, so that
-    gauges are read when somebody asks rather than kept current for nobody. ``access``: see :class:`MetricsServer`.
+    gauges are read when somebody asks rather than kept current for nobody. ``access``, ``dashboard``: see
+    :class:`MetricsServer`.
     """
-    server = MetricsServer(metrics, ready, refresh, access)
+    server = MetricsServer(metrics, ready, refresh, access, dashboard)
     await server.start(host, port)
     return server

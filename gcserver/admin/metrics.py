@@ -1,10 +1,9 @@
-"""The daemon's numbers for Prometheus: what is counted, under which names and labels.
+"""The daemon's numbers for Prometheus, counted.
 
-What may live here: the registry and plain methods that the supervisor calls. What may not: HTTP (`exposition.py`),
-looking at the supervisor.
+What may live here: the registry and plain methods that the supervisor calls. What may not: names and labels
+(`catalogue.py`), HTTP (`exposition.py`), looking at the supervisor.
 
-Labels are bounded: peers are configured, kinds and outcomes are ours, and a job's series go when the job does. Names
-follow Prometheus' conventions (base units, ``_total`` for counters), which a test lets promtool judge.
+Labels are bounded: peers are configured, kinds and outcomes are ours, and a job's series go when the job does.
 """
 
 from __future__ import annotations
@@ -14,6 +13,9 @@ from typing import Final, Literal
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from gcserver.admin import catalogue
+from gcserver.admin.catalogue import JOB, Series
 
 #: From a push_pull of a few KiB on loopback to a checkpoint that everybody waits for, seconds.
 STEP_BUCKETS: Final = (
@@ -40,49 +42,36 @@ class Metrics:
         self._jobs: set[str] = set()
         self._waiting: dict[str, set[tuple[str, str]]] = {}
 
-        def counter(name: str, about: str, *labels: str) -> Counter:
-            return Counter(f"gradcomm_{name}", about, labels, registry=self.registry)
+        def counter(series: Series) -> Counter:
+            return Counter(series.name, series.about, series.labels, registry=self.registry)
 
-        def gauge(name: str, about: str, *labels: str) -> Gauge:
-            return Gauge(f"gradcomm_{name}", about, labels, registry=self.registry)
+        def gauge(series: Series) -> Gauge:
+            return Gauge(series.name, series.about, series.labels, registry=self.registry)
 
-        self._bytes = counter(
-            "bytes",
-            "Gradient bytes from (in) and to (out) peers: on the wire, and raw, had they been uncompressed.",
-            "direction", "kind", "peer",
-        )  # fmt: skip
-        self._frames = counter("frames", "Frames from (in) and to (out) peers.", "direction", "peer")
-        self._rounds = counter("rounds", "Rounds (one partition in one step) finished on this node.", "job")
-        self._steps = counter(
-            "steps",
-            "Steps of models (without one: calls) that settled, and steps whose inputs were discarded (void).",
-            "job", "outcome",
-        )  # fmt: skip
-        self._errors = counter("errors", "What should not happen, by kind.", "kind")
-        self._lane_restarts = counter("lane_restarts", "Lane processes started again after they died.")
+        self._bytes = counter(catalogue.BYTES)
+        self._frames = counter(catalogue.FRAMES)
+        self._rounds = counter(catalogue.ROUNDS)
+        self._steps = counter(catalogue.STEPS)
+        self._errors = counter(catalogue.ERRORS)
+        self._lane_restarts = counter(catalogue.LANE_RESTARTS)
         self._step_seconds = Histogram(
-            "gradcomm_step_seconds", "From a step's first push to its settling.", ("job",),
+            catalogue.STEP_SECONDS.name, catalogue.STEP_SECONDS.about, catalogue.STEP_SECONDS.labels,
             buckets=STEP_BUCKETS, registry=self.registry,
         )  # fmt: skip
-        self._residual = gauge("residual_norm", "L2 norm of this node's residuals.", "job")
-        self._waiting_seconds = gauge(
-            "waiting_seconds", "For how long a peer has been waited for, and for what.", "job", "peer", "wanted"
-        )
-        self._peer_up = gauge("peer_up", "1 while heartbeats of the peer arrive.", "peer")
-        self._arena = gauge("arena_bytes", "Shared memory held for gradients and averages.", "job")
-        self._audit_error = gauge(
-            "audit_error",
-            "Relative L2 error of what the last audited step delivered, against the exact average.",
-            "job",
-        )
-        self._audits = counter("audit", "Steps audited, as this node's workers reported them.", "job")
-        self._expires = gauge(
-            "certificate_expires_timestamp_seconds",
-            "When the certificate by which operators know this node ends, and its CA.",
-            "certificate",
-        )
-        self._info = gauge("build_info", "1; what runs is in the labels.", "version", "node", "protocol")
+        self._residual = gauge(catalogue.RESIDUAL_NORM)
+        self._waiting_seconds = gauge(catalogue.WAITING)
+        self._plan_version = gauge(catalogue.PLAN_VERSION)
+        self._peer_up = gauge(catalogue.PEER_UP)
+        self._peer_rtt = gauge(catalogue.PEER_RTT)
+        self._lane_ready = gauge(catalogue.LANE_READY)
+        self._arena = gauge(catalogue.ARENA)
+        self._audit_error = gauge(catalogue.AUDIT_ERROR)
+        self._audits = counter(catalogue.AUDITS)
+        self._expires = gauge(catalogue.EXPIRES)
+        self._info = gauge(catalogue.INFO)
         self._info.labels(version, node, str(protocol)).set(1)
+        for kind in catalogue.KINDS:
+            self._errors.labels(kind)
         #: the counters :meth:`total` knows by name
         self._totals: dict[str, Counter] = {
             "bytes": self._bytes,
@@ -122,8 +111,8 @@ class Metrics:
         """Counter ``name`` (``bytes``, ``frames``, ``rounds``, ``steps``, ``errors``, ``lane_restarts``) grows by what
         ``source`` (such as ``"lane0"``) has counted since its last report. A smaller value than before means that the
         source started anew, and counts in full. KeyError for another name, ValueError for other labels."""
-        if "job" in labels:
-            labels["job"] = self._job(labels["job"])
+        if JOB in labels:
+            labels[JOB] = self._job(labels[JOB])
         key = (name, source, tuple(sorted(labels.items())))
         before = self._reported.get(key, 0.0)
         grown = value - before if value >= before else value
@@ -134,6 +123,15 @@ class Metrics:
     # ------------------------------------------------------------------------------------------ states
     def peer_up(self, peer: str, up: bool) -> None:
         self._peer_up.labels(peer).set(up)
+
+    def peer_rtt(self, peer: str, seconds: float) -> None:
+        self._peer_rtt.labels(peer).set(seconds)
+
+    def lane_ready(self, lane: int, ready: bool) -> None:
+        self._lane_ready.labels(str(lane)).set(ready)
+
+    def plan_version(self, job: str, version: int) -> None:
+        self._plan_version.labels(self._job(job)).set(version)
 
     def residual_norm(self, job: str, norm: float) -> None:
         self._residual.labels(self._job(job)).set(norm)
@@ -172,13 +170,14 @@ class Metrics:
             self._steps,
             self._step_seconds,
             self._residual,
+            self._plan_version,
             self._arena,
             self._audit_error,
             self._audits,
         )
         for metric in of_jobs:
-            metric.remove_by_labels({"job": job})
-        for key in [k for k in self._reported if ("job", job) in k[2]]:
+            metric.remove_by_labels({JOB: job})
+        for key in [k for k in self._reported if (JOB, job) in k[2]]:
             del self._reported[key]
 
     def _job(self, label: str) -> str:
@@ -186,4 +185,7 @@ class Metrics:
             if len(self._jobs) >= MAX_JOBS:
                 return "other"
             self._jobs.add(label)
+            for outcome in ("settled", "void"):
+                # From the start, as errors are: the first void step is an increase too.
+                self._steps.labels(label, outcome)
         return label

@@ -36,7 +36,7 @@ METHODS: Final[Mapping[str, Role]] = {
     "/grpc.health.v1.Health/Watch": VIEWER,
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": VIEWER,
 }
-#: what `/metrics`, `/healthz` and `/readyz` need
+#: what `/metrics`, `/healthz`, `/readyz` and the dashboard need
 METRICS: Final[Role] = VIEWER
 
 

@@ -158,7 +158,8 @@ class TensorStatus:
     """One tensor. ``dtype`` as torch spells it without the prefix; ``address`` is its first element's byte address.
 
     ``bytes_wire`` is what this node's push took in the last settled step, ``residual_norm`` the L2 norm of this
-    node's residual.
+    node's residual, ``gradient_norm`` of what its workers pushed last, where something is held back. Where tensors
+    share a block they share its norms too, by bytes.
     """
 
     name: str
@@ -170,6 +171,7 @@ class TensorStatus:
     bytes_raw: int
     bytes_wire: int = 0
     residual_norm: float = 0.0
+    gradient_norm: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

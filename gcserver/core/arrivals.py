@@ -13,6 +13,7 @@ some connection lives long enough for a frame to arrive.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 #: Nothing has arrived for so long, seconds, and by as much longer as ``SLOWEST`` bytes a second take for what is on its
 #: way, though never less than twice what the link has taken lately: the connection is made anew.
@@ -40,12 +41,27 @@ class Arrivals:
     renewed: int = 0
     #: when that was last asked
     looked: float = 0.0
+    #: ``last`` and ``waited`` before anything was seen at ``last``
+    before: tuple[float, float] = (inf, 0.0)
 
     def seen(self, now: float) -> None:
         """Something is there."""
-        took = max(now - self.last, 0.0)
+        if self.last < now:
+            self.before = self.last, self.waited
+        self._arrived(now)
+
+    def _arrived(self, at: float) -> None:
+        took = max(at - self.last, 0.0)
         self.waited = max(took, self.waited * 0.5 ** (took / FORGET_WAIT))
-        self.last, self.renewed = now, 0
+        self.last, self.renewed = at, 0
+
+    def dated(self, silent: float, now: float) -> None:
+        """What was seen at this instant had been there for ``silent`` seconds: where nothing came from the peer for
+        long, it is the news that waited."""
+        last, waited = self.before
+        if last < now == self.last:
+            self.last, self.waited = last, waited
+            self._arrived(min(max(last, now - silent), now))
 
     def echo(self, clock: float, now: float) -> None:
         """A heartbeat that left at ``clock`` is there, unless the same was said before or cannot be."""
@@ -58,7 +74,7 @@ class Arrivals:
         stood still does not count."""
         pause, self.looked = now - self.looked, now
         if pause > OWN_PAUSE:
-            self.last = min(self.last + pause, now)
+            self.last, self.before = min(self.last + pause, now), (inf, 0.0)
         return now - self.last > STALLED_AFTER
 
     def stalled(self, now: float, nbytes: int) -> bool:
@@ -67,5 +83,5 @@ class Arrivals:
         patience = max(STALLED_AFTER + nbytes / SLOWEST, 2 * self.waited) * 2**self.renewed
         if now - self.last <= patience:
             return False
-        self.last, self.renewed = now, min(self.renewed + 1, MAX_DOUBLED)
+        self.last, self.before, self.renewed = now, (inf, 0.0), min(self.renewed + 1, MAX_DOUBLED)
         return True

@@ -37,6 +37,7 @@ from gcserver.core.control_events import (
     WorkerGone,
     WorkerSaid,
 )
+from gcserver.core.early_messages import EarlyMessages
 from gcserver.core.effects import ReportClosed, ReportLink, ReportStep, ReportWaiting
 from gcserver.core.entering import Entrance
 from gcserver.core.events import CodecChoice, DomainClosed, FrameDamaged, FrameReceived, PeerAdded, PeerReset, Tick
@@ -70,7 +71,7 @@ class ControlMachine:
     no_space: NoSpace = any_section
     jobs: dict[bytes, Job] = field(default_factory=dict)
     connections: dict[Connection, tuple[bytes, int]] = field(default_factory=dict)
-    early: job_messages.Early = field(default_factory=list)
+    early: EarlyMessages = field(default_factory=EarlyMessages)
     #: why forgotten jobs ended; a peer or a worker may come too late to have heard
     failed: dict[bytes, Fault] = field(default_factory=dict)
     draining: str = ""
@@ -82,7 +83,9 @@ class ControlMachine:
 
     def __post_init__(self) -> None:
         self.peers = Peers(self.config, self.out)
-        self.formation = Formation(self.config, self.peers, self.out)
+        self.formation = Formation(
+            self.config, self.peers, self.out, lambda m: why_unusable(m, self.config, self.resolve, self.no_controller)
+        )
         self.entrance = Entrance(self.formation, self.peers)
 
     @property
@@ -113,9 +116,6 @@ class ControlMachine:
 
     def _on_peer_reset(self, e: PeerReset, now: float) -> None:
         self.peers.on_reset(e)
-
-    def _on_damaged(self, e: FrameDamaged, now: float) -> None:
-        self.peers.on_damaged(e)
 
     def _on_received(self, e: FrameReceived, now: float) -> None:
         heard = self.peers.receive(e, now)
@@ -198,8 +198,7 @@ class ControlMachine:
         job = self._job(record)
         job.token = g.token
         self.jobs[record.job] = job
-        for member in record.members:
-            self.peers.meet(member.node, member.address)
+        self.peers.meet((member.node, member.address) for member in record.members)
         for connection, worker in g.workers.values():
             job.worker_back(worker.rank, connection)
             self.connections[connection] = (job.id, worker.rank)
@@ -251,7 +250,7 @@ class ControlMachine:
                 self.failed.pop(next(iter(self.failed)))
         self.out.append(ForgetJob(job.id))
         del self.jobs[job.id]
-        self.early = [(node, m) for node, m in self.early if getattr(m, "job", b"") != job.id]
+        self.early.forget(job.id)
         self._maybe_drained()
 
     # ------------------------------------------------------------------------------- peers' messages
@@ -273,7 +272,7 @@ class ControlMachine:
 
     def _on_record(self, node: str, m: EpochDecided) -> None:
         me, job = self.config.hello.node, self.jobs.get(m.job)
-        bad = misfit(m) if job is not None else why_unusable(m, self.config, self.resolve, self.no_controller)
+        bad = misfit(m) if job is not None else self.formation.unusable(m)
         if bad is not None:
             self.formation.refuse_record(node, m, *bad)
             return
@@ -359,14 +358,15 @@ class ControlMachine:
             job.workers[rank] = None
             job.away_since[rank] = now
         self.jobs[job.id] = job
-        for member in job.record.members:
-            self.peers.meet(member.node, member.address)
+        self.peers.meet((member.node, member.address) for member in job.record.members)
         step = max((d.settled for d in job.training), default=0)
         self.out.append(Log("info", f"job {job.record.label} taken up again at step {step}"))
         if why := job_plans.unresolved(job):
             advice = "start it again from its last checkpoint with codecs every node knows, or put that version back"
             self.out.extend(job.fault("CodecError", why, missing=(job.node,), advice=advice))
         else:
+            for domain, ledger in zip(job.domains.values(), e.ledgers, strict=True):
+                self.out.extend(settling.catch_up(domain, ledger.settled))
             self.out.extend(job_plans.resume(job))
 
     # ------------------------------------------------------------------------------------------ time
@@ -384,7 +384,7 @@ _HANDLERS: dict[type, Callable[[ControlMachine, Any, float], None]] = {
     PeerAdded: ControlMachine._on_peer_added,
     PeerReset: ControlMachine._on_peer_reset,
     FrameReceived: ControlMachine._on_received,
-    FrameDamaged: ControlMachine._on_damaged,
+    FrameDamaged: lambda machine, e, now: machine.peers.on_damaged(e),
     WorkerSaid: ControlMachine._on_worker,
     WorkerGone: ControlMachine._on_worker_gone,
     LaneUp: ControlMachine._on_lane_up,

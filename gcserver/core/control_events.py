@@ -148,7 +148,7 @@ class JobMemory:
     """What a restarted supervisor must know of a job. ``ranks`` are the local workers' global ranks.
 
     ``frozen``: the other members were told that nothing more becomes ready here in this epoch. ``token``: what the
-    job's workers know each other by, see Register.
+    job's workers know each other by, see Register. ``lost``: (member, why) of those without whom this node would go on.
     """
 
     record: EpochDecided
@@ -160,6 +160,7 @@ class JobMemory:
     numbered: int = 0
     frozen: bool = False
     token: Token = b""
+    lost: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

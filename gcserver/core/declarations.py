@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from gcproto import messages, modes
 from gcproto.manifest import ManifestError, Section, check_section, difference
-from gcproto.messages import DeclareDomain, OfJob, SectionAgreed, SectionList, SectionOffer
-from gcserver.core import job_plans
+from gcproto.messages import DeclareDomain, SectionAgreed, SectionList, SectionOffer
+from gcserver.core import job_plans, settling
 from gcserver.core.control_domain import ControlDomain
 from gcserver.core.control_events import ControlEffect, OpenSection, Tell, ToLane
+from gcserver.core.early_messages import EarlyMessages
 from gcserver.core.job import Job
 from gcserver.core.job_faults import NO_SPACE
 from gcserver.core.plan import excluded
@@ -62,7 +63,7 @@ def declare_domain(job: Job, rank: int, declared: DeclareDomain) -> list[Control
                 advice=job_plans.DECLARE_WHOLE,
             )
     domain = job.add_domain(declared)
-    return [job.save(), *job.open_domain(domain, None)]
+    return [job.save(), *settling.catch_up(domain, 0), *job.open_domain(domain, None)]
 
 
 def declare_section(job: Job, rank: int, message: messages.DeclareSection) -> list[ControlEffect]:
@@ -118,13 +119,13 @@ def _offer(job: Job, domain: ControlDomain, index: int, node: str) -> None:
         job.tell_members(SectionOffer(job.id, domain.declared_as.domain, index, digest, step), node)
 
 
-def on_offer(job: Job, node: str, offer: SectionOffer, early: list[tuple[str, OfJob]]) -> list[ControlEffect]:
+def on_offer(job: Job, node: str, offer: SectionOffer, early: EarlyMessages) -> list[ControlEffect]:
     """A member has declared a section; ``early`` keeps what is offered of a domain nobody declared here yet."""
     domain = job.domains.get(offer.domain)
     if offer.index < 0:
         return job.fault("TensorMismatch", f"{node} offers tensors as section {offer.index}; sections start at 0")
     if domain is None:
-        early.append((node, offer))
+        early.keep(node, offer)
         return []
     domain.offers.setdefault(offer.index, {})[node] = offer.digest
     domain.offered_for.setdefault(offer.index, {})[node] = offer.step

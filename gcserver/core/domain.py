@@ -24,7 +24,7 @@ aggregates: a member that lost its process redoes both stages.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from gcproto.manifest import Section
@@ -192,7 +192,15 @@ class Domain:
     @property
     def oldest_step(self) -> int:
         """The step that is held up when something is wrong with a link."""
-        return min((n for n, s in self.steps.open.items() if not s.finished), default=self.steps.settled + 1)
+        return min(self._unfinished(), default=self.steps.settled + 1)
+
+    @property
+    def front(self) -> int:
+        """The first step that is not over on this lane. Whatever waits for a later one may wait for this one."""
+        return min(self._unfinished(), default=max(self.finished, default=self.steps.settled) + 1)
+
+    def _unfinished(self) -> Iterator[int]:
+        return (n for n, s in self.steps.open.items() if not s.finished)
 
     def report_waiting(self, now: float, after: float) -> None:
         """Say whom the oldest open step waits for, once it is older than ``after`` seconds."""

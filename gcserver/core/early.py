@@ -34,7 +34,7 @@ class Early:
 
     def refuses(self, h: Header, domain: Domain | None) -> bool:
         """Whether there is no room for a DATA frame yet, or will be none before its step is nearer."""
-        return self.full if domain is None or domain.early(h) else domain.far(h)
+        return self.full if domain is None else domain.far(h) or (self.full and domain.early(h))
 
     def keep_frame(self, domain: DomainKey, e: FrameReceived, now: float) -> None:
         self.frames.setdefault(domain, []).append((now, e))
@@ -47,10 +47,15 @@ class Early:
     def keep_push(self, e: Pushed) -> None:
         self.pushes.setdefault(e.domain, []).append(e)
 
-    def take_frames(self, domain: DomainKey) -> list[FrameReceived]:
-        taken = [frame for _, frame in self.frames.pop(domain, [])]
-        for frame in taken:
-            self._counted(frame, -1)
+    def take_frames(self, key: DomainKey, domain: Domain | None = None) -> list[FrameReceived]:
+        """Takes out the frames of a domain; those that ``domain`` is not open or not near enough for stay."""
+        taken: list[FrameReceived] = []
+        for at, frame in self.frames.pop(key, []):
+            if domain is not None and (domain.early(frame.header) or domain.far(frame.header)):
+                self.frames.setdefault(key, []).append((at, frame))
+            else:
+                self._counted(frame, -1)
+                taken.append(frame)
         return taken
 
     def take_pushes(self, domain: DomainKey) -> list[Pushed]:

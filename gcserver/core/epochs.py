@@ -55,7 +55,9 @@ def lose(job: Job, name: str, why: str, elapsed: float = 0.0, advice: str = AGAI
     if job.ended is not None or name in job.lost or name not in job.others:
         return []
     job.lost[name] = why
-    return [Log("warning", f"job {job.record.label} goes on without {name}: {why}"), *_freeze(job), *_propose(job)]
+    # Saved before anybody is asked: all that know of the loss may be started again before they learn what was decided.
+    saved = _freeze(job) or [job.save()]
+    return [Log("warning", f"job {job.record.label} goes on without {name}: {why}"), *saved, *_propose(job)]
 
 
 def _freeze(job: Job) -> list[ControlEffect]:

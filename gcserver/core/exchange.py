@@ -17,6 +17,14 @@ from gcserver.core.events import CodecChoice, Encoded, Finalised, Handle, Retain
 from gcserver.core.rounds import Parked, Partition, Round
 
 
+def on_made(d: Domain, e: Encoded | Finalised) -> None:
+    """What an order to encode or to finalise has given."""
+    if isinstance(e, Encoded):
+        on_encoded(d, e)
+    else:
+        on_finalised(d, e)
+
+
 def on_encoded(d: Domain, e: Encoded) -> None:
     """Our payload is there: on its way to the owner or to all, or the first of those accumulated here."""
     p = d.partitions[e.key]
@@ -104,6 +112,23 @@ def on_contribution(d: Domain, h: Header, handle: Handle | None, member: int) ->
     nonfinite = bool(h.flags & Flag.NONFINITE)
     x.parked[member] = Parked(handle, h.payload_bytes, h.codec, h.level, nonfinite, h.incarnation)
     _advance(d, p, r, stage)
+
+
+def on_new_life(d: Domain, node: int, life: int) -> None:
+    """A node is a new process: as a member it is sent again what it needs, and contributes again to all under way.
+
+    What is parked of its earlier lives goes, as if it had been lost on the way: the new life's credit starts from zero,
+    and with both an owner would hold more of a member than its credit.
+    """
+    member = d.index.get(node, -1)
+    for p in d.partitions.values():
+        for r in p.rounds.values():
+            for x in r.exchanges:
+                if (parked := x.parked.get(member)) is not None and parked.life != life:
+                    d.release(parked.handle)
+                    del x.parked[member]
+                    x.have &= ~(1 << member)
+    frames.requeue(d, node)
 
 
 def _advance(d: Domain, p: Partition, r: Round, stage: int) -> None:

@@ -11,6 +11,7 @@ what is left of an earlier run never enters a later one.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
 
@@ -25,6 +26,9 @@ from gcserver.core.peers import Peers
 #: What to do when ranks and sizes do not fit together.
 CHECK_RANKS = "check RANK, WORLD_SIZE and LOCAL_RANK on every machine"
 CHECK_TOKEN = "give all workers of the job the same GC_JOB_TOKEN, and concurrent jobs different names (GC_JOB)"
+SAME_RELEASE = "run the same release with the same codecs on every node"
+#: what a refusal's kind calls for
+ADVICE = {"NotAuthorised": CHECK_TOKEN, "CodecError": SAME_RELEASE}
 #: A worker that waits is told what for after this long, then again as often, seconds.
 SAY_WAITING = 2.0
 #: it is told so many ranks by number
@@ -71,11 +75,13 @@ class Gathering:
 
 @dataclass(slots=True)
 class Formation:
-    """The gatherings of a node, and the joins of all. ``out`` is the machine's list of effects."""
+    """The gatherings of a node, and the joins of all. ``out`` is the machine's list of effects; ``unusable`` says why
+    a record cannot be followed here."""
 
     config: ControlConfig
     peers: Peers
     out: list[ControlEffect]
+    unusable: Callable[[EpochDecided], tuple[str, str] | None]
     gatherings: dict[str, Gathering] = field(default_factory=dict)
     joins: dict[str, dict[str, JobJoin]] = field(default_factory=dict)
     #: (label, node) -> newest nonce that made it into a job
@@ -112,8 +118,7 @@ class Formation:
         if why := modes.unknown(m.plan, m.quality):
             self._refuse(connection, "JoinRefused", why, "correct plan or quality (GC_PLAN, GC_QUALITY)")
             return
-        for name, address in m.peers:
-            self.peers.meet(name, address)
+        self.peers.meet(m.peers)
         g = self.gatherings.get(m.label)
         if g is not None and g.token != m.token:
             # Those who are here go on: whoever knows no more than the name must not be able to disturb them.
@@ -214,23 +219,15 @@ class Formation:
         chosen.sort(key=lambda j: j.member.ranks[0])
         c = self.config
         record = EpochDecided(
-            join.label,
-            first.number,
-            1,
-            g.world_size,
-            tuple(j.member for j in chosen),
-            tuple(j.nonce for j in chosen),
-            c.rules,
-            c.partition_bytes,
-            c.min_compress_bytes,
-            first.deadline or c.deadline,
-            first.on_loss or c.on_loss,
-            first.seed,
-            c.controller,
-            first.plan or c.mode,
-            first.quality or c.quality,
-        )
-        self.out.append(Arbitrate(0, record))
+            join.label, first.number, 1, g.world_size, tuple(j.member for j in chosen), tuple(j.nonce for j in chosen),
+            c.rules, c.partition_bytes, c.min_compress_bytes, first.deadline or c.deadline, first.on_loss or c.on_loss,
+            first.seed, c.controller, first.plan or c.mode, first.quality or c.quality,
+        )  # fmt: skip
+        if bad := self.unusable(record):
+            # A third party's codec of its configuration that fails only now.
+            self._refuse_gathering(g, bad[1], SAME_RELEASE, bad[0])
+        else:
+            self.out.append(Arbitrate(0, record))
 
     def _refuse_join(self, join: JobJoin) -> None:
         """A node that joins job after job and forms none: what nobody waits for must not fill memory."""
@@ -242,11 +239,11 @@ class Formation:
         )
         self.peers.send(node, JoinRefusal(join.label, ((node, join.nonce),), why))
 
-    def _refuse_gathering(self, g: Gathering, why: str, advice: str = CHECK_RANKS) -> None:
+    def _refuse_gathering(self, g: Gathering, why: str, advice: str = CHECK_RANKS, kind: str = "JoinRefused") -> None:
         joins = self.joins.pop(g.label, {})
-        refusal = JoinRefusal(g.label, tuple((j.member.node, j.nonce) for j in joins.values()), why)
+        refusal = JoinRefusal(g.label, tuple((j.member.node, j.nonce) for j in joins.values()), why, kind)
         self.peers.tell_all(refusal)
-        self._end_gathering(g, "JoinRefused", why, advice)
+        self._end_gathering(g, kind, why, advice)
 
     def _refuse_token(self, join: JobJoin) -> None:
         """Workers elsewhere that go by the name of a job here and do not have its token."""
@@ -269,8 +266,7 @@ class Formation:
                 self._unjoin(m.label, name)
         g = self.gatherings.get(m.label)
         if g is not None and (self.config.hello.node, g.nonce) in m.gatherings:
-            advice = CHECK_TOKEN if m.kind == "NotAuthorised" else CHECK_RANKS
-            self._end_gathering(g, m.kind, f"{node}: {m.reason}", advice)
+            self._end_gathering(g, m.kind, f"{node}: {m.reason}", ADVICE.get(m.kind, CHECK_RANKS))
 
     def on_left(self, node: str, m: JobLeft) -> None:
         """A gathering elsewhere lost a worker: its join must not be used."""
@@ -333,16 +329,15 @@ class Formation:
 
     def refuse_record(self, node: str, m: EpochDecided, kind: str, why: str) -> None:
         """A peer's record cannot be followed here: tell the peer, and the workers it was made of."""
-        advice = "run the same release with the same codecs on every node"
         self.out.append(Log("error", f"refusing a job record from {node}: {why}"))
         missing = (self.config.hello.node,)
         # Who has just been let into a job is lost again by this, and does not end it.
         told = "PeerLost" if any(x.node == missing[0] and x.since > 1 for x in m.members) else kind
-        self.peers.send(node, Fault(m.job, told, why, epoch=m.epoch, missing=missing, advice=advice))
+        self.peers.send(node, Fault(m.job, told, why, epoch=m.epoch, missing=missing, advice=SAME_RELEASE))
         g = self.gatherings.get(m.label)
         nonces = [n for x, n in zip(m.members, m.nonces, strict=False) if x.node == self.config.hello.node]
         if g is not None and g.nonce in nonces:
-            self._end_gathering(g, kind, why, advice)
+            self._end_gathering(g, kind, why, SAME_RELEASE)
 
     # ------------------------------------------------------------------------------------------ time
     def tick(self, now: float) -> None:

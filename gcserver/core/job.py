@@ -209,10 +209,10 @@ class Job:
     def save(self) -> SaveJob:
         """What a restarted supervisor must know, as it is now."""
         domains = tuple((d.declared_as, tuple(d.sections)) for d in self.domains.values())
-        ranks, plans = tuple(sorted(self.workers)), tuple(self.plans.values())
+        ranks, plans, lost = tuple(sorted(self.workers)), tuple(self.plans.values()), tuple(self.lost.items())
         return SaveJob(
             self.id,
-            JobMemory(self.record, ranks, domains, plans, self.proposal, self.numbered, self.frozen, self.token),
+            JobMemory(self.record, ranks, domains, plans, self.proposal, self.numbered, self.frozen, self.token, lost),
         )
 
     def restore(self, memory: JobMemory, ledgers: tuple[DomainLedger, ...]) -> None:
@@ -220,7 +220,7 @@ class Job:
         self.plans = {p.version: p for p in memory.plans}
         self.proposal = memory.proposal
         self.numbered = max(memory.numbered, memory.proposal, *self.plans, 0)
-        self.change.frozen = memory.frozen
+        self.change = Change(dict(memory.lost), memory.frozen or bool(memory.lost))
         self.token = memory.token
         for (declared, sections), ledger in zip(memory.domains, ledgers, strict=True):
             domain = self.add_domain(declared)

@@ -1,6 +1,6 @@
 """Which message of a member is whose business in a job.
 
-What may live here: the dispatch, and messages that came too early for it. What may not: what the messages do.
+What may live here: the dispatch, also of messages that came too early for it. What may not: what the messages do.
 """
 
 from __future__ import annotations
@@ -12,37 +12,29 @@ from gcproto.epoch_messages import StepReady
 from gcproto.messages import EpochDecided, OfJob
 from gcserver.core import admission, declarations, epochs, job_plans
 from gcserver.core.control_events import ControlEffect, Log
+from gcserver.core.early_messages import EarlyMessages
 from gcserver.core.job import Job
 from gcserver.core.job_faults import abroad
 
-#: (node, message) that came before the job or the domain it is about
-Early = list[tuple[str, OfJob]]
-#: not more messages are kept than these
-MAX_EARLY = 4096
 
-
-def take(jobs: Mapping[bytes, Job], node: str, m: OfJob, early: Early) -> list[ControlEffect]:
+def take(jobs: Mapping[bytes, Job], node: str, m: OfJob, early: EarlyMessages) -> list[ControlEffect]:
     """A message about a job; one about a job that is not known yet is kept."""
-    out: list[ControlEffect] = []
     if (job := jobs.get(m.job)) is not None:
-        out = on_message(job, node, m, early)
-    elif not isinstance(m, messages.Fault):
-        early.append((node, m))
-    del early[:-MAX_EARLY]
-    return out
+        return on_message(job, node, m, early)
+    if not isinstance(m, messages.Fault):
+        early.keep(node, m)
+    return []
 
 
-def replay(jobs: Mapping[bytes, Job], early: Early) -> list[ControlEffect]:
+def replay(jobs: Mapping[bytes, Job], early: EarlyMessages) -> list[ControlEffect]:
     """A job or a domain is new: what came before it. What is still too early stays."""
-    came = early.copy()
-    early.clear()
     out: list[ControlEffect] = []
-    for node, m in came:
+    for node, m in early.take():
         out += take(jobs, node, m, early)
     return out
 
 
-def on_message(job: Job, node: str, m: OfJob, early: Early) -> list[ControlEffect]:
+def on_message(job: Job, node: str, m: OfJob, early: EarlyMessages) -> list[ControlEffect]:
     """A message about a job from one of its members; one of a job that has ended is answered with its end.
 
     Nobody else has a say in it, and plans come from the first member alone: two that number them would have nodes run
@@ -74,7 +66,7 @@ def on_message(job: Job, node: str, m: OfJob, early: Early) -> list[ControlEffec
     if isinstance(m, messages.PlanGo):
         return job_plans.on_go(job, m)
     if isinstance(m, StepReady) and m.domain not in job.domains:
-        early.append((node, m))
+        early.keep(node, m)
         return []
     return epochs.on_message(job, node, m)
 

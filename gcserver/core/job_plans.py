@@ -19,6 +19,8 @@ from gcserver.core.control_events import AnswerRequest, ControlEffect, Log, SetP
 from gcserver.core.events import PlanKnown, ProposalKnown
 from gcserver.core.job import Job
 
+#: So many wishes wait for the one that is being prepared.
+MAX_WISHES = 64
 #: What to do where a codec takes whole matrices and blocks may cut them.
 DECLARE_WHOLE = "declare the model with gcclient.state(..., whole=True) on every rank"
 
@@ -51,8 +53,22 @@ def on_request(job: Job, wish: PlanRequest) -> list[ControlEffect]:
     """At the first member: some member wishes for rules. One plan is prepared at a time."""
     if job.node != job.first or any(p.request == wish.request for p in job.plans.values()):
         return []
-    job.queue = [q for q in job.queue if q.request != wish.request] + [wish]
+    others = [q for q in job.queue if q.request != wish.request]
+    if len(others) >= MAX_WISHES:
+        return _refuse(job, wish, f"{len(others)} plans wait to be made already; ask again when those are in force")
+    job.queue = [*others, wish]
     return _next_plan(job)
+
+
+def _refuse(job: Job, wish: PlanRequest, why: str) -> list[ControlEffect]:
+    """A wish becomes no plan: it gets a number all the same, by which whoever asked, at whatever node, is answered."""
+    job.numbered += 1
+    text = PlanText(job.id, job.numbered, wish.request, (), wish.controller)
+    dead = PlanReady(job.id, text.version, f"{job.node}: {why}")
+    job.tell_members(text)
+    job.tell_members(dead)
+    job.requests.numbered(text)
+    return [job.save(), *job.requests.refused(text.version, dead.error)]
 
 
 def _next_plan(job: Job) -> list[ControlEffect]:

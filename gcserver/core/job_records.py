@@ -66,10 +66,10 @@ def misfit(m: EpochDecided) -> tuple[str, str] | None:
             f"the record of job {m.label!r}, epoch {m.epoch}, has an epoch begin where none can: {odd[0]}; expected "
             f"0 <= committed <= settled, at most {MAX_SKIPPED} steps apart"
         )
-    if not _one_after_another(m):
-        why = "a node is in it twice at a time, or before it came"
-        return "JoinRefused", f"the record of job {m.label!r} does not fit together: {why}"
-    return None
+    why = "" if _one_after_another(m) else "a node is in it twice at a time, or before it came"
+    if m.epoch != len(m.lost) + 1:
+        why = f"of epoch {m.epoch} it says who left at the beginning of {len(m.lost)} after the first"
+    return ("JoinRefused", f"the record of job {m.label!r} does not fit together: {why}") if why else None
 
 
 def _one_after_another(m: EpochDecided) -> bool:
@@ -92,6 +92,8 @@ def why_unusable(
         return wrong
     if all(member.node != node for member in m.members):
         return None
+    if m.on_loss == "fail" and m.epoch > 1:
+        return "JoinRefused", f"the record of job {m.label!r} is of epoch {m.epoch}, and the first loss ends that job"
     if bad := unusable(m.rules, resolve):
         return "CodecError", f"{node} cannot run the rules of job {m.label!r}: {bad[1]}"
     if why := no_controller(m.controller) or modes.unknown(m.mode, m.quality):

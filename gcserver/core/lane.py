@@ -122,7 +122,7 @@ class LaneMachine:
             self.out.extend(link.adopt(h.incarnation, now))
             self.outboxes.pop(link.peer, None)
             for domain in self.domains.values():
-                frames.requeue(domain, link.peer)
+                exchange.on_new_life(domain, link.peer, h.incarnation)
             self.out.append(link.hello(self.config.hello))
         elif h.to_incarnation != self.config.incarnation:
             self.out.append(link.hello(self.config.hello))
@@ -255,8 +255,7 @@ class LaneMachine:
 
     # --------------------------------------------------------------------------------------- domains
     def _on_domain_opened(self, e: DomainOpened, now: float) -> None:
-        c = e.config
-        key = c.id
+        c, key = e.config, e.config.id
         before = self.domains.get(key)
         if before is not None:
             if c.epoch <= before.config.epoch:
@@ -311,11 +310,11 @@ class LaneMachine:
                 key, step, block = head
                 domain = self.domains.get(key)
                 frame = frames.contribution(domain, step, block) if domain is not None else None
-                if frame is None:
+                if domain is None or frame is None:
                     outbox.pop(key)
                     continue
                 header, handle, wanted = frame
-                if not link.may_spend(key, header.payload_bytes):
+                if not link.may_spend(key, header.payload_bytes, step <= domain.front):
                     blocked.add(key)
                     continue
                 outbox.pop(key)
@@ -328,10 +327,17 @@ class LaneMachine:
         if domain is None or e.section.index < len(domain.sections):
             return
         opening.open_section(domain, e.section, e.blocks, dict(e.memory), now)
-        for frame in self.early.take_frames(e.domain):
-            self._on_data(frame, now)
+        self._bring(domain, now)
         for push in self.early.take_pushes(e.domain):
             self._on_pushed(push, now)
+
+    def _bring(self, domain: Domain, now: float) -> None:
+        """What came too early and no longer is, except of lives that are over: those after them say it again."""
+        for frame in self.early.take_frames(domain.id, domain):
+            if self.links[frame.header.sender].theirs == frame.header.incarnation:
+                self._on_data(frame, now)
+            else:
+                self._drop(frame)
 
     def _on_domain_closed(self, e: DomainClosed, now: float) -> None:
         domain = self.domains.pop(e.domain, None)
@@ -362,21 +368,16 @@ class LaneMachine:
         else:
             pushes.on_push(domain, e, now)
 
-    def _on_encoded(self, e: Encoded, now: float) -> None:
+    def _on_made(self, e: Encoded | Finalised, now: float) -> None:
         if (domain := self.domains.get(e.domain)) is not None:
-            exchange.on_encoded(domain, e)
-        elif e.handle is not None:
-            self.out.append(Release(e.handle))
-
-    def _on_finalised(self, e: Finalised, now: float) -> None:
-        if (domain := self.domains.get(e.domain)) is not None:
-            exchange.on_finalised(domain, e)
+            exchange.on_made(domain, e)
         elif e.handle is not None:
             self.out.append(Release(e.handle))
 
     def _on_settled(self, e: Settled, now: float) -> None:
         if (domain := self.domains.get(e.domain)) is not None and completion.settle(domain, e):
             encoding.run_gated(domain, now)
+            self._bring(domain, now)
 
 
 _HANDLERS: dict[type, Callable[[LaneMachine, Any, float], None]] = {
@@ -392,8 +393,8 @@ _HANDLERS: dict[type, Callable[[LaneMachine, Any, float], None]] = {
     ProposalKnown: LaneMachine._on_plan,
     Tuned: LaneMachine._on_plan,
     Pushed: LaneMachine._on_pushed,
-    Encoded: LaneMachine._on_encoded,
-    Finalised: LaneMachine._on_finalised,
+    Encoded: LaneMachine._on_made,
+    Finalised: LaneMachine._on_made,
     Settled: LaneMachine._on_settled,
     Tick: LaneMachine._on_tick,
 }

@@ -139,7 +139,8 @@ class Link:
             clock = 0.0
         credits = self.accounts.told()
         held = now - self.their_clock_at if now and self.their_clock else 0.0
-        beat = messages.Beat(self.next_seq - 1, closed, credits, clock, self.their_clock if now else 0.0, held, pad)
+        echo, silent = (self.their_clock, now - self.heard) if now else (0.0, 0.0)
+        beat = messages.Beat(self.next_seq - 1, closed, credits, clock, echo, held, pad, silent)
         return self._unnumbered(FrameType.HEARTBEAT, packed.encode(beat))
 
     def send(
@@ -160,10 +161,14 @@ class Link:
         account = self.accounts.get(domain)
         return 0 if account is None else account.spent - account.returned
 
-    def may_spend(self, domain: DomainKey, nbytes: int) -> bool:
-        """Whether a contribution of ``nbytes`` fits the credit; one frame always may when nothing is out."""
-        out = self.outstanding(domain)
-        return out == 0 or out + nbytes <= self.credit
+    def may_spend(self, domain: DomainKey, nbytes: int, first: bool) -> bool:
+        """Whether a contribution of ``nbytes`` fits the credit; ``first``: it is of the first step not over here.
+
+        Half of the credit is that step's alone, since what is out of later ones may wait until it is over; and one
+        frame of it may go whatever its size, once no more than they may hold is out.
+        """
+        out, half = self.outstanding(domain), self.credit // 2
+        return out + nbytes <= (self.credit if first else half) or (first and out <= half)
 
     def take(self, domain: DomainKey, nbytes: int) -> list[LinkEffect]:
         """A contribution payload of the peer was used or dropped: its credit goes back."""
@@ -316,6 +321,7 @@ class Link:
     def on_beat(self, body: bytes, now: float, out: Sink) -> messages.Beat:
         beat = _beat(body)
         self._round_trip(beat, now)
+        self.arrivals.dated(beat.silent, now)
         for job, domain, total in beat.credits:
             self.accounts.returned((job, domain), total)
         self.highest = max(self.highest, min(beat.highest, self.highest + MAX_AHEAD))
@@ -366,8 +372,9 @@ class Link:
 
     # --------------------------------------------------------------------------------------- time
     def _stalled(self, now: float) -> bool:
-        """Whether nothing arrives any more. A peer that never spoke may not be there yet."""
-        if not self.up or not self.arrivals.impatient(now):
+        """Whether nothing arrives any more. A peer that never spoke may not be there yet, or our first HELLO to it be
+        stuck: that costs a connection now and then, less often the longer it lasts."""
+        if not self.arrivals.impatient(now):
             return False
         padding = self.probe.nbytes if self.probe is not None and self.probe.awaited(now) else 0
         return self.arrivals.stalled(now, padding + sum(s.header.payload_bytes for s in self.unacked.values()))
@@ -385,7 +392,9 @@ class Link:
             return [self.hello(hello)]
         out: list[LinkEffect] = []
         if self._stalled(now):
-            out += [Reconnect(self.peer), Count("connections_stalled", self.peer)]
+            out.append(Reconnect(self.peer))
+            if self.up:  # One that is yet to come is nothing to be counted.
+                out.append(Count("connections_stalled", self.peer))
         out.append(self.heartbeat(closed, now) if self.up and self.knows_us else self.hello(hello))
         if self.up and not self.quiet and now - self.heard > quiet_after:
             self.quiet = True

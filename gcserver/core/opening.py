@@ -87,6 +87,10 @@ def _restore(d: Domain, p: Partition, known: BlockMemory, now: float) -> None:
                 p.unsettled = max(p.unsettled, versions.written)
             else:
                 completion.flip(d, p, versions.written, owner)
+    if p.out_step > d.steps.settled and p.out_step not in d.finished:
+        # That this step was void, or what it proposed, is known by its output alone, which the next step would take the
+        # place of: the block waits for its workers, who ring for this one first.
+        return
     for rank, step in enumerate(known.pushed):
         if step > max(p.out_step, d.steps.settled):
             pushes.join(d, p, rank, step, known.push_flags, now)

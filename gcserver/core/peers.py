@@ -6,6 +6,7 @@ it (`control.py`), numbers and acknowledgements (`link.py`).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from gcproto import messages, packed, wire
@@ -197,10 +198,11 @@ class Peers:
         link = self.link(name)
         return None if link is None else link.heard
 
-    def meet(self, name: str, address: str) -> None:
-        """Ask for a link to a node if there is none."""
-        if name != self.config.hello.node and name not in self.names:
-            self.out.append(KnowPeer(name, address))
+    def meet(self, nodes: Iterable[tuple[str, str]]) -> None:
+        """Ask for links to nodes, by (name, address), to which there are none."""
+        for name, address in nodes:
+            if name != self.config.hello.node and name not in self.names:
+                self.out.append(KnowPeer(name, address))
 
     def tell_all(self, message: messages.Control) -> None:
         for name in self.names:

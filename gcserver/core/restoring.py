@@ -28,14 +28,18 @@ def damage(memory: JobMemory, ledgers: tuple[DomainLedger, ...], node: str) -> s
     mine = next((m.ranks for m in record.members if m.node == node), None)
     if mine is None or not set(memory.ranks) <= set(mine):
         return f"ranks {memory.ranks} of {node}, which has {mine}"
+    if not (lost := {name for name, _ in memory.lost}) <= {m.node for m in record.members} - {node}:
+        return f"the loss of {', '.join(sorted(lost))}, which are not all other members"
     known = {0, *(p.version for p in memory.plans)}
     if memory.proposal not in known or not 0 <= memory.numbered < 1 << 32:
         return f"proposal {memory.proposal} of plans {sorted(known)}, {memory.numbered} ever numbered"
+    # Whoever could settle a step under a plan knew its text, and from then on that number is the least ever given.
+    highest = max(memory.numbered, memory.proposal, *known)
     numbers = [declared.domain for declared, _ in memory.domains]
     if len(set(numbers)) != len(numbers) or len(ledgers) != len(numbers):
         return f"process groups {numbers} and {len(ledgers)} ledgers"
     for (declared, sections), ledger in zip(memory.domains, ledgers, strict=True):
-        why = _declared(declared, sections, record.world_size, mine) or _ledger(declared, ledger, known)
+        why = _declared(declared, sections, record.world_size, mine) or _ledger(declared, ledger, known, highest)
         if why:
             return f"process group {declared.domain}: {why}"
     return ""
@@ -57,12 +61,13 @@ def _declared(declared: DeclareDomain, sections: tuple[Section, ...], world: int
     return ""
 
 
-def _ledger(declared: DeclareDomain, ledger: DomainLedger, known: set[int]) -> str:
+def _ledger(declared: DeclareDomain, ledger: DomainLedger, known: set[int], highest: int) -> str:
     rising = all(a[0] < b[0] and a[1] < b[1] for a, b in pairwise(ledger.switches))
     plans = [plan for _, plan in ledger.switches]
     steps = (ledger.settled, ledger.ready, *(first for first, _ in ledger.switches))
     if max(steps) >= MAX_STEP or not rising:
         return f"{ledger.settled} steps settled, plans from steps {ledger.switches}"
-    if declared.codec != LOSSLESS and not set(plans) <= known:
-        return f"plans {plans} in its ledger, {sorted(known)} in its memory"
+    # Of a lossless domain texts may be forgotten, numbers not.
+    if (declared.codec != LOSSLESS and not set(plans) <= known) or max(plans, default=0) > highest:
+        return f"plans {plans} in its ledger, {sorted(known)} in its memory, {highest} ever numbered"
     return ""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
+from itertools import count
 
 from gcproto import wire
 from gcproto.messages import Beat
@@ -76,6 +77,14 @@ def skip(job: Job, domain: ControlDomain, step: int) -> list[ControlEffect]:
     domain.settled = step
     domain.voids = [*domain.voids[-1023:], step]
     return [LogSettled(domain.config.id, step, True, domain.switches[-1][1], domain.config.lag)]
+
+
+def catch_up(domain: ControlDomain, logged: int) -> list[ControlEffect]:
+    """Log what was skipped after step ``logged``, the last one that is: an epoch that was saved says so, and this node
+    was killed before it could, or learns only now that there is such a domain."""
+    last = next(s for s in count(logged + 1) if s > domain.settled or not domain.config.skips(s))
+    config, plan = domain.config, domain.switches[-1][1]
+    return [LogSettled(config.id, step, True, plan, config.lag) for step in range(logged + 1, last)]
 
 
 def on_closed(job: Job, lane: int, key: int, step: int, digest: int) -> None:

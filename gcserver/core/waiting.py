@@ -129,7 +129,20 @@ def _disorder(job: Job, domain: ControlDomain, step: int, message: str) -> list[
     return job.fault("TensorMismatch", message, domain=domain.config.domain, step=step, phase="declare")
 
 
-def check_deadline(job: Job, now: float, patience: float) -> list[ControlEffect]:
+def _silent(
+    job: Job, domain: ControlDomain, what: str, missing: tuple[str, ...], ages: dict[str, float], patience: float
+) -> list[ControlEffect]:
+    """``what`` has waited for ``missing`` until the deadline: members whose daemons have been silent for ``patience``
+    are lost then, though their leases still run. Nothing in a job that ends with its first loss."""
+    if not job.commits or not set(missing).intersection(domain.others):
+        return []
+    # Not only of those that are missing: they may be waiting for the silent one themselves.
+    found = [(name, age) for name in domain.others if (age := ages.get(name, 0.0)) > patience]
+    why = "nothing heard from {} for {:.0f} s at the deadline of {}"
+    return [effect for name, age in found for effect in epochs.lose(job, name, why.format(name, age, what))]
+
+
+def check_deadline(job: Job, ages: dict[str, float], now: float, patience: float) -> list[ControlEffect]:
     """End the job if a step, or a declaration, waits longer than the deadline, or ``patience`` seconds for somebody who
     left."""
     for key, domain in job.domains.items():
@@ -151,10 +164,12 @@ def check_deadline(job: Job, now: float, patience: float) -> list[ControlEffect]
                     advice="let every rank make the same number of steps before shutdown()",
                 )
             if now - report.since > job.record.deadline:
+                what = f"step {report.step} of {domain.config.label}"
+                if out := _silent(job, domain, what, report.missing, ages, patience):
+                    return out
                 return job.fault(
                     "StepTimeout",
-                    f"step {report.step} of {domain.config.label} was not finished within the deadline of "
-                    f"{job.record.deadline:g} s",
+                    f"{what} was not finished within the deadline of {job.record.deadline:g} s",
                     domain=key,
                     step=report.step,
                     phase=report.phase,
@@ -162,7 +177,7 @@ def check_deadline(job: Job, now: float, patience: float) -> list[ControlEffect]
                     elapsed=now - report.since,
                     advice="look at the named peers; raise job.deadline if they are merely slow",
                 )
-    return _check_declarations(job, now)
+    return _check_declarations(job, ages, now, patience)
 
 
 def _undeclared(job: Job, domain: ControlDomain, index: int) -> tuple[str, ...]:
@@ -173,7 +188,7 @@ def _undeclared(job: Job, domain: ControlDomain, index: int) -> tuple[str, ...]:
     return ranks + tuple(m.name for m in domain.config.members if m.name != job.node and m.name not in offers)
 
 
-def _check_declarations(job: Job, now: float) -> list[ControlEffect]:
+def _check_declarations(job: Job, ages: dict[str, float], now: float, patience: float) -> list[ControlEffect]:
     """End the job if tensors that some ranks declared were not declared by all within the deadline."""
     for key, domain in job.domains.items():
         pending = {i for i in (*domain.declared, *domain.offers) if i >= len(domain.sections)}
@@ -181,20 +196,23 @@ def _check_declarations(job: Job, now: float) -> list[ControlEffect]:
         for index, since in domain.declaring.items():
             if now - since <= job.record.deadline:
                 continue
+            missing = _undeclared(job, domain, index)
+            what = f"tensors of {domain.config.label} that some ranks declared"
+            if out := _silent(job, domain, what, missing, ages, patience):
+                return out
             return job.fault(
                 "StepTimeout",
-                f"tensors of {domain.config.label} that some ranks declared were not declared by all within the "
-                f"deadline of {job.record.deadline:g} s",
+                f"{what} were not declared by all within the deadline of {job.record.deadline:g} s",
                 domain=key,
                 phase="declare",
-                missing=_undeclared(job, domain, index),
+                missing=missing,
                 elapsed=now - since,
                 advice="look at the named ranks and nodes; raise job.deadline if they are merely slow",
             )
     return []
 
 
-def check_commits(job: Job, now: float) -> list[ControlEffect]:
+def check_commits(job: Job, ages: dict[str, float], now: float, patience: float) -> list[ControlEffect]:
     """End the job if what is ready here was not committed for as long as the deadline."""
     for key, domain in job.domains.items():
         if domain.ready <= domain.settled:
@@ -203,10 +221,13 @@ def check_commits(job: Job, now: float) -> list[ControlEffect]:
             domain.held = domain.settled + 1, now
         elif not job.frozen and now - domain.held[1] > job.record.deadline:
             step = domain.settled + 1
+            what = f"step {step} of {domain.config.label}"
             missing = tuple(node for node in domain.others if domain.heard.get(node, 0) < step) or (job.node,)
+            if out := _silent(job, domain, what, missing, ages, patience):
+                return out
             return job.fault(
                 "StepTimeout",
-                f"step {step} of {domain.config.label} was ready here and not on {', '.join(missing)} within the "
+                f"{what} was ready here and not on {', '.join(missing)} within the "
                 f"deadline of {job.record.deadline:g} s",
                 domain=key,
                 step=step,
@@ -223,23 +244,23 @@ def tick(
 ) -> list[ControlEffect]:
     """All that may have become due in a job; parameters are those of the checks below."""
     out: list[ControlEffect] = []
+    ages = {name: now - last for name in job.others if (last := heard(name)) is not None}
     if job.ended is None:
-        out += check_leases(job, heard, now, lease)
+        out += check_leases(job, ages, lease)
     if job.ended is None and not job.frozen:
-        out += check_order(job) or check_deadline(job, now, patience)
+        out += check_order(job) or check_deadline(job, ages, now, patience)
     if job.ended is None and job.commits:
-        out += check_commits(job, now) or epochs.tick(job, now)
+        out += check_commits(job, ages, now, patience) or epochs.tick(job, now)
     return out + check_workers(job, now, lease)
 
 
-def check_leases(job: Job, heard: Callable[[str], float | None], now: float, lease: float) -> list[ControlEffect]:
-    """A member whose daemon was not heard of for a lease, seconds, is lost; ``heard`` says when it was last."""
+def check_leases(job: Job, ages: dict[str, float], lease: float) -> list[ControlEffect]:
+    """A member whose daemon was not heard of for a lease, seconds, is lost; ``ages``: how long since each was heard."""
     out: list[ControlEffect] = []
     for name in job.others:
-        last = heard(name)
-        if last is not None and now - last > lease:
+        if (age := ages.get(name, 0.0)) > lease:
             why = f"nothing heard from {name} for {lease:g} s: its lease expired"
-            out += epochs.lose(job, name, why, now - last, f"look at the daemon on {name}; {AGAIN}")
+            out += epochs.lose(job, name, why, age, f"look at the daemon on {name}; {AGAIN}")
     return out
 
 

@@ -21,6 +21,7 @@ from gcserver.runtime.blocks import DomainMemory
 from gcserver.runtime.buffers import Workspace, as_bytes
 from gcserver.runtime.encoding import Encoder
 from gcserver.runtime.exchanges import Exchanges, two_rounds
+from gcserver.runtime.norms import gradient_square
 from gcserver.runtime.states import NONE_ID
 
 
@@ -77,17 +78,20 @@ class Executor:
             return self.handles.add(memory.blocks[key].output)
         return self.handles.add(memory.kept(key, kept.slot, kept.nbytes))
 
-    def facts(self, domain: DomainKey) -> Iterator[tuple[int, int, float]]:
-        """(key, payload bytes of the newest contribution, squared norm of the settled residual) of each block.
+    def facts(self, domain: DomainKey, gradients: bool) -> Iterator[tuple[int, int, float, float]]:
+        """(key, payload bytes of the newest contribution, squared norms of settled residual and newest gradient) of
+        each block. The latter only where ``gradients`` are asked for and something is held back; else 0.
 
-        Reads a residual at every step, so the caller may do other things in between; ends when the domain does.
+        Reads both at every step, so the caller may do other things in between; ends when the domain does.
         """
         memory = self.domains.get(domain)
         sizes = self._work.wire_bytes.get(domain, {})
         for key in tuple(memory.blocks) if memory is not None else ():
             if memory is None or self.domains.get(domain) is not memory:
                 return
-            yield key, sizes.get(key, 0), memory.residual_square(key)
+            residual = memory.residual_square(key)
+            gradient = gradient_square(memory.blocks[key]) if gradients and residual else 0.0
+            yield key, sizes.get(key, 0), residual, gradient
 
     def close(self, domain: DomainKey) -> None:
         self.domains.pop(domain, None)

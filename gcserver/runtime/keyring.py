@@ -42,10 +42,15 @@ class Keyring:
         for name in sorted(members - self.admitted.keys() - {self._s.node}):
             self._s.feed(PeerExpelled(name))
 
-    def _read(self) -> None:
+    def reload(self) -> None:
+        """As :meth:`tick`, and take the list as it is now: who asks for that has finished writing it."""
+        self._read(asked=True)
+        self.tick()
+
+    def _read(self, asked: bool = False) -> None:
         before = self.admitted
         try:
-            if not self._watch.changed():
+            if not self._watch.changed(asked):
                 return
         except KeyFileError as error:
             log.error("%s; the nodes admitted so far stay admitted", error)

@@ -52,6 +52,7 @@ from gcserver.runtime.lanelink import (
     AddPeer,
     Admit,
     AskBlocks,
+    BlockFact,
     BlockFacts,
     ForgetJob,
     LaneKeys,
@@ -102,7 +103,7 @@ class LaneProcess:
         self._new = Once()
         self.queue: deque[ev.LaneEvent] = deque()
         #: questions about blocks that are being answered: request, what is left, what was found
-        self.asked: deque[tuple[int, Iterator[tuple[int, int, float]], list[tuple[int, int, float]]]] = deque()
+        self.asked: deque[tuple[int, Iterator[BlockFact], list[BlockFact]]] = deque()
         self.endings = Endings(self.executor.domains, self._forget_domain, self.send_up)
         self.running = True
         self.guard = self._guard(context) if setup.secured else None
@@ -259,7 +260,7 @@ class LaneProcess:
             # A section that was being opened while the supervisor removed the folder has made it anew.
             shutil.rmtree(self._job_directory(message.job), ignore_errors=True)
         elif isinstance(message, AskBlocks):
-            self.asked.append((message.request, self.executor.facts(message.domain), []))
+            self.asked.append((message.request, self.executor.facts(message.domain, message.gradients), []))
         elif isinstance(message, AskTrace):
             self.tracer.on_ask(message)
         else:
@@ -365,6 +366,7 @@ def main() -> int:
     try:
         process.run()
     finally:
+        process.workers.close()
         process.transport.close()
         context.destroy(0)
     return 0

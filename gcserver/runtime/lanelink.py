@@ -143,18 +143,24 @@ class LaneTrouble:
 
 @dataclass(frozen=True, slots=True)
 class AskBlocks:
-    """To a lane: what do the blocks of a domain cost and hold back? Answered by BlockFacts."""
+    """To a lane: what do the blocks of a domain cost and hold back? Answered by BlockFacts. ``gradients``: and of how
+    much, which takes reading these too."""
 
     request: int
     domain: events.DomainKey
+    gradients: bool = False
+
+
+#: of a block: key, payload bytes of the newest contribution, squared norms of its residual and of the newest gradient
+BlockFact = tuple[int, int, float, float]
 
 
 @dataclass(frozen=True, slots=True)
 class BlockFacts:
-    """From a lane, per block: key, payload bytes of the newest contribution, squared norm of its residual."""
+    """From a lane: what it knows of each block."""
 
     request: int
-    blocks: tuple[tuple[int, int, float], ...]
+    blocks: tuple[BlockFact, ...]
 
 
 _TYPES: dict[str, Any] = {

@@ -66,6 +66,12 @@ class LaneWorkers:
         #: not accepting for a moment: no descriptors are left
         self.deaf = False
 
+    def close(self) -> None:
+        """Hang up on all of them."""
+        for worker in self.connections.values():
+            worker.channel.close()
+        self._door.close()
+
     def accept(self) -> None:
         """Whoever knocks."""
         full = self._door.admit()

@@ -145,7 +145,7 @@ def _private(laid: Sequence[Laid], share: Share, lanes: int) -> list[Part]:
                 # A dense contribution of one rank is sent from the arena; what goes to everyone is retained.
                 if not everyone and (choice.codec.id or share.local_ranks > 1):
                     own += rounded(payload)
-        parked += (share.members - 1) * min(max(share.credit, largest), theirs)
+        parked += (share.members - 1) * min(max(share.credit, share.credit // 2 + largest), theirs)
     count = sum(len(x.blocks) for x in laid)
     return [
         Part("sums of the blocks it owns", PRIVATE, sums),

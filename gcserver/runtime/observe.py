@@ -7,6 +7,7 @@ labels of series (there), HTTP (`gcserver.admin.exposition`).
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -14,6 +15,7 @@ from gcproto import wire
 from gcproto.audits import AuditReport
 from gcserver import __version__
 from gcserver.admin.access import OPEN, Access
+from gcserver.admin.dashboard import Dashboard
 from gcserver.admin.exposition import MetricsServer
 from gcserver.admin.metrics import Metrics
 from gcserver.core.control_events import LogSettled
@@ -22,6 +24,7 @@ from gcserver.runtime import waiters
 from gcserver.runtime.lanelink import StepTimes
 
 if TYPE_CHECKING:
+    from gcserver.config_tables import NodeConfig
     from gcserver.core.job import Job
     from gcserver.runtime.status import Status
     from gcserver.runtime.supervisor import Supervisor
@@ -30,13 +33,20 @@ if TYPE_CHECKING:
 NORMS_EVERY: Final = 10.0
 
 
+def _names(node: NodeConfig) -> frozenset[str]:
+    """Under which this machine is known, beside its addresses and names without a dot."""
+    known = [socket.gethostname(), node.advertise.host, *([node.metrics.host] if node.metrics else [])]
+    return frozenset(name.lower() for name in known)
+
+
 class Observer:
     """Metrics of one daemon. Nothing happens here unless a step settles or somebody scrapes."""
 
     def __init__(self, supervisor: Supervisor, status: Status, access: Access = OPEN) -> None:
         self._s, self._status, self._certificates = supervisor, status, access.certificates
         self._metrics = Metrics(__version__, supervisor.node, wire.PROTOCOL_VERSION)
-        self._server = MetricsServer(self._metrics, self._why_not_ready, self.refresh, access)
+        dashboard = Dashboard(status, _names(supervisor.config.node))
+        self._server = MetricsServer(self._metrics, self._why_not_ready, self.refresh, access, dashboard)
         self._times: dict[tuple[DomainKey, int], float] = {}
         self._labels: dict[bytes, str] = {}
         #: whose waits were shown at the newest scrape: jobs, and labels of jobs that have yet to form
@@ -106,7 +116,7 @@ class Observer:
                     m.total("frames", source, frames, direction=direction, peer=peer)
             for job, rounds in lane.stats.rounds:
                 if job in jobs:
-                    m.total("rounds", f"{source}/{job.hex()}", rounds, job=jobs[job])
+                    m.total("rounds", f"{source}/{job.hex()}", rounds, training_job=jobs[job])
             for job, size in lane.stats.arena_bytes:
                 if job in jobs:
                     arenas[jobs[job]] += size
@@ -115,8 +125,14 @@ class Observer:
             m.total("errors", source, n, kind=kind)
         for label, size in arenas.items():
             m.arena_bytes(label, size)
+        for running in s.machine.jobs.values():
+            m.plan_version(running.record.label, running.proposal)
+        for lane_status in self._status.node().lanes:
+            m.lane_ready(lane_status.index, lane_status.state == "ready")
         for peer_status in self._status.peers():
             m.peer_up(peer_status.name, peer_status.state.value == "up")
+            if peer_status.rtt is not None:
+                m.peer_rtt(peer_status.name, peer_status.rtt)
         if self._certificates is not None:
             found = self._certificates.current()
             m.certificate_expires("node", found.certificate.not_valid_after_utc.timestamp())
@@ -152,6 +168,6 @@ class Observer:
         for job in list(self._s.machine.jobs.values()):
             square = 0.0
             for domain in list(job.domains.values()):
-                square += sum(s for _, s in (await self._status.ask(domain)).values())
+                square += sum(facts.residual for facts in (await self._status.ask(domain)).values())
             if job.id in self._s.machine.jobs:
                 self._metrics.residual_norm(job.record.label, square**0.5)

@@ -6,6 +6,7 @@ What may live here: requests of the admin service about planning, in its words. 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Awaitable, Sequence
 from dataclasses import replace
@@ -47,6 +48,8 @@ class PlanAdmin:
 
     def __init__(self, supervisor: Supervisor) -> None:
         self._s = supervisor
+        #: A lane traces one step at a time.
+        self._tracing = asyncio.Lock()
 
     async def plan(self, job: Job, timeline: bool) -> PlanStatus:
         """See ``Source.plan``."""
@@ -81,7 +84,7 @@ class PlanAdmin:
         if timeline and domain.declared_as.scoped:
             measured = await self._traced(domain)
             if proposal is not None and standing.profile is not None:
-                step = await _or_refused(self._s.planning.predict(domain, standing.profile, proposal.rules))
+                step = await self._expected(course, domain, proposal, standing.profile)
                 predicted = _predicted(step, standing.profile, [m.name for m in domain.config.members])
         note = shown.note or self._others_rules(job, domain, standing)
         return replace(
@@ -112,11 +115,20 @@ class PlanAdmin:
             holds = "none of its rules is for a tensor of this one"
         return f"{text}; it is made for the largest model, {of.config.label}, and {holds}"
 
+    async def _expected(self, course: Course, domain: ControlDomain, proposal: Proposal, profile: Profile) -> LiveStep:
+        """A step under the proposal. The same question has the same answer, and the process that has it costs much."""
+        drawn = course.drawn
+        if drawn is None or drawn[0] is not proposal or drawn[1] is not profile:
+            step = await _or_refused(self._s.planning.predict(domain, profile, proposal.rules))
+            drawn = course.drawn = (proposal, profile, step)
+        return drawn[2]
+
     async def _traced(self, domain: ControlDomain) -> tuple[said.TimelineJob, ...]:
         """One step as this node's lanes worked it off."""
-        found: list[TracedStep] = await self._s.questions.ask(
-            lambda number: AskTrace(number, domain.config.id), TRACE_TIMEOUT
-        )
+        async with self._tracing:
+            found: list[TracedStep] = await self._s.questions.ask(
+                lambda number: AskTrace(number, domain.config.id), TRACE_TIMEOUT
+            )
         names = {
             block.key: section.tensors[block.tensor].name
             for section, blocks in zip(domain.sections, space(domain, len(self._s.lanes.table)).blocks, strict=True)

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from gcserver.core.control_events import AnswerRequest
+from gcserver.planner.auto import Proposal
 from gcserver.planner.course import COMPARED, Standing
-from gcserver.planner.profile import StepTime
+from gcserver.planner.live import LiveStep
+from gcserver.planner.profile import Profile, StepTime
 
 #: Seconds between two looks at whether a job's profile has drifted, and after a question that failed,
 LOOK_EVERY: Final = 5.0
@@ -35,6 +37,8 @@ class Course:
     task: asyncio.Task[AnswerRequest | None] | None = None
     #: since when steps are measured anew because the link is another one; 0: they are not
     afresh: float = 0.0
+    #: what was predicted of which proposal over which profile, when somebody last wanted to see it
+    drawn: tuple[Proposal, Profile, LiveStep] | None = None
 
     def later(self, now: float, overtaken: bool) -> None:
         """An attempt came to nothing; where something else happened to the job's plans (``overtaken``) the next comes

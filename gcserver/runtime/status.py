@@ -48,7 +48,7 @@ from gcserver.runtime.access import access
 from gcserver.runtime.lanelink import AskBlocks, BlockFacts, StepTimes
 from gcserver.runtime.planadmin import PlanAdmin
 from gcserver.runtime.planstatus import without_tensors
-from gcserver.runtime.tensors import in_force, space, tensors, with_facts
+from gcserver.runtime.tensors import Facts, in_force, space, tensors, with_facts
 
 if TYPE_CHECKING:
     from gcserver.runtime.supervisor import Supervisor
@@ -326,19 +326,19 @@ class Status:
                 ErrorKind.NOT_FOUND, f"no process group {domain!r} in this job; there are: {have}", "domain"
             )
         for d in matching:
-            facts = await self.ask(d)
+            facts = await self.ask(d, gradients=True)
             blocks = [b for section in space(d, self._lanes).blocks for b in section]
             for t in tensors(d, in_force(found, d)[1], self._lanes):
                 if fnmatchcase(t.name, pattern or "*"):
                     out.append(with_facts(t, blocks, facts))
         return out
 
-    async def ask(self, domain: ControlDomain) -> dict[int, tuple[int, float]]:
-        """Per block of this node: payload bytes of the newest contribution, squared norm of its residual."""
+    async def ask(self, domain: ControlDomain, gradients: bool = False) -> dict[int, Facts]:
+        """What the lanes of this node know of each block."""
         answers: list[BlockFacts] = await self._s.questions.ask(
-            lambda number: AskBlocks(number, domain.config.id), FACTS_TIMEOUT
+            lambda number: AskBlocks(number, domain.config.id, gradients), FACTS_TIMEOUT
         )
-        return {key: (nbytes, square) for facts in answers for key, nbytes, square in facts.blocks}
+        return {block[0]: Facts(*block[1:]) for facts in answers for block in facts.blocks}
 
     # --------------------------------------------------------------------------------------- requests
     async def plan(self, job: str, timeline: bool) -> PlanStatus:

@@ -48,6 +48,7 @@ from gcserver.runtime.questions import Questions
 from gcserver.runtime.registrations import Registrations
 from gcserver.runtime.resolve import resolve
 from gcserver.runtime.room import no_room, no_space
+from gcserver.runtime.servicemanager import ServiceManager
 from gcserver.runtime.statefiles import MemoryShort, incarnation, latest, private_directory
 from gcserver.runtime.status import Status
 from gcserver.runtime.steering import Steering
@@ -55,8 +56,6 @@ from gcserver.runtime.tickets import Tickets
 from gcserver.runtime.transport import BindError
 
 TICK: Final = 0.5
-#: How long SIGTERM waits for jobs to end before it leaves them to the next life of this daemon.
-STOP_GRACE: Final = 2.0
 log = logging.getLogger("gcserver")
 T = TypeVar("T")
 
@@ -77,6 +76,7 @@ class Supervisor:
 
     def __init__(self, config: Config) -> None:
         self.config = config
+        self.manager = ServiceManager(os.environ)
         self.node = config.node.name
         self.started = time.time()
         self.incarnation = 0
@@ -160,13 +160,14 @@ class Supervisor:
         # Before the jobs, which name their members as those advertise themselves: the configuration knows better.
         for peer in c.others:
             self.peers.know(peer.name, str(peer.address))
-        for memory, ledgers in self.store.load():
-            self.feed(cx.JobRestored(memory, ledgers))
-            self.steering.restore(memory.record.job, self.store.steering(memory.record.job))
+        self._take_up()
         self.peers.start()
         self.registrations.start()
         for number in (signal.SIGTERM, signal.SIGINT):
             self.loop.add_signal_handler(number, self._on_signal)
+        # From a terminal it means that the terminal is gone, and ends the daemon as it would any program.
+        if self.manager.present or not os.isatty(0):
+            self.loop.add_signal_handler(signal.SIGHUP, self.reload)
         self._tick()
         try:
             await self._serve()
@@ -195,7 +196,9 @@ class Supervisor:
                 peers = ", ".join(self.peers.addresses) or "none"
                 log.info("ready: node %s listens on %s with %d lane(s), workers at %s, peers: %s", self.node,
                          self.config.node.listen, self.config.node.lanes, self.config.node.socket, peers)  # fmt: skip
+                self.manager.ready(f"node {self.node}: serving")
         await stopped
+        self.manager.stopping(f"node {self.node}: {self.failure or 'stopping'}")
         ready.cancel()
         if admin:
             await self.status.stop()
@@ -218,15 +221,24 @@ class Supervisor:
                 "give this one another node.name, or stop that one"
             ) from None
 
+    def reload(self) -> None:
+        """SIGHUP: read again what may change while the daemon runs. Certificates are looked at by themselves."""
+        log.info("reading the list of nodes again" if self.keys else "nothing to read again: this node has no keys")
+        with self.manager.reloading():
+            if self.keys is not None:
+                self.keys.reload()
+
     def _on_signal(self) -> None:
         if self.signalled:
             self.stopped.set()
             return
         self.signalled = True
-        log.info("stopping: draining for up to %g s", STOP_GRACE)
+        grace = self.config.node.stop_grace
+        log.info("stopping: draining for up to %g s", grace)
+        self.manager.stopping(f"node {self.node}: draining")
         self.feed(cx.DrainAsked("the daemon is stopping"))
         if not self.stopped.is_set():
-            self.loop.call_later(STOP_GRACE, self._stop_anyway)
+            self.loop.call_later(grace, self._stop_anyway)
 
     def _stop_anyway(self) -> None:
         if not self.stopped.is_set() and self.machine.jobs:
@@ -277,6 +289,7 @@ class Supervisor:
         self.planning.tick()
         self.probes.tick()
         self.profiler.tick()
+        self.manager.tick(self.lanes.table)
 
     def aside(self, work: Callable[[], T], then: Callable[[T], None]) -> None:
         """Do ``work`` in another thread, and ``then`` in this one with what it returns. For what reads or writes disks;
@@ -314,6 +327,12 @@ class Supervisor:
     def _tune(self, domain: DomainKey, notch: int, level: int) -> None:
         log.debug("domain %d tuned: notch %d, level %d", domain[1], notch, level)
         self.lanes.tell(ev.Tuned(domain, notch, level))
+
+    def _take_up(self) -> None:
+        """The jobs that an earlier life left. Their controllers first: taking a job up may settle steps."""
+        for memory, ledgers in self.store.load():
+            self.steering.restore(memory.record.job, self.store.steering(memory.record.job))
+            self.feed(cx.JobRestored(memory, ledgers))
 
     def _save_steering(self, job: bytes, saved: bytes) -> None:
         try:

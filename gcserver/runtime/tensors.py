@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import islice, takewhile
+from typing import NamedTuple
 
 from gcproto.dtypes import DType
 from gcproto.manifest import AddressSpace, Block, Section
@@ -17,6 +18,15 @@ from gcserver.core.control_domain import ControlDomain
 from gcserver.core.events import Plan
 from gcserver.core.job import Job
 from gcserver.core.plan import Choice, explain, warming
+
+
+class Facts(NamedTuple):
+    """Of a block: payload bytes of the newest contribution, squared norms of residual and newest gradient."""
+
+    nbytes: int
+    residual: float
+    gradient: float
+
 
 #: (blocks, what each of them uses) of a section
 Chosen = tuple[tuple[Block, ...], list[Choice]]
@@ -83,20 +93,23 @@ def tensors(domain: ControlDomain, plan: Plan, lanes: int) -> list[TensorStatus]
     return out
 
 
-def with_facts(t: TensorStatus, blocks: list[Block], facts: dict[int, tuple[int, float]]) -> TensorStatus:
-    """Share the facts of the blocks a tensor lies in by bytes. ``facts[key]``: bytes on the wire, squared norm.
+def with_facts(t: TensorStatus, blocks: list[Block], facts: dict[int, Facts]) -> TensorStatus:
+    """Share the facts of the blocks a tensor lies in by bytes; ``facts`` by the blocks' keys.
 
     ``blocks``: in address order.
     """
-    wire_bytes, square = 0.0, 0.0
+    wire_bytes = residual = gradient = 0.0
     end = t.address + t.bytes_raw
     first = bisect_right(blocks, t.address, key=lambda b: b.key) - 1
     for b in takewhile(lambda b: b.key < end, islice(blocks, max(first, 0), None)):
         overlap = min(end, b.key + b.nbytes) - max(t.address, b.key)
         if overlap > 0 and b.key in facts:
             share = overlap / b.nbytes
-            wire_bytes += facts[b.key][0] * share
-            square += facts[b.key][1] * share
+            known = facts[b.key]
+            wire_bytes += known.nbytes * share
+            residual += known.residual * share
+            gradient += known.gradient * share
     return TensorStatus(
-        t.name, t.domain, t.dtype, t.shape, t.address, t.codec, t.bytes_raw, round(wire_bytes), square**0.5
-    )
+        t.name, t.domain, t.dtype, t.shape, t.address, t.codec, t.bytes_raw, round(wire_bytes), residual**0.5,
+        gradient**0.5,
+    )  # fmt: skip

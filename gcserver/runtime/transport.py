@@ -157,7 +157,14 @@ class ZmqTransport:
     def reset(self, peer: int) -> None:
         """Drop the socket to a peer with everything queued in it, and connect a new one."""
         if peer in self._addresses:
+            self._try(peer)
+
+    def _try(self, peer: int) -> None:
+        """Connect to an address that may be one that nobody has tried yet."""
+        try:
             self._connect(peer)
+        except zmq.ZMQError as error:
+            self.troubles[peer] = f"{self._addresses[peer]}: {error.strerror}"
 
     def close(self, linger_ms: int = 0) -> None:
         for peer in list(self._out):
@@ -176,10 +183,7 @@ class ZmqTransport:
         gone = self._guard.admit(admitted)
         for peer in self._addresses:
             if peer in gone or peer not in self._out:
-                try:
-                    self._connect(peer)
-                except zmq.ZMQError as error:  # nobody had tried its address yet
-                    self.troubles[peer] = f"{self._addresses[peer]}: {error.strerror}"
+                self._try(peer)
         if gone and not self._unbound:
             self._in.unbind(self._in.getsockopt_string(zmq.LAST_ENDPOINT))
             self._unbound = True

@@ -165,8 +165,8 @@ async def _start(folder: Path) -> str:
         node.store.generation()
         incarnation(node.state / "supervisor.incarnation")
         for memory, ledgers in node.store.load():
-            node.feed(cx.JobRestored(memory, ledgers))
             node.steering.restore(memory.record.job, node.store.steering(memory.record.job))
+            node.feed(cx.JobRestored(memory, ledgers))
         sound(node)
         node.feed(cx.LaneUp(0))
         node.steering.lane_up()

@@ -10,6 +10,7 @@ input meets a target in the same state.
 from __future__ import annotations
 
 import gc
+import os
 import random
 import resource
 import signal
@@ -27,6 +28,8 @@ PATIENCE: Final = 10.0
 #: What may be resident at the end more than after the first tenth, and at the peak of any one input, bytes.
 GROWTH: Final = 48 << 20
 PEAK: Final = 512 << 20
+#: How many more descriptors may be open at the end than after the first tenth.
+DESCRIPTORS: Final = 32
 #: Before that many inputs caches are not full, and pools not grown.
 SETTLED: Final = 1000
 CORPUS: Final = Path(__file__).parent / "corpus"
@@ -54,7 +57,7 @@ class Hang(Exception):
 
 
 class Grown(Exception):
-    """Memory that grew with the inputs, or an input that took too much of it."""
+    """Memory or descriptors that grew with the inputs, or an input that took too much of it."""
 
 
 @dataclass(slots=True)
@@ -100,6 +103,12 @@ def _peak() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
 
+def _descriptors() -> int:
+    """How many this process has open. Those of mapped files that only garbage still holds do not count."""
+    gc.collect()
+    return len(os.listdir("/proc/self/fd"))
+
+
 @contextmanager
 def watched(seconds: float = PATIENCE) -> Iterator[Callable[[], None]]:
     """Raises Hang in what follows a call of what this gives, if it takes ``seconds`` of this process's time."""
@@ -143,7 +152,7 @@ def run(
     """
     target = make()
     result = Result(target.name)
-    early = 0
+    early = opened = left_open = 0
     # What is there by now stays: looking through it again and again for garbage takes longer than some inputs.
     gc.collect()
     gc.freeze()
@@ -161,9 +170,10 @@ def run(
                     target = make()
                 result.inputs += 1
                 if result.inputs == max(count // 10, min(SETTLED, count)):
-                    early, peak = resident(), _peak()
+                    early, peak, opened = resident(), _peak(), _descriptors()
                 if len(result.failures) >= most:
                     break
+            left_open = _descriptors() - opened
     finally:
         target.close()
         gc.unfreeze()
@@ -172,6 +182,9 @@ def run(
         grown, most_at_once = result.resident[1] - early, result.peak - peak
         if grown > GROWTH or most_at_once > PEAK:
             said = f"{grown >> 20} MiB more at the end than after the first tenth, {most_at_once >> 20} MiB at the peak"
+            result.failures.append(Failure(target.name, seed, -1, f"Grown: {said}"))
+        if left_open > DESCRIPTORS:
+            said = f"{left_open} more descriptors open at the end than after the first tenth"
             result.failures.append(Failure(target.name, seed, -1, f"Grown: {said}"))
     return result
 

@@ -124,6 +124,7 @@ class Lane:
         self.process.take(AddPeer(NAMES[1 - me], "tcp://x:1"))
 
     def close(self) -> None:
+        self.process.workers.close()
         self.process.poller.close()
 
     def open(self, job: bytes, shape: Shape, settled: int = 0) -> None:

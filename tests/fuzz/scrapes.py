@@ -1,4 +1,4 @@
-"""Target: what reaches the port for metrics and probes, as bytes; it is open to whoever reaches it.
+"""Target: what reaches the port for metrics, probes and the dashboard, as bytes; it is open to whoever reaches it.
 
 Each connection is answered with a status or cut off; a defect would be a 500, and is a failure here.
 """
@@ -10,14 +10,17 @@ import random
 from types import SimpleNamespace
 from typing import Final
 
+from gcserver.admin.dashboard import Dashboard
 from gcserver.admin.exposition import MetricsServer
 from gcserver.admin.metrics import Metrics
 from tests.fuzz import mutate
 from tests.fuzz.control import quiet
+from tests.unit.admin.source import FixedSource
 
 VALID: Final = tuple(
     f"{line}\r\n{rest}\r\n".encode()
-    for line in ("GET /metrics HTTP/1.1", "GET /healthz HTTP/1.1", "HEAD /readyz?full=1 HTTP/1.0", "POST /x HTTP/1.1")
+    for line in ("GET /metrics HTTP/1.1", "GET /healthz HTTP/1.1", "HEAD /readyz?full=1 HTTP/1.0", "POST /x HTTP/1.1",
+                 "GET / HTTP/1.1", "GET /dashboard/main.js HTTP/1.1", "GET /dashboard/events HTTP/1.1")
     for rest in ("", "Host: x\r\nAccept: application/openmetrics-text;version=1.0.0,text/plain;q=0.5,*/*;q=0.1\r\n",
                  "Accept-Encoding: gzip\r\nX: y\r\nContent-Length: 5\r\n")
 )  # fmt: skip
@@ -29,7 +32,9 @@ class _Writer:
     def __init__(self) -> None:
         self.data = b""
         self.cut = False
-        self.transport = SimpleNamespace(abort=self._abort)
+        self.transport = SimpleNamespace(
+            abort=self._abort, get_write_buffer_size=lambda: 0, is_closing=lambda: self.cut
+        )
 
     def _abort(self) -> None:
         self.cut = True
@@ -51,10 +56,12 @@ class Scrapes:
 
     def __init__(self) -> None:
         quiet()
-        self._server = MetricsServer(Metrics("0", "a", 1), lambda: "", lambda: None)
+        self._dashboard = Dashboard(FixedSource(), frozenset({"a.cluster"}))
+        self._server = MetricsServer(Metrics("0", "a", 1), lambda: "", lambda: None, dashboard=self._dashboard)
         self._loop = asyncio.new_event_loop()
 
     def close(self) -> None:
+        self._loop.run_until_complete(self._dashboard.stop())
         self._loop.close()
 
     def draw(self, rng: random.Random) -> bytes:

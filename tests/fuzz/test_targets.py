@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import random
+import socket
 from itertools import pairwise
 from pathlib import Path
 
@@ -100,17 +101,36 @@ def test_what_hangs_is_stopped() -> None:
             Weak().feed(b"\5")
 
 
+class Steady(Weak):
+    """One that neither raises nor hangs."""
+
+    def draw(self, rng: random.Random) -> bytes:
+        return bytes([rng.randrange(3)])
+
+
 def test_memory_that_grows_with_the_inputs_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(harness, "SETTLED", 10)
-
-    class Steady(Weak):
-        def draw(self, rng: random.Random) -> bytes:
-            return bytes([rng.randrange(3)])
-
     # More than what tests before this one have freed, which a process takes again before it grows.
     grown = harness.run(lambda: Steady(8 << 20), 0, range(100), 100)
     assert ["Grown" in f.error for f in grown.failures] == [True]
     assert not harness.run(Steady, 0, range(100), 100).failures
+
+
+def test_descriptors_that_grow_with_the_inputs_are_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(harness, "SETTLED", 10)
+    opened: list[socket.socket] = []
+
+    class Leaking(Steady):
+        def feed(self, data: bytes) -> str:
+            opened.append(socket.socket(socket.AF_UNIX))
+            return super().feed(data)
+
+    try:
+        (failure,) = harness.run(Leaking, 0, range(100), 100).failures
+    finally:
+        for sock in opened:
+            sock.close()
+    assert "Grown: 90 more descriptors" in failure.error
 
 
 def test_inputs_are_spread_over_all_targets_and_add_up() -> None:

@@ -1,4 +1,4 @@
-"""What the workers of test_client_push_pull.py do under Horovod's names.
+"""What the workers of test_client_push_pull.py and test_disabled.py do under Horovod's names.
 
 What may live here: functions that return plain data. What may not: assertions that the parent can make.
 """
@@ -60,14 +60,14 @@ def collectives() -> dict[str, Any]:
     if told["epoch"] != 3 or told["best"][0] != 0.5:
         wrong.append(f"told {told}")
     check("told", told["best"][1], torch.arange(4))
-    check("broadcast", hvd.broadcast(of(rank), 2), of(2))
+    check("broadcast", hvd.broadcast(of(rank), size - 1), of(size - 1))
     mine = of(rank).t()
-    hvd.broadcast_(mine, root_rank=size - 1, name="mine")
-    check("broadcast in place", mine, of(size - 1).t())
+    hvd.broadcast_(mine, root_rank=1, name="mine")
+    check("broadcast in place", mine, of(1).t())
     refused = []
     for attempt in (
         lambda: hvd.broadcast_object(object() if rank == 1 else None, 1),
-        lambda: hvd.allgather_object({1} if rank == 2 else 0),
+        lambda: hvd.allgather_object({1} if rank == size - 1 else 0),
     ):
         try:
             attempt()

@@ -100,10 +100,10 @@ def test_a_running_job_is_seen_and_steered(cluster: Cluster, tmp_path: Path) -> 
     numbers = until("counts of a lane", lambda: _if_counted(series(a), b.name))
     raw, wire = numbers[f"bytes_total{{direction=out,kind=raw,peer={b.name}}}"], _sent(numbers, b.name)
     assert 0 < wire < raw * 1.05
-    assert numbers["steps_total{job=steered,outcome=settled}"] > effective
-    assert numbers["step_seconds_count{job=steered}"] > 0
-    assert numbers["rounds_total{job=steered}"] > 0
-    assert numbers["arena_bytes{job=steered}"] > 2 * 4 * ELEMENTS
+    assert numbers["steps_total{outcome=settled,training_job=steered}"] > effective
+    assert numbers["step_seconds_count{training_job=steered}"] > 0
+    assert numbers["rounds_total{training_job=steered}"] > 0
+    assert numbers["arena_bytes{training_job=steered}"] > 2 * 4 * ELEMENTS
     assert numbers[f"peer_up{{peer={b.name}}}"] == 1
 
     (tmp_path / "stop").touch()
@@ -111,7 +111,7 @@ def test_a_running_job_is_seen_and_steered(cluster: Cluster, tmp_path: Path) -> 
     assert first == second, "every rank saw the same bytes in every step"
     assert first["inexact"] == list(range(effective, again["effective_step"])), "changed at one step, and back"
     until("the job to leave", lambda: ask(a, "jobs") == {"jobs": []})
-    until("its series to go", lambda: not any("job=steered" in name for name in series(a)))
+    until("its series to go", lambda: not any("training_job=steered" in name for name in series(a)))
 
 
 def _sent(numbers: dict[str, float], peer: str) -> float:
@@ -119,7 +119,7 @@ def _sent(numbers: dict[str, float], peer: str) -> float:
 
 
 def _if_counted(numbers: dict[str, float], peer: str) -> dict[str, float]:
-    return numbers if _sent(numbers, peer) and numbers.get("step_seconds_count{job=steered}") else {}
+    return numbers if _sent(numbers, peer) and numbers.get("step_seconds_count{training_job=steered}") else {}
 
 
 def in_force(daemon: Daemon) -> tuple[int, int, str, str, str]:

@@ -129,7 +129,7 @@ def test_too_large_an_error_makes_the_job_dense(cluster: Cluster, tmp_path: Path
         assert {t["codec"] for t in ask(daemon, "tensors", "--domain", "ddp.0")["tensors"]} == {"none"}
         plans.append((domain["plan_version"], domain["since_step"]))
         numbers = until("the audits' numbers", lambda daemon=daemon: _if_audited(series(daemon)))
-        assert numbers["audit_error{job=audited}"] == 0 and numbers["audit_total{job=audited}"] > 3
+        assert numbers["audit_error{training_job=audited}"] == 0 and numbers["audit_total{training_job=audited}"] > 3
     (tmp_path / "stop").touch()
     first, second = job.wait()
     assert plans[0] == plans[1] == (1, first.ok()["dense_from"])
@@ -141,8 +141,8 @@ def test_too_large_an_error_makes_the_job_dense(cluster: Cluster, tmp_path: Path
     assert f"uncompressed from step {first.ok()['dense_from']} on (plan 1)" in first.log
     assert "above the limit of 0.3; asking the daemon" in first.log and "audit of ddp.0" not in second.log
     assert b.text().count("asking for an uncompressed plan") == 1 and "asking for" not in a.text()
-    until("its series to go", lambda: not any("job=audited" in name for name in series(b)))
+    until("its series to go", lambda: not any("training_job=audited" in name for name in series(b)))
 
 
 def _if_audited(numbers: dict[str, float]) -> dict[str, float]:
-    return numbers if numbers.get("audit_error{job=audited}") == 0 else {}
+    return numbers if numbers.get("audit_error{training_job=audited}") == 0 else {}

@@ -32,7 +32,7 @@ def test_who_is_stopped_is_named_and_the_job_goes_on(tmp_path: Path) -> None:
             (waited,) = until("b to be named", lambda: waits(a))
             assert waited["node"] == b.name and waited["reason"] == "exchange" and waited["step"] >= 20
             assert waited["wanted"] in ("contribution", "aggregate") and waited["since_seconds"] >= 1.0
-            name = f"waiting_seconds{{job=slow,peer={b.name},wanted={waited['wanted']}}}"
+            name = f"waiting_seconds{{peer={b.name},training_job=slow,wanted={waited['wanted']}}}"
             assert series(a)[name] >= waited["since_seconds"]
             shown = ctl(a, "top", "--once")[1]
             (row,) = [line.split() for line in shown.splitlines() if line.startswith("slow ")]

@@ -281,10 +281,11 @@ class Checks:
         self.domains[key].oracle.left[record.epoch] = tuple(i for i, name in enumerate(names) if name in there)
 
     def on_take_up(self, p: Process, e: ce.TakeUp) -> None:
-        """G8: who comes in takes up what is settled, neither more nor less."""
-        _, newest = max(self.epochs[e.domain[0]].items())
-        if e.settled != max((s.settled for s in newest.starts if s.domain == e.domain[1]), default=0):
-            self.fail("G8", f"{p.name} comes into {e.domain} after step {e.settled}, decided was {newest.starts}")
+        """G8: who comes in takes up what was settled as of the epoch it hears of; others may be in a later one."""
+        record = p.machine.jobs[e.domain[0]].record
+        settled = max((s.settled for s in record.starts if s.domain == e.domain[1]), default=0)
+        if (self.epochs[e.domain[0]].get(record.epoch), e.settled) != (record, settled):
+            self.fail("G8", f"{p.name} comes into {e.domain} after step {e.settled}, decided was {record.starts}")
         self.domain(e.domain).watermark[p.node.name] = e.settled
 
     def on_log_ready(self, p: Process, e: ce.LogReady) -> None:
@@ -335,8 +336,7 @@ class Checks:
 
     def _fulfils(self, p: Process, text: messages.PlanText) -> None:
         rules, replace = self.wishes[text.request]
-        kept = text.rules if replace else text.rules[-len(rules) :]
-        if kept != rules:
+        if rules != (text.rules if replace else text.rules[-len(rules) :]):
             self.fail("G8", f"{p.name} makes plan {text.version} {text.rules} of {rules}, replace={replace}")
 
     def on_told(self, p: Process, message: messages.ToWorker) -> None:

@@ -87,8 +87,9 @@ def wrong_ways(w: World, r: Random) -> None:
             msgspec.structs.replace(forged, members=here, on_loss="pray"),
             StepReady(job.id, job.record.epoch, 99, 1),
         ]
-        if not job.commits:
-            odd.append(msgspec.structs.replace(job.record, epoch=job.record.epoch + 1))
+        # For whom it is yet to form it would be the job.
+        if not job.commits and job.id in there.memory.jobs:
+            odd.append(msgspec.structs.replace(job.record, epoch=job.record.epoch + 1, lost=(*job.record.lost, ())))
         if there.name != job.first:
             odd.append(PlanRequest(job.id, 5, (Rule("*", "none"),)))
         if p.node.name == job.first:

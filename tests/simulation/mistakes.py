@@ -17,6 +17,7 @@ from gcproto import messages
 from gcproto.manifest import Section, TensorSpec
 from gcproto.wire import Flag
 from gcserver.core import events as ev
+from gcserver.core.control_domain import LOSSLESS
 from gcserver.core.declarations import MAX_DOMAIN
 from tests.simulation.memory import NodeMemory, resolve
 from tests.simulation.program import DomainSpec
@@ -204,14 +205,17 @@ def empty_memory(w: World, r: Random) -> None:
 
 
 def downgrade(w: World, r: Random) -> None:
-    """A daemon is restarted with a release that lacks the codecs of its job."""
+    """A daemon is restarted with a release that lacks the codecs of its job, and a configuration without them: with one
+    that names what the release has not, a daemon does not start."""
     if (worker := _working(w, r, "has a daemon of another release")) is not None:
 
         def lacking(spec: str) -> CodecChoice:
+            if spec == LOSSLESS:
+                return resolve(spec)
             raise ValueError(f"no codec {spec!r} in this release")
 
         assert worker.node.supervisor is not None
-        worker.node.resolve = lacking
+        worker.node.resolve, worker.node.rules = lacking, ()
         w.kill(worker.node.supervisor)
 
 

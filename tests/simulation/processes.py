@@ -139,10 +139,9 @@ class ControlProcess(Process):
         super().__init__(world, node, CONTROL)
         shape = world.shape
         hello = messages.Hello(node.name, node.address, shape.lanes, 0, node.memory.generation, "sim")
-        rules = (messages.Rule(shape.pattern, shape.codec),)
         config = ControlConfig(
-            hello, self.incarnation, rules, shape.partition_bytes, shape.min_compress_bytes, shape.deadline, "fail",
-            arbiter=True,
+            hello, self.incarnation, node.rules, shape.partition_bytes, shape.min_compress_bytes, shape.deadline,
+            "fail", arbiter=True,
         )  # fmt: skip
         self.machine = ControlMachine(config, node.resolve, no_controller, no_room, self._no_space)
         self.arbiter = MemoryArbiter()
@@ -185,6 +184,7 @@ class ControlProcess(Process):
     def _save_job(self, e: ce.SaveJob) -> None:
         self.world.checks.on_save(self, e)
         self.node.memory.jobs[e.job] = e.memory
+        self.world.records.setdefault(e.job, e.memory.record)
 
     def _forget_job(self, e: ce.ForgetJob) -> None:
         self.world.checks.on_forget(self, e.job)

@@ -14,6 +14,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from gcproto import messages, packed, wire
+from gcproto.dtypes import DType
 from gcproto.manifest import Section, TensorSpec
 from gcproto.messages import EpochDecided, MemberInfo, Rule
 from gcproto.wire import Flag, FrameType, Header, Phase
@@ -289,8 +290,8 @@ def send_torn(p: LaneProcess, peer: int, header: Header, wanted: Callable[[], bo
 def frame(w: World, r: Random, away: bool = False, back: int = -1, **change: Any) -> bool:
     """A contribution or aggregate to the next round of some block, over a proper link, with fields changed.
 
-    ``away``: to a node that does not own the block; ``back``: of so many steps before the newest that is over. False
-    where there was none to send.
+    ``away``: to a node that does not own the block; ``back``: of so many steps before the newest that is over for both.
+    False where there was none to send.
     """
     for p, d, peers, part in blocks(w, r):
         owner = d.config.members[part.block.owner].node
@@ -298,6 +299,11 @@ def frame(w: World, r: Random, away: bool = False, back: int = -1, **change: Any
         if (away and not others) or part.out_step <= back:
             continue
         peer = r.choice(others) if away else owner if owner in peers else peers[0]
+        there = w.by_name[w.names[peer]].memory.blocks.get((d.id, part.block.key))
+        if back >= 0 and (there is None or there.out_step < part.out_step - back):
+            # Over only here: a member may be a step behind, and a step need not be one of this block. That nobody else
+            # pushed it the receiver then learns from what members have closed.
+            continue
         phase = Phase.AGGREGATE if owner == p.node.id else Phase.CONTRIBUTION
         c, fields = d.config, {"type": FrameType.DATA, "elements": part.block.elements, "codec": CODECS["none"].id}
         h = Header(**(fields | {
@@ -319,9 +325,10 @@ def misdirected(w: World, r: Random) -> None:
 
 
 def other_release(w: World, r: Random) -> None:
-    """A member encodes with another codec than the others, or another number of elements."""
+    """A member encodes with another codec than the others, or another number or type of elements."""
+    # A type that no tensor here has: the frame is otherwise one of the right release, and as such a lie.
     change = r.choice(
-        [{"codec": FOREIGN}, {"codec": FOREIGN, "flags": int(Flag.AVERAGE)}, {"elements": 3}, {"dtype": 0}]
+        [{"codec": FOREIGN}, {"codec": FOREIGN, "flags": int(Flag.AVERAGE)}, {"elements": 3}, {"dtype": int(DType.U8)}]
     )
     if frame(w, r, **change):
         w.fatal = w.fatal or "a member runs another release"

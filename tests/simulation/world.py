@@ -15,7 +15,7 @@ from random import Random
 from typing import Any
 
 from gcproto import wire
-from gcproto.manifest import AddressSpace
+from gcproto.messages import EpochDecided, Rule
 from gcserver.core import control_events as ce
 from gcserver.core import events as ev
 from gcserver.core.events import CodecChoice
@@ -56,7 +56,8 @@ class Node:
         self.lives_ahead = 0
         #: what its kernels take longer than usual, seconds; whether it has no memory for more tensors
         self.kernels, self.full = 0.0, False
-        #: the codecs that its release knows
+        #: what its configuration has jobs encoded with, and the codecs that its release knows
+        self.rules: tuple[Rule, ...] = (Rule(world.shape.pattern, world.shape.codec),)
         self.resolve: Callable[[str], CodecChoice] = resolve
 
     def clock(self) -> float:
@@ -146,15 +147,15 @@ class World:
         whole = [d for job in shape.jobs for d in job.domains if d.whole]
         longest = [t.elements * s.dtype.itemsize for d in whole for s in d.sections for t in s.tensors]
         self.largest_payload = max(shape.partition_bytes, *longest, 0)
-        self.nodes: list[Node] = []
-        self.nodes = [Node(self, i) for i in range(shape.nodes)]
+        self.nodes: list[Node] = [Node(self, i) for i in range(shape.nodes)]
         self.names = {n.id: n.name for n in self.nodes}
         self.by_name = {n.name: n for n in self.nodes}
         self.specs = {j.label: j for j in shape.jobs}
+        #: jobs as they were first saved: a lane may still work in one that all supervisors have forgotten
+        self.records: dict[bytes, EpochDecided] = {}
         self.workers: list[Worker] = []
         self.open_workers = 0
         self._described: dict[ev.DomainKey, tuple[DomainSpec, tuple[tuple[int, ...], ...], tuple[str, ...]]] = {}
-        self._spaces: dict[ev.DomainKey, AddressSpace] = {}
         self._first: dict[tuple[ev.DomainKey, int], int] = {}
 
     # -------------------------------------------------------------------------------------- numbers
@@ -279,16 +280,12 @@ class World:
     def _domain(self, key: ev.DomainKey) -> tuple[DomainSpec, tuple[tuple[int, ...], ...], tuple[str, ...]]:
         found = self._described.get(key)
         if found is None:
-            record = next(n.memory.jobs[key[0]].record for n in self.nodes if key[0] in n.memory.jobs)
+            record = self.records[key[0]]
             spec = next(d for d in self.specs[record.label].domains if d.id == key[1])
             inside = [(m.node, tuple(r for r in m.ranks if r in spec.ranks)) for m in record.origin]
             inside = [(n, r) for n, r in inside if r]
             found = (spec, tuple(r for _, r in inside), tuple(n for n, _ in inside))
             self._described[key] = found
-            space = AddressSpace(len(inside), self.shape.lanes, record.partition_bytes, spec.whole)
-            for s in spec.sections:
-                space.append(s)
-            self._spaces[key] = space
         return found
 
     def node_names(self, key: ev.DomainKey) -> tuple[str, ...]:
@@ -299,11 +296,14 @@ class World:
         return self._domain(key)[2].index(node)
 
     def first_key(self, key: ev.DomainKey, step: int) -> int:
-        """The block that a rank pushes first in a step (and that carries the NaN of a void one)."""
+        """The block that carries the NaN of a void step: the first that its rank pushes, whose program may be a wrong
+        one, by itself once all others are lost."""
         found = self._first.get((key, step))
         if found is None:
-            spec, _, _ = self._domain(key)
-            found = self._first[key, step] = spec.keys(step, self._spaces[key].blocks)[0].key
+            it = key[0], self._domain(key)[0].nan[step]
+            pushing = (t for x in self.workers if (x.job, x.rank) == it for t in x.threads.values() if t.id == key)
+            thread = next(t for t in pushing if t.step >= step)
+            found = self._first[key, step] = thread.spec.keys(step, thread.space.blocks)[0].key
         return found
 
     def finished_well(self, job: bytes) -> bool:
@@ -386,7 +386,9 @@ class World:
         self.checks.at_rest()
 
     def _busy(self) -> bool:
-        """Whether a supervisor still has a job, or a process is stopped."""
+        """Whether a supervisor still has a job, or will once it is started again, or a process is stopped."""
+        if self.restarts and any(n.memory.jobs for n in self.nodes if not n.gone):
+            return True
         return any(p.paused or (p.lane == CONTROL and p.machine.jobs) for n in self.nodes for p in n.processes())
 
     def _where(self, w: Worker) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 import http.client
 import socket
 import ssl
@@ -16,9 +17,11 @@ import pytest
 from gcserver import pki
 from gcserver.admin import exposition
 from gcserver.admin.access import Access, Paths
-from gcserver.admin.certificates import Certificates
+from gcserver.admin.certificates import Certificates, Identity
+from gcserver.admin.dashboard import Dashboard
 from gcserver.admin.metrics import Metrics
 from tests.unit.admin.credentials import Folder
+from tests.unit.admin.source import FixedSource
 
 T = TypeVar("T")
 
@@ -34,7 +37,10 @@ def served(node: Paths, work: Callable[[int, Counter[str]], T]) -> T:
     async def all_of_it() -> T:
         counted: Counter[str] = Counter()
         access = Access(Certificates(node), None, lambda kind: counted.update([kind]))
-        server = await exposition.serve(Metrics("0.1.0", "a", 1), "127.0.0.1", 0, lambda: "", access=access)
+        dashboard = Dashboard(FixedSource(), every=0.02, closer_every=0.02)
+        server = await exposition.serve(
+            Metrics("0.1.0", "a", 1), "127.0.0.1", 0, lambda: "", access=access, dashboard=dashboard
+        )
         try:
             return await asyncio.to_thread(work, int(server.address.rpartition(":")[2]), counted)
         finally:
@@ -43,15 +49,19 @@ def served(node: Paths, work: Callable[[int, Counter[str]], T]) -> T:
     return asyncio.run(all_of_it())
 
 
-def get(port: int, whose: Paths | None, path: str = "/metrics") -> tuple[int, str]:
-    """(status, body), or (0, why there was no answer)."""
+def context_of(whose: Paths | None) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     if whose is None:
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     else:
         context.load_verify_locations(whose.ca)
         context.load_cert_chain(whose.certificate, whose.key)
-    connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=60, context=context)
+    return context
+
+
+def get(port: int, whose: Paths | None, path: str = "/metrics") -> tuple[int, str]:
+    """(status, body), or (0, why there was no answer)."""
+    connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=60, context=context_of(whose))
     try:
         connection.request("GET", path)
         answer = connection.getresponse()
@@ -68,6 +78,7 @@ def test_a_viewer_may_read_and_so_may_an_operator(ours: Folder) -> None:
             status, body = get(port, whose)
             assert status == 200 and "gradcomm_build_info" in body
             assert get(port, whose, "/healthz") == (200, "ok\n")
+            assert get(port, whose, "/")[1].startswith("<!doctype html>")
         assert not counted
 
     served(ours.node(), work)
@@ -77,7 +88,7 @@ def test_who_has_no_role_is_refused_and_counted(ours: Folder) -> None:
     nobody = ours.nobody()
 
     def work(port: int, counted: Counter[str]) -> None:
-        for n, path in enumerate(("/metrics", "/healthz", "/readyz"), 1):
+        for n, path in enumerate(("/metrics", "/healthz", "/readyz", "/", "/dashboard/events"), 1):
             status, body = get(port, nobody, path)
             assert (status, body) == (
                 403, "expected a certificate with the role viewer or a higher one; 'nobody' has none\n",
@@ -126,3 +137,22 @@ def test_a_renewed_certificate_and_a_new_ca_are_used_at_once(ours: Folder, tmp_p
         assert get(port, alice)[0] == 0
 
     served(node, work)
+
+
+def test_a_viewer_is_told_what_happens_for_as_long_as_the_certificate_holds(ours: Folder) -> None:
+    viewer = ours.operator("eve", "viewer")
+
+    def work(port: int, counted: Counter[str]) -> None:
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as plain:
+            tls = context_of(viewer).wrap_socket(plain, server_hostname="127.0.0.1")
+            tls.sendall(b"GET /dashboard/events HTTP/1.1\r\nHost: any.name\r\n\r\n")
+            said = b""
+            while b"event: overview\n" not in said:
+                said += tls.recv(1 << 16)
+            tls.close()
+        assert said.startswith(b"HTTP/1.1 200 OK") and not counted
+
+    served(ours.node(), work)
+    now = dt.datetime.now(dt.UTC)
+    ends = [exposition._left(Identity("eve", "viewer", now + dt.timedelta(seconds=s))) for s in (60, -60)]
+    assert 0 < ends[0] <= 60 and ends[1] == 0

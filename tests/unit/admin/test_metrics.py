@@ -18,9 +18,10 @@ from prometheus_client import generate_latest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from gcserver.admin import exposition
+from gcserver.admin import catalogue, exposition
 from gcserver.admin.metrics import MAX_JOBS, Metrics
 
+ROOT = Path(__file__).resolve().parents[3]
 T = TypeVar("T")
 
 
@@ -39,6 +40,9 @@ def filled() -> Metrics:
     m.peer_up("b", True)
     m.lane_restarted()
     m.arena_bytes("gpt", 1 << 20)
+    m.plan_version("gpt", 3)
+    m.peer_rtt("b", 0.0012)
+    m.lane_ready(0, True)
     m.certificate_expires("node", 1.8e9)
     m.audited("gpt", 0.75)
     m.audited("gpt", 0.25)
@@ -50,7 +54,12 @@ def value(m: Metrics, name: str, **labels: str) -> float | None:
 
 
 def jobs_in(m: Metrics) -> set[str]:
-    return {s.labels["job"] for family in m.registry.collect() for s in family.samples if "job" in s.labels}
+    return {
+        s.labels["training_job"]
+        for family in m.registry.collect()
+        for s in family.samples
+        if "training_job" in s.labels
+    }
 
 
 def test_what_is_counted_can_be_read() -> None:
@@ -58,21 +67,24 @@ def test_what_is_counted_can_be_read() -> None:
     assert value(m, "bytes_total", direction="in", kind="wire", peer="b") == 100
     assert value(m, "bytes_total", direction="in", kind="raw", peer="b") == 400
     assert value(m, "frames_total", direction="out", peer="b") == 3
-    assert value(m, "rounds_total", job="gpt") == 5
-    assert value(m, "steps_total", job="gpt", outcome="settled") == 1
-    assert value(m, "steps_total", job="gpt", outcome="void") == 1
-    assert value(m, "step_seconds_count", job="gpt") == 1
-    assert value(m, "step_seconds_bucket", job="gpt", le="0.02") == 0
-    assert value(m, "step_seconds_bucket", job="gpt", le="0.05") == 1
-    assert value(m, "residual_norm", job="gpt") == 1.5
+    assert value(m, "rounds_total", training_job="gpt") == 5
+    assert value(m, "steps_total", training_job="gpt", outcome="settled") == 1
+    assert value(m, "steps_total", training_job="gpt", outcome="void") == 1
+    assert value(m, "step_seconds_count", training_job="gpt") == 1
+    assert value(m, "step_seconds_bucket", training_job="gpt", le="0.02") == 0
+    assert value(m, "step_seconds_bucket", training_job="gpt", le="0.05") == 1
+    assert value(m, "residual_norm", training_job="gpt") == 1.5
     assert value(m, "errors_total", kind="frames_corrupt") == 2
-    assert value(m, "waiting_seconds", job="gpt", peer="b", wanted="aggregate") == 3
+    assert value(m, "waiting_seconds", training_job="gpt", peer="b", wanted="aggregate") == 3
     assert value(m, "peer_up", peer="b") == 1
     assert value(m, "lane_restarts_total") == 1
-    assert value(m, "arena_bytes", job="gpt") == 1 << 20
+    assert value(m, "arena_bytes", training_job="gpt") == 1 << 20
+    assert value(m, "plan_version", training_job="gpt") == 3
+    assert value(m, "peer_rtt_seconds", peer="b") == 0.0012
+    assert value(m, "lane_ready", lane="0") == 1
     assert value(m, "certificate_expires_timestamp_seconds", certificate="node") == 1.8e9
-    assert value(m, "audit_error", job="gpt") == 0.25
-    assert value(m, "audit_total", job="gpt") == 2
+    assert value(m, "audit_error", training_job="gpt") == 0.25
+    assert value(m, "audit_total", training_job="gpt") == 2
     assert value(m, "build_info", version="0.1.0", node="a", protocol="1") == 1
 
 
@@ -94,22 +106,22 @@ def test_whom_nobody_waits_for_any_more_disappears() -> None:
     m = Metrics("0.1.0", "a", 1)
     m.waiting("gpt", {("b", "push"): 1.0, ("c", "aggregate"): 2.0, ("c", "contribution"): 2.0})
     m.waiting("gpt", {("c", "aggregate"): 3.0})
-    assert value(m, "waiting_seconds", job="gpt", peer="b", wanted="push") is None
-    assert value(m, "waiting_seconds", job="gpt", peer="c", wanted="contribution") is None
-    assert value(m, "waiting_seconds", job="gpt", peer="c", wanted="aggregate") == 3
+    assert value(m, "waiting_seconds", training_job="gpt", peer="b", wanted="push") is None
+    assert value(m, "waiting_seconds", training_job="gpt", peer="c", wanted="contribution") is None
+    assert value(m, "waiting_seconds", training_job="gpt", peer="c", wanted="aggregate") == 3
     m.waiting("gpt", {})
-    assert value(m, "waiting_seconds", job="gpt", peer="c", wanted="aggregate") is None
+    assert value(m, "waiting_seconds", training_job="gpt", peer="c", wanted="aggregate") is None
 
 
 def test_a_finished_job_leaves_no_series() -> None:
     m = filled()
-    m.total("rounds", "lane0", 9, job="gpt")
+    m.total("rounds", "lane0", 9, training_job="gpt")
     m.observe_step("bert", "settled", 1.0)
     m.forget_job("gpt")
     m.forget_job("gpt")
     assert jobs_in(m) == {"bert"}
-    m.total("rounds", "lane0", 9, job="gpt")
-    assert value(m, "rounds_total", job="gpt") == 9
+    m.total("rounds", "lane0", 9, training_job="gpt")
+    assert value(m, "rounds_total", training_job="gpt") == 9
 
 
 def test_jobs_cannot_flood_the_registry() -> None:
@@ -117,7 +129,7 @@ def test_jobs_cannot_flood_the_registry() -> None:
     for i in range(MAX_JOBS + 50):
         m.count_rounds(f"job{i}")
     assert len(jobs_in(m)) == MAX_JOBS + 1
-    assert value(m, "rounds_total", job="other") == 50
+    assert value(m, "rounds_total", training_job="other") == 50
 
 
 # ------------------------------------------------------------------------------------------------- HTTP
@@ -168,7 +180,7 @@ def test_names_that_need_escaping() -> None:
     m.count_rounds('a "job"\n\\ of mine')
     _, _, body = served(get("/metrics"), m)
     rounds = next(f for f in parse_text(body) if f.name == "gradcomm_rounds")
-    assert rounds.samples[0].labels == {"job": 'a "job"\n\\ of mine'}
+    assert rounds.samples[0].labels == {"training_job": 'a "job"\n\\ of mine'}
 
 
 def test_probes() -> None:
@@ -226,12 +238,27 @@ def test_promtool_finds_nothing_to_say() -> None:
     assert (result.returncode, result.stdout, result.stderr) == (0, b"", b"")
 
 
-def test_the_page_names_every_series_and_label() -> None:
-    page = (Path(__file__).resolve().parents[3] / "docs" / "operating.md").read_text()
-    rows = dict(re.findall(r"^\| `(gradcomm_\w+)` \|([^|]*)\|", page, re.MULTILINE))
-    documented = {name: set(re.findall(r"`(\w+)`", labels)) for name, labels in rows.items()}
-    actual: dict[str, set[str]] = {}
+def test_the_catalogue_is_what_is_counted() -> None:
+    actual = {}
     for family in filled().registry.collect():
         name = family.name + ("_total" if family.type == "counter" else "")
-        actual[name] = {label for s in family.samples for label in s.labels if label != "le"}
-    assert documented == actual
+        labels = {label for s in family.samples for label in s.labels if label != "le"}
+        actual[name] = (family.type, family.documentation, labels, {s.name for s in family.samples})
+    described = {s.name: (s.kind, s.about, set(s.labels), set(s.samples)) for s in catalogue.SERIES}
+    assert actual == described
+
+
+def test_kinds_of_errors_are_there_before_anything_happens() -> None:
+    m = Metrics("0.1.0", "a", 1)
+    assert {kind: value(m, "errors_total", kind=kind) for kind in catalogue.KINDS} == dict.fromkeys(catalogue.KINDS, 0)
+    m.count_rounds("gpt")
+    assert value(m, "steps_total", training_job="gpt", outcome="void") == 0
+
+
+def test_every_kind_that_is_counted_is_in_the_catalogue() -> None:
+    """Kinds are spelled where they are counted: as an argument, or as a constant of their own."""
+    sources = [path.read_text() for path in (ROOT / "gcserver").rglob("*.py") if path.name != "catalogue.py"]
+    counted = {kind for text in sources for kind in re.findall(r'\b[Cc]ount\(\s*"([a-z]+_[a-z_]+)"', text)}
+    named = set(re.findall(r'^[A-Z_]+: Final = "([a-z]+_[a-z_]+)"$', "\n".join(sources), re.MULTILINE))
+    assert len(counted) > 15 and counted <= catalogue.KINDS.keys()
+    assert catalogue.KINDS.keys() - counted <= named | {"frames_stale"}

@@ -11,7 +11,7 @@ import torch
 import gcclient
 from gcclient.api import current, current_calls
 from gcclient.call_domains import CALLS, EXACT
-from gcclient.calls import PLACES, places_for
+from gcclient.places import PLACES, places_for
 from gcproto import lane_messages, messages
 from gcproto.lane_messages import MapSection
 from gcproto.messages import DeclareDomain, DeclareSection

@@ -98,3 +98,17 @@ def test_rank_0_draws_a_token_where_none_is_given() -> None:
     assert draw(0, "") != draw(0, "") and len(draw(0, "")) == 32
     assert draw(1, "") == draw(0, "given") == ""
     assert digest("") == b""
+
+
+def test_a_loopback_address_of_another_machine_is_refused() -> None:
+    here = rendezvous.machine()
+    assert here and here == rendezvous.machine()
+    for address in ("tcp://127.0.0.1:7470", "tcp://localhost:7470", "tcp://[::1]:7470"):
+        mine, theirs = Place("a", "tcp://10.0.0.1:7470", machine=here), Place("b", address, machine="another")
+        with pytest.raises(JoinRefused, match=r"'b' of rank 1 is on another machine.*GC_NODE_LISTEN"):
+            rendezvous.peers((mine, theirs), 0)
+        near = Place("b", address, machine=here)
+        assert rendezvous.peers((mine, near), 0) == (("b", address),)
+        assert rendezvous.peers((mine, Place("b", address)), 0) == (("b", address),), "another release does not say"
+    far = Place("b", "tcp://node7:7470", machine="another")
+    assert rendezvous.peers((Place("a", "tcp://10.0.0.1:7470", machine=here), far), 0) == (("b", far.address),)

@@ -9,6 +9,8 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
+import pytest
+
 from gcserver.core.arrivals import MAX_DOUBLED
 from gcserver.core.effects import Count, Reconnect, Send
 from gcserver.core.link import Link
@@ -31,6 +33,12 @@ def knowing() -> tuple[Link, Link]:
     return a, b
 
 
+def hears(b: Link, beat: Send, now: float) -> None:
+    """A heartbeat comes to b."""
+    b.fresh(beat.header, now, HELLO, lambda e: None)
+    b.on_beat(beat.body, now, lambda e: None)
+
+
 def test_a_connection_on_which_nothing_arrives_is_made_anew() -> None:
     a, _ = knowing()
     a.arrivals.last = 1.0
@@ -48,18 +56,18 @@ def test_waits_for_something_to_arrive_double_while_new_connections_do_not_help(
     assert gaps == [10.5, 20.5, 40.5, 80.5, 160.5, 320.5, 640.5, 640.5, 640.5]
     a.on_beat(b.heartbeat(now=1.0).body, 3000.0, lambda e: None)
     assert a.arrivals.renewed == MAX_DOUBLED, "it echoes nothing of ours"
-    b.on_beat(a.heartbeat(now=3000.0).body, 1.5, lambda e: None)
+    hears(b, a.heartbeat(now=3000.0), 1.5)
     a.on_beat(b.heartbeat(now=2.0).body, 3000.5, lambda e: None)
-    assert (a.arrivals.renewed, a.arrivals.last) == (0, 3000.5)
+    assert (a.arrivals.renewed, a.arrivals.last) == (0, 3000.0)
 
 
 def test_echoes_and_acknowledgements_are_arrivals_and_frames_of_the_peer_are_not() -> None:
     a, b = knowing()
-    b.on_beat(a.heartbeat(now=2.0).body, 2.0, lambda e: None)
+    hears(b, a.heartbeat(now=2.0), 2.0)
     a.on_beat(b.heartbeat(now=2.5).body, 2.5, lambda e: None)
-    assert a.arrivals.last == 2.5
+    assert a.arrivals.last == 2.0, "half a second before the answer left"
     a.on_beat(b.heartbeat(now=5.0).body, 5.0, lambda e: None)
-    assert a.arrivals.last == 2.5, "the same echo again"
+    assert a.arrivals.last == 2.0, "the same echo again"
     receive(b, a.send(data()))
     a.fresh(b.heartbeat().header, 7.0, HELLO, lambda e: None)
     assert a.arrivals.last == 7.0
@@ -70,9 +78,9 @@ def test_echoes_and_acknowledgements_are_arrivals_and_frames_of_the_peer_are_not
 def test_an_echo_comes_with_the_heartbeats_behind_a_probe_too() -> None:
     a, b = knowing()
     b.heartbeat(now=2.0, pad=bytes(5000))
-    b.on_beat(a.heartbeat(now=2.0).body, 2.0, lambda e: None)
+    hears(b, a.heartbeat(now=2.0), 2.0)
     a.on_beat(b.heartbeat(now=3.0).body, 3.0, lambda e: None)
-    assert a.arrivals.last == 3.0 and a.their_clock == 0.0
+    assert a.arrivals.last == 2.0 and a.their_clock == 0.0
 
 
 def test_a_slow_link_is_not_taken_for_one_that_stands_still() -> None:
@@ -105,6 +113,27 @@ def test_a_link_that_has_been_slow_is_given_that_time_again() -> None:
     assert len(quiet(a, 3215.0, 3190.0)) == 2, "long ago"
 
 
+def test_what_the_answer_waited_for_is_not_what_the_frame_took() -> None:
+    """Both directions stand still, the peer's connection is made anew: what it has heard is old, and ours is due."""
+    a, b = knowing()
+    a.arrivals.last = 1.0
+    receive(b, a.send(data()))
+    hears(b, a.heartbeat(now=1.5), 1.5)
+    assert quiet(a, 11.0) == []
+    hears(a, b.heartbeat(now=11.2), 11.2)
+    assert not a.unacked and a.arrivals.last == pytest.approx(1.5) and a.arrivals.waited == pytest.approx(0.5)
+    assert [type(e) for _, e in quiet(a, 12.0, 11.0)] == [Reconnect, Count]
+
+
+@pytest.mark.parametrize("silent", [float("nan"), float("inf"), -1e300])
+def test_an_answer_that_came_at_no_time_changes_no_patience_for_the_worse(silent: float) -> None:
+    a, _ = knowing()
+    a.arrivals.last = 1.0
+    a.arrivals.seen(5.0)
+    a.arrivals.dated(silent, 5.0)
+    assert a.arrivals.last in (1.0, 5.0) and a.arrivals.waited in (0.0, 4.0)
+
+
 def test_who_was_paused_does_not_take_its_links_for_stalled() -> None:
     a, _ = knowing()
     a.arrivals.last = 1.0
@@ -113,5 +142,13 @@ def test_who_was_paused_does_not_take_its_links_for_stalled() -> None:
     assert [type(e) for _, e in quiet(a, 68.0, 65.5)] == [Reconnect, Count]
 
 
-def test_a_peer_that_was_never_there_is_connected_to_once() -> None:
-    assert quiet(Link(A, 11, B, "b"), 500.0) == []
+def test_a_peer_that_never_spoke_is_connected_to_again_now_and_then() -> None:
+    """It may be there, and our first HELLO stuck on its way: in both directions, or it knows us by that alone."""
+    a = Link(A, 11, B, "b")
+    found = quiet(a, 3000.0)
+    assert {e for _, e in found} == {Reconnect(B)}, "and nothing is counted"
+    gaps = [later - earlier for (earlier, _), (later, _) in pairwise(found)]
+    assert gaps == [20.5, 40.5, 80.5, 160.5, 320.5, 640.5, 640.5, 640.5], "less often the longer it is away"
+    assert kinds(list(a.tick(3000.5, HELLO, 1e9))) == ["HELLO"]
+    a.adopt(7, 3001.0)
+    assert quiet(a, 3011.0, 3001.0) == [] and a.arrivals.renewed == 0

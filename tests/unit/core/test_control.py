@@ -10,7 +10,6 @@ from gcproto import messages, packed
 from gcproto.records import replace
 from gcserver.core import control_events as ce
 from gcserver.core.events import DomainOpened, PeerAdded
-from gcserver.core.job_messages import MAX_EARLY
 from tests.unit.core.control_machine import (
     B,
     control_from_b,
@@ -96,14 +95,14 @@ def test_a_worker_that_vanishes_ends_the_job() -> None:
     assert not m.jobs, "nobody is left to tell"
 
 
-def test_what_is_said_of_unknown_jobs_is_bounded_and_goes_with_the_job() -> None:
+def test_what_is_said_of_unknown_jobs_is_kept_until_the_job_is_over() -> None:
     m, record = formed_with_b()
-    for i in range(MAX_EARLY + 50):
-        m.on(control_from_b(messages.SectionOffer(b"k" * 16, i, 0, 1), 2 + i), 0.0)
-    assert len(m.early) == MAX_EARLY
-    for i in range(10):
-        m.on(control_from_b(messages.SectionOffer(record.job, 900 + i, 0, 1), 5000 + i), 0.0)
-    assert sum(x.job == record.job for _, x in m.early) == 10 and len(m.early) == MAX_EARLY
+    m.on(control_from_b(messages.SectionOffer(b"k" * 16, 0, 0, 1), 2), 0.0)
+    m.on(control_from_b(messages.SectionOffer(record.job, 900, 0, 1), 3), 0.0)
+    assert len(m.early) == 2
+    m.on(ce.WorkerGone(1), 0.0)
+    assert not m.jobs
+    assert m.early.take() == [("b", messages.SectionOffer(b"k" * 16, 0, 0, 1))]
 
 
 def test_who_comes_too_late_still_hears_why_a_job_ended() -> None:

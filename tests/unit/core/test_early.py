@@ -45,6 +45,18 @@ def test_the_credit_of_an_earlier_life_is_not_given_to_the_next() -> None:
     assert m.links[B].taken(ID) == 0
 
 
+def test_what_a_life_said_too_early_that_is_over_its_next_says_again() -> None:
+    m = machine()
+    m.on(contribution(payload_bytes=600), 0.0)
+    m.on(hello(23), 1.0)
+    open_domain(m, section=False)
+    out = m.on(ev.SectionOpened(ID, SECTION, AddressSpace(2, 1, 4 << 20).append(SECTION), {}), 1.0)
+    assert kinds(out) == ["Release"] and not m.domains[ID].partitions[0].rounds
+    assert m.links[B].taken(ID) == 0
+    m.on(contribution(incarnation=23), 1.0)
+    assert m.domains[ID].partitions[0].rounds[1].now.have == 1 << 1
+
+
 def test_a_close_does_not_overtake_the_pushes_it_closes() -> None:
     """After a restart a worker rings for a section that is not open yet, then closes."""
     m = machine()
@@ -107,6 +119,20 @@ def test_steps_far_ahead_are_not_begun_and_come_again_when_they_are_near() -> No
     m.on(ev.Settled(ID, 1, False, 0), 0.0)
     m.on(contribution(2, step=9), 0.0)
     assert m.links[B].received == 2 and set(m.domains[ID].partitions[0].rounds) == {8, 9}
+
+
+def test_steps_far_ahead_are_not_begun_either_when_their_domain_opens() -> None:
+    m = machine()
+    m.on(contribution(1, step=9), 0.0)
+    m.on(contribution(2, step=1 << 60, payload_bytes=600), 0.0)
+    open_domain(m, section=False)
+    assert kinds(m.on(contribution(3, step=9), 1.0)) == ["Release", "frames_refused"], "nor kept for a section to come"
+    m.on(ev.SectionOpened(ID, SECTION, AddressSpace(2, 1, 4 << 20).append(SECTION), {}), 1.0)
+    assert not m.domains[ID].partitions[0].rounds and m.early.count == 2
+    m.on(ev.Settled(ID, 1, False, 0), 2.0)
+    assert set(m.domains[ID].partitions[0].rounds) == {9}, "it was taken, and would not come again"
+    assert "Release" in kinds(m.on(ev.Tick(), 600.5)) and m.links[B].taken(ID) == 600, "since it came, not since later"
+    assert (m.early.count, m.early.nbytes) == (0, 0)
 
 
 def test_an_open_domain_keeps_no_more_of_what_it_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:

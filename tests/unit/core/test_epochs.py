@@ -6,6 +6,7 @@ What may live here: tests of `gcserver/core/epochs.py` and `commits.py`. What ma
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import msgspec
@@ -128,10 +129,25 @@ def test_a_skipped_step_is_settled_only_once_it_is_saved_why() -> None:
     # Killed before the last of them.
     (saved,) = [e.memory for e in logged if isinstance(e, ce.SaveJob)]
     again = machine(arbiter=True)
-    again.on(ce.JobRestored(saved, (ce.DomainLedger(2, (), ((0, 0),), 2),)), 50.0)
+    out = again.on(ce.JobRestored(saved, (ce.DomainLedger(2, (), ((0, 0),), 2),)), 50.0)
+    assert settled(out) == [(3, True)], "the ledger has no hole"
     e = opened(again.on(ce.LaneUp(0), 50.0))
     assert (e.config.epoch, e.settled, e.voids, e.config.skips(3)) == (2, 3, (3,), True)
     assert settled(finish(again, 4, epoch=2)) == [(4, False)]
+
+
+def test_what_was_skipped_of_a_group_before_this_node_knew_it_is_logged_when_it_does() -> None:
+    m, _ = pair("skip")
+    (asked,) = arbitrated(m.on(Tick(), 40.0))
+    record = msgspec.structs.replace(asked.record, starts=(*asked.record.starts, EpochStart(2, 1, 0, 2)))
+    m.on(ce.EpochWon(record), 41.0)
+    out = said(m, 1, DeclareDomain("tp", 1, (0, 1), True))
+    assert settled(out) == [(1, True), (2, True)]
+    assert opened(out).settled == 2
+    (saved,) = [e.memory for e in out if isinstance(e, ce.SaveJob)]
+    ledgers = ce.DomainLedger(0, (), ((0, 0),), 0), ce.DomainLedger(1, (1,), ((0, 0),), 0)
+    again = machine(arbiter=True).on(ce.JobRestored(saved, ledgers), 50.0)
+    assert settled(again) == [(2, True)], "killed between the two"
 
 
 def test_who_is_frozen_becomes_ready_no_further() -> None:
@@ -154,9 +170,45 @@ def test_a_restarted_supervisor_stays_frozen_and_ready() -> None:
     again.on(hello_from("b", 7, to=100), 50.0)
     (said_again,) = [x for x in control_sent(again.on(Tick(), 51.0)) if isinstance(x, Frozen)]
     assert said_again.domains == (DomainState(0, 1, 1, ("a", "b")),) and said_again.epoch == record.epoch
-    following = msgspec.structs.replace(record, epoch=2, starts=(EpochStart(2, 0, 1, 1),))
+    following = msgspec.structs.replace(record, epoch=2, lost=((),), starts=(EpochStart(2, 0, 1, 1),))
     assert settled(again.on(control_from_b(following, 1), 52.0)) == [], "lanes have to report step 1 once more"
     assert settled(finish(again, 1)) == [(1, False)] and next(iter(again.jobs.values())).record == following
+
+
+def test_a_restarted_supervisor_asks_again_without_whom_it_was_to_go_on() -> None:
+    """All that asked may be started again between the arbiter's decision and hearing of it: nobody else asks then."""
+    m, record = pair()
+    out = m.on(Tick(), 40.0)
+    order = [type(e) for e in out if isinstance(e, ce.SaveJob | ce.Arbitrate)]
+    assert order == [ce.SaveJob, ce.Arbitrate], "saved before it asks"
+    (saved,) = [e.memory for e in out if isinstance(e, ce.SaveJob)]
+    again = machine(arbiter=True)
+    again.on(ce.JobRestored(saved, (ce.DomainLedger(0, (), ((0, 0),), 0),)), 50.0)
+    again.on(PeerAdded(B, "b"), 50.0)
+    again.on(hello_from("b", 8, to=100), 50.0)
+    (asked,) = arbitrated(again.on(Tick(), 51.0))
+    assert asked.record.lost == ((record.members[1],),), "though it is there again"
+    decided = msgspec.structs.replace(asked.record, members=record.members[1:], nonces=(5,), lost=(record.members[:1],))
+    again.on(ce.WorkerSaid(1, messages.Reattach(record.job, 0, 1234)), 51.5)
+    (fault,) = told(again.on(ce.EpochWon(decided), 52.0))
+    assert fault.kind == "StepIndeterminate" and "decided without a" in fault.message
+
+
+def test_a_loss_of_who_is_frozen_already_is_saved() -> None:
+    m, record = pair()
+    m.on(control_from_b(Frozen(record.job, 1, (), ("c",)), 3), 1.0)
+    (saved,) = [e.memory for e in m.on(Tick(), 40.0) if isinstance(e, ce.SaveJob)]
+    assert saved.frozen and [name for name, _ in saved.lost] == ["b"]
+
+
+def test_an_epoch_that_begins_with_another_loss_is_frozen_after_a_restart_too() -> None:
+    """Saved as the epoch begins, killed before it is saved that this node froze in it."""
+    m, _ = pair()
+    (saved,) = [e.memory for e in m.on(Tick(), 40.0) if isinstance(e, ce.SaveJob)]
+    again = machine(arbiter=True)
+    saved = dataclasses.replace(saved, frozen=False)
+    again.on(ce.JobRestored(saved, (ce.DomainLedger(0, (), ((0, 0),), 0),)), 50.0)
+    assert len(arbitrated(again.on(Tick(), 51.0))) == 1
 
 
 def test_who_is_left_out_ends_and_the_others_do_not() -> None:
@@ -200,7 +252,7 @@ def test_an_epoch_that_cannot_be_or_that_a_stranger_decided_is_refused() -> None
     (said_of_it,) = epochs.on_record(job, "c", msgspec.structs.replace(alone, epoch=2))
     assert isinstance(said_of_it, ce.Log) and "not its business" in said_of_it.text
     m, record = pair("fail")
-    assert told(m.on(control_from_b(msgspec.structs.replace(record, epoch=2), 3), 1.0)) == []
+    assert told(m.on(control_from_b(msgspec.structs.replace(record, epoch=2, lost=((),)), 3), 1.0)) == []
     assert next(iter(m.jobs.values())).record == record, "a job that ends with its first loss has one epoch"
 
 
@@ -234,14 +286,14 @@ def test_what_is_said_of_a_later_epoch_waits_for_it() -> None:
     finish(m, 1)
     b_is_ready(m, 1, 3)
     assert settled(b_is_ready(m, 2, 4, epoch=2)) == []
-    following = msgspec.structs.replace(record, epoch=2, starts=(EpochStart(2, 0, 1, 1),))
+    following = msgspec.structs.replace(record, epoch=2, lost=((),), starts=(EpochStart(2, 0, 1, 1),))
     m.on(control_from_b(following, 5), 1.0)
     assert settled(finish(m, 2, epoch=2)) == [(2, False)]
 
 
 def test_who_speaks_of_an_epoch_that_is_over_hears_of_the_next() -> None:
     m, record = pair()
-    following = msgspec.structs.replace(record, epoch=2)
+    following = msgspec.structs.replace(record, epoch=2, lost=((),))
     m.on(control_from_b(following, 3), 1.0)
     assert control_sent(b_is_ready(m, 1, 4)) == [following]
     assert control_sent(m.on(control_from_b(record, 5), 1.0)) == [following]

@@ -65,6 +65,31 @@ def test_what_comes_twice_is_counted_once() -> None:
     assert m.links[B].taken(ID) == 3 * 128, "the credit of all three"
 
 
+def test_what_waits_of_a_life_that_is_over_makes_room_for_the_next() -> None:
+    """Which starts with all of its credit, and contributes again: an owner would hold both."""
+    m = machine()
+    open_domain(m)
+    m.on(contribution(payload_bytes=600), 0.0)
+    x = m.domains[ID].partitions[0].rounds[1].now
+    out = m.on(hello(23), 1.0)
+    assert [e.handle for e in out if isinstance(e, fx.Release)] == [77]
+    assert (x.have, x.parked) == (0, {})
+    m.on(replace(contribution(incarnation=23, payload_bytes=600), handle=78), 1.0)
+    m.on(ev.Pushed(ID, 0, 1, (0,), True), 1.0)
+    out = m.on(ev.Encoded(ID, 0, 1, 5, 128, 1, False), 1.0)
+    assert [e.handle for e in out if isinstance(e, fx.Accumulate)] == [5, 78]
+    assert m.links[B].taken(ID) == 600
+
+
+def test_what_waits_of_a_life_that_goes_on_stays() -> None:
+    m = machine()
+    open_domain(m)
+    m.on(contribution(), 0.0)
+    m.links[B].refused = "for a while"
+    m.on(hello(22), 1.0)
+    assert m.links[B].up and m.domains[ID].partitions[0].rounds[1].now.parked.keys() == {1}
+
+
 def test_sum_and_mean_of_one_tensor_end_the_job() -> None:
     m = machine()
     open_domain(m)

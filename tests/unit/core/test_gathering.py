@@ -138,6 +138,8 @@ def test_registrations_this_release_cannot_serve_are_refused(change: dict[str, A
         ({"mode": "clever"}, "JoinRefused", "expected one of static, auto"),
         ({"quality": "best"}, "JoinRefused", "expected one of safe, balanced, fast"),
         ({"world_size": 3}, "JoinRefused", "does not fit together"),
+        ({"epoch": 2, "on_loss": "shrink"}, "JoinRefused", "says who left at the beginning of 0 after the first"),
+        ({"epoch": 2, "lost": ((),)}, "JoinRefused", "of epoch 2, and the first loss ends that job"),
         ({"job": b"j"}, "JoinRefused", "number of 1 bytes"),
         ({"partition_bytes": 1000}, "JoinRefused", "multiple of 4096"),
     ],
@@ -148,6 +150,23 @@ def test_a_record_that_cannot_be_followed_is_refused(change: dict[str, Any], kin
     (fault,) = told(out)
     assert fault.kind == kind and part in fault.message and fault.advice
     assert [f.kind for f in control_sent(out)] == [kind] and not m.jobs and not m.gatherings
+
+
+def test_a_job_whose_rules_its_own_node_cannot_run_does_not_form() -> None:
+    """The configuration was read when the daemon started; a third party's codec may fail later."""
+    m = machine(codec="zip")
+    m.on(PeerAdded(B, "b"), 0.0)
+    m.on(hello_from("b", 7, to=100), 0.0)
+    said(m, 1, register(0, 2))
+    out = m.on(control_from_b(messages.JobJoin("train", 2, messages.MemberInfo("b", "tcp://b:7000", (1,)), 5), 1), 0.0)
+    (fault,) = told(out)
+    assert fault.kind == "CodecError" and "unknown codec 'zip'" in fault.message and "same codecs" in fault.advice
+    assert not [e for e in out if isinstance(e, Arbitrate)] and not m.gatherings
+    (refusal,) = control_sent(out)
+    assert (refusal.kind, refusal.gatherings) == ("CodecError", (("a", 101), ("b", 5)))
+    other, nonce, _ = gathered()
+    (fault,) = told(other.on(control_from_b(msgspec.structs.replace(refusal, gatherings=(("a", nonce),)), 1), 0.0))
+    assert fault.kind == "CodecError" and "same codecs" in fault.advice
 
 
 def test_a_record_with_too_few_nonces_is_refused() -> None:

@@ -13,6 +13,7 @@ from gcserver.core import control_events as ce
 from gcserver.core.control import ControlMachine
 from gcserver.core.effects import Count, ReportStep
 from gcserver.core.events import CodecChoice, DomainOpened, PeerAdded, PlanKnown, Settled
+from gcserver.core.job_plans import MAX_WISHES
 from tests.unit.core.control_machine import (
     B,
     answers,
@@ -366,3 +367,34 @@ def test_what_a_model_excludes_stays_so_whatever_a_plan_says() -> None:
         ("*.bias", "none", "exclude"),
         ("head.*", "none", "exclude"),
     ]
+
+
+def test_wishes_that_wait_are_bounded_and_who_asked_hears_so() -> None:
+    m, record = formed_with_b()
+    rule = messages.Rule("w", "topk")
+    for i in range(MAX_WISHES + 1):  # the first is being prepared
+        m.on(control_from_b(messages.PlanRequest(record.job, 100 + i, (rule,)), 2 + i), 0.0)
+    (job,) = m.jobs.values()
+    assert len(job.queue) == MAX_WISHES
+    seq = 3 + MAX_WISHES
+    refused = control_sent(m.on(control_from_b(messages.PlanRequest(record.job, 900, (rule,)), seq), 0.0))
+    text, dead = refused
+    assert isinstance(text, messages.PlanText) and text.request == 900
+    assert isinstance(dead, messages.PlanReady) and dead.version == text.version
+    assert dead.error == f"a: {MAX_WISHES} plans wait to be made already; ask again when those are in force"
+    assert len(job.queue) == MAX_WISHES
+    m.on(control_from_b(messages.PlanRequest(record.job, 101, (rule,)), seq + 1), 0.0)
+    assert len(job.queue) == MAX_WISHES, "asked again by a node that was restarted: it waits already"
+    (answer,) = answers(m.on(set_codec(1, "train", "w", "topk"), 0.0))
+    assert (answer.request, answer.error) == (1, dead.error)
+
+
+def test_who_asked_at_another_node_hears_that_too_many_wait() -> None:
+    m, record = follower()
+    m.on(set_codec(1, "train", "w", "topk"), 0.0)
+    (job,) = m.jobs.values()
+    (number,) = job.requests.wishes
+    m.on(control_from_b(messages.PlanText(record.job, 9, number, ()), 2), 0.0)
+    (answer,) = answers(m.on(control_from_b(messages.PlanReady(record.job, 9, "b: 64 plans wait"), 3), 0.0))
+    assert (answer.request, answer.error) == (1, "b: 64 plans wait")
+    assert 9 not in job.plans

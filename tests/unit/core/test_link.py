@@ -137,13 +137,13 @@ def test_a_filler_for_an_aggregate_costs_nothing() -> None:
 def test_credit_is_spent_returned_and_said_in_time() -> None:
     a, b = pair(credit=1000)
     for _ in range(2):
-        assert a.may_spend(D, 500)
+        assert a.may_spend(D, 500, first=True)
         receive(b, a.send(data(Phase.CONTRIBUTION, 500)))
-    assert not a.may_spend(D, 1)
+    assert not a.may_spend(D, 1, first=True)
     (notice,) = b.take(D, 500)  # a quarter of the credit and more: said at once
     assert isinstance(notice, Send)
     hear(a, notice)
-    assert a.may_spend(D, 500) and not a.may_spend(D, 501)
+    assert a.may_spend(D, 500, first=True) and not a.may_spend(D, 1, first=False)
     hear(a, notice)  # saying it twice changes nothing
     assert a.outstanding(D) == 500
     assert b.take(D, 100) == []  # little: the next frame says it
@@ -156,7 +156,7 @@ def test_credit_is_spent_returned_and_said_in_time() -> None:
 def test_a_domain_without_credit_does_not_hold_up_another() -> None:
     a, b = pair(credit=100)
     a.send(data(Phase.CONTRIBUTION, 100))
-    assert not a.may_spend(D, 1) and a.may_spend(OTHER, 100)
+    assert not a.may_spend(D, 1, first=True) and a.may_spend(OTHER, 100, first=True)
     b.take(OTHER, 50)
     hear(a, b.heartbeat())
     assert a.outstanding(D) == 100 and a.outstanding(OTHER) == 0
@@ -184,11 +184,23 @@ def test_a_closed_domain_leaves_no_books() -> None:
     assert not a.accounts
 
 
-def test_a_frame_larger_than_the_credit_goes_alone() -> None:
+def test_a_frame_larger_than_the_credit_goes_once_no_more_than_half_is_out() -> None:
     a, _ = pair(credit=100)
-    assert a.may_spend(D, 5000)
+    a.send(data(Phase.CONTRIBUTION, 50))
+    assert not a.may_spend(D, 5000, first=False)
+    assert a.may_spend(D, 5000, first=True)
     a.send(data(Phase.CONTRIBUTION, 5000))
-    assert not a.may_spend(D, 1)
+    assert not a.may_spend(D, 1, first=True)
+
+
+def test_later_steps_hold_no_more_than_half_so_that_the_first_one_ends() -> None:
+    a, _ = pair(credit=100)
+    assert a.may_spend(D, 50, first=False) and not a.may_spend(D, 51, first=False)
+    a.send(data(Phase.CONTRIBUTION, 50))
+    assert not a.may_spend(D, 1, first=False)
+    assert a.may_spend(D, 50, first=True)
+    a.send(data(Phase.CONTRIBUTION, 50))
+    assert not a.may_spend(D, 1, first=True)
 
 
 def test_more_credit_than_was_spent_is_not_believed() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from gcproto.records import replace
-from gcproto.wire import FrameType, Phase
+from gcproto.wire import Flag, FrameType, Phase
 from gcserver.core import effects as fx
 from gcserver.core import events as ev
 from gcserver.core.lane import LaneMachine
@@ -160,3 +160,23 @@ def test_residuals_settle_whoever_of_the_ranks_has_come_back(first: int) -> None
     m.on(ev.Pushed(ID, 0, 4, (0,), True), 3.0)
     (encode,) = [e for e in m.on(ev.Pushed(ID, 1, 4, (0,), True), 3.0) if isinstance(e, fx.Encode)]
     assert (encode.read, encode.write) == (1, 0), "what step 3 held back is taken up"
+
+
+@pytest.mark.parametrize("logged", [False, True])
+def test_a_step_that_was_not_logged_is_not_overtaken_by_the_next(logged: bool) -> None:
+    """Both ranks have inputs of step 2 in their slots; one has not closed step 1, of whose NaN the output tells."""
+    config = ev.DomainConfig(JOB, 0, "ddp", 1, (ev.Member(A, "a", 2),), 0, 2, 2, 2, 0)
+    finished = (ev.StepRecord(1, True, 0, 7, 1),) if logged else ()
+    m = machine()
+    m.on(ev.DomainOpened(config, (ev.Plan(0, (), DENSE),), finished=finished), 0.0)
+    void = ev.BlockMemory((2, 2), 0, 1, int(Flag.NONFINITE), out_proposal=5)
+    assert kinds(opened(m, void)) == (["LogDecision", "Encode"] if logged else [])
+    if logged:
+        return
+    for rank in (0, 1):
+        assert kinds(m.on(ev.Pushed(ID, rank, 1, (0,), False), 0.0)) == ["Notify"]
+    m.on(ev.Pushed(ID, 0, 1, (), True), 0.0)
+    (report,) = [e for e in m.on(ev.Pushed(ID, 1, 1, (), True), 0.0) if isinstance(e, fx.ReportStep)]
+    assert (report.nonfinite, report.proposal) == (True, 5)
+    m.on(ev.Pushed(ID, 0, 2, (0,), True), 0.0)
+    assert kinds(m.on(ev.Pushed(ID, 1, 2, (0,), True), 0.0)) == ["LogDecision", "Encode"]

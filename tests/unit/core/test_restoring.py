@@ -57,6 +57,7 @@ def _sections() -> dict[str, Any]:
     [
         (_record(epoch=1 << 32), "epoch 4294967296"),
         (_record(epoch=0), "epoch 0"),
+        (_record(epoch=2), "of epoch 2 it says who left at the beginning of 0 after the first"),
         (_record(deadline=float("nan")), "deadline nan"),
         (_record(partition_bytes=1 << 40), "partitions of 1099511627776"),
         (_record(job=b"short"), "a number of 5 bytes"),
@@ -70,6 +71,8 @@ def _sections() -> dict[str, Any]:
         ({"ranks": (0, 9)}, "ranks (0, 9) of a"),
         ({"proposal": 4}, "proposal 4"),
         ({"numbered": -1}, "-1 ever numbered"),
+        ({"lost": (("b", "silent"),)}, "the loss of b"),
+        ({"lost": (("a", "silent"),)}, "the loss of a"),
         ({"domains": ()}, "1 ledgers"),
         (_declared(domain=1 << 32), "process group 4294967296"),
         (_declared(ranks=(0, 0)), "ranks (0, 0)"),
@@ -94,6 +97,14 @@ def test_what_cannot_be_is_named(changes: dict[str, Any], said: str) -> None:
 )
 def test_so_is_a_ledger_that_does_not_go_with_it(ledger: DomainLedger) -> None:
     assert "process group 0" in damage(memory(), (ledger,), "a")
+
+
+@pytest.mark.parametrize(("numbered", "fits"), [(0, False), (6, False), (7, True)])
+def test_a_forgotten_plan_is_one_that_was_given_a_number(numbered: int, fits: bool) -> None:
+    """A lossless group runs under plans whose texts are gone; a number that nobody gave is damage there too."""
+    found = memory(numbered=numbered, **_declared(codec="none"))
+    said = damage(found, (DomainLedger(3, (), ((0, 0), (5, 7))),), "a")
+    assert (not said) if fits else "process group 0: plans [0, 7] in its ledger" in said
 
 
 def test_another_nodes_memory_is_none_of_this_node() -> None:

@@ -28,6 +28,7 @@ from tests.unit.core.control_machine import (
     said,
     told,
 )
+from tests.unit.core.test_epochs import pair as lasting_pair
 
 
 def test_a_peer_that_is_silent_for_a_lease_ends_the_job() -> None:
@@ -57,6 +58,41 @@ def test_the_deadline_names_step_phase_and_who_is_missing() -> None:
     (fault,) = told(m.on(Tick(), 61.5))
     assert (fault.kind, fault.step, fault.phase, fault.missing) == ("StepTimeout", 7, "exchange", ("b",))
     assert fault.elapsed == pytest.approx(60.5) and fault.epoch == 1 and fault.advice
+
+
+@pytest.mark.parametrize(("heard", "kind"), [(55.0, ""), (60.0, "StepTimeout")])
+@pytest.mark.parametrize("of", ["step", "commit", "declaration"])
+def test_who_is_silent_at_the_deadline_is_lost_to_a_job_that_goes_on(of: str, heard: float, kind: str) -> None:
+    """Its lease would end some seconds later: the job is not to end for that."""
+    m, record = lasting_pair("shrink")
+    if of == "step":
+        m.on(ce.LaneSaid(0, ReportWaiting(domain_of(m), 7, 1.0, "exchange", ("b",), ("aggregate",))), 2.0)
+    elif of == "commit":
+        m.on(ce.LaneSaid(0, ReportStep(domain_of(m), 1, False, 0, 0)), 1.0)
+    else:
+        said(m, 1, DeclareSection(0, Section(1, (TensorSpec("more", (4,), 0),)), 1))
+    m.on(Tick(), 1.0)
+    m.peers.links[B].heard = heard
+    out = m.on(Tick(), 61.5)
+    assert [f.kind for f in told(out)] == [kind] * bool(kind)
+    asked = [e.record.members for e in out if isinstance(e, ce.Arbitrate)]
+    assert asked == ([] if kind else [record.members[:1]])
+
+
+def test_who_is_silent_at_the_deadline_has_its_lease_in_a_job_that_ends_with_a_loss() -> None:
+    m, _ = lasting_pair("fail")
+    m.on(ce.LaneSaid(0, ReportWaiting(domain_of(m), 7, 1.0, "exchange", ("b",), ("aggregate",))), 2.0)
+    m.peers.links[B].heard = 50.0
+    (fault,) = told(m.on(Tick(), 61.5))
+    assert (fault.kind, fault.missing) == ("StepTimeout", ("b",))
+
+
+def test_a_silent_node_is_not_lost_for_a_rank_that_is_late_here() -> None:
+    m, _ = lasting_pair("shrink")
+    m.on(ce.LaneSaid(0, ReportWaiting(domain_of(m), 7, 1.0, "push", ("local rank 0",), ("push",))), 2.0)
+    m.peers.links[B].heard = 50.0
+    (fault,) = told(m.on(Tick(), 61.5))
+    assert (fault.kind, fault.missing) == ("StepTimeout", ("rank 0",))
 
 
 def test_a_wait_that_is_over_ends_no_job() -> None:

@@ -113,3 +113,22 @@ def test_a_list_that_went_bad_is_counted_and_changes_nothing(tmp_path: Path, cap
         ring.tick()
     assert supervisor.counted == ["key_lists_unusable"] and not supervisor.admitted and not supervisor.told
     assert ring.admitted == {"a": A.public, "b": B.public} and "stay admitted" in caplog.text
+
+
+def test_who_asks_need_not_wait_for_the_list_to_be_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    supervisor, path = Supervisor(), tmp_path / "peers"
+    secret, _ = keys.write(A, tmp_path)
+    path.write_text(lines(A, B))
+    ring = open_keyring(supervisor, "a", SecurityConfig(secret, path))  # type: ignore[arg-type]
+    assert ring is not None
+    supervisor.run_job("a", "b")
+    path.write_text(lines(A, C))
+    ring.reload()
+    assert supervisor.admitted == [{"a": A.public, "c": C.public}] and supervisor.fed == [PeerExpelled("b")]
+    ring.reload()
+    assert len(supervisor.admitted) == 1, "it has not changed again"
+    path.write_text("rubbish\n")
+    for _ in range(2):
+        ring.reload()
+    assert supervisor.counted == ["key_lists_unusable"] * 2, "who asks is told, each time"
+    assert caplog.text.count("stay admitted") == 2

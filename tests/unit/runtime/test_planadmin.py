@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import json
 from collections.abc import Awaitable, Callable
@@ -168,10 +169,39 @@ def test_a_step_as_predicted_and_as_measured(tmp_path: Path) -> None:
             ("forward", "worker", "b"), ("compute t1", "worker", "b"), ("send 0", "out", "a"), ("add 0", "lane 0", "a"),
         ]  # fmt: skip
         d.step = msgspec.structs.replace(STEP, jobs=STEP.jobs[:2])
+        course = d.planning.course(d.job)
+        course.drawn = None
         (domain,) = (await d.admin.plan(d.job, timeline=True)).domains
         assert {j.node for j in domain.predicted} == {"each node"}
+        # The process that predicts is asked once for each proposal: a page that is watched asks again and again.
         d.link.error = PlannerError("killed")
+        (again,) = (await d.admin.plan(d.job, timeline=True)).domains
+        assert again.predicted == domain.predicted
+        proposal, profile, step = course.drawn or (None, None, None)
+        course.drawn = (copy.copy(proposal), profile, step)  # type: ignore[assignment]
         await refused(d.admin.plan(d.job, timeline=True), ErrorKind.UNAVAILABLE, "killed")
+
+    run(tmp_path, test)
+
+
+def test_one_step_is_traced_at_a_time(tmp_path: Path) -> None:
+    """A lane that is asked for another trace drops the one under way."""
+
+    async def test(d: Service) -> None:
+        under_way = most = 0
+        plain = d.questions.ask
+
+        async def slow(question: Callable[[int], Any], patience: float) -> list[TracedStep]:
+            nonlocal under_way, most
+            under_way += 1
+            most = max(most, under_way)
+            await asyncio.sleep(0)
+            under_way -= 1
+            return await plain(question, patience)
+
+        d.questions.ask = slow
+        found = await asyncio.gather(*(d.admin.plan(d.job, timeline=True) for _ in range(3)))
+        assert most == 1 and all(plan.domains[0].measured for plan in found)
 
     run(tmp_path, test)
 

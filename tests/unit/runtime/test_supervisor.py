@@ -1,4 +1,4 @@
-"""The daemon's clock.
+"""The daemon's clock, and how it takes up jobs.
 
 What may live here: tests of `gcserver/runtime/supervisor.py` that need no daemon. What may not: its parts, and daemons
 (`tests/integration`).
@@ -12,6 +12,9 @@ from typing import Any
 
 import pytest
 
+from gcserver.core.control_events import JobRestored
+from gcserver.runtime.lanelink import StepDelays
+from gcserver.runtime.steering import SAVE_EVERY, Course, Steering
 from gcserver.runtime.supervisor import TICK, Supervisor
 
 
@@ -27,3 +30,30 @@ def test_a_defect_in_what_the_clock_drives_does_not_stop_it() -> None:
     daemon.stopped.set()
     daemon._tick()
     assert len(later) == 1
+
+
+def test_a_job_that_settles_steps_as_it_is_taken_up_keeps_its_controller() -> None:
+    domain, course, files = (b"j" * 16, 0), Course("ddp", "dc2-da2"), dict[bytes, bytes]()
+
+    def steering() -> Steering:
+        return Steering(lambda *told: None, None, files.__setitem__)  # type: ignore[arg-type]
+
+    before = steering()
+    for step in range(1, SAVE_EVERY + 1):
+        before.measured(StepDelays(domain, ((step, 1.0 if step < 3 else 9.0, 0.0, 100),)))
+        before.settled(domain, step, False, course)
+    (kept,) = before.describe(domain[0])
+    assert kept.steps == SAVE_EVERY
+    daemon: Any = Supervisor.__new__(Supervisor)
+    daemon.steering = steering()
+    memory = SimpleNamespace(record=SimpleNamespace(job=domain[0]))
+    daemon.store = SimpleNamespace(load=lambda: [(memory, ())], steering=files.__getitem__)
+
+    def feed(event: JobRestored) -> None:
+        assert event.memory is memory
+        daemon.steering.settled(domain, SAVE_EVERY + 1, True, course)
+
+    daemon.feed = feed
+    daemon._take_up()
+    (found,) = daemon.steering.describe(domain[0])
+    assert (found.steps, found.ratio) == (kept.steps, kept.ratio)

@@ -14,7 +14,7 @@ from gcproto import messages
 from gcproto.manifest import AddressSpace, Section, TensorSpec
 from gcproto.records import replace
 from gcserver.admin.source import AdminError, TensorStatus
-from gcserver.runtime.tensors import holders, in_force, tensors, with_facts
+from gcserver.runtime.tensors import Facts, holders, in_force, tensors, with_facts
 from tests.unit.core.control_machine import declared, said
 
 KIB = 1024
@@ -86,10 +86,11 @@ def test_a_section_of_nothing() -> None:
 
 def test_facts_are_shared_by_bytes() -> None:
     _, space = laid_out(256, 256)
-    facts = {0: (1000, 4.0), 256 * KIB: (100, 12.0)}
+    facts = {0: Facts(1000, 4.0, 8.0), 256 * KIB: Facts(100, 12.0, 2.0)}
     t = TensorStatus("t", "d", "float32", (96 * KIB,), 128 * KIB, "topk", 384 * KIB)
     shared = with_facts(t, list(space.blocks[0]), facts)
     assert (shared.bytes_wire, round(shared.residual_norm**2, 9)) == (600, 14.0)
+    assert round(shared.gradient_norm**2, 9) == 6.0
 
 
 def test_facts_of_a_tensor_are_looked_for_where_it_lies() -> None:
@@ -102,7 +103,7 @@ def test_facts_of_a_tensor_are_looked_for_where_it_lies() -> None:
         here = blocks[i // 4]
         # What lies before and behind it has no size that anybody could ask for.
         others = [b if b is here else dc_replace(b, dtype=None) for b in blocks]  # type: ignore[arg-type]
-        assert with_facts(t, others, {here.key: (1000, 4.0)}).bytes_wire == 250
+        assert with_facts(t, others, {here.key: Facts(1000, 4.0, 1.0)}).bytes_wire == 250
 
 
 def test_a_job_whose_codec_is_gone_cannot_be_shown() -> None:

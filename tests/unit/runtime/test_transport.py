@@ -192,6 +192,8 @@ def test_an_address_that_is_none_harms_nobody_when_its_key_comes(make: Make) -> 
     assert b.trouble("a") == transport.NO_KEY
     b.transport.admit(ALL)
     assert "nonsense://127.0.0.1:1: " in b.trouble("a") and not b.send("a", *frame("b"))
+    b.transport.reset(wire.node_id("a"))
+    assert "nonsense://127.0.0.1:1: " in b.trouble("a"), "nor when a peer that never spoke is connected to again"
 
 
 def test_a_replaced_key_takes_over(make: Make) -> None:

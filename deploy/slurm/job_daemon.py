@@ -1,0 +1,226 @@
+"""The daemon of one Slurm job on one node: `job_daemon.py start` in the prolog, `job_daemon.py stop` in the epilog.
+
+What may live here: where its files lie, keys of the job's nodes, starting it as the job's user and again when it dies,
+ending it. What may not: settings of a site (`gradcomm.conf`), what a daemon does. Root runs it, with Slurm's variables,
+in gcserver's Python.
+
+All files of a job are in /run/gradcomm/slurm/JOB.NODE, which only its user may enter. Keys are derived from a secret
+that is the same on all nodes and that root alone can read: so every node knows the keys of a job's nodes, without a
+word between them, and nobody else does. Exit status: 0, whatever happened; 1 would have Slurm take the node out of
+service. What went wrong is in `log`, in the job's folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import zmq
+from zmq.utils import z85
+
+from gcserver import config, keys
+from gcserver.keys import KeyPair
+
+RUN = Path("/run/gradcomm/slurm")
+CACHE = Path("/var/cache/gradcomm/slurm")
+SHARED_MEMORY = Path("/dev/shm")
+#: A user's first daemon on a node compiles kernels; then it takes a second or two.
+READY_WITHIN = 300.0
+STOPS_WITHIN = 10.0
+MIN_SECRET_BYTES = 32
+#: seconds before a daemon that died is started again
+PAUSE = 0.25
+#: one that gives up by itself within so many seconds of its start would do so again
+YOUNG = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the daemon of a job on a node has its files."""
+
+    job: str
+    node: str
+
+    @property
+    def folder(self) -> Path:
+        return RUN / f"{self.job}.{self.node}"
+
+    @property
+    def state(self) -> Path:
+        return SHARED_MEMORY / f"gradcomm-slurm-{self.job}.{self.node}"
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "log"
+
+    @property
+    def pid(self) -> Path:
+        """The process group of the daemon and its keeper. Not in the folder, which is the user's: root ends it."""
+        return RUN / f"{self.job}.{self.node}.pid"
+
+
+def place(environ: Mapping[str, str]) -> Place:
+    """Of the job and the node that Slurm's variables name."""
+    return Place(environ["SLURM_JOB_ID"], environ["SLURMD_NODENAME"])
+
+
+def key_pair(secret: bytes, job: str, node: str) -> KeyPair:
+    """The keys of a node in a job: Curve25519, the secret key by HMAC-SHA256 from the site's secret."""
+    if len(secret) < MIN_SECRET_BYTES:
+        raise ValueError(f"the secret has {len(secret)} bytes, expected at least {MIN_SECRET_BYTES}")
+    derived = hmac.digest(secret, f"gradcomm slurm job key\0{job}\0{node}".encode(), hashlib.sha256)
+    private: bytes = z85.encode(derived)
+    return KeyPair(node, zmq.curve_public(private), private)
+
+
+def write_keys(folder: Path, secret: bytes, job: str, node: str, nodes: Sequence[str]) -> list[str]:
+    """This node's key and the list of the job's nodes, in ``folder``. Returns the flags that name them."""
+    pairs = {name: key_pair(secret, job, name) for name in {*nodes, node}}
+    private, _ = keys.write(pairs[node], folder)
+    listed = folder / "peers"
+    listed.write_text("".join(keys.line(name, pairs[name].public) + "\n" for name in sorted(pairs)))
+    return [f"--security.key={private}", f"--security.peers={listed}"]
+
+
+def address_of(node: str) -> str:
+    """Where other nodes reach this one."""
+    try:
+        return str(socket.getaddrinfo(node, None, socket.AF_INET)[0][4][0])
+    except OSError:
+        return str(socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)[0][4][0])
+
+
+def free_ports(address: str, first: int, count: int) -> int:
+    """The first of ``count`` free TCP ports in a row, from ``first`` on."""
+    start = port = first
+    while port < start + count:
+        if start + count > 65536:
+            raise OSError(f"there are no {count} free ports in a row from {first} on at {address}")
+        with socket.socket() as probe:
+            try:
+                probe.bind((address, port))
+                port += 1
+            except OSError:
+                start = port = port + 1
+    return start
+
+
+def command(where: Place, settings: Mapping[str, str], nodes: Sequence[str]) -> list[str]:
+    """What starts the daemon; writes its keys. ``settings`` are the site's."""
+    base = settings.get("GRADCOMM_CONFIG")
+    lanes = config.load(Path(base) if base else None, {}, {}).node.lanes
+    address = settings.get("GRADCOMM_ADDRESS") or address_of(where.node)
+    port = free_ports(address, int(settings.get("GRADCOMM_FIRST_PORT", "17470")), lanes + 1)
+    secret = settings.get("GRADCOMM_SECRET")
+    protection = ["--insecure=true"]
+    if secret:
+        protection = write_keys(where.folder, Path(secret).read_bytes(), where.job, where.node, nodes)
+    return [
+        str(Path(sys.executable).with_name("gcserver")),
+        "run",
+        *([f"--config={base}"] if base else []),
+        f"--node.name={where.node}",
+        f"--node.listen=tcp://{address}:{port}",
+        f"--node.socket={where.folder}/daemon.sock",
+        f"--node.admin=unix:{where.folder}/admin.sock",
+        f"--node.state={where.state}",
+        "--node.metrics=",
+        *protection,
+    ]
+
+
+def start(environ: Mapping[str, str]) -> None:
+    """Until the daemon is ready, has ended, or takes too long."""
+    where, user = place(environ), pwd.getpwuid(int(environ["SLURM_JOB_UID"]))
+    # the folders on the way are root's, and everybody may pass
+    RUN.mkdir(parents=True, exist_ok=True)
+    CACHE.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(where.folder, ignore_errors=True)
+    cache = CACHE / str(user.pw_uid)
+    for folder in (where.folder, cache):
+        folder.mkdir(mode=0o700, exist_ok=True)
+    with where.log.open("w") as log:
+        try:
+            argv = command(where, environ, environ["GRADCOMM_NODES"].split())
+        except (OSError, ValueError) as error:
+            print(f"no daemon was started: {error}", file=log)
+            return
+        finally:
+            # the folder last: what is in it could be something else from then on
+            for path in (cache, *where.folder.iterdir(), where.folder):
+                os.chown(path, user.pw_uid, user.pw_gid, follow_symlinks=False)
+        process = subprocess.Popen(
+            [sys.executable, __file__, "keep", *argv],
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", umask=0o077, start_new_session=True,
+            user=user.pw_uid, group=user.pw_gid, extra_groups=os.getgrouplist(user.pw_name, user.pw_gid),
+            env={"PATH": "/usr/bin:/bin", "CACHE_DIRECTORY": str(cache), "NUMBA_CACHE_DIR": str(cache / "kernels")},
+        )  # fmt: skip
+    where.pid.write_text(str(process.pid))
+    end = time.monotonic() + READY_WITHIN
+    while process.poll() is None and time.monotonic() < end and "ready: node" not in where.log.read_text():
+        time.sleep(0.1)
+
+
+def keep(argv: Sequence[str]) -> int:
+    """The daemon, started again when it dies, since running jobs wait for it; until it has ended by itself.
+
+    Status 0: done; 2, or another soon after its start: it cannot run here. SIGTERM, which the epilog sends to the whole
+    group, ends it for good.
+    """
+    ending: list[bool] = []
+    signal.signal(signal.SIGTERM, lambda *_: ending.append(True))
+    while True:
+        began = time.monotonic()
+        status = subprocess.call(argv)
+        if ending or status in (0, 2) or (status > 0 and time.monotonic() - began < YOUNG):
+            return status
+        print(f"the daemon died ({status}); starting it again", file=sys.stderr, flush=True)
+        time.sleep(PAUSE)
+
+
+def stop(environ: Mapping[str, str]) -> None:
+    """End the daemon, as a job's end should find it without jobs, and remove all that is left of it."""
+    where = place(environ)
+    try:
+        group = int(where.pid.read_text())
+    except (OSError, ValueError):
+        group = 0
+    for number, patience in ((signal.SIGTERM, STOPS_WITHIN), (signal.SIGKILL, 1.0)):
+        end = time.monotonic() + patience
+        if _lives(group, where):
+            os.killpg(group, number)
+        while _lives(group, where) and time.monotonic() < end:
+            time.sleep(0.05)
+    for folder in (where.folder, where.state):
+        shutil.rmtree(folder, ignore_errors=True)
+    where.pid.unlink(missing_ok=True)
+
+
+def _lives(group: int, where: Place) -> bool:
+    """Whether the job's daemon or its keeper is in the group; numbers of groups that ended are given again."""
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if os.getpgid(int(process.name)) != group:
+                continue
+            if f"--node.socket={where.folder}/daemon.sock".encode() in (process / "cmdline").read_bytes().split(b"\0"):
+                return True
+        except OSError:
+            continue  # it has ended meanwhile
+    return False
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "keep":
+        sys.exit(keep(sys.argv[2:]))
+    {"start": start, "stop": stop}[sys.argv[1]](os.environ)

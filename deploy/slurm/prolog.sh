@@ -1,0 +1,10 @@
+#!/bin/sh
+# Slurm's Prolog: a daemon for the job on this node, as the job's user. Also see gradcomm.conf, task_prolog.sh, epilog.sh.
+PATH=/usr/sbin:/usr/bin:/sbin:/bin
+export PATH
+set -a
+. "${GRADCOMM_CONF:-/etc/gradcomm/slurm.conf}"
+GRADCOMM_NODES=$(scontrol show hostnames "${SLURM_JOB_NODELIST:-$SLURM_NODELIST}")
+set +a
+"$GRADCOMM_PREFIX/bin/python" "$GRADCOMM_PREFIX/share/slurm/job_daemon.py" start
+exit 0

@@ -1,0 +1,154 @@
+"""The backend `gc` of torch.distributed: a process group whose all-reduces go through the daemon.
+
+What may live here: torch's process group and work, which collectives are carried. What may not: carrying them
+(`collectives.py`).
+
+Sums and averages of dense tensors of known dtypes are carried, losslessly unless `attaching.py` says otherwise. All
+else is the base class's, which has a gloo group for tensors on the CPU and an NCCL group for those on CUDA.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+
+from gcclient import api, device
+from gcclient.collectives import Collectives, Reduction
+from gcclient.errors import GradcommError, JoinRefused
+from gcclient.plain import Plain
+from gcclient.session import Session
+
+NAME: Final = "gc"
+#: Of the tensors that attached modules are about to reduce: how to carry one, by the address and size of its memory.
+Carry = Callable[[Collectives, torch.Tensor, bool], Reduction]
+marked: dict[tuple[int, int], Carry] = {}
+
+
+class Work(dist.Work):
+    """What torch waits for."""
+
+    def __init__(self, op: Reduction) -> None:
+        super().__init__()
+        self.op = op
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Until the result is there; the job's deadline bounds it. Raises the job's failure."""
+        self.op.finish()
+        return True
+
+    def is_completed(self) -> bool:
+        return self.op.over
+
+    def is_success(self) -> bool:
+        return self.op.over and self.op.error is None
+
+    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
+        future: torch.futures.Future[list[torch.Tensor]] = self.op.future
+        return future
+
+
+class Failed(dist.Work):
+    """An all-reduce that could not begin. DDP's reducer does not outlive an exception where it begins one."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Raises why."""
+        raise self.error
+
+    def is_completed(self) -> bool:
+        return True
+
+    def is_success(self) -> bool:
+        return False
+
+    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
+        future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
+        future.set_exception(self.error)  # type: ignore[arg-type]
+        value: Callable[[torch.futures.Future[list[torch.Tensor]]], list[torch.Tensor]] = lambda f: f.value()  # noqa: E731
+        return future.then(value)
+
+
+class Group(dist.ProcessGroup):
+    """A process group of the backend. ``ranks``: in torch's world."""
+
+    def __init__(self, options: Any) -> None:
+        super().__init__(options.group_rank, options.group_size)  # type: ignore[call-arg]
+        self.ranks = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
+        self.collectives: Collectives | None = None
+        store, rank, size = options.store, options.group_rank, options.group_size
+        gloo = dist.ProcessGroupGloo(dist.PrefixStore("gloo", store), rank, size, options.timeout)
+        self._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
+        self._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+        if torch.cuda.is_available() and dist.is_nccl_available():
+            nccl = dist.ProcessGroupNCCL(dist.PrefixStore("nccl", store), rank, size, options.timeout)
+            self._register_backend(torch.device("cuda"), dist.ProcessGroup.BackendType.NCCL, nccl)
+
+    def getBackendName(self) -> str:
+        return NAME
+
+    def allreduce(self, tensors: Any, opts: Any = None, *more: Any, **named: Any) -> Any:  # type: ignore[override]
+        """Sum or average a tensor in place; as torch calls it. Results are of the same bytes on every rank."""
+        op = dist.ReduceOp.SUM if opts is None else getattr(opts, "reduceOp", opts)
+        one = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+        average = bool(op == dist.ReduceOp.AVG)
+        if self.size() > 1 and len(one) == 1 and (average or op == dist.ReduceOp.SUM) and _carried(one[0], average):
+            session = api.joined()
+            if not isinstance(session, Plain):
+                return self._carry(session, one[0], average)
+            if average and not one[0].is_cuda:  # of which gloo knows nothing
+                return super().allreduce([one[0].div_(self.size())])
+        return super().allreduce(tensors, *(() if opts is None else (opts, *more)), **named)
+
+    def _carry(self, session: Session, tensor: torch.Tensor, average: bool) -> dist.Work:
+        try:
+            collectives = collectives_of(self, session)
+            carry = marked.pop((tensor.data_ptr(), tensor.numel()), None)
+            return Work(carry(collectives, tensor, average) if carry else collectives.start(tensor, average))
+        except GradcommError as error:
+            return Failed(error)
+
+
+def collectives_of(group: Group, session: Session) -> Collectives:
+    """A group's domains in a session. Raises :class:`JoinRefused` where torch's world is not the job's."""
+    known = group.collectives
+    if known is None or known.session is not session:
+        if dist.get_world_size() != session.me.size:
+            raise JoinRefused(
+                f"torch.distributed spans {dist.get_world_size()} ranks and the job {session.me.size}: who is in a "
+                "process group is not known",
+                job=session.label,
+                phase="declare",
+                advice="initialise torch.distributed over all ranks of the job before gcclient.init()",
+            )
+        known = group.collectives = Collectives(session, tuple(sorted(group.ranks)))
+    return known
+
+
+def _carried(tensor: torch.Tensor, average: bool) -> bool:
+    """Whether sums (averages) of ``tensor`` are the daemon's."""
+    if tensor.layout is not torch.strided or tensor.device.type not in ("cpu", "cuda"):
+        return False
+    dtype = device.DTYPES.get(tensor.dtype)
+    return dtype is not None and tensor.dtype is not torch.bool and (dtype.is_float or not average)
+
+
+def register() -> None:
+    """Make `gc` known to torch.distributed. Once a process."""
+    if not dist.is_available() or NAME in dist.Backend.backend_list:
+        return
+    try:
+        dist.Backend.register_backend(
+            NAME, lambda options, _: Group(options), extended_api=True, devices=["cpu", "cuda"]
+        )
+    except (AttributeError, TypeError, RuntimeError) as error:  # of a torch that has it otherwise
+        warnings.warn(
+            f"the backend {NAME!r} cannot be registered with torch {torch.__version__}: {error}", stacklevel=2
+        )

@@ -1,0 +1,90 @@
+// Listens to the daemon and has every part of the page drawn. What may live here: the connection, pausing, whose details
+// are shown. What may not: how anything looks.
+
+import { byId, say } from "./dom.js";
+import * as format from "./format.js";
+import { drawMap, standing } from "./cluster.js";
+import { drawFaults } from "./faults.js";
+import { choose, drawJobs } from "./jobs.js";
+import { drawLayers, listen } from "./layers.js";
+import { drawLinks } from "./links.js";
+import { drawPlan } from "./plan.js";
+import { drawSteps, remember } from "./step.js";
+
+/** Milliseconds after which no news is worth saying, and after which a refused stream is asked for again. */
+const QUIET = 8000;
+const AGAIN = 5000;
+const details = new Map();
+let overview = null;
+let heard = 0;
+let paused = false;
+
+function live(state, text) {
+  byId("live").dataset.state = state;
+  say(byId("live"), text);
+}
+
+function draw() {
+  if (paused || overview === null) return;
+  const { node } = overview;
+  document.title = `${node.name} – gradcomm`;
+  say(byId("node"), `${node.name}, ${node.state}${node.reason ? `: ${node.reason}` : ""}`);
+  byId("node").dataset.state = standing(node.state);
+  const lanes = node.lanes.map((l) => `lane ${l.index} ${l.state}${l.restarts ? `, ${l.restarts} restarts` : ""}`).join("; ");
+  say(byId("facts"), `up ${format.seconds(node.uptime)}; ${lanes}; ${format.size(node.arena_bytes)} of gradients; version ${node.version}`);
+  drawMap(byId("map"), overview);
+  drawLinks(overview);
+  drawJobs(overview);
+  drawFaults(overview);
+  drawDetails();
+}
+
+function drawDetails() {
+  const chosen = details.get(choose(overview)) ?? null;
+  drawSteps(chosen);
+  drawLayers(chosen);
+  drawPlan(chosen);
+}
+
+function connect() {
+  const source = new EventSource("/dashboard/events");
+  source.addEventListener("open", () => live("good", "live"));
+  source.addEventListener("error", () => {
+    const gone = source.readyState === EventSource.CLOSED;
+    live("bad", gone ? "refused: too many pages are open, or no certificate" : "connection lost, trying again");
+    if (gone) setTimeout(connect, AGAIN);
+  });
+  source.addEventListener("overview", (event) => {
+    overview = JSON.parse(event.data);
+    heard = Date.now();
+    byId("trouble").hidden = true;
+    for (const id of [...details.keys()]) if (!overview.jobs.some((j) => j.id === id)) details.delete(id);
+    remember(overview);
+    if (!paused) live("good", "live");
+    draw();
+  });
+  source.addEventListener("details", (event) => {
+    const one = JSON.parse(event.data);
+    details.set(one.id, one);
+    if (!paused && overview !== null) drawDetails();
+  });
+  source.addEventListener("trouble", (event) => {
+    const { what, text } = JSON.parse(event.data);
+    byId("trouble").hidden = false;
+    say(byId("trouble"), `The daemon could not look at its ${what}: ${text}`);
+  });
+}
+
+byId("pause").addEventListener("click", () => {
+  paused = !paused;
+  byId("pause").setAttribute("aria-pressed", String(paused));
+  live(paused ? "warn" : "good", paused ? "paused" : "live");
+  draw();
+});
+byId("job").addEventListener("change", drawDetails);
+setInterval(() => {
+  if (!paused && heard && Date.now() - heard > QUIET) live("warn", `no news for ${format.seconds(Math.round((Date.now() - heard) / 1000))}`);
+}, 1000);
+addEventListener("resize", draw);
+listen();
+connect();

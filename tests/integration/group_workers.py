@@ -1,0 +1,288 @@
+"""What the workers of test_groups.py do: torch's own collectives over the backend `gc`, in processes of their own.
+
+What may live here: functions that return plain data. What may not: assertions that the parent can make.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import gcclient
+from gcclient.api import current
+
+
+def _start() -> int:
+    torch.set_num_threads(1)
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")
+    gcclient.init(deadline=60, seed=3)
+    return dist.get_rank()
+
+
+def _hash(tensors: Any) -> str:
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(tensor.detach().contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _labels() -> list[str]:
+    return sorted(domain.declared.label for domain in current().domains.values())
+
+
+def plain() -> dict[str, Any]:
+    """Every collective; how many of them the daemon carried, and what differs from the exact result."""
+    rank, wrong = _start(), []
+    size = dist.get_world_size()
+    everyone, some = dist.new_group(backend="gc"), dist.new_group([0, 2], backend="gc")
+    total = sum(range(1, size + 1))
+
+    def check(what: str, got: torch.Tensor, wanted: torch.Tensor) -> None:
+        if got.dtype != wanted.dtype or not torch.equal(got, wanted):
+            wrong.append(f"{what}: {got.flatten()[:4]} for {wanted.flatten()[:4]}")
+
+    for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.uint8):
+        for shape in ((), (0,), (30, 1000)):
+            tensor = torch.ones(shape, dtype=dtype) * (rank + 1)
+            dist.all_reduce(tensor, group=everyone)
+            check(f"sum {dtype} {shape}", tensor, torch.full(shape, total, dtype=dtype))
+    tensor = torch.full((7,), float(rank))
+    dist.all_reduce(tensor, dist.ReduceOp.AVG, group=everyone)
+    check("average", tensor, torch.full((7,), (size - 1) / 2))
+    works = []
+    for turn in range(10):
+        works.append((turn, torch.full((4,), float(turn + rank))))
+        works[-1] = (*works[-1], dist.all_reduce(works[-1][1], group=everyone, async_op=True))
+    for turn, tensor, work in reversed(works):
+        work.wait()
+        if not (work.is_completed() and work.is_success()):
+            wrong.append("a work that is over does not say so")
+        check("async", tensor, torch.full((4,), float(turn * size + sum(range(size)))))
+        check("future", work.get_future().wait()[0], tensor)
+    strided = torch.zeros(4, 6)[:, ::2].fill_(float(rank + 1))
+    dist.all_reduce(strided, group=everyone)
+    check("strided", strided, torch.full((4, 3), float(total)))
+    if rank in (0, 2):
+        tensor = torch.full((9,), float(rank + 1))
+        dist.all_reduce(tensor, group=some)
+        check("of some", tensor, torch.full((9,), 4.0))
+    carried = gcclient.stats()["calls"]
+    # From here on it is gloo.
+    tensor = torch.full((3,), float(rank))
+    dist.all_reduce(tensor, dist.ReduceOp.MAX, group=everyone)
+    check("maximum", tensor, torch.full((3,), float(size - 1)))
+    flags = torch.tensor([rank == 1, False])
+    dist.all_reduce(flags, group=everyone)
+    check("bool", flags, torch.tensor([True, False]))
+    dist.broadcast(tensor.fill_(rank), 2, group=everyone)
+    check("broadcast", tensor, torch.full((3,), 2.0))
+    parts = [torch.zeros(2) for _ in range(size)]
+    dist.all_gather(parts, torch.full((2,), float(rank)), group=everyone)
+    check("all_gather", torch.stack(parts)[:, 0], torch.arange(float(size)))
+    part = torch.zeros(1)
+    dist.reduce_scatter(part, [torch.full((1,), float(r)) for r in range(size)], group=everyone)
+    check("reduce_scatter", part, torch.full((1,), float(rank * size)))
+    if rank < 2:
+        if rank:
+            dist.recv(tensor, 0, group=everyone)
+            check("recv", tensor, torch.full((3,), 5.0))
+        else:
+            dist.send(tensor.fill_(5.0), 1, group=everyone)
+    dist.barrier(group=everyone)
+    behind = gcclient.stats()["calls"] - carried
+    labels = _labels()
+    gcclient.shutdown()
+    return {"wrong": wrong, "carried": carried, "behind": behind, "labels": labels, "name": dist.get_backend(everyone)}
+
+
+def _net() -> nn.Module:
+    torch.manual_seed(4)
+    return nn.Sequential(nn.Linear(24, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 5))
+
+
+def _batch(rank: int, step: int) -> torch.Tensor:
+    return torch.randn(6, 24, generator=torch.Generator().manual_seed(50 * step + rank))
+
+
+def _train(model: nn.Module, rank: int, steps: int = 4, skip: Any = None) -> list[torch.Tensor]:
+    """Returns the parameters, whole; ``skip(step)`` is told before each step."""
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    for step in range(steps):
+        keep = skip(step) if skip is not None else False
+        model(_batch(rank, step)).pow(2).mean().backward()
+        if not keep:
+            optimizer.step()
+            optimizer.zero_grad()
+    return [(p.full_tensor() if hasattr(p, "full_tensor") else p).detach() for p in model.parameters()]
+
+
+def _difference(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> float:
+    return max(float((a - b).abs().max()) for a, b in zip(ours, theirs, strict=True))
+
+
+def ddp() -> dict[str, Any]:
+    """DDP over gloo, over `gc`, and over `gc` with its gradients attached."""
+    rank = _start()
+    group = dist.new_group(backend="gc")
+    theirs = _train(DistributedDataParallel(_net(), bucket_cap_mb=0.01), rank)  # type: ignore[arg-type]
+    model = DistributedDataParallel(_net(), process_group=group, bucket_cap_mb=0.01)  # type: ignore[arg-type]
+    ours = _train(model, rank)
+    carried = gcclient.stats()["calls"]
+    attached = DistributedDataParallel(_net(), process_group=group)
+    gcclient.attach(attached, compression="topk(ratio=0.1)")
+    compressed = _train(attached, rank)
+    result = {
+        "difference": _difference(ours, theirs),
+        "carried": carried,
+        "calls": gcclient.stats()["calls"] - carried,
+        "steps": gcclient.stats()["steps"],
+        "compressed": _difference(compressed, theirs),
+        "hashes": [_hash(ours), _hash(compressed)],
+        "labels": _labels(),
+    }
+    gcclient.shutdown()
+    return result
+
+
+def _sharded(mesh: Any) -> nn.Module:
+    net = _net()
+    for layer in net:
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer, mesh=mesh)
+    return fully_shard(net, mesh=mesh)
+
+
+def hsdp() -> dict[str, Any]:
+    """fully_shard over two replicas of two shards: over gloo, over `gc`, accumulated, and attached."""
+    rank = _start()
+    names = ("replicate", "shard")
+    theirs = _train(_sharded(init_device_mesh("cpu", (2, 2), mesh_dim_names=names)), rank)
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=names, backend_override={"replicate": "gc"})
+    ours = _train(_sharded(mesh), rank)
+    carried = gcclient.stats()["calls"]
+    model = _sharded(mesh)
+
+    def every_other(step: int) -> bool:
+        model.set_requires_all_reduce(step % 2 == 1)  # type: ignore[operator]
+        return step % 2 == 0
+
+    _train(model, rank, skip=every_other)
+    accumulated = gcclient.stats()["calls"] - carried
+    attached = _sharded(mesh)
+    gcclient.attach(attached, compression="topk(ratio=0.1)")
+    before = gcclient.stats()["calls"]
+    compressed = _train(attached, rank)
+    result = {
+        "difference": _difference(ours, theirs),
+        "carried": carried,
+        "accumulated": accumulated,
+        "attached": gcclient.stats()["calls"] - before,
+        "compressed": _difference(compressed, theirs),
+        "hashes": [_hash(ours), _hash(compressed)],
+        "labels": _labels(),
+        "left": len(gcclient.backend.marked),
+    }
+    refused = _sharded(init_device_mesh("cpu", (2, 2), mesh_dim_names=names))
+    try:
+        gcclient.attach(refused)
+    except ValueError as error:
+        result["refused"] = str(error)
+    gcclient.shutdown()
+    return result
+
+
+def fsdp1() -> dict[str, Any]:
+    """FSDP1's hybrid sharding with the group between nodes given."""
+    rank = _start()
+    inner = [dist.new_group([0, 1]), dist.new_group([2, 3])][rank // 2]
+
+    def trained(backend: str) -> list[torch.Tensor]:
+        outer = [dist.new_group([r, r + 2], backend=backend) for r in (0, 1)][rank % 2]
+        model = FullyShardedDataParallel(
+            _net(), process_group=(inner, outer), sharding_strategy=ShardingStrategy.HYBRID_SHARD,
+            device_id=torch.device("cpu"), use_orig_params=True,
+        )  # fmt: skip
+        _train(model, rank)
+        with FullyShardedDataParallel.summon_full_params(model):
+            return [p.detach().clone() for p in model.parameters()]
+
+    theirs = trained("gloo")
+    ours = trained("gc")
+    result = {"difference": _difference(ours, theirs), "hash": _hash(ours), "carried": gcclient.stats()["calls"]}
+    gcclient.shutdown()
+    return result
+
+
+def fsdp2() -> dict[str, Any]:
+    """fully_shard within two nodes, replicas averaged by the hook: plain, accumulated, compressed."""
+    rank = _start()
+    shards = dist.get_world_size() // 2
+    names = ("replicate", "shard")
+    both = init_device_mesh("cpu", (2, shards), mesh_dim_names=names)
+    theirs = _train(_sharded(both), rank)
+
+    def trained(compression: str | None = None, **more: Any) -> tuple[list[torch.Tensor], gcclient.Replicas]:
+        model = _sharded(both["shard"])
+        replicas = gcclient.fsdp2(model, compression)
+        return _train(model, rank, **more), replicas
+
+    ours, replicas = trained()
+    calls = gcclient.stats()["calls"]
+    hashes, waited = [_hash(ours)], [replicas.waited]
+
+    def accumulated(replicate: Any) -> list[torch.Tensor]:
+        model = _sharded(both if replicate is None else both["shard"])
+        found = None if replicate is None else replicate(model)
+        optimizer = torch.optim.SGD(model.parameters(), 0.05)
+        for _ in range(2):
+            with _alone(model) if found is None else found.accumulate():
+                model(_batch(rank, 0)).pow(2).mean().backward()
+            model(_batch(rank, 1)).pow(2).mean().backward()
+            model(_batch(rank, 2)).pow(2).mean().backward()  # added to what is there: its hook has to wait
+            optimizer.step()
+            optimizer.zero_grad()
+        if found is not None:
+            waited.append(found.waited)
+        return [p.full_tensor().detach() for p in model.parameters()]
+
+    reference, exact = accumulated(None), accumulated(gcclient.fsdp2)
+    compressed, _ = trained("topk(ratio=0.1)")
+    hashes.append(_hash(compressed))
+    labels = [] if gcclient.stats()["node"] == "" else _labels()
+    ranks = list(replicas.ranks)
+    refused = []
+    for model in (_sharded(both), _net()):
+        try:
+            gcclient.fsdp2(model)
+        except (TypeError, ValueError) as error:
+            refused.append(str(error))
+    gcclient.shutdown()
+    return {
+        "difference": _difference(ours, theirs),
+        "accumulated": _difference(exact, reference),
+        "compressed": _difference(compressed, theirs),
+        "hashes": hashes,
+        "waited": waited,
+        "calls": calls,
+        "labels": labels,
+        "ranks": ranks,
+        "refused": refused,
+    }
+
+
+@contextmanager
+def _alone(model: Any) -> Iterator[None]:
+    """torch's own way to accumulate."""
+    model.set_requires_gradient_sync(False)
+    yield
+    model.set_requires_gradient_sync(True)

@@ -1,0 +1,124 @@
+"""Private daemons, by `gcrun` and by GC_AUTOSTART: nobody starts them, and nothing is left of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.integration.cluster import ROOT, Cluster
+from tests.integration.forked import ends_with_parent
+
+WORKERS = "tests.integration.private_workers"
+#: What gcrun runs: says where the daemon is, and ends by SIGUSR1 with status 7.
+COMMAND = """
+import json, os, signal, sys
+signal.signal(signal.SIGUSR1, lambda *_: sys.exit(7))
+with open(sys.argv[1] + ".new", "w") as file:
+    json.dump({"pid": os.getpid(), "socket": os.environ["GC_NODE_SOCKET"], "admin": os.environ["GC_NODE_ADMIN"]}, file)
+os.rename(sys.argv[1] + ".new", sys.argv[1])
+while True:
+    signal.pause()
+"""
+
+
+def _wait(condition: Callable[[], bool], what: str, seconds: float = 30.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"waited in vain for {what}"
+        time.sleep(0.02)
+
+
+def _children(pid: int) -> list[int]:
+    return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+class Gcrun:
+    """One `gcrun`, whose command has begun once this is made."""
+
+    def __init__(self, folder: Path) -> None:
+        said = folder / "said"
+        folder.mkdir()
+        environ = {k: v for k, v in os.environ.items() if not k.startswith("GC_")}
+        argv = [sys.executable, "-m", "gcserver.gcrun", "--plan.profiles", "", "--", sys.executable, "-c", COMMAND]
+        self.log = folder / "log"
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [*argv, str(said)], cwd=ROOT, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                preexec_fn=ends_with_parent,
+            )  # fmt: skip
+        try:
+            _wait(lambda: said.exists() or self.process.poll() is not None, "the command")
+            self.said = json.loads(said.read_text())
+        except BaseException:
+            self.process.kill()
+            raise
+        self.socket = Path(self.said["socket"])
+
+    def daemon(self) -> int:
+        """The daemon's process: its keeper's child."""
+        (keeper,) = [p for p in _children(self.process.pid) if p != self.said["pid"]]
+        (daemon,) = _children(keeper)
+        return daemon
+
+
+def test_two_machines_a_killed_daemon_and_both_ends_of_gcrun(tmp_path: Path) -> None:
+    """Each gcrun is a machine; the ranks of the second share its daemon. One daemon is killed while they exchange; in
+    the end one command leaves by itself, and the other's gcrun is killed."""
+    runs = [Gcrun(tmp_path / name) for name in "ab"]
+    cluster = Cluster(tmp_path / "workers", nodes=2)  # of its workers; its own daemons are never started
+    try:
+        for daemon, run in zip(cluster.daemons, runs, strict=True):
+            daemon.socket = run.socket
+            assert stat.S_IMODE(run.socket.parent.stat().st_mode) == 0o700
+            assert run.said["admin"] == f"unix:{run.socket.parent}/admin.sock"
+        job = cluster.start(f"{WORKERS}:counting", [0, 1, 1], steps=30)
+        job.wait_mark("step 10")
+        os.kill(runs[0].daemon(), signal.SIGKILL)
+        values = [outcome.ok() for outcome in job.wait(60)]
+        assert [v["wrong"] for v in values] == [0, 0, 0]
+        assert values[0]["reconnects"] >= 1
+
+        runs[0].process.send_signal(signal.SIGUSR1)
+        assert runs[0].process.wait(30) == 7, runs[0].log.read_text()
+        assert not runs[0].socket.parent.exists()
+
+        daemon = runs[1].daemon()
+        runs[1].process.kill()
+        _wait(lambda: not _lives(runs[1].said["pid"]), "the command to end with its gcrun")
+        _wait(lambda: not runs[1].socket.parent.exists(), "the folder to go")
+        assert not _lives(daemon)
+    finally:
+        cluster.close()
+        for run in runs:
+            run.process.kill()
+            run.process.wait()
+
+
+def test_ranks_of_a_machine_share_the_daemon_that_one_of_them_starts(tmp_path: Path) -> None:
+    """And a rank that is killed leaves nothing behind: neither the job, nor the daemon."""
+    cluster = Cluster(tmp_path, nodes=1)
+    environ = {"GC_AUTOSTART": "1", "GC_NODE_SOCKET": "", "GC_PLAN_PROFILES": ""}
+    try:
+        job = cluster.start(f"{WORKERS}:abandoned", [0, 0], environ=environ)
+        left, killed = job.wait(60)
+        value = left.ok()
+        assert (value["total"], value["local"], value["error"]) == (3.0, 2, "WorkerLost")
+        assert killed.status == -signal.SIGKILL
+        assert job.workers[1].marks() == [value["socket"]]
+        _wait(lambda: not Path(value["socket"]).parent.exists(), "the folder to go")
+    finally:
+        cluster.close()

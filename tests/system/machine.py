@@ -1,0 +1,144 @@
+"""A machine of its own to install gradcomm on: a real systemd, booted in a container over this machine's /usr.
+
+What may live here: what the machine is made of, booting it, running commands in it, turning it off. What may not: what
+is installed from `deploy/`, assertions.
+
+systemd-nspawn starts it from an empty root with /usr and this interpreter mounted read-only, so that a boot takes a
+second and downloads nothing. gradcomm lies under /opt/gradcomm as `python -m venv` and `pip install` would lay it out.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import pytest
+from numba.core.caching import UserProvidedCacheLocator
+
+from gcserver.codecs.warmup import kernels
+from tests.integration.forked import ends_with_parent
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+PACKAGES: Final = {"gcserver": "gcserver", "gcclient": "gcclient", "gcproto": "proto"}
+BOOTS_WITHIN: Final = 60.0
+needs_nspawn = pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("systemd-nspawn") is None,
+    reason="systemd-nspawn needs root, and to be installed (Debian: systemd-container)",
+)
+
+
+class Machine:
+    """Use as a context manager: prepared at once (``root`` may be written to), booted by :meth:`boot`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.root = folder / "root"
+        self.console = folder / "console"
+        # names in /usr may lead to /etc/alternatives and back
+        self._binds = {name: name for name in ("/usr", "/etc/alternatives") if Path(name).exists()}
+        self._prepare()
+
+    def _prepare(self) -> None:
+        for name in (
+            "etc",
+            "var",
+            "opt/python",
+            "opt/gradcomm/bin",
+            "opt/gradcomm/src",
+            "opt/gradcomm/site",
+            "usr/lib",
+        ):
+            (self.root / name).mkdir(parents=True)
+        self.root.chmod(0o755)
+        for name in ("bin", "sbin", "lib", "lib64"):
+            (self.root / name).symlink_to(f"usr/{name}")
+        # nspawn looks whether there is a system here before it mounts /usr
+        shutil.copy("/usr/lib/os-release", self.root / "usr/lib")
+        (self.root / "etc/os-release").symlink_to("../usr/lib/os-release")
+        # not empty: a first boot would enable everything this machine has installed
+        (self.root / "etc/machine-id").write_text("0123456789abcdef0123456789abcdef\n")
+        shutil.copy("/etc/nsswitch.conf", self.root / "etc")
+        (self.root / "etc/ld.so.conf").write_text("/opt/python/lib\n")
+        self._environment()
+
+    def _environment(self) -> None:
+        """/opt/gradcomm, a virtual environment. Its interpreter lies where every user may read it."""
+        gradcomm, python = self.root / "opt/gradcomm", f"python{sysconfig.get_python_version()}"
+        self._binds |= {sys.base_prefix: "/opt/python", sysconfig.get_path("purelib"): "/opt/gradcomm/site"}
+        self._binds |= {str(ROOT / folder): f"/opt/gradcomm/src/{name}" for name, folder in PACKAGES.items()}
+        site = gradcomm / "lib" / python / "site-packages"
+        site.mkdir(parents=True)
+        (site / "gradcomm.pth").write_text("/opt/gradcomm/src\n/opt/gradcomm/site\n")
+        (gradcomm / "pyvenv.cfg").write_text("home = /opt/python/bin\n")
+        (gradcomm / "bin/python").symlink_to(f"/opt/python/bin/{python}")
+        commands = {"gcserver": "gcserver.cli", "gcctl": "gcserver.admin.gcctl", "torchrun": "torch.distributed.run"}
+        for command, module in commands.items():
+            script = gradcomm / "bin" / command
+            script.write_text(f"#!/opt/gradcomm/bin/python\nimport sys\nfrom {module} import main\nsys.exit(main())\n")
+            script.chmod(0o755)
+
+    def mount(self, outside: Path, inside: str) -> None:
+        """Show a folder of this machine, not one below ``root``, there, read-only; before :meth:`boot`."""
+        self._binds[str(outside)] = inside
+
+    def fill_cache(self, folder: Path) -> None:
+        """The kernels that are compiled here, as a daemon that compiled them there would have cached them."""
+        for kernel in kernels():
+            source = Path(kernel.py_func.__code__.co_filename)
+            inside = f"/opt/gradcomm/src/{source.relative_to(ROOT)}"
+            target = folder / UserProvidedCacheLocator.get_suitable_cache_subpath(inside)
+            target.mkdir(parents=True, exist_ok=True)
+            for file in Path(kernel._cache.cache_path).glob(f"{source.stem}.*.nb[ic]"):
+                shutil.copy(file, target)
+
+    def boot(self) -> None:
+        """Until the system says that it runs. Raises RuntimeError with its console if it does not."""
+        binds = [f"--bind-ro={outside}:{inside}" for outside, inside in self._binds.items()]
+        argv = [
+            "systemd-nspawn", "--quiet", "--register=no", "--keep-unit", "--private-network",
+            f"--directory={self.root}", *binds,
+            "--hostname=trial", "--boot", "systemd.unit=multi-user.target",
+        ]  # fmt: skip
+        with self.console.open("wb") as console:
+            self._process = subprocess.Popen(
+                argv, stdin=subprocess.DEVNULL, stdout=console, stderr=console, preexec_fn=ends_with_parent,
+                # cgroup v2 also where this machine has v1: there the end of a unit's processes may go unnoticed
+                env={**os.environ, "SYSTEMD_NSPAWN_UNIFIED_HIERARCHY": "1"},
+            )  # fmt: skip
+        end = time.monotonic() + BOOTS_WITHIN
+        while time.monotonic() < end and self._process.poll() is None:
+            if self._leader() and "running" in self.run("systemctl", "is-system-running", check=False).split():
+                self.run("ldconfig")
+                return
+            time.sleep(0.1)
+        raise RuntimeError(f"the machine did not boot:\n{self.console.read_text(errors='replace')}")
+
+    def _leader(self) -> str:
+        """The machine's first process, seen from here; "" before there is one."""
+        pid = self._process.pid
+        return Path(f"/proc/{pid}/task/{pid}/children").read_text().strip()
+
+    def enter(self, argv: Sequence[str], user: str = "", environ: Mapping[str, str] | None = None) -> list[str]:
+        """What runs ``argv`` in there as ``user`` (root)."""
+        became = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups"] if user else []
+        given = [f"{name}={value}" for name, value in ({"PATH": "/usr/bin:/usr/sbin"} | dict(environ or {})).items()]
+        return ["nsenter", "--all", "--target", self._leader(), "--", *became, "env", "-i", *given, *argv]
+
+    def run(self, *argv: str, user: str = "", check: bool = True) -> str:
+        """Both outputs of a command in there. Raises RuntimeError if it fails, unless not ``check``."""
+        done = subprocess.run(
+            self.enter(argv, user), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60
+        )
+        if check and done.returncode:
+            raise RuntimeError(f"{' '.join(argv)} ended with {done.returncode}:\n{done.stdout}")
+        return done.stdout.strip()
+
+    def off(self) -> None:
+        self._process.kill()
+        self._process.wait()

@@ -1,0 +1,114 @@
+"""Which modules can be attached, and which of a module's memory is marked. Whole trainings: tests/integration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import gcclient
+from gcclient import backend
+from gcclient.api import current
+from gcclient.attaching import _Marking
+from gcclient.collectives import Collectives
+from gcproto.messages import DeclareDomain
+from tests.unit.client.fake import FakeDaemon
+
+
+@pytest.fixture
+def alone(joined: FakeDaemon, tmp_path: Path) -> Iterator[FakeDaemon]:
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    yield joined
+    dist.destroy_process_group()
+
+
+def _labels(daemon: FakeDaemon) -> list[tuple[str, str]]:
+    return [(m.label, m.codec) for m in daemon.heard[-1] if isinstance(m, DeclareDomain)]
+
+
+def _sharded(**override: str) -> Any:
+    mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("replicate", "shard"), backend_override=override)
+    net = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    fully_shard(net[0], mesh=mesh)
+    return fully_shard(net, mesh=mesh)
+
+
+def test_ddp_gets_its_hook(alone: FakeDaemon) -> None:
+    model = DistributedDataParallel(nn.Linear(3, 2), process_group=dist.new_group(backend="gc"))
+    options: dict[str, Any] = {"exclude": ["bias"], "warmup_steps": 3, "quality": "safe"}
+    assert gcclient.attach(model, "fp16", backward_passes_per_step=2, **options) is not None
+    for _ in range(2):
+        model(torch.ones(1, 3)).sum().backward()
+    assert gcclient.stats()["steps"] == 1
+    assert _labels(alone) == [("ddp.0", "fp16")]
+    (declared,) = (m for m in alone.heard[-1] if isinstance(m, DeclareDomain))
+    assert (declared.exclude, declared.warmup, declared.quality) == (("bias",), 3, "safe")
+
+
+def test_every_sharded_module_is_a_tensor_of_its_own(alone: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    net = _sharded(replicate="gc")
+    assert gcclient.attach(net, "fp16") is None
+    monkeypatch.setattr(backend.Group, "size", lambda self: 2)
+    net(torch.ones(1, 3)).sum().backward()
+    assert _labels(alone) == [("fsdp.0", "fp16")]
+    (domain,) = (d for d in current().domains.values() if d.declared.label == "fsdp.0")
+    tensors = {s.section.tensors[0].name: s.section.tensors[0].shape for s in domain.sections}
+    assert tensors == {"(root)": (10,), "0": (16,)}
+    assert backend.marked == {}
+
+
+def test_what_is_reduced_besides_stays_lossless(alone: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    group: Any = dist.new_group(backend="gc")
+    monkeypatch.setattr(backend.Group, "size", lambda self: 2)
+    gcclient.attach(_sharded(replicate="gc"), "fp16")
+    dist.all_reduce(torch.ones(10), group=group)
+    assert ("group.0", "none") in _labels(alone)
+
+
+def test_memory_that_was_not_reduced_is_unmarked_with_the_next(joined: FakeDaemon) -> None:
+    class Inner:
+        def allocate(self, size: tuple[int, ...], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+            return torch.empty(*size, dtype=dtype, device=device)
+
+    marking = _Marking(Inner(), Collectives(current(), (0,)).domain("fsdp", ""), "layer")
+    options: Any = {"dtype": torch.float32, "device": torch.device("cpu")}
+    kept = [marking.allocate((n,), **options) for n in (8, 4)]
+    assert list(backend.marked) == [(kept[1].data_ptr(), 4)]
+    marking.allocate((8,), **options)
+    assert [numel for _, numel in backend.marked] == [8]
+    backend.marked.clear()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"whole": True},
+        {"groups": 2},
+        {"scaler": object()},
+        {"audit": gcclient.Audit()},
+        {"backward_passes_per_step": 2},
+        {"quality": "safe"},
+        {"exclude": ["*.bias"]},
+        {"warmup_steps": 1},
+    ],
+)
+def test_what_only_ddp_has_is_refused_elsewhere(alone: FakeDaemon, given: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=f"{next(iter(given))}=.*DistributedDataParallel only"):
+        gcclient.attach(_sharded(replicate="gc"), **given)
+
+
+def test_other_modules_and_other_meshes_are_refused(alone: FakeDaemon) -> None:
+    with pytest.raises(TypeError, match="fully_shard was applied to"):
+        gcclient.attach(nn.Linear(3, 2))
+    with pytest.raises(ValueError, match=r"'\(root\)' is not replicated through the backend 'gc'"):
+        gcclient.attach(_sharded())
+    with pytest.raises(TypeError, match="compression=3"):
+        gcclient.attach(_sharded(replicate="gc"), 3)  # type: ignore[arg-type]

@@ -1,0 +1,127 @@
+"""The hook of `fully_shard` in a world of one: when it waits, and when the backward pass does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+import gcclient
+from gcclient import replicas
+from gcclient.api import current
+from tests.unit.client.fake import FakeDaemon
+
+
+@pytest.fixture
+def alone(joined: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDaemon]:
+    """Every rank has the same shard as another one, which is itself."""
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    real = replicas._replicas
+
+    def twice(place: int, size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        ranks, places = real(place, size)
+        return ranks * 2, places
+
+    by_daemon = replicas._by_daemon
+    monkeypatch.setattr(replicas, "_replicas", twice)
+    monkeypatch.setattr(replicas, "_by_daemon", lambda session, ranks, codec: by_daemon(session, (0,), codec))
+    yield joined
+    dist.destroy_process_group()
+
+
+def _sharded(dtype: torch.dtype = torch.float32, **more: Any) -> Any:
+    mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("shard",))
+    torch.manual_seed(2)
+    net = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)).to(dtype)
+    fully_shard(net[0], mesh=mesh, **more)
+    return fully_shard(net, mesh=mesh, **more)
+
+
+def _step(net: Any, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    net(torch.ones(2, 3, dtype=dtype)).pow(2).sum().backward()
+    return [p.grad.full_tensor().clone() for p in net.parameters()]
+
+
+def test_backward_goes_on_while_averages_are_awaited(alone: FakeDaemon) -> None:
+    net = _sharded()
+    wanted = _step(net)
+    net.zero_grad()
+    made = gcclient.fsdp2(net)
+    assert all(torch.equal(a, b) for a, b in zip(_step(net), wanted, strict=True))
+    assert (made.waited, made._under_way) == (0, [])
+    labels = [d.declared.label for d in current().domains.values()]
+    assert labels == ["exact", "fsdp.0"]
+
+
+@pytest.mark.parametrize("case", ["a gradient is there", "float64", "cast", "factor", "hook"])
+def test_where_torch_reads_the_shard_at_once_the_hook_waits(alone: FakeDaemon, case: str) -> None:
+    dtype = torch.float64 if case == "float64" else torch.float32
+    policy = MixedPrecisionPolicy(reduce_dtype=torch.bfloat16) if case == "cast" else MixedPrecisionPolicy()
+    net, same = _sharded(dtype, mp_policy=policy), _sharded(dtype, mp_policy=policy)
+    for each in (net, same):
+        if case == "factor":
+            each.set_gradient_divide_factor(2.0)
+            each[0].set_gradient_divide_factor(2.0)
+        if case == "hook":
+            for p in each.parameters():
+                p.register_post_accumulate_grad_hook(lambda p: p.grad._local_tensor.mul_(2))
+    made = gcclient.fsdp2(net)
+    waited = 0
+    for again in range(2 if case == "a gradient is there" else 1):
+        ours, theirs = _step(net, dtype), _step(same, dtype)
+        assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+        waited += 0 if case == "a gradient is there" and not again else 2
+    assert made.waited == waited
+
+
+def test_gradients_add_up_within_accumulate(alone: FakeDaemon) -> None:
+    net, same = _sharded(), _sharded()
+    made = gcclient.fsdp2(net)
+    calls = gcclient.stats()["calls"]
+    with made.accumulate():
+        net(torch.ones(2, 3)).pow(2).sum().backward()
+    assert gcclient.stats()["calls"] == calls
+    ours = _step(net)
+    theirs = [2 * g for g in _step(same)]
+    assert all(torch.allclose(a, b) for a, b in zip(ours, theirs, strict=True))
+    assert gcclient.stats()["calls"] == calls + 2
+
+
+def test_a_failure_comes_out_of_backward(alone: FakeDaemon) -> None:
+    net = _sharded()
+    gcclient.fsdp2(net)
+    _step(net)
+    net.zero_grad()
+    current().fail(gcclient.PeerLost("node b is gone"))
+    with pytest.raises((gcclient.PeerLost, RuntimeError), match="node b is gone"):
+        _step(net)
+
+
+def test_meshes_of_different_sizes_are_refused(joined: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gcclient.api.push_pull", lambda table, average: torch.tensor([[0, 2], [1, 2], [0, 1]]))
+    with pytest.raises(ValueError, match=r"\[2, 2, 1\] ranks"):
+        replicas._replicas(0, 2)
+    monkeypatch.setattr("gcclient.api.push_pull", lambda table, average: torch.tensor([[0, 2], [1, 2], [0, 2], [1, 2]]))
+    assert replicas._replicas(1, 2) == ((1, 3), (0, 1, 0, 1))
+
+
+def test_a_model_without_replicas_exchanges_nothing(joined: FakeDaemon, tmp_path: Path) -> None:
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    try:
+        net = _sharded()
+        made = gcclient.fsdp2(net)
+        _step(net)
+        assert made.ranks == (0,) and [d.declared.label for d in current().domains.values()] == ["exact"]
+        with pytest.raises(TypeError, match="fully_shard was applied to"):
+            gcclient.fsdp2(nn.Linear(3, 2))
+        with pytest.raises(TypeError, match="compression=3"):
+            gcclient.fsdp2(net, 3)  # type: ignore[arg-type]
+    finally:
+        dist.destroy_process_group()

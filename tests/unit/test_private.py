@@ -1,0 +1,147 @@
+"""What a private daemon is given, and what is said when it cannot be started."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from gcserver import private, private_folder
+from gcserver.config import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def shared(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    # pytest's own folders have names too long for sockets
+    with tempfile.TemporaryDirectory(prefix="gc") as folder:
+        monkeypatch.setattr(private_folder, "SHARED", Path(folder))
+        monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(8)))
+        yield
+
+
+def _given(flags: dict[str, str], environ: dict[str, str] | None = None, file: Path | None = None) -> private._Settings:
+    return private._settings(flags, environ or {}, file, private_folder.make().path)
+
+
+def test_what_nobody_says_is_chosen() -> None:
+    one, other = _given({}), _given({})
+    node = one.config.node
+    folder = node.socket.parent
+    assert (node.state, node.admin, node.metrics) == (folder / "state", f"unix:{folder}/admin.sock", None)
+    assert node.name != other.config.node.name and node.socket != other.config.node.socket
+    assert node.listen.host == "127.0.0.1" and node.listen.port in private._PORTS and one.free_port
+    assert (node.cores, other.config.node.cores) == ((7,), (6,))
+    assert (node.stop_grace, one.config.log.level) == (30.0, "warning")
+
+
+def test_what_the_job_says_stays(tmp_path: Path) -> None:
+    file = tmp_path / "gradcomm.toml"
+    file.write_text('codec.default = "fp16"\n[log]\nlevel = "debug"\n')
+    flags = {"node.lanes": "2", "node.cores": "auto", "node.admin": ""}
+    given = _given(flags, {"GC_NODE_LISTEN": "tcp://127.0.0.1:0", "GC_NODE_NAME": "mine"}, file)
+    node = given.config.node
+    assert (node.name, node.lanes, node.admin, node.cores, given.cores) == ("mine", 2, "", None, ())
+    assert node.listen.port in private._PORTS and given.free_port
+    assert (given.config.codec.default, given.config.log.level) == ("fp16", "debug")
+    assert given.arguments(file)[-2:] == ["--config", str(file)]
+    fixed = _given({"node.listen": "tcp://127.0.0.1:7777"})
+    assert fixed.config.node.listen.port == 7777 and not fixed.free_port
+
+
+@pytest.mark.parametrize("key", ["node.socket", "node.state"])
+def test_where_it_lives_is_not_the_jobs_to_choose(key: str) -> None:
+    with pytest.raises(ConfigError, match=f"--{key}.*is chosen"):
+        _given({key: "/somewhere"})
+
+
+def test_an_address_that_others_reach_needs_keys_here_too() -> None:
+    with pytest.raises(ConfigError, match="insecure"):
+        _given({"node.listen": "tcp://0.0.0.0:0"})
+    assert _given({"node.listen": "tcp://0.0.0.0:0", "insecure": "true"}).config.node.listen.host == "0.0.0.0"
+
+
+def test_free_ports_come_in_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        monkeypatch.setattr(private, "_PORTS", range(port - 1, port))
+        with pytest.raises(private.StartError, match="no 2 free ports"):
+            private.free_ports("127.0.0.1", 2)
+
+
+def _daemon(monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    """Have keepers be this script; it gets their arguments."""
+    interpreter = Path(private_folder.SHARED) / "python"
+    interpreter.write_text(f"#!{sys.executable}\n{script}")
+    interpreter.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(interpreter))
+
+
+LISTEN = """
+import socket, sys, time
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(sys.argv[3] + "/daemon.sock")
+listener.listen()
+print(*sys.argv[7:], file=open(sys.argv[3] + "/said", "w"), flush=True)
+time.sleep(60)
+"""
+
+
+def test_it_is_started_once_it_takes_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    _daemon(monkeypatch, LISTEN)
+    made = private.start({"codec.default": "fp16"}, {"GC_NODE_SOCKET": "", "GC_NODE_STATE": "of another"}, None)
+    try:
+        assert made.socket.is_socket()
+        assert "--codec.default fp16" in (made.folder / "said").read_text()
+    finally:
+        made.keeper.kill()
+        made.keeper.wait()
+
+
+def test_one_that_ends_at_once_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    _daemon(monkeypatch, "import shutil, sys\nshutil.rmtree(sys.argv[3])\nsys.exit(1)")
+    with pytest.raises(private.StartError, match="exit status 1"):
+        private.start({}, {}, None)
+    assert not list(private_folder.base().glob("job-*"))
+
+
+def test_a_port_that_somebody_took_meanwhile_is_tried_again_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    _daemon(monkeypatch, "import sys\nsys.exit(1)")
+    answers = iter([True, False, True, True])  # free when chosen, not when the daemon has ended; then both
+    monkeypatch.setattr(private, "_bindable", lambda *address: next(answers))
+    with pytest.raises(private.StartError):
+        private.start({}, {}, None)
+    assert next(answers, None) is None, "the second attempt failed for another reason, and was the last"
+
+
+def test_without_the_servers_requirements_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(private.StartError, match=r"gradcomm\[server\]"):
+        private.start({}, {}, None)
+
+
+def test_who_comes_second_finds_the_daemon_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[private.Private] = []
+    real: Callable[..., private.Private] = private.start
+
+    def start(*arguments: object) -> private.Private:
+        started.append(real(*arguments))
+        private_folder.watch(started[-1].folder)  # as its keeper would
+        return started[-1]
+
+    _daemon(monkeypatch, LISTEN)
+    monkeypatch.setattr(private, "start", start)
+    try:
+        first, second = private.join("job", {}), private.join("job", {})
+        other = private.join("another job", {})
+        assert first[0] == second[0] != other[0]
+        assert len(started) == 2
+    finally:
+        for made in started:
+            made.keeper.kill()
+            made.keeper.wait()
