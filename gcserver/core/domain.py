@@ -137,6 +137,23 @@ class Domain:
             return False
         return True
 
+    def same_scheme(self, p: Partition, r: Round, everyone: bool, who: str) -> bool:
+        """Whether ``who`` takes the round's contributions to go where its others do; if not the job ends."""
+        if r.everyone is None:
+            r.everyone = everyone
+        elif r.everyone != everyone:
+            ways = [("to every member" if to_all else "to its owner") for to_all in (everyone, r.everyone)]
+            self.fault(
+                "CorruptFrame",
+                f"tensor {p.name!r}, step {r.step}: {who} sends it {ways[0]}, others {ways[1]}; a round has one scheme",
+                r.step,
+                "exchange",
+                tuple(n for n in (who,) if n != self.config.members[self.config.me].name),
+                "run the same release on every node; the step was not averaged",
+            )
+            return False
+        return True
+
     def early(self, h: Header) -> bool:
         """Whether a frame is for an epoch or a section that is not open here yet."""
         epoch = self.config.epoch

@@ -43,13 +43,14 @@ def ready(d: Domain, p: Partition, r: Round, now: float) -> None:
         return
     d.gated.pop(p.block.key, None)
     r.levels, grade = tuning.own(choice, decision, p.segments)
-    if not d.same_codec(p, r, codec.id, grade, d.config.members[d.config.me].name, codec.tunable):
+    me, everyone = d.config.members[d.config.me].name, choice.scheme == "all" and codec.rounds == 1
+    if not (d.same_scheme(p, r, everyone, me) and d.same_codec(p, r, codec.id, grade, me, codec.tunable)):
         return
     if r.apart and not d.same_codec(p, r, codec.id, *r.apart, codec.tunable):
         return
     if codec.level != grade:
         codec = replace(codec, level=grade)
-    r.decision, r.codec, r.everyone, r.encoding = decision, codec, choice.scheme == "all" and codec.rounds == 1, True
+    r.decision, r.codec, r.encoding = decision, codec, True
     r.proposal = max(r.proposal, decision.proposal)
     if decision != p.logged:
         p.logged = decision

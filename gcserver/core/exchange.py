@@ -103,11 +103,14 @@ def on_contribution(d: Domain, h: Header, handle: Handle | None, member: int) ->
         return
     who = d.config.members[member].name
     tunable = None if r.codec is None else r.codec.tunable
-    if not (d.same_operation(p, r, h.flags, who) and d.same_codec(p, r, h.codec, h.level, who, tunable)):
+    if not (
+        d.same_operation(p, r, h.flags, who)
+        and d.same_scheme(p, r, bool(h.flags & Flag.ALL), who)
+        and d.same_codec(p, r, h.codec, h.level, who, tunable)
+    ):
         d.give_back(h, handle)
         return
     x.have |= 1 << member
-    r.everyone = r.everyone or bool(h.flags & Flag.ALL)
     r.proposal = max(r.proposal, h.proposal)
     nonfinite = bool(h.flags & Flag.NONFINITE)
     x.parked[member] = Parked(handle, h.payload_bytes, h.codec, h.level, nonfinite, h.incarnation)

@@ -163,10 +163,7 @@ class Link:
 
     def may_spend(self, domain: DomainKey, nbytes: int, first: bool) -> bool:
         """Whether a contribution of ``nbytes`` fits the credit; ``first``: it is of the first step not over here.
-
-        Half of the credit is that step's alone, since what is out of later ones may wait until it is over; and one
-        frame of it may go whatever its size, once no more than they may hold is out.
-        """
+        Half is that step's alone, for which later ones may wait; one frame of it goes whatever its size beside them."""
         out, half = self.outstanding(domain), self.credit // 2
         return out + nbytes <= (self.credit if first else half) or (first and out <= half)
 

@@ -64,7 +64,8 @@ class Round:
     coding: tuple[int, int, str] | None = None
     #: (level, who) that differs from it, come before we knew whether this codec's levels may
     apart: tuple[int, str] | None = None
-    everyone: bool = False
+    #: whether contributions go to every member; None: nobody has said yet
+    everyone: bool | None = None
     encoding: bool = False
     stage: int = 0
     #: as far as any is needed; a second one only where somebody speaks of it

@@ -271,7 +271,7 @@ def returns(w: World, n: Node, r: Random) -> None:
 def slow_register(w: World, r: Random) -> None:
     """For a node the arbiter is away for a while, a shorter one than the deadline."""
     w.strike("the arbiter is away")
-    w.register.away[node(w, r).name] = w.now + r.choice([0.5, 5.0, 40.0])
+    w.register.leave([node(w, r).name], w.now + r.choice([0.5, 5.0, 40.0]))
 
 
 def outage(w: World, r: Random) -> None:
@@ -281,14 +281,14 @@ def outage(w: World, r: Random) -> None:
     if any(before > w.now - 60.0 for before in w.register.away.values()):
         return
     w.strike("the arbiter is away")
-    w.register.away.update({n.name: until for n in w.nodes})
+    w.register.leave([n.name for n in w.nodes], until)
 
 
 def lost_register(w: World, r: Random) -> None:
     """For a node the arbiter is away for good: it may have to halt."""
     n = node(w, r)
     w.strike(f"the arbiter is lost for {n.name}", n.name)
-    w.register.away[n.name] = w.now + 1000.0
+    w.register.leave([n.name], w.now + 1000.0)
 
 
 def cut_off(w: World, r: Random) -> None:
@@ -300,7 +300,7 @@ def cut_off(w: World, r: Random) -> None:
         if other is not n:
             w.network.partition(n.name, other.name, until, r.random() < 0.5)
     if r.random() < 0.5:
-        w.register.away[n.name] = until
+        w.register.leave([n.name], until)
 
 
 LOSSES: dict[Callable[[World, Random], None], int] = {

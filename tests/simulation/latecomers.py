@@ -114,7 +114,8 @@ def odd_registrations(w: World, r: Random) -> None:
     stray(w, a, 4.0).register(f"{label}-alone", 0, 2)
     stray(w, a, 4.0, False).register(f"{label}-token", 0, 3, 0, 2, token=b"a")
     stray(w, a, 0.5).register(f"{label}-token", 1, 3, 1, 2, token=b"b")
-    away, w.register.away[a.node.name] = w.register.away.get(a.node.name, 0.0), w.now + 1.0
+    away = w.register.away.get(a.node.name, 0.0)
+    w.register.leave([a.node.name], w.now + 1.0)
     stray(w, a, 4.0, False).register(f"{label}-silent", 0, 1, on_loss="shrink")
     w.register.away[a.node.name] = away
     if a is not b:

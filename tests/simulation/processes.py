@@ -172,6 +172,7 @@ class ControlProcess(Process):
         worker = self.connections.get(e.connection)
         if worker is not None:
             self.world.checks.on_told(self, e.message)
+            self.world.register.on_told(self, e.message)
             self.world.worker_soon(worker.told, e.message, e.connection)
 
     def _to_lane(self, e: ce.ToLane) -> None:

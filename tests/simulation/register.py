@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from gcproto.messages import Fault
 from gcserver.core import control_events as ce
 from gcserver.core.arbiter import MemoryArbiter
 
@@ -26,6 +27,24 @@ class Register:
         self.world = world
         self.arbiter = MemoryArbiter()
         self.away: dict[str, float] = {}
+        self.since: dict[str, float] = {}
+
+    def leave(self, nodes: list[str], until: float) -> None:
+        """These cannot reach it until then."""
+        for node in nodes:
+            if self.world.now >= self.away.get(node, 0.0):
+                self.since[node] = self.world.now
+            self.away[node] = until
+
+    def on_told(self, p: Process, m: object) -> None:
+        """A node halts as it may: its deadline counts from the first loss, the lease of the next one may end later, and
+        since before then the register has been away for it."""
+        w, node = self.world, p.node
+        if not isinstance(m, Fault) or m.kind != "StepIndeterminate" or w.now >= self.away.get(node.name, 0.0):
+            return
+        leased = w.now + (p.machine.config.lease - m.elapsed) / node.pace + 2 * w.shape.tick
+        if m.elapsed > w.shape.deadline and self.since[node.name] <= leased:
+            w.excused.add(node.name)
 
     def ask(self, p: Process, e: ce.Arbitrate) -> None:
         """The question of a supervisor, which gets EpochWon or ArbiterSilent."""

@@ -110,6 +110,17 @@ def test_another_codec_than_that_of_the_round_ends_the_job(change: dict[str, int
     assert "Accumulate" not in kinds(out)
 
 
+@pytest.mark.parametrize("first", ["peer", "own"])
+def test_another_scheme_than_that_of_the_round_ends_the_job(first: str) -> None:
+    m = machine()
+    open_domain(m)
+    events: list[Any] = [ev.Pushed(ID, 0, 1, (0,), True), contribution(flags=int(Flag.ALL))]
+    out = [e for event in (events if first == "own" else events[::-1]) for e in m.on(event, 0.0)]
+    (fault,) = faults(out)
+    assert fault.kind == "CorruptFrame" and "one scheme" in fault.message
+    assert "Accumulate" not in kinds(out)
+
+
 def test_answers_are_not_answered() -> None:
     """In the all scheme two members that are both complete exchange one answer, not one after the other."""
     m = machine()
