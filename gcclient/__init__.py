@@ -18,8 +18,6 @@ from gcclient.advice import Advice, AdviceRow
 from gcclient.api import (
     admit,
     advise,
-    broadcast_optimizer_state,
-    broadcast_parameters,
     empty,
     init,
     is_initialized,
@@ -64,7 +62,34 @@ from gcclient.errors import (
 )
 from gcclient.grouping import bucket_caps
 from gcclient.optimizer import DistributedOptimizer
+from gcclient.reductions import (
+    Average,
+    Compression,
+    Sum,
+    allreduce,
+    allreduce_,
+    allreduce_async,
+    allreduce_async_,
+    grouped_allreduce,
+    grouped_allreduce_,
+    grouped_allreduce_async,
+    grouped_allreduce_async_,
+)
 from gcclient.replicas import Replicas, fsdp2
+from gcclient.transfers import (
+    allgather,
+    allgather_object,
+    barrier,
+    broadcast,
+    broadcast_,
+    broadcast_object,
+    broadcast_optimizer_state,
+    broadcast_parameters,
+)
+
+#: BytePS's names for them
+push_pull_inplace = push_pull_
+push_pull_async_inplace = push_pull_async_
 
 __all__ = [
     "init",
@@ -82,10 +107,29 @@ __all__ = [
     "push_pull_",
     "push_pull_async",
     "push_pull_async_",
+    "push_pull_inplace",
+    "push_pull_async_inplace",
     "poll",
     "synchronize",
+    "allreduce",
+    "allreduce_",
+    "allreduce_async",
+    "allreduce_async_",
+    "grouped_allreduce",
+    "grouped_allreduce_",
+    "grouped_allreduce_async",
+    "grouped_allreduce_async_",
+    "Average",
+    "Sum",
+    "Compression",
+    "broadcast",
+    "broadcast_",
     "broadcast_parameters",
     "broadcast_optimizer_state",
+    "broadcast_object",
+    "allgather",
+    "allgather_object",
+    "barrier",
     "state",
     "ddp_hook",
     "attach",

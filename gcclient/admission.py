@@ -2,7 +2,7 @@
 
 What may live here: the admission points of a session, as its worker passes them. What may not: who is let in, which
 daemons decide (`gcserver.core.admission`); how ranks find out alike that anybody waits (`calls.py`); what whoever comes
-in is sent (`broadcast.py`).
+in is sent (`broadcasts.py`).
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from gcclient import arguments
 from gcclient.domain import Domain
 from gcclient.errors import NoAdvice
+from gcclient.grouping import plain_name
 from gcproto.advice import MAX_BANDWIDTHS, Advised, AskAdvice
 from gcproto.manifest import USED
 from gcproto.rates import RATE_FORM, read_rate, say_rate
@@ -127,7 +128,7 @@ def domain_of(session: Session, given: Any) -> int:
         return domain.id
     if not callable(getattr(given, "named_parameters", None)):
         raise TypeError(f"expected a model, a state or a DistributedOptimizer, got a {type(given).__name__}")
-    wanted = {n.removeprefix("module."): tuple(p.shape) for n, p in given.named_parameters() if p.requires_grad}
+    wanted = {plain_name(n): tuple(p.shape) for n, p in given.named_parameters() if p.requires_grad}
     for known in reversed(list(session.domains.values())):
         tensors = [t for section in known.sections for t in section.section.tensors if t.name != USED]
         if known.declared.scoped and {t.name: t.shape for t in tensors} == wanted:

@@ -1,7 +1,7 @@
 """The one session of this process and what users call on it.
 
-What may live here: `init`/`shutdown`, the functions of `gcclient.__init__`, each a thin layer over a session.
-What may not: protocol, copies.
+What may live here: `init`/`shutdown`, push_pull and questions, each a thin layer over a session. What may not:
+protocol, copies, other exchanges of tensors (`reductions.py`, `transfers.py`).
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol, TypeVar
 
 import torch
 
-from gcclient import advice, arguments, autostart, broadcast, plain, rendezvous
+from gcclient import advice, arguments, autostart, plain, rendezvous
 from gcclient.calls import Call, Calls
 from gcclient.errors import NoAdvice, NotInitialized
 from gcclient.plain import Plain, PlainCall, PlainCalls
@@ -26,6 +26,18 @@ from gcproto.switches import read_switch
 
 _session: Session | Plain | None = None
 _calls: Calls | PlainCalls | None = None
+
+Result = TypeVar("Result", covariant=True)
+
+
+class Handle(Protocol[Result]):
+    """What asynchronous calls return."""
+
+    @property
+    def arrived(self) -> bool: ...
+
+    def finish(self) -> Result: ...
+
 
 #: How long init() waits for the other ranks unless ``deadline`` says otherwise, seconds (torch's group timeout).
 JOIN_FOR = 1800.0
@@ -125,10 +137,18 @@ def _distributed() -> tuple[int, int] | None:
 
 
 def shutdown() -> None:
-    """Leave the job in good order. Handles not synchronized by then fail. Also called at exit."""
+    """Leave the job in good order. Handles not synchronized by then fail. Also called at exit.
+
+    Parameters that are still awaited (``overlap_forward=True``) are stepped first; raises what that raises.
+    """
     global _session, _calls
     session, _session, _calls = _session, None, None
-    if session is not None and session.pid == os.getpid():
+    if session is None or session.pid != os.getpid():
+        return
+    try:
+        for each in list(session.leaving) if isinstance(session, Session) and session.failure is None else ():
+            each.finish()
+    finally:
         session.close(orderly=True)
 
 
@@ -168,7 +188,8 @@ def current() -> Session:
     return session
 
 
-def _current_calls() -> Calls | PlainCalls:
+def current_calls() -> Calls | PlainCalls:
+    """This process's calls. Raises :class:`~gcclient.NotInitialized`."""
     joined()
     assert _calls is not None
     return _calls
@@ -211,7 +232,7 @@ def admit() -> tuple[int, ...]:
 
     Raises RuntimeError while results are awaited, and the job's failure.
     """
-    return _current_calls().admit()
+    return current_calls().admit()
 
 
 def root_rank() -> int:
@@ -231,22 +252,28 @@ def local_size() -> int:
 
 
 # ------------------------------------------------------------------------------------------ push_pull
-def push_pull(tensor: torch.Tensor, name: str | None = None, average: bool = True) -> torch.Tensor:
+def push_pull(
+    tensor: torch.Tensor, name: str | None = None, average: bool = True, *, compression: str | None = None
+) -> torch.Tensor:
     """The average (or sum) of ``tensor`` over all ranks, as a new tensor on the same device.
 
     Any shape, also non-contiguous or empty; float32, float16, bfloat16, float64, and, with ``average=False``,
     int8..int64, uint8 and bool, whose sum is exact in their own type (it wraps; for bool it is the logical or).
-    ``name`` makes it the same tensor from call to call: the daemon's codec and its error feedback apply to it.
-    Unnamed tensors are exchanged losslessly. All ranks must make the same calls in the same order. Not
-    differentiable. Raises TypeError (a ``name`` that is no text: Horovod's and BytePS's argument order), ValueError and
+    ``name`` makes it the same tensor from call to call: the daemon's codec, or that of ``compression``, and its error
+    feedback apply to it. Unnamed tensors are exchanged losslessly. All ranks must make the same calls in the same
+    order, with the same ``compression``. ``name`` and ``average`` may change places, as BytePS has them. Not
+    differentiable.
+    Raises TypeError (a ``name`` that is no text), ValueError (what cannot be exchanged, averaged or compressed so) and
     the job's failure (:class:`~gcclient.GradcommError`).
     """
-    return _current_calls().start(tensor, name, average, in_place=False).finish()
+    return current_calls().start(tensor, name, average, in_place=False, codec=compression).finish()
 
 
-def push_pull_(tensor: torch.Tensor, name: str | None = None, average: bool = True) -> torch.Tensor:
+def push_pull_(
+    tensor: torch.Tensor, name: str | None = None, average: bool = True, *, compression: str | None = None
+) -> torch.Tensor:
     """:func:`push_pull` into ``tensor`` itself, which is returned."""
-    _current_calls().start(tensor, name, average, in_place=True).finish()
+    current_calls().start(tensor, name, average, in_place=True, codec=compression).finish()
     return tensor
 
 
@@ -260,54 +287,40 @@ def empty(name: str, *shape: int | Sequence[int], dtype: torch.dtype = torch.flo
     exchanged, OSError when the memory cannot be mapped, :class:`~gcclient.TensorMismatch` on every rank when shapes or
     dtypes differ.
     """
-    return _current_calls().empty(name, shape, dtype)
+    return current_calls().empty(name, shape, dtype)
 
 
-def push_pull_async(tensor: torch.Tensor, name: str | None = None, average: bool = True) -> Call | PlainCall:
+def push_pull_async(
+    tensor: torch.Tensor, name: str | None = None, average: bool = True, *, compression: str | None = None
+) -> Call | PlainCall:
     """:func:`push_pull` that returns a handle at once; :func:`synchronize` gives the new tensor.
 
     ``tensor`` may be changed as soon as this returns. A second push of the same name fetches the first one's
     result before it goes.
     """
-    return _current_calls().start(tensor, name, average, in_place=False)
+    return current_calls().start(tensor, name, average, in_place=False, codec=compression)
 
 
-def push_pull_async_(tensor: torch.Tensor, name: str | None = None, average: bool = True) -> Call | PlainCall:
+def push_pull_async_(
+    tensor: torch.Tensor, name: str | None = None, average: bool = True, *, compression: str | None = None
+) -> Call | PlainCall:
     """:func:`push_pull_async` whose result replaces the contents of ``tensor`` when it is synchronized."""
-    return _current_calls().start(tensor, name, average, in_place=True)
+    return current_calls().start(tensor, name, average, in_place=True, codec=compression)
 
 
-def poll(handle: Call | PlainCall) -> bool:
+def poll(handle: Handle[Any]) -> bool:
     """Whether :func:`synchronize` would return (or raise) without waiting."""
     if not handle.arrived and isinstance(_session, Session):
         _session.daemon.read_now()
     return handle.arrived
 
 
-def synchronize(handle: Call | PlainCall) -> torch.Tensor:
-    """Wait for the result of an asynchronous call and return it. Raises the job's failure."""
+def synchronize(handle: Handle[Result]) -> Result:
+    """Wait for the result of an asynchronous call and return it: a tensor, or a list of them for those of a group.
+
+    Raises the job's failure.
+    """
     return handle.finish()
-
-
-# ------------------------------------------------------------------------------------------ broadcast
-def broadcast_parameters(params: Mapping[str, Any] | Iterable[tuple[str, torch.Tensor]], root_rank: int = 0) -> None:
-    """Overwrite the tensors of ``params`` (a state_dict, or named parameters) with rank ``root_rank``'s, bit by bit.
-
-    ``root_rank``: its number at the start of the job. Raises :class:`~gcclient.TensorMismatch` on every rank when
-    names, shapes or dtypes differ, :class:`~gcclient.PeerLost` when the root was lost.
-    """
-    items = params.items() if isinstance(params, Mapping) else params
-    tensors = [(str(n), t) for n, t in items if isinstance(t, torch.Tensor)]
-    broadcast.tensors(_current_calls(), tensors, root_rank)
-
-
-def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int = 0) -> None:
-    """Make ``optimizer``'s state and options (learning rates, momentum buffers, ...) those of rank ``root_rank``.
-
-    State that only the root has is created here. Tensors travel bit by bit, everything else as JSON: numbers,
-    strings, booleans, None and lists of them; anything else raises TypeError on the root.
-    """
-    broadcast.optimizer_state(_current_calls(), optimizer, root_rank)
 
 
 def advise(model_or_state: Any = None, bandwidths: Iterable[float | str] = ()) -> advice.Advice:

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from gcproto.agreed import MAX_EXCLUDE
 from gcproto.durations import DURATION_FORM, read_duration
 from gcproto.manifest import MAX_NAME, MAX_SECTION_ELEMENTS
 from gcproto.messages import LAST_SEED
@@ -63,6 +64,16 @@ def read_text(value: object, source: str) -> str:
     return str.__str__(value)  # messages carry no subclass, such as numpy's
 
 
+def read_codec(compression: object) -> str:
+    """A codec's spec. Raises TypeError that names ``compression`` and says what would do, ValueError."""
+    if not isinstance(compression, str):
+        raise TypeError(
+            f"compression={compression!r}: expected text, a codec's spec such as 'topk(ratio=0.01)' or "
+            f"gcclient.Compression.fp16, got a {type(compression).__name__}"
+        )
+    return read_text(compression, "compression")
+
+
 def read_setting(value: object, source: str, environ: Mapping[str, str], variable: str) -> str:
     """An argument, or the variable that stands in for it; empty without either. Raises TypeError and ValueError that
     name where the value came from."""
@@ -85,6 +96,28 @@ def read_name(name: object) -> str:
     if len(text) > MAX_NAME:
         raise ValueError(f"name={text[:40]!r}...: a tensor's name has at most {MAX_NAME} characters, got {len(text)}")
     return text
+
+
+def read_whole_within(value: Any, source: str, low: int, high: int | None = None) -> int:
+    """:func:`read_whole` of ``low`` or more, and at most ``high``. Raises TypeError and ValueError."""
+    number = read_whole(value, source)
+    if number < low or (high is not None and number > high):
+        expected = f"{low} or more" if high is None else f"{low}..{high}"
+        raise ValueError(f"{source}={number}: expected {expected}")
+    return number
+
+
+def read_patterns(given: object, source: str) -> tuple[str, ...]:
+    """Globs of tensors' names. Raises TypeError for what is no list of text, ValueError."""
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise TypeError(f"{source}={given!r}: expected a list of globs of tensors' names such as ['*.bias']")
+    patterns = tuple(read_text(pattern, f"a pattern in {source}") for pattern in given)
+    if len(patterns) > MAX_EXCLUDE:
+        raise ValueError(f"{source}: expected at most {MAX_EXCLUDE} patterns, got {len(patterns)}")
+    for pattern in patterns:
+        if not 0 < len(pattern) <= MAX_NAME:
+            raise ValueError(f"{source}: a pattern has 1 to {MAX_NAME} characters, got {len(pattern)}")
+    return patterns
 
 
 def read_shape(given: tuple[object, ...]) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ memory that it allocated through the module's reduce-scatter object just before:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -33,6 +33,11 @@ def attach(
     whole: bool | None = None,
     groups: Groups = None,
     audit: Audit | None = None,
+    *,
+    backward_passes_per_step: int = 1,
+    quality: str | None = None,
+    exclude: Iterable[str] = (),
+    warmup_steps: int = 0,
 ) -> ddp.State | PlainState | None:
     """Have the gradients of ``module`` compressed on their way through its process group. Call it on every rank.
 
@@ -45,7 +50,19 @@ def attach(
     replicate dimension of that backend, and what :func:`gcclient.state` raises.
     """
     if isinstance(module, DistributedDataParallel):
-        state = ddp.state(module, None, compression, scaler, whole, groups, audit)
+        state = ddp.state(
+            module,
+            None,
+            compression,
+            scaler,
+            whole,
+            groups,
+            audit,
+            backward_passes_per_step=backward_passes_per_step,
+            quality=quality,
+            exclude=exclude,
+            warmup_steps=warmup_steps,
+        )
         module.register_comm_hook(state, ddp.ddp_hook)
         return state
     sharded = [(name, part) for name, part in module.named_modules() if hasattr(part, "set_custom_reduce_scatter")]
@@ -53,10 +70,19 @@ def attach(
         raise TypeError(
             f"attach() takes a DistributedDataParallel or a module that fully_shard was applied to, got {type(module)}"
         )
-    for name, given in (("scaler", scaler), ("whole", whole), ("groups", groups), ("audit", audit)):
-        if given is not None:
+    for name, given, default in (
+        ("scaler", scaler, None),
+        ("whole", whole, None),
+        ("groups", groups, None),
+        ("audit", audit, None),
+        ("backward_passes_per_step", backward_passes_per_step, 1),
+        ("quality", quality, None),
+        ("exclude", exclude or (), ()),
+        ("warmup_steps", warmup_steps, 0),
+    ):
+        if given != default:
             raise ValueError(f"{name}={given!r}: for DistributedDataParallel only")
-    codec = "" if compression is None else arguments.read_text(compression, "compression")
+    codec = "" if compression is None else arguments.read_codec(compression)
     session = joined()
     if isinstance(session, Plain):
         return None

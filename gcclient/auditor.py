@@ -30,6 +30,7 @@ from gcclient.session import GRACE, Session, log
 from gcproto.audits import AuditAnswer, AuditReport, TensorError
 from gcproto.dtypes import DType
 from gcproto.manifest import USED, Section, TensorSpec
+from gcproto.messages import DeclareDomain
 from gcproto.wire import Flag
 
 #: Gradients are exchanged in pieces of so many bytes, two of each dtype under way.
@@ -59,11 +60,14 @@ class Piece:
 class Auditor:
     """Audits the steps of ``domain``, whose sections must have been declared. All its ranks make one alike.
 
+    ``average``: whether its steps average; else they sum.
+
     Raises what :meth:`gcclient.session.Session.declare` raises.
     """
 
-    def __init__(self, session: Session, domain: Domain, options: Audit) -> None:
+    def __init__(self, session: Session, domain: Domain, options: Audit, average: bool = True) -> None:
         self.session, self.domain, self.options = session, domain, options
+        self._flags = int(Flag.AVERAGE) if average else 0
         self.label = domain.declared.label
         self.audits = 0
         self.skipped = 0
@@ -74,7 +78,7 @@ class Auditor:
         self._reports = domain.arenas[0].index == 0
         # All ranks must agree on it, and what they compare is this.
         label = f"audit of {self.label}" + (f" over {options.window} steps" if options.window > 1 else "")
-        self._exact = session.domain(label, domain_number(domain.id), ranks, scoped=False, codec="none")
+        self._exact = session.domain(DeclareDomain(label, domain_number(domain.id), ranks, codec="none"))
         #: of the window that is under way: whether a step of it was void; sums by (section, first element)
         self._void = False
         self._sums: dict[tuple[int, int], npt.NDArray[np.float32]] = {}
@@ -151,7 +155,7 @@ class Auditor:
     def _push(self, section: Section, places: list[BlockPlace], piece: Piece) -> None:
         mine = self._joined(places, piece, [p.input for p in places])
         with self._exact.pushing:
-            step = Step(self._exact, int(Flag.AVERAGE), 1.0, lambda: None)
+            step = Step(self._exact, self._flags, 1.0, lambda: None)
             piece.missing = len(piece.places)
             for place in piece.places:
                 at = place.block.start * section.dtype.itemsize

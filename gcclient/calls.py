@@ -1,11 +1,7 @@
 """One tensor, one call: declared names, pushes, and handles to results.
 
 What may live here: push_pull of a single tensor from call to result. What may not: the module-level API
-(`api.py`), many tensors at once (`broadcast.py`, `ddp.py`).
-
-Two domains serve calls. Named tensors go through CALLS, where the daemon's codec applies to them. Tensors
-without a name go through EXACT, which is always lossless: error feedback belongs to a tensor, and nothing says
-that the next unnamed call brings the same one.
+(`api.py`), many tensors at once (`broadcasts.py`, `ddp.py`), which domain serves a call (`call_domains.py`).
 """
 
 from __future__ import annotations
@@ -20,6 +16,7 @@ import torch
 
 from gcclient import arguments, device, windows
 from gcclient.arena import BlockPlace
+from gcclient.call_domains import CALLS, EXACT, LOSSLESS, domain_of, exact_domain, read_codec
 from gcclient.domain import Domain
 from gcclient.errors import GradcommError, StepSkipped
 from gcclient.places import Places, Tensor, declare, push
@@ -30,22 +27,7 @@ from gcproto.manifest import Section, TensorSpec
 from gcproto.messages import DeclareSection
 from gcproto.wire import Flag
 
-CALLS: Final = 0
-EXACT: Final = 1
-
 UNNAMED: Final = "push_pull.noname."
-
-
-def calls_domain(session: Session) -> Domain:
-    """Named calls; one step each."""
-    known = session.domains.get(CALLS)
-    return known or session.domain("calls", CALLS, tuple(range(session.me.size)), scoped=False, codec="")
-
-
-def exact_domain(session: Session) -> Domain:
-    """Unnamed calls and broadcasts: lossless whatever the plan says."""
-    known = session.domains.get(EXACT)
-    return known or session.domain("exact", EXACT, tuple(range(session.me.size)), scoped=False, codec="none")
 
 
 class Call:
@@ -156,14 +138,16 @@ class Call:
             raise self._error.again()
 
 
-def read_arguments(name: object, average: object) -> str | None:
-    """The name. Other libraries have (tensor, average, name): taken by position that would be wrong without a word."""
+def read_arguments(name: object, average: object) -> tuple[str | None, bool]:
+    """(name, average) from two arguments in either order: BytePS has ``average`` first, and types tell them apart."""
+    if isinstance(name, bool):
+        name, average = (None if average is True else average), name
     if not (name is None or isinstance(name, str)) or not isinstance(average, bool | int):
         raise TypeError(
             "push_pull takes (tensor, name: str or None, average: bool), got "
             f"name={name!r}, average={average!r}; give them by keyword: push_pull(tensor, name=..., average=...)"
         )
-    return None if name is None else arguments.read_name(name)
+    return None if name is None else arguments.read_name(name), bool(average)
 
 
 def _alike(tensor: torch.Tensor, resident: torch.Tensor | None) -> bool:
@@ -186,7 +170,8 @@ class Calls:
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self._named: dict[tuple[bool, str], Tensor] = {}
+        #: by domain and name
+        self._named: dict[tuple[int, str], Tensor] = {}
         self._unnamed = Places(session, lambda: exact_domain(session), UNNAMED)
         #: names of tensors that live in the arena, by their first address
         self._residents: dict[int, str] = {}
@@ -195,20 +180,24 @@ class Calls:
         if EXACT in session.found:
             self._unnamed.come_into()
 
-    def start(self, tensor: torch.Tensor, name: str | None, average: bool, in_place: bool, exact: bool = False) -> Call:
-        """Push ``tensor``; returns its handle. ``exact``: losslessly, although it has a name.
+    def start(
+        self, tensor: torch.Tensor, name: str | None, average: bool, in_place: bool, codec: str | None = None
+    ) -> Call:
+        """Push ``tensor``; returns its handle. ``codec``: for it alone, LOSSLESS for none (default: the job's). Without
+        a name it is pushed losslessly in any case.
 
         Raises ValueError for what cannot be exchanged or averaged, TypeError for arguments in another order.
         """
-        name = read_arguments(name, average)
+        name, average = read_arguments(name, average)
+        own = read_codec(codec)
         session = self.session
         session.check()
         dtype = device.check_pushed(tensor, name, average)
-        if not exact and (name is not None or self._residents):
+        if not own and (name is not None or self._residents):
             name = self._name_of(tensor, name)
         flat = device.flattened(tensor)
         with self._lock:
-            domain = exact_domain(session) if exact or name is None else calls_domain(session)
+            domain = domain_of(session, name, own)
             known = self._find(domain, name, tuple(tensor.shape), dtype)
             if known.call is not None:
                 # Its output slot is about to be reused: fetch the earlier result first.
@@ -235,8 +224,8 @@ class Calls:
         of one, or another view, is a tensor like any other. Raises ValueError for another one under that name."""
         if name is None:
             name = self._residents.get(tensor.data_ptr())
-            return name if name is not None and _alike(tensor, self._named[False, name].resident) else None
-        known = self._named.get((False, name))
+            return name if name is not None and _alike(tensor, self._named[CALLS, name].resident) else None
+        known = self._named.get((CALLS, name))
         if known is not None and known.resident is not None and not _alike(tensor, known.resident):
             raise ValueError(
                 f"{name!r} lives in the arena since gcclient.empty(), as {_view(known.resident)}; got {_view(tensor)}: "
@@ -251,7 +240,7 @@ class Calls:
         if code is None:
             raise ValueError(f"tensor {name!r} in the arena needs a dtype that can be exchanged, got {dtype}")
         with self._lock:
-            known = self._find(calls_domain(self.session), name, shape, code)
+            known = self._find(domain_of(self.session, name), name, shape, code)
             if known.call is not None:
                 known.call.finish()
             if known.resident is None:
@@ -273,7 +262,7 @@ class Calls:
         # Daemons hear of who waits at different moments; ranks must find it alike.
         waits = torch.tensor([int(session.membership.waiting)])
         try:
-            self.start(waits, "gcclient.admit", average=False, in_place=True, exact=True).finish()
+            self.start(waits, "gcclient.admit", average=False, in_place=True, codec=LOSSLESS).finish()
         except StepSkipped:
             return ()
         return session.admission.point() if int(waits) else ()
@@ -282,7 +271,7 @@ class Calls:
     def _find(self, domain: Domain, name: str | None, shape: tuple[int, ...], dtype: DType) -> Tensor:
         if name is None:
             return self._unnamed.find(shape, dtype)
-        key = (domain.id == EXACT, name)
+        key = (domain.id, name)
         known = self._named.get(key)
         spec = TensorSpec(name, shape, int(dtype))
         if known is None:

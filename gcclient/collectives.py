@@ -22,6 +22,7 @@ from gcclient.parameters import number
 from gcclient.places import Places, Tensor, declare, push
 from gcclient.session import Session
 from gcproto.manifest import TensorSpec
+from gcproto.messages import DeclareDomain
 from gcproto.wire import Flag
 
 PREFIX = "all_reduce.noname."
@@ -128,7 +129,7 @@ class Collectives:
     def domain(self, kind: str, codec: str) -> Domain:
         """A new domain of this group in which every call is a step. All of its ranks together."""
         which, label = number(self.session, kind, self.ranks)
-        return self.session.domain(label, which, self.ranks, scoped=False, codec=codec)
+        return self.session.domain(DeclareDomain(label, which, self.ranks, codec=codec))
 
     def start(self, tensor: torch.Tensor, average: bool, domain: Domain | None = None, name: str = "") -> Reduction:
         """Sum or average ``tensor`` over the group, in place: losslessly, or in ``domain`` as its tensor ``name``.

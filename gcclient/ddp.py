@@ -10,27 +10,27 @@ brings them (the blocks of a group together); a bucket's future completes when a
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from gcclient import device
+from gcclient import arguments, device
 from gcclient.api import joined
 from gcclient.arena import BlockPlace
-from gcclient.audit import Audit, read_audit
+from gcclient.audit import Audit
 from gcclient.auditor import Auditor
 from gcclient.device import Memory
 from gcclient.domain import Domain
 from gcclient.errors import GradcommError
-from gcclient.grouping import Groups
-from gcclient.parameters import Parameter, Piece, declare
+from gcclient.gradients import Passes
+from gcclient.grouping import Groups, plain_name
+from gcclient.parameters import Parameter, Piece, declare, read_options
 from gcclient.plain import Plain
 from gcclient.plain_training import PlainState
 from gcclient.scope import Scope
@@ -157,6 +157,7 @@ class State:
         scaler: Any,
         ranks: int,
         auditor: Auditor | None,
+        passes: int,
     ) -> None:
         self.session = session
         self.domain = domain
@@ -164,6 +165,7 @@ class State:
         self.scaler = scaler
         self.ranks = ranks
         self.auditor = auditor
+        self.passes = Passes(passes)
         self.timing = Timing(domain.id, session.inform)
         self.timing.watch(p.tensor for p in parameters)
         self.parameters = {id(p.tensor): p for p in parameters}
@@ -182,6 +184,9 @@ class State:
             self._broken()
         self._last_index = -1 if last else index
         buffer = bucket.buffer()
+        if not self.passes.exchanges(last):
+            # With this rank's gradients, those of earlier passes too.
+            return device.unchanged(buffer)
         if buffer.layout is not torch.strided:
             future = self._sparse(buffer)
         else:
@@ -295,6 +300,11 @@ def state(
     whole: bool | None = None,
     groups: Groups = None,
     audit: Audit | None = None,
+    *,
+    backward_passes_per_step: int = 1,
+    quality: str | None = None,
+    exclude: Iterable[str] = (),
+    warmup_steps: int = 0,
 ) -> State | PlainState:
     """Declare a model's gradients; returns the state for :func:`ddp_hook`. Call it on every rank of the group.
 
@@ -309,10 +319,16 @@ def state(
     and all blocks of one go together; give torch the same buckets with :func:`gcclient.bucket_caps`. Default: no
     groups, each block goes as soon as its bytes have come.
     ``audit``: compare what steps deliver with the exact average now and then (default: as GC_AUDIT says, else never).
-    Raises TypeError for a ``compression`` that is no text, ``groups`` that are none or an ``audit`` that is no Audit,
-    ValueError for a model without gradients, with an unknown dtype, a name that no message can carry or one that two
-    parameters have (without "module." before it), for groups that leave out or repeat one, and for a GC_AUDIT that
-    cannot be read, :class:`~gcclient.TensorMismatch` on every rank when models, groups or audits differ,
+    ``backward_passes_per_step``: gradients of so many backward passes are added up before they are exchanged, in the
+    last of them. ``quality``: what automatic plans for this model may lose, "safe", "balanced" or "fast" (default: what
+    the job says; an operator's word comes first). ``exclude``: globs of names such as "*.bias" whose tensors travel
+    uncompressed, whatever codec, plan or operator says. ``warmup_steps``: so many first exchanges are uncompressed.
+    Raises TypeError for a ``compression`` that is no text, ``groups`` that are none, an ``audit`` that is no Audit or
+    an ``exclude`` that is no list, ValueError for a model without gradients, with an unknown dtype, a name that no
+    message can carry or one that two parameters have (without "module." and "_orig_mod." before it), for groups that
+    leave out or repeat one, for numbers and words out of range, and for a GC_AUDIT that cannot be read,
+    :class:`~gcclient.TensorMismatch` on every rank when models or any of these options but ``scaler`` and
+    ``backward_passes_per_step`` differ,
     :class:`~gcclient.CodecError` for a codec that cannot be used.
     """
     session = joined()
@@ -320,16 +336,17 @@ def state(
         group = getattr(model, "process_group", None)
     if group is not None and not (dist.is_available() and dist.is_initialized()):
         group = None
+    named = [(plain_name(n), p) for n, p in model.named_parameters() if p.requires_grad]
+    if not named:
+        raise ValueError("the model has no parameter that requires a gradient")
+    passes = arguments.read_whole_within(backward_passes_per_step, "backward_passes_per_step", 1)
+    options = read_options(compression, whole, groups, audit, quality, exclude, warmup_steps)
     if isinstance(session, Plain):
-        return PlainState(session, group)
+        return PlainState(session, group, passes)
     everyone = tuple(range(session.me.size))
     # Where torch's world is not the job's (a torchrun for each node), its groups say nothing of other nodes.
     local = group is None or dist.get_world_size() != session.me.size
     ranks = everyone if local else tuple(sorted(dist.get_process_group_ranks(group)))
-    named = [(n.removeprefix("module."), p) for n, p in model.named_parameters() if p.requires_grad]
-    if not named:
-        raise ValueError("the model has no parameter that requires a gradient")
-    options = read_audit(audit, os.environ)
-    domain, parameters = declare(session, "ddp", named, ranks, compression, whole, groups, options)
-    auditor = None if options is None else Auditor(session, domain, options)
-    return State(session, domain, parameters, group, scaler, len(ranks), auditor)
+    domain, parameters = declare(session, "ddp", named, ranks, options)
+    auditor = None if options.audit is None else Auditor(session, domain, options.audit)
+    return State(session, domain, parameters, group, scaler, len(ranks), auditor, passes)

@@ -205,6 +205,13 @@ def future_for(tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
     return torch.futures.Future(devices=[tensor.device])
 
 
+def unchanged(tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+    """A complete Future of ``tensor`` as it is."""
+    future = future_for(tensor)
+    future.set_result(tensor)
+    return future
+
+
 def complete(future: torch.futures.Future[torch.Tensor], result: torch.Tensor, memory: Memory) -> None:
     """Complete ``future`` with ``result`` once what was queued on ``memory`` is done.
 

@@ -1,4 +1,4 @@
-"""One optimizer step's gradients: brought as they become ready, averaged, written back.
+"""One optimizer step's gradients: brought as they become ready, averaged or summed, written back.
 
 What may live here: what goes into a step and what becomes of its results. What may not: when a step begins and ends
 (`optimizer.py`), where gradients live (`parameters.py`).
@@ -34,8 +34,9 @@ from gcproto.manifest import USED
 class Layout:
     """What does not change from step to step: the parameters, and which of them each block holds."""
 
-    def __init__(self, session: Session, domain: Domain, parameters: list[Parameter]) -> None:
+    def __init__(self, session: Session, domain: Domain, parameters: list[Parameter], average: bool) -> None:
         self.session = session
+        self.average = average
         self.domain = domain
         self.parameters = tuple(parameters)
         self.used = declare_tensor(session, domain, USED, torch.zeros(len(parameters), dtype=torch.float64))
@@ -70,7 +71,7 @@ class Exchange(Scope):
     """The open step of a layout's domain. :meth:`bring` gradients, in any order; then :meth:`finish`."""
 
     def __init__(self, layout: Layout, scale: float) -> None:
-        super().__init__(layout.session, layout.domain, scale)
+        super().__init__(layout.session, layout.domain, scale, layout.average)
         self.layout = layout
         self.brought: dict[Parameter, Brought] = {}
         self._arrived: deque[BlockPlace] = deque()
@@ -145,6 +146,31 @@ class Exchange(Scope):
         if not ready() and self._error is not None:
             raise self._error.again()
 
+    @property
+    def absent(self) -> list[Parameter]:
+        """The parameters without a gradient here."""
+        return [p for p in self.layout.parameters if p not in self.brought]
+
+    def targets(self) -> dict[Parameter, Target]:
+        """Where the averages of what was brought go."""
+        return {parameter: Target(b.grad, b.flat) for parameter, b in self.brought.items()}
+
+    def wait(self, began: float) -> list[BlockPlace]:
+        """Blocks whose results have come since the last call, some at least. Raises the job's failure."""
+        self._wait(lambda: self._arrived, began)
+        return [self._arrived.popleft() for _ in range(len(self._arrived))]
+
+    def over(self, waited: float) -> None:
+        """All results were taken, for which somebody has waited so many seconds."""
+        counters = self.session.counters
+        counters.steps += 1
+        self.layout.timing.back(self.step.number)
+        counters.bytes_pulled += sum(b.flat.nbytes for b in self.brought.values())
+        counters.wait_seconds += waited
+        self.session.pending.discard(self)
+        # Blocks remember their newest step until the next one: it must not keep the gradients.
+        self.brought = {}
+
     def finish(self) -> None:
         """Push what is left, wait for all results, and write each average to its parameter's gradient.
 
@@ -153,14 +179,13 @@ class Exchange(Scope):
         """
         began = time.monotonic()
         check_unchanged(self.brought)
-        absent = [p for p in self.layout.parameters if p not in self.brought]
+        absent = self.absent
         used = self._fill_up(absent, began) if absent else []
-        targets = {parameter: Target(b.grad, b.flat) for parameter, b in self.brought.items()}
+        targets = self.targets()
         taken = 0
         while taken < self.sent:
-            self._wait(lambda: self._arrived, began)
-            while self._arrived:
-                for parameter, piece in self.layout.by_block.get(self._arrived.popleft(), ()):
+            for place in self.wait(began):
+                for parameter, piece in self.layout.by_block.get(place, ()):
                     if parameter in targets:
                         targets[parameter].memory.store(piece.lo, piece.hi, piece.output)
                 taken += 1
@@ -168,14 +193,7 @@ class Exchange(Scope):
             target.complete()
         for parameter, some in zip(absent, used, strict=True):
             self._give(parameter, some)
-        counters = self.session.counters
-        counters.steps += 1
-        self.layout.timing.back(self.step.number)
-        counters.bytes_pulled += sum(b.flat.nbytes for b in self.brought.values())
-        counters.wait_seconds += time.monotonic() - began
-        self.session.pending.discard(self)
-        # Blocks remember their newest step until the next one: it must not keep the gradients.
-        self.brought = {}
+        self.over(time.monotonic() - began)
 
     def _give(self, parameter: Parameter, used: bool) -> None:
         """Make a gradient for a parameter that has none here, alike on all ranks that have none."""

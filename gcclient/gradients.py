@@ -1,4 +1,4 @@
-"""A parameter's gradient as it is brought to an exchange: what can be, and whether it stayed what it was.
+"""A parameter's gradient as it is brought to an exchange: when, what can be, and whether it stayed what it was.
 
 What may live here: that. What may not: exchanging it (`exchange.py`, `plain_training.py`).
 """
@@ -22,6 +22,20 @@ class Brought:
     grad: torch.Tensor
     version: int
     flat: torch.Tensor
+
+
+class Passes:
+    """The backward passes of one DDP model, every ``passes``-th of which exchanges what all of them added up."""
+
+    def __init__(self, passes: int) -> None:
+        self._passes = self._left = passes
+
+    def exchanges(self, last: bool) -> bool:
+        """Whether the pass that has a bucket now exchanges it; ``last``: the bucket is the pass's last one."""
+        exchanging = self._left == 1
+        if last:
+            self._left = self._passes if exchanging else self._left - 1
+        return exchanging
 
 
 def read_gradient(parameter: Parameter) -> Brought:

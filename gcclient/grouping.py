@@ -21,6 +21,11 @@ _FORM: Final = f"expected {LAYER_WISE!r}, a number of groups, or lists of parame
 _MIB: Final = 1 << 20
 
 
+def plain_name(name: str) -> str:
+    """A parameter's name in the model itself: without what DDP and torch.compile put before it."""
+    return name.replace("_orig_mod.", "").removeprefix("module.")
+
+
 def read_groups(groups: object, names: Sequence[str]) -> list[list[str]] | None:
     """The names in each group, in the order in which groups become ready; None where ``groups`` is.
 
@@ -74,7 +79,7 @@ def bucket_caps(model: torch.nn.Module, groups: Groups) -> list[float]:
     Raises ValueError for groups that cannot be (None too), an empty one, and parameters of more than one dtype or
     device, for each of which torch has buckets of its own; TypeError for what is no grouping.
     """
-    named = {n.removeprefix("module."): p for n, p in reversed(list(model.named_parameters())) if p.requires_grad}
+    named = {plain_name(n): p for n, p in reversed(list(model.named_parameters())) if p.requires_grad}
     lists = read_groups(groups, list(named))
     if not lists:
         raise ValueError(f"groups={groups!r}: {_FORM}, and a model with parameters that require gradients")

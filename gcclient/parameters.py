@@ -6,9 +6,12 @@ may not: steps (`scope.py`), pushing, results.
 
 from __future__ import annotations
 
+import fnmatch
+import os
 import re
+import warnings
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -17,22 +20,67 @@ import xxhash
 
 from gcclient import arguments, device
 from gcclient.arena import BlockPlace
-from gcclient.audit import Audit
+from gcclient.audit import Audit, read_audit
 from gcclient.device import Bytes
 from gcclient.domain import Domain
 from gcclient.grouping import read_groups
 from gcclient.session import Session
+from gcproto import modes
+from gcproto.agreed import MAX_WARMUP
 from gcproto.dtypes import DType
 from gcproto.manifest import TensorSpec
+from gcproto.messages import DeclareDomain
 from gcproto.modes import STATIC
 
 #: Domain numbers below this are not models'.
-_FIRST_MODEL: Final = 16
+FIRST_MODEL: Final = 16
 #: Codecs that take whole matrices, by name (a test compares with gcserver.codecs).
 MATRIX_CODECS: Final = frozenset({"powersgd"})
 #: Bytes of the largest tensor with which a model is declared whole where plans are automatic: a larger one would be a
 #: block of its own that keeps one owner busy while the others wait.
 LARGEST_WHOLE: Final = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What is asked of a model's domain beside its tensors: arguments of :func:`gcclient.state`, read.
+
+    ``codec`` is empty where the job's is meant, and so is ``quality``.
+    """
+
+    codec: str = ""
+    whole: bool | None = None
+    groups: object = None
+    audit: Audit | None = None
+    quality: str = ""
+    exclude: tuple[str, ...] = ()
+    warmup: int = 0
+
+
+def read_options(
+    compression: str | None,
+    whole: bool | None,
+    groups: object,
+    audit: Audit | None,
+    quality: str | None,
+    exclude: Iterable[str],
+    warmup_steps: int,
+) -> Options:
+    """Raises TypeError and ValueError that name the argument."""
+    return Options(
+        "" if compression is None else arguments.read_codec(compression),
+        whole,
+        groups,
+        read_audit(audit, os.environ),
+        arguments.read_word(quality, "quality", {}, "", modes.QUALITIES),
+        arguments.read_patterns(exclude, "exclude"),
+        arguments.read_whole_within(warmup_steps, "warmup_steps", 0, MAX_WARMUP),
+    )
+
+
+def takes_matrices(codec: str) -> bool:
+    """Whether a codec's spec names one of gradcomm's that take whole matrices."""
+    return re.split(r"[(+]", codec)[0].strip() in MATRIX_CODECS
 
 
 @dataclass(slots=True, eq=False)
@@ -91,18 +139,14 @@ def declare(
     kind: str,
     named: Iterable[tuple[str, torch.Tensor]],
     ranks: tuple[int, ...],
-    compression: str | None,
-    whole: bool | None,
-    groups: object,
-    audit: Audit | None,
+    options: Options,
 ) -> tuple[Domain, list[Parameter]]:
     """Declare parameters as a domain of their own; returns it and them, in address order. All ``ranks`` together.
 
-    ``kind``: what the domain is called after. ``named``: in the order of the model. ``compression``, ``whole``,
-    ``groups``: as :func:`gcclient.state` takes them, and it says what is raised. ``audit``: what is asked for, if
-    anything: all ranks must ask for the same.
+    ``kind``: what the domain is called after. ``named``: in the order of the model. ``options``: the same on all ranks.
+    :func:`gcclient.state` says what is raised.
     """
-    codec = "" if compression is None else arguments.read_text(compression, "compression")
+    codec, whole = options.codec, options.whole
     # Backward order: what is ready first comes first in the address space.
     ordered = [(arguments.read_name(name), tensor) for name, tensor in reversed(list(named))]
     tensors = dict(ordered)
@@ -112,19 +156,23 @@ def declare(
     if whole is None:
         # An automatic plan can only choose codecs of whole matrices where blocks were not cut from the start.
         largest = max(t.numel() * t.element_size() for t in tensors.values())
-        whole = re.split(r"[(+]", codec)[0].strip() in MATRIX_CODECS or (
-            session.job.mode != STATIC and largest <= LARGEST_WHOLE
-        )
-    lists = read_groups(groups, list(tensors))
-    sections: dict[DType, list[_Entry]] = {}
+        whole = takes_matrices(codec) or (session.job.mode != STATIC and largest <= LARGEST_WHOLE)
+    lists = read_groups(options.groups, list(tensors))
+    left_out = _left_out(options.exclude, tensors)
+    # No block holds both: one that is led by a tensor that is compressed might compress the others with it.
+    sections: dict[tuple[DType, bool], list[_Entry]] = {}
     for group, names in enumerate([list(tensors)] if lists is None else lists):
         for name in names:
             dtype = device.dtype_of(tensors[name], name)
             spec = TensorSpec(name, tuple(tensors[name].shape), int(dtype))
-            sections.setdefault(dtype, []).append(_Entry(spec, tensors[name], group))
+            sections.setdefault((dtype, name in left_out), []).append(_Entry(spec, tensors[name], group))
     which, label = number(session, kind, ranks)
-    every = 0 if audit is None else audit.every
-    domain = session.domain(label, which, ranks, scoped=True, codec=codec, whole=bool(whole), audit=every)
+    every = 0 if options.audit is None else options.audit.every
+    domain = session.domain(
+        DeclareDomain(
+            label, which, ranks, True, codec, bool(whole), every, options.exclude, options.warmup, options.quality
+        )
+    )
     units = None if lists is None else [Unit() for _ in lists]
     parameters: list[Parameter] = []
     for entries in sections.values():
@@ -132,6 +180,16 @@ def declare(
         places = session.declare(domain, tuple(e.spec for e in entries), cuts)
         parameters += _placed(entries, [(place, _unit(units, entries, place)) for place in places])
     return domain, parameters
+
+
+def _left_out(patterns: Sequence[str], names: Iterable[str]) -> set[str]:
+    """The names that match any of ``patterns``; a warning for one that matches none of them."""
+    found: set[str] = set()
+    for pattern in patterns:
+        if not (matching := fnmatch.filter(names, pattern)):
+            warnings.warn(f"exclude: {pattern!r} matches the name of no parameter", stacklevel=4)
+        found.update(matching)
+    return found
 
 
 def declare_tensor(session: Session, domain: Domain, name: str, tensor: torch.Tensor) -> Parameter:
@@ -150,7 +208,7 @@ def number(session: Session, kind: str, ranks: tuple[int, ...]) -> tuple[int, st
     whole = len(ranks) == session.me.size
     label = f"{kind}.{count}" if whole else f"{kind}.{count} of ranks {','.join(map(str, ranks))}"
     drawn = xxhash.xxh3_64_intdigest(f"{kind}.{count}/{ranks}".encode()) & 0x7FFFFFFF
-    return max(drawn, _FIRST_MODEL), label
+    return max(drawn, FIRST_MODEL), label
 
 
 def _unit(units: list[Unit] | None, entries: list[_Entry], place: BlockPlace) -> Unit:

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from gcclient import arguments, device
+from gcclient.call_domains import read_codec
 from gcclient.calls import read_arguments
 from gcclient.counters import Counters
 from gcclient.errors import GradcommError, JoinRefused, NotInitialized
@@ -156,10 +157,11 @@ class PlainCalls:
         self._empties: dict[str, torch.Tensor] = {}
 
     def start(
-        self, tensor: torch.Tensor, name: str | None, average: bool, in_place: bool, exact: bool = False
+        self, tensor: torch.Tensor, name: str | None, average: bool, in_place: bool, codec: str | None = None
     ) -> PlainCall:
-        """Begin to sum ``tensor`` over all ranks. Raises as with a daemon."""
-        name = read_arguments(name, average)
+        """Begin to sum ``tensor`` over all ranks, losslessly whatever ``codec`` says. Raises as with a daemon."""
+        name, average = read_arguments(name, average)
+        read_codec(codec)
         session = self.session
         session.check()
         device.check_pushed(tensor, name, average)

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.utils.hooks import RemovableHandle
 
 from gcclient import device
-from gcclient.gradients import Brought, check_unchanged, read_gradient
+from gcclient.gradients import Brought, Passes, check_unchanged, read_gradient
 from gcclient.parameters import Parameter
 from gcclient.plain import Plain
 
@@ -25,15 +25,18 @@ class PlainState:
 
     skipped = False
 
-    def __init__(self, session: Plain, group: dist.ProcessGroup | None) -> None:
+    def __init__(self, session: Plain, group: dist.ProcessGroup | None, passes: int) -> None:
         self.session = session
         self.group = group
+        self.passes = Passes(passes)
         self.ranks = dist.get_world_size(group) if session.me.size > 1 else 1
 
     def on_bucket(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Average a bucket; what the hook does."""
         self.session.check()
         buffer = bucket.buffer()
+        if not self.passes.exchanges(bucket.is_last()):
+            return device.unchanged(buffer)
         counters = self.session.counters
         if buffer.layout is torch.strided:
             counters.bytes_pushed += buffer.nbytes
@@ -54,8 +57,9 @@ class _NoTiming:
 class PlainLayout:
     """What `exchange.Layout` is elsewhere: an optimizer's parameters, by name."""
 
-    def __init__(self, session: Plain, named: Iterable[tuple[str, torch.Tensor]]) -> None:
+    def __init__(self, session: Plain, named: Iterable[tuple[str, torch.Tensor]], average: bool) -> None:
         self.session = session
+        self.average = average
         self.parameters = tuple(
             Parameter(name, tensor, device.dtype_of(tensor, name), ()) for name, tensor in reversed(list(named))
         )
@@ -80,7 +84,7 @@ class PlainExchange:
         self.brought[parameter] = read_gradient(parameter)
 
     def finish(self) -> None:
-        """Average all gradients; what no rank has stays None. Raises RuntimeError if one was changed meanwhile."""
+        """Average or sum all gradients; what no rank has stays None. Raises RuntimeError if one was changed since."""
         check_unchanged(self.brought)
         layout, session, began = self.layout, self.layout.session, time.monotonic()
         used = torch.tensor([float(p in self.brought) for p in layout.parameters])
@@ -97,7 +101,8 @@ class PlainExchange:
             flats.append((parameter, flat, session.all_reduce(flat)))
         for parameter, flat, work in flats:
             _wait(work)
-            flat /= session.me.size
+            if layout.average:
+                flat /= session.me.size
             grad = parameter.tensor.grad
             assert grad is not None
             if flat.data_ptr() != grad.data_ptr():

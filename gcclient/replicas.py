@@ -111,7 +111,7 @@ def fsdp2(model: torch.nn.Module, compression: str | None = None) -> Replicas:
     parts = [(name, part) for name, part in model.named_modules() if hasattr(part, "set_all_reduce_hook")]
     if not parts or parts[0][1] is not model:
         raise TypeError(f"fsdp2() takes a model that fully_shard was applied to, got {type(model)}")
-    codec = "" if compression is None else arguments.read_text(compression, "compression")
+    codec = "" if compression is None else arguments.read_codec(compression)
     units = [(name, part, unit) for name, part in parts for unit in part._get_fsdp_state()._fsdp_param_groups]
     for name, _, unit in units:
         if hasattr(unit.mesh_info, "replicate_process_group"):

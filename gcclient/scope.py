@@ -18,15 +18,15 @@ from gcproto.wire import Flag
 
 
 class Scope(ABC):
-    """One step of a domain. Subclasses say what becomes of results: :meth:`take`.
+    """One step of a domain, which averages or sums. Subclasses say what becomes of results: :meth:`take`.
 
     ``sent``: how many of its blocks were pushed or will be, ``back``: how many of them have come back.
     """
 
-    def __init__(self, session: Session, domain: Domain, scale: float) -> None:
+    def __init__(self, session: Session, domain: Domain, scale: float, average: bool = True) -> None:
         self.session = session
         self.domain = domain
-        self.step = Step(domain, int(Flag.AVERAGE), scale, self._settle)
+        self.step = Step(domain, int(Flag.AVERAGE) if average else 0, scale, self._settle)
         self.units: list[Unit] = []
         self.sent = 0
         self.back = 0

@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
+from weakref import WeakSet
 
 from gcclient import reach
 from gcclient.admission import Admission
@@ -27,7 +28,7 @@ from gcclient.errors import GradcommError, NotInitialized, StepTimeout, from_fau
 from gcclient.membership import Membership
 from gcclient.ranks import World
 from gcclient.rendezvous import Introduction
-from gcclient.waiters import Pending, Watched
+from gcclient.waiters import Finishing, Pending, Watched
 from gcproto import advice, lane_messages, messages, packed
 from gcproto.audits import AuditAnswer
 from gcproto.epoch_messages import DomainFacts, NodesWait
@@ -58,6 +59,8 @@ class Session:
         self.failure: GradcommError | None = None
         self.domains: dict[int, Domain] = {}
         self.counters = Counters()
+        #: what is to be finished before an orderly goodbye
+        self.leaving: WeakSet[Finishing] = WeakSet()
         self.pending: set[Pending] = set()
         #: the newest closed step of each DDP state
         self.watched: dict[int, Watched] = {}
@@ -298,25 +301,12 @@ class Session:
                 log.warning("%s: no result since %.0f s", what, elapsed)
 
     # ---------------------------------------------------------------------------------------- domains
-    def domain(
-        self,
-        label: str,
-        number: int,
-        ranks: tuple[int, ...],
-        *,
-        scoped: bool,
-        codec: str,
-        whole: bool = False,
-        audit: int = 0,
-    ) -> Domain:
-        """Domain ``number``, declared with its first use. All ``ranks`` must declare it alike.
-
-        See :class:`gcproto.messages.DeclareDomain` for what it takes.
-        """
+    def domain(self, declared: DeclareDomain) -> Domain:
+        """The domain of that number, declared with its first use. All its ranks must declare it alike."""
+        number, label = declared.domain, declared.label
         with self._declaring:
             if number in self.domains:
                 return self.domains[number]
-            declared = DeclareDomain(label, number, ranks, scoped, codec, whole, audit)
             domain = Domain.in_job(declared, self.job, self.me.rank, self._post_lane)
             self.announce(domain.declared, lambda: self.domains.update({number: domain}))
             if (found := self.found.pop(number, None)) is not None:

@@ -17,6 +17,12 @@ class Pending(Protocol):
     def fail(self, error: GradcommError) -> None: ...
 
 
+class Finishing(Protocol):
+    """Something that an orderly end waits for."""
+
+    def finish(self) -> None: ...
+
+
 class Watched(Protocol):
     """A step whose results nobody waits for in Python: who waits is inside torch and cannot say so."""
 

@@ -18,6 +18,9 @@ Version = Annotated[int, msgspec.Meta(ge=1, le=(1 << 32) - 1)]
 MAX_RANKS: Final = 1 << 16
 #: A name of a job or a node, or an address, has at most so many characters.
 MAX_LABEL: Final = 1024
+#: A model leaves out at most so many patterns of names, and is warm after at most so many steps.
+MAX_EXCLUDE: Final = 1024
+MAX_WARMUP: Final = 1_000_000
 Label = Annotated[str, msgspec.Meta(max_length=MAX_LABEL)]
 
 
@@ -51,6 +54,8 @@ class DeclareDomain(Message, frozen=True, tag="domain"):
     ``scoped``: a step is a whole backward or optimizer step, not one call. ``codec``: what its tensors use
     until a plan says otherwise (empty: the daemon's ``codec.default``). ``whole``: blocks are cut between tensors only,
     for codecs that take whole matrices. ``audit``: every so many steps all ranks audit one together (0: never).
+    ``exclude``: globs of tensors that travel uncompressed whatever a plan says. ``warmup``: so many first steps are
+    uncompressed as a whole. ``quality``: what automatic plans for it may lose (empty: what the job says).
     """
 
     label: str
@@ -60,6 +65,9 @@ class DeclareDomain(Message, frozen=True, tag="domain"):
     codec: str = ""
     whole: bool = False
     audit: int = 0
+    exclude: Annotated[tuple[str, ...], msgspec.Meta(max_length=MAX_EXCLUDE)] = ()
+    warmup: Annotated[int, msgspec.Meta(ge=0, le=MAX_WARMUP)] = 0
+    quality: str = ""
 
 
 class PlanText(Message, frozen=True, tag="plan"):

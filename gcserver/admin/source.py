@@ -178,7 +178,7 @@ class TensorStatus:
 class PlanRule:
     """Tensors matching the glob ``pattern`` use ``codec`` over ``scheme`` ("owner", "all", "" for the owner).
 
-    ``origin``, in answers: "default", "domain" or "plan". See ``PlanRule`` in admin.proto.
+    ``origin``, in answers: "default", "domain", "plan", "exclude" or "warm-up". See ``PlanRule`` in admin.proto.
     """
 
     pattern: str

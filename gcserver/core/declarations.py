@@ -6,7 +6,7 @@ the memory layout of sections (`gcproto.manifest`), steps.
 
 from __future__ import annotations
 
-from gcproto import messages
+from gcproto import messages, modes
 from gcproto.manifest import ManifestError, Section, check_section, difference
 from gcproto.messages import DeclareDomain, SectionAgreed, SectionList, SectionOffer
 from gcserver.core import job_plans, settling
@@ -15,6 +15,7 @@ from gcserver.core.control_events import ControlEffect, OpenSection, Tell, ToLan
 from gcserver.core.early_messages import EarlyMessages
 from gcserver.core.job import Job
 from gcserver.core.job_faults import NO_SPACE
+from gcserver.core.plan import excluded
 
 #: A domain's number has 32 bits in a frame header.
 MAX_DOMAIN = 2**32 - 1
@@ -42,6 +43,13 @@ def declare_domain(job: Job, rank: int, declared: DeclareDomain) -> list[Control
             f"rank {rank} declares a process group of ranks {declared.ranks}; "
             f"ranks must be distinct, within 0..{job.record.world_size - 1} and include it",
         )
+    try:
+        excluded(declared.exclude, job.resolve)
+        wrong = modes.unknown("", declared.quality)
+    except ValueError as error:
+        wrong = f"excludes tensors from compression: {error}"
+    if wrong:
+        return job.fault("TensorMismatch", f"rank {rank} {wrong}", phase="declare")
     if declared.codec:
         try:
             codec = job.resolve(declared.codec)

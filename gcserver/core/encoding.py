@@ -30,13 +30,13 @@ def ready(d: Domain, p: Partition, r: Round, now: float) -> None:
     decision = p.logged
     if decision is None or decision.step != r.step:
         version = d.steps.plan_version(r.step)
-        choice = choice_of(d, p, version)
+        choice = choice_of(d, p, version, r.step)
         seed, (notch, level) = _seed(d, p, r, choice.codec), tuning.decided(choice, d.tuned)
         decision = Decision(r.step, version, step.own_proposal, choice.codec.spec, seed, notch, level)
     if decision.plan not in d.plans:
         d.gated[p.block.key] = r.step
         return
-    choice = choice_of(d, p, decision.plan)
+    choice = choice_of(d, p, decision.plan, r.step)
     codec = choice.codec
     if (codec.feedback or (codec.drains and p.held)) and p.unsettled > d.steps.settled:
         d.gated[p.block.key] = r.step
@@ -90,12 +90,13 @@ def ready(d: Domain, p: Partition, r: Round, now: float) -> None:
     )
 
 
-def choice_of(d: Domain, p: Partition, version: int) -> plans.Choice:
-    """What plan ``version`` gives a block."""
-    if p.choice is None or p.choice[0] != version:
-        c = d.config
-        choice = plans.explain(d.plans[version], p.section, p.block, c.min_compress_bytes, len(c.members))
-        p.choice = (version, choice)
+def choice_of(d: Domain, p: Partition, version: int, step: int) -> plans.Choice:
+    """What plan ``version`` gives a block in a step."""
+    c = d.config
+    key = version, step <= c.warmup
+    if p.choice is None or p.choice[0] != key:
+        plan = plans.warming(d.plans[version]) if step <= c.warmup else d.plans[version]
+        p.choice = key, plans.explain(plan, p.section, p.block, c.min_compress_bytes, len(c.members))
     return p.choice[1]
 
 

@@ -116,6 +116,8 @@ class DomainConfig(Record, frozen=True, gc=False):
     remaining: tuple[tuple[int, ...], ...] = ()
     begins: int = 0
     skipped: tuple[tuple[int, int], ...] = ()
+    #: so many first steps are dense, whatever the plan says
+    warmup: int = 0
 
     @property
     def id(self) -> DomainKey:

@@ -171,7 +171,7 @@ def _advance(d: Domain, p: Partition, r: Round, stage: int) -> None:
         # Some member sends more than we do: what it says must not be lost on the way back.
         codec = replace(codec, level=x.grade)
     if codec is not None and codec.tunable and r.decision is not None:
-        levels = tuning.owners(encoding.choice_of(d, p, r.decision.plan), x.grade, p.segments)
+        levels = tuning.owners(encoding.choice_of(d, p, r.decision.plan, r.step), x.grade, p.segments)
     if codec is not None:
         # All contributions are in, so everyone has the aggregates of the round before this one.
         d.forget(p, lambda k: k.step == r.step and k.stage < stage)

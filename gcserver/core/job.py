@@ -32,7 +32,7 @@ from gcserver.core.control_events import (
 from gcserver.core.effects import ReportFault
 from gcserver.core.events import CodecChoice, DomainClosed, DomainConfig, DomainOpened, Member, Plan
 from gcserver.core.job_faults import ADVICE, OUTSIDE, abroad
-from gcserver.core.plan import compiled
+from gcserver.core.plan import compiled, excluded
 from gcserver.core.plan_requests import PlanRequests
 
 #: Settling step t fixes the plan of step t + lag. Calls are a step each, and many may be in flight.
@@ -275,8 +275,7 @@ class Job:
         for epoch in range(2, len(self.record.lost) + 2):
             there = self.record.present(epoch)
             remaining.append(tuple(i for i, node in enumerate(order) if node in there))
-        starts = self.starts(declared.domain)
-        mine = next(m for m in self.record.members if m.node == self.node)
+        starts, mine = self.starts(declared.domain), next(m for m in self.record.members if m.node == self.node)
         return DomainConfig(
             job=self.id,
             domain=declared.domain,
@@ -297,10 +296,11 @@ class Job:
             remaining=tuple(remaining),
             begins=max((s.committed for s in starts if s.epoch == self.record.epoch), default=0),
             skipped=tuple((s.committed + 1, s.settled) for s in starts if s.settled > s.committed),
+            warmup=declared.warmup,
         )
 
     def plan(self, domain: ControlDomain, version: int) -> Plan:
-        """Plan ``version`` as this domain runs it: the job's default, the domain's own codec, then the text.
+        """Plan ``version`` as this domain runs it: the job's default, the domain's codec, the text, what it excludes.
 
         Of a lossless domain the text may be forgotten (`forget_plans`): it means nothing there.
         """
@@ -308,11 +308,12 @@ class Job:
 
     def compose(self, domain: ControlDomain, version: int, text: tuple[Rule, ...]) -> Plan:
         """As ``plan``, of a text that need not be one of the job's."""
-        rules = [compiled(r, self.resolve, "default") for r in self.record.rules]
-        if domain.declared_as.codec:
-            rules.append(compiled(Rule("*", domain.declared_as.codec), self.resolve, "domain"))
+        rules, declared = [compiled(r, self.resolve, "default") for r in self.record.rules], domain.declared_as
+        if declared.codec:
+            rules.append(compiled(Rule("*", declared.codec), self.resolve, "domain"))
         if not domain.lossless:
             rules.extend(compiled(r, self.resolve, "plan") for r in text)
+            rules.extend(excluded(declared.exclude, self.resolve))
         return Plan(version, tuple(rules), self.resolve(LOSSLESS))
 
     def controller(self, version: int) -> str:
@@ -328,9 +329,7 @@ class Job:
 
     def open_domain(self, domain: ControlDomain, lane: int | None) -> list[ControlEffect]:
         """Tell a lane (None: all of them) of a domain."""
-        known = {0, *self.plans}
-        if domain.lossless:
-            known.update(version for _, version in domain.switches)
+        known = {0, *self.plans, *(version for _, version in domain.switches if domain.lossless)}
         plans = tuple(self.plan(domain, v) for v in sorted(known))
         return [
             ToLane(

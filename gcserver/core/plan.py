@@ -79,6 +79,16 @@ def compiled(rule: Rule, resolve: Callable[[str], CodecChoice], origin: str = "p
     return PlanRule(rule.pattern, codec, rule.scheme or OWNER, origin, rule.levels)
 
 
+def excluded(patterns: Iterable[str], resolve: Callable[[str], CodecChoice]) -> list[PlanRule]:
+    """What keeps tensors uncompressed that a domain excludes; after all other rules. Raises PlanError."""
+    return [compiled(Rule(pattern, "none"), resolve, "exclude") for pattern in patterns]
+
+
+def warming(plan: Plan) -> Plan:
+    """What a step of a domain's warm-up runs instead of ``plan``: everything as it is."""
+    return Plan(plan.version, (PlanRule("*", plan.dense, OWNER, "warm-up"),), plan.dense)
+
+
 def unusable(rules: Iterable[Rule], resolve: Callable[[str], CodecChoice]) -> tuple[int, str] | None:
     """(index, why) of the first rule that cannot be run, alone or beside those before it; None if all can."""
     graded: Rule | None = None

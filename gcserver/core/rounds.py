@@ -110,7 +110,7 @@ class Partition:
     retained: tuple[Retained, ...] = ()
     next_slot: int = 0
     #: (plan version, what it gives this block) of the last decision; the rules need not be read for every step
-    choice: tuple[int, Choice] | None = None
+    choice: tuple[tuple[int, bool], Choice] | None = None
     #: what the ledger says about the newest contribution
     logged: Decision | None = None
 

@@ -53,7 +53,8 @@ class Standing(msgspec.Struct, frozen=True):
     newest proposal, for which domain, of what. plan: the version of the plan it put in force, 0 while there is none.
     before: what that one replaced, until it has been judged. taken_back: rules whose steps were slower than those
     before them; not tried again until the profile drifts. took: what families took when they were in force, until it
-    drifts; considered: so many of these the newest proposal knew.
+    drifts; considered: so many of these the newest proposal knew. chosen: the quality is an operator's, whose word
+    comes first.
     """
 
     mode: str
@@ -68,6 +69,7 @@ class Standing(msgspec.Struct, frozen=True):
     taken_back: tuple[Rules, ...] = ()
     took: tuple[Took, ...] = ()
     considered: int = 0
+    chosen: bool = False
 
     @property
     def proposed(self) -> Rules:
@@ -97,7 +99,7 @@ def rules_of(proposal: Proposal) -> Rules:
 
 def by_hand(standing: Standing) -> Standing:
     """Somebody else gave the job rules, which are not to be planned away."""
-    return Standing(STATIC, standing.quality, asked=standing.asked)
+    return Standing(STATIC, standing.quality, asked=standing.asked, chosen=standing.chosen)
 
 
 def noticed(standing: Standing, version: int, rules: Rules) -> Standing:

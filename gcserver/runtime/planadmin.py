@@ -25,6 +25,7 @@ from gcserver.planner.controllers import controlled
 from gcserver.planner.course import Standing, step_under
 from gcserver.planner.live import LiveStep
 from gcserver.planner.profile import Profile, dump
+from gcserver.runtime import planwish
 from gcserver.runtime.plancourse import Course
 from gcserver.runtime.plannerlink import PlannerError
 from gcserver.runtime.planstatus import plan_status
@@ -58,10 +59,11 @@ class PlanAdmin:
             await self._domain(job, domain, shown, course, timeline)
             for shown, domain in zip(status.domains, list(job.domains.values()), strict=True)
         ]
-        mode, quality, says = course.standing.mode, course.standing.quality, course.says
+        mode, says = course.standing.mode, course.says
+        quality = planwish.quality(course.standing, self._s.planning.model(job))
         if job.node != job.first:
             # What the job began with; what an operator made of it since then the planning node knows.
-            mode, quality, says = job.record.mode, job.record.quality, planner_of(job)
+            mode, says = job.record.mode, planner_of(job)
         return replace(status, domains=tuple(domains), mode=mode, quality=quality, planner=says)
 
     async def _domain(

@@ -92,15 +92,17 @@ class Planning:
         self._must_be_first(job)
         course = self.course(job)
         old = course.standing
+        chosen = old.chosen or bool(quality)
         mode, quality = mode or old.mode, quality or old.quality
         course.looked, course.says, course.failed = 0.0, "", 0
         if mode == STATIC:
-            self._now(job, mode=mode, quality=quality, before=None)
+            self._now(job, mode=mode, quality=quality, before=None, chosen=chosen)
             return "plans are made by operators from now on; the one in force stays"
         # Rules that are there now may be planned away; a plan that is on its way is still known as the planner's.
-        course.standing = Standing(mode, quality, self._rules(job), old.asked)
+        course.standing = Standing(mode, quality, self._rules(job), old.asked, chosen=chosen)
         self._now(job)
-        return f"plans are made by the planner ({mode}, {quality}) from now on"
+        said = planwish.quality(course.standing, self.model(job))
+        return f"plans are made by the planner ({mode}, {said}) from now on"
 
     def by_hand(self, job: Job) -> None:
         """An operator gave the job rules: they are not to be planned away. Other nodes' operators are noticed by what
@@ -174,7 +176,8 @@ class Planning:
         if domain is None:
             course.says, course.looked = "waits for a model to be declared", 0.0
             return
-        warmup = self._s.config.plan.warmup_steps
+        # What a plan would be compared with are steps after the model's own warm-up.
+        warmup = self._s.config.plan.warmup_steps + domain.config.warmup
         if domain.settled < warmup:
             made = f"has made {domain.settled}" if domain.settled else "has made none yet"
             course.says = f"waits for step {warmup} of {domain.config.label}, the largest model, which {made}"
@@ -357,7 +360,7 @@ class Planning:
         profile = await self._measured(job, domain, course, seen, errors=False)
         plain, step = self._wish(course, domain), self._step_now(domain, seen)
         now = planwish.informed(plain, course.standing, job, domain, step)
-        answer = await self._link.ask(Advise(profile, bandwidths or USUAL, course.standing.quality, now))
+        answer = await self._link.ask(Advise(profile, bandwidths or USUAL, plain.quality, now))
         assert isinstance(answer, Advised)
         if profile.link.samples:
             return answer.advice, profile.link.bandwidth

@@ -20,9 +20,17 @@ from gcserver.runtime.tensors import in_force
 
 
 def wish(standing: Standing, domain: ControlDomain, exclude: tuple[str, ...]) -> Wish:
-    """Which parts, within which quality; nothing of what is in force."""
+    """Which parts, within which quality; nothing of what is in force. ``exclude``: what the daemon leaves out; what the
+    model does comes with it."""
     parts = PARTS if standing.mode in (AUTO, STATIC) else frozenset({standing.mode})
-    return Wish(standing.quality, parts, exclude=exclude, buckets=buckets(domain))
+    left_out = (*exclude, *domain.declared_as.exclude)
+    return Wish(quality(standing, domain), parts, exclude=left_out, buckets=buckets(domain))
+
+
+def quality(standing: Standing, domain: ControlDomain | None) -> str:
+    """What plans for ``domain`` may lose: as an operator has said, else as it was declared, else as the job began."""
+    declared = "" if standing.chosen or domain is None else domain.declared_as.quality
+    return declared or standing.quality
 
 
 def informed(plain: Wish, standing: Standing, job: Job, domain: ControlDomain, now: StepTime | None) -> Wish:

@@ -91,7 +91,9 @@ class Profiler:
         """A step settled."""
         watched = self._watched(e.domain)
         if watched is not None:
-            watched.paces.settled(e.step, watched.domain.switch(e.step)[1], self._clock(), e.void)
+            # Nor does a step of the warm-up say anything of the plan that waits for its end.
+            warm = e.step <= watched.domain.config.warmup
+            watched.paces.settled(e.step, watched.domain.switch(e.step)[1], self._clock(), e.void or warm)
 
     def on_declared(self, job: bytes) -> None:
         """Something about the job's memory changed: perhaps it has more tensors."""

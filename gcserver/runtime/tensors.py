@@ -17,7 +17,7 @@ from gcserver.admin.source import AdminError, ErrorKind, TensorStatus
 from gcserver.core.control_domain import ControlDomain
 from gcserver.core.events import Plan
 from gcserver.core.job import Job
-from gcserver.core.plan import Choice, explain
+from gcserver.core.plan import Choice, explain, warming
 
 
 class Facts(NamedTuple):
@@ -36,7 +36,8 @@ def in_force(job: Job, domain: ControlDomain) -> tuple[int, Plan]:
     """(first step, plan) of the next step to settle. AdminError where a codec of the job is gone."""
     first, version = domain.switch(domain.settled + 1)
     try:
-        return first, job.plan(domain, version)
+        plan = job.plan(domain, version)
+        return (1, warming(plan)) if domain.settled < domain.config.warmup else (first, plan)
     except ValueError as error:
         raise AdminError(ErrorKind.PRECONDITION, f"job {job.record.label!r} cannot run here: {error}", "job") from None
 

@@ -156,6 +156,8 @@ def mismatch(kind: str) -> None:
         gcclient.broadcast_parameters({"w": torch.ones(3 if odd else 4)})
     elif kind == "root":
         gcclient.broadcast_parameters({"w": torch.ones(4)}, root_rank=1 if odd else 0)
+    elif kind == "gather":
+        gcclient.allgather(torch.ones(2, 5 if odd else 4))
     raise AssertionError("nothing was raised")
 
 

@@ -9,7 +9,7 @@ import torch
 
 import gcclient
 from gcclient import api
-from gcclient.calls import calls_domain
+from gcclient.call_domains import calls_domain
 from gcproto.dtypes import DType
 from gcproto.manifest import TensorSpec
 from tests.integration.cluster import mark, wait_for

@@ -20,8 +20,9 @@ import gcclient
 from tests.integration.cluster import mark
 
 
-def train(stop: str, pause: float, width: int) -> dict[str, Any]:
-    """Train until the file ``stop`` is there; ``pause`` seconds before each step. Marks every step.
+def train(stop: str, pause: float, width: int, **options: Any) -> dict[str, Any]:
+    """Train until the file ``stop`` is there; ``pause`` seconds before each step. Marks every step. ``options`` are the
+    model's.
 
     Rank 0 looks for it, and tells the others by way of gloo: all stop after the same step.
     """
@@ -31,7 +32,7 @@ def train(stop: str, pause: float, width: int) -> dict[str, Any]:
     gcclient.init(deadline=60, seed=5)
     net = nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10))
     model = DistributedDataParallel(net, bucket_cap_mb=0.5)
-    model.register_comm_hook(gcclient.state(model), gcclient.ddp_hook)
+    model.register_comm_hook(gcclient.state(model, **options), gcclient.ddp_hook)
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     rank, step = dist.get_rank(), 0
     over = torch.zeros(1)

@@ -21,6 +21,7 @@ MISMATCHES = {
     "model": ["bias", "[4]", "[5]", "rank 1"],
     "broadcast": ["'w'", "[4]", "[3]", "rank 1"],
     "root": ["root"],
+    "gather": ["[2, 4]", "[2, 5]", "rank 1"],
 }
 
 
@@ -44,14 +45,18 @@ def _check_sums(outcomes: list[Outcome], ranks: list[int]) -> None:
 
 def test_values_and_broadcasts_on_three_nodes_with_unequal_numbers_of_ranks(trio: Cluster) -> None:
     ranks = [0, 1, 2, 2]
-    functions = [(f"{WORKERS}:sums", {}), (f"{WORKERS}:broadcasts", {})]
-    sums, broadcasts = parts(trio.run(SEVERAL, ranks, functions=functions))
+    names = [f"{WORKERS}:sums", f"{WORKERS}:broadcasts", "tests.integration.collective_workers:collectives"]
+    sums, broadcasts, collectives = parts(trio.run(SEVERAL, ranks, functions=[(name, {}) for name in names]))
     _check_sums(sums, ranks)
     values = [o.ok() for o in broadcasts]
     assert values[0] == values[1] == values[2] == values[3]
     assert len(values[0]["hashes"]) == 8
     assert "0.1" in values[0]["options"] and "(0.5, 0.6)" in values[0]["options"]
     assert "object" in values[0]["refused"]
+    for outcome in collectives:
+        value = outcome.ok()
+        assert value["wrong"] == []
+        assert value["refused"][0].startswith("rank 1: a object") and value["refused"][1].startswith("rank 3: a set")
 
 
 def test_unnamed_calls_meet_whenever_their_results_are_fetched(trio: Cluster) -> None:

@@ -18,6 +18,11 @@ FUNCTIONS: dict[str, dict[str, Any]] = {
     "optimizer_workers:scaled": {},
     "optimizer_workers:branches": {"groupings": [None]},
     "group_workers:fsdp2": {},
+    "collective_workers:collectives": {},
+    "option_workers:compressed_in_part": {},
+    "option_workers:accumulated": {},
+    "option_workers:migrated": {},
+    "overlap_workers:identical": {"steps": 2},
 }
 
 
@@ -47,7 +52,7 @@ def test_every_dtype_shape_and_kind_of_call(found: dict[str, list[Any]]) -> None
 def test_broadcasts(found: dict[str, list[Any]]) -> None:
     ours, theirs = found["client_workers:broadcasts"]
     assert ours == theirs
-    assert "optimizer state holds a object" in ours["refused"]
+    assert "a object cannot be sent" in ours["refused"]
 
 
 def test_ddp(found: dict[str, list[Any]]) -> None:
@@ -63,6 +68,39 @@ def test_the_optimizer_wrapper(found: dict[str, list[Any]]) -> None:
     assert found["optimizer_workers:scaled"][0]["scales"] == [1024.0, 512.0, 512.0, 512.0]
     ours, theirs = found["optimizer_workers:branches"]
     assert ours == theirs
+
+
+def test_the_calls_under_horovods_names(found: dict[str, list[Any]]) -> None:
+    for value in found["collective_workers:collectives"]:
+        assert value["wrong"] == []
+        assert value["refused"][0].startswith("rank 1: a object") and value["refused"][1].startswith("rank 1: a set")
+
+
+def test_options_that_only_daemons_heed_change_nothing(found: dict[str, list[Any]]) -> None:
+    for value in found["option_workers:compressed_in_part"]:
+        for way in ("wrapper", "ddp"):
+            assert value["found"][way] == [value["names"]] * 5, way
+        assert all(value["sums"])
+
+
+def test_passes_are_added_up_before_they_are_exchanged(found: dict[str, list[Any]]) -> None:
+    for value in found["option_workers:accumulated"]:
+        assert value["difference"] < 1e-6 and value["steps"] == 9
+    ours, theirs = found["option_workers:accumulated"]
+    assert ours["hashes"] == theirs["hashes"]
+
+
+def test_weights_are_the_same_where_forward_passes_are_to_overlap(found: dict[str, list[Any]]) -> None:
+    ours, theirs = found["overlap_workers:identical"]
+    assert ours == theirs
+    for name in ours.keys() - {"compiled"}:
+        assert len(set(ours[name])) == 1, name
+
+
+def test_the_examples_of_the_migration_page(found: dict[str, list[Any]]) -> None:
+    ours, theirs = found["option_workers:migrated"]
+    assert [each["hash"] for each in ours] == [each["hash"] for each in theirs]
+    assert ours[0]["losses"] == [value[0]["loss"] for value in found["option_workers:migrated"]]
 
 
 def test_replicas_of_sharded_models(found: dict[str, list[Any]]) -> None:

@@ -58,7 +58,7 @@ def test_who_waits_is_let_in_and_named(shrinking: FakeDaemon) -> None:
     assert gcclient.admit() == (1,) and admits(shrinking) == [Admit(1)]
     assert not current().membership.waiting and gcclient.size() == 2 and gcclient.root_rank() == 0
     gcclient.push_pull(torch.ones(2))
-    places = gcclient.api._current_calls()._unnamed._turns[(2,), DType.F32]
+    places = gcclient.api.current_calls()._unnamed._turns[(2,), DType.F32]
     assert (places.starts, len(places.places)) == (1, 2), "turns begin anew, where all ranks can follow"
     assert gcclient.admit() == ()
 

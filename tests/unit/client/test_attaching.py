@@ -43,11 +43,14 @@ def _sharded(**override: str) -> Any:
 
 def test_ddp_gets_its_hook(alone: FakeDaemon) -> None:
     model = DistributedDataParallel(nn.Linear(3, 2), process_group=dist.new_group(backend="gc"))
-    state = gcclient.attach(model, "fp16")
-    assert state is not None
-    model(torch.ones(1, 3)).sum().backward()
+    options: dict[str, Any] = {"exclude": ["bias"], "warmup_steps": 3, "quality": "safe"}
+    assert gcclient.attach(model, "fp16", backward_passes_per_step=2, **options) is not None
+    for _ in range(2):
+        model(torch.ones(1, 3)).sum().backward()
     assert gcclient.stats()["steps"] == 1
     assert _labels(alone) == [("ddp.0", "fp16")]
+    (declared,) = (m for m in alone.heard[-1] if isinstance(m, DeclareDomain))
+    assert (declared.exclude, declared.warmup, declared.quality) == (("bias",), 3, "safe")
 
 
 def test_every_sharded_module_is_a_tensor_of_its_own(alone: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +87,19 @@ def test_memory_that_was_not_reduced_is_unmarked_with_the_next(joined: FakeDaemo
     backend.marked.clear()
 
 
-@pytest.mark.parametrize("given", [{"whole": True}, {"groups": 2}, {"scaler": object()}, {"audit": gcclient.Audit()}])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"whole": True},
+        {"groups": 2},
+        {"scaler": object()},
+        {"audit": gcclient.Audit()},
+        {"backward_passes_per_step": 2},
+        {"quality": "safe"},
+        {"exclude": ["*.bias"]},
+        {"warmup_steps": 1},
+    ],
+)
 def test_what_only_ddp_has_is_refused_elsewhere(alone: FakeDaemon, given: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"{next(iter(given))}=.*DistributedDataParallel only"):
         gcclient.attach(_sharded(replicate="gc"), **given)

@@ -195,3 +195,18 @@ def test_a_group_without_gradients_counts_as_zeros(joined: FakeDaemon, monkeypat
     assert (report["step"], report["error"]) == (2, pytest.approx(0.5))
     off = {t["name"]: t["error"] for t in report["worst"]}
     assert off["first.weight"] == pytest.approx(0.5) and off["second.weight"] == off["second.bias"] == 0
+
+
+def test_sums_are_compared_with_sums(joined: FakeDaemon) -> None:
+    weight = nn.Parameter(torch.ones(300))
+    plain = torch.optim.SGD([weight], 0.1)
+    optimizer = gcclient.DistributedOptimizer(plain, op=gcclient.Sum, audit=gcclient.Audit(every=1))
+    weight.pow(2).sum().backward()
+    optimizer.step()
+    report = gcclient.stats()["audit"]
+    assert (report["step"], report["error"]) == (1, 0.0)
+    labels = {m.domain: m.label for m in joined.heard[-1] if isinstance(m, DeclareDomain)}
+    assert {(labels[p.domain], p.flags) for lane in (0, 1) for p in joined.pushes(lane)} == {
+        ("optimizer.0", 0),
+        ("audit of optimizer.0", 0),
+    }

@@ -9,9 +9,8 @@ import pytest
 import torch
 
 import gcclient
-from gcclient.api import _current_calls as current_calls
-from gcclient.api import current
-from gcclient.calls import CALLS, EXACT
+from gcclient.api import current, current_calls
+from gcclient.call_domains import CALLS, EXACT
 from gcclient.places import PLACES, places_for
 from gcproto import lane_messages, messages
 from gcproto.lane_messages import MapSection
@@ -159,11 +158,25 @@ def test_what_cannot_be_pushed_is_refused_with_what_would_do(joined: FakeDaemon)
     "function",
     [gcclient.push_pull, gcclient.push_pull_, gcclient.push_pull_async, gcclient.push_pull_async_],
 )
-def test_arguments_in_the_order_of_other_libraries_are_refused(joined: FakeDaemon, function: Any) -> None:
-    for arguments in ((False,), (True, "weight"), (b"weight",), (3,), (None, "weight"), ("weight", None)):
+def test_name_and_average_may_change_places_and_nothing_else_is_either(joined: FakeDaemon, function: Any) -> None:
+    for arguments in ((b"weight",), (3,), (None, "weight"), ("weight", None), (True, False), (True, b"weight")):
         with pytest.raises(TypeError, match=r"name=\.\.\., average="):
             function(torch.ones(3), *arguments)
     assert gcclient.stats()["calls"] == 0
+    for arguments, named, flags in [
+        (("weight", False), True, 0),
+        ((False, "weight"), True, 0),
+        ((True, "weight"), True, int(Flag.AVERAGE)),
+        ((False,), False, 0),
+        ((True, None), False, int(Flag.AVERAGE)),
+    ]:
+        for lane in (0, 1):
+            joined.heard[lane].clear()
+        outcome = function(torch.ones(3), *arguments)
+        if not isinstance(outcome, torch.Tensor):
+            gcclient.synchronize(outcome)
+        (push,) = [p for lane in (0, 1) for p in joined.pushes(lane) if p.keys]
+        assert (push.domain, push.flags) == (CALLS if named else EXACT, flags)
 
 
 def test_calls_from_several_threads(joined: FakeDaemon) -> None:

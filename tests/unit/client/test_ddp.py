@@ -136,6 +136,23 @@ def test_a_backward_pass_is_one_step(alone: FakeDaemon, compression: str | None)
     assert gcclient.stats()["steps"] == 3
 
 
+def test_gradients_of_several_passes_are_exchanged_in_the_last(alone: FakeDaemon) -> None:
+    net, same = _Net(), _Net()
+    model = DistributedDataParallel(net, bucket_cap_mb=0.05)
+    model.register_comm_hook(gcclient.state(model, backward_passes_per_step=3), gcclient.ddp_hook)
+    for step in range(2):
+        for part in range(3):
+            assert gcclient.stats()["steps"] == step
+            x = torch.randn(4, 20, generator=torch.Generator().manual_seed(10 * step + part))
+            model(x).pow(2).sum().backward()
+            same(x).pow(2).sum().backward()
+        assert gcclient.stats()["steps"] == step + 1
+        for a, b in zip(net.layers.parameters(), same.layers.parameters(), strict=True):
+            assert torch.equal(a.grad, b.grad)  # type: ignore[arg-type]
+        model.zero_grad()
+        same.zero_grad()
+
+
 def test_the_loss_scale_goes_with_the_push(alone: FakeDaemon) -> None:
     model = DistributedDataParallel(nn.Linear(3, 2))
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0)

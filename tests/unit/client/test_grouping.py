@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import gcclient
-from gcclient.grouping import read_groups
+from gcclient.grouping import plain_name, read_groups
 from gcserver.planner.mergecomp_groups import ddp_bucket_caps, naive
 
 NAMES = ["e", "d", "c", "b", "a"]
@@ -72,3 +72,15 @@ def test_bucket_caps_are_the_groups_bytes() -> None:
 def test_bucket_caps_that_torch_would_not_keep_are_refused(model: nn.Module, groups: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         gcclient.bucket_caps(model, groups)  # type: ignore[arg-type]
+
+
+def test_names_are_the_models_own_whatever_wraps_it() -> None:
+    for name in (
+        "a.weight",
+        "module.a.weight",
+        "_orig_mod.a.weight",
+        "module._orig_mod.a.weight",
+        "_orig_mod.module.a.weight",
+    ):
+        assert plain_name(name) == "a.weight"
+    assert plain_name("head.module.weight") == "head.module.weight"

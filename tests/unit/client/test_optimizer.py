@@ -95,6 +95,48 @@ def test_gradients_add_up_before_they_are_exchanged(joined: FakeDaemon) -> None:
     assert gcclient.stats()["steps"] == 3
 
 
+def test_passes_without_sync_only_add_up(joined: FakeDaemon) -> None:
+    model, same = make_model(), make_model()
+    optimizer = wrap(model, backward_passes_per_step=2)
+    plain = torch.optim.SGD(same.parameters(), 0.1, momentum=0.9)
+    for step in range(2):
+        with optimizer.no_sync():
+            for seed in range(3):
+                backward(model, 10 * step + seed)
+        for seed in range(3, 5):  # as many as are announced
+            assert not pushes(joined, step + 1)
+            backward(model, 10 * step + seed)
+        for seed in range(5):
+            backward(same, 10 * step + seed)
+        joined.wait(lambda step=step: bool(pushes(joined, step + 1)))
+        optimizer.step()
+        plain.step()
+        assert equal(model, same)
+        optimizer.zero_grad()
+        plain.zero_grad()
+    with optimizer.no_sync():  # no pass after it: what there is is exchanged
+        backward(model, 7)
+    with pytest.raises(RuntimeError, match="zero_grad"):
+        optimizer.zero_grad()
+    optimizer.step()
+    backward(same, 7)
+    plain.step()
+    assert equal(model, same)
+    optimizer.zero_grad()
+    for seed in range(2):
+        backward(model, seed)
+    with optimizer.no_sync(), pytest.raises(RuntimeError, match=r"'4\.bias' was computed within no_sync\(\) while"):
+        backward(model, 2)
+
+
+def test_sums_are_pushed_as_such(joined: FakeDaemon) -> None:
+    model = make_model()
+    optimizer = wrap(model, op=gcclient.Sum)
+    backward(model)
+    optimizer.step()
+    assert {p.flags for p in pushes(joined, 1)} == {0}
+
+
 def test_one_pass_too_many_is_refused(joined: FakeDaemon) -> None:
     model = make_model()
     optimizer = wrap(model)
@@ -245,11 +287,13 @@ def test_wrong_arguments_are_named(joined: FakeDaemon) -> None:
         ((plain, [("w", p) for p in model.parameters()]), ValueError, "'w' is given twice"),
         ((torch.optim.SGD([torch.ones(1)], 0.1),), ValueError, "requires a gradient"),
         ((plain, None, object), TypeError, "compression="),
-        ((plain, None, None, "all"), ValueError, "groups='all'"),
-        ((plain, None, None, None, 0), ValueError, "backward_passes_per_step=0: expected 1 or more"),
+        ((plain, None, None, 1, "sum"), ValueError, "op='sum'"),
+        ((plain, None, None, 0), ValueError, "backward_passes_per_step=0: expected 1 or more"),
     ]:
         with pytest.raises(error, match=message):
             gcclient.DistributedOptimizer(*arguments)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="groups='all'"):
+        gcclient.DistributedOptimizer(plain, groups="all")
     with pytest.raises(RuntimeError, match="before it is given to DistributedOptimizer"):
         wrapped.add_param_group({"params": [torch.ones(1, requires_grad=True)]})
     assert [t.name for t in sections(joined)[0].section.tensors][-1] == "parameter.0.0"

@@ -58,13 +58,53 @@ def test_what_is_refused_with_a_daemon_is_refused_here() -> None:
     with pytest.raises(ValueError, match="to_dense"):
         gcclient.push_pull(torch.ones(2).to_sparse())
     with pytest.raises(TypeError, match="by keyword"):
-        gcclient.push_pull(torch.ones(2), True)  # type: ignore[arg-type]
+        gcclient.push_pull(torch.ones(2), 3)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="whole matrices"):
+        gcclient.push_pull(torch.ones(2), "x", compression="powersgd(rank=2)")
+    with pytest.raises(ValueError, match="no other reduction"):
+        gcclient.allreduce(torch.ones(2), op="max")  # type: ignore[arg-type]
+    net = torch.nn.Linear(2, 2)
+    with pytest.raises(ValueError, match="backward_passes_per_step"):
+        gcclient.state(net, backward_passes_per_step=0)
+    with pytest.raises(ValueError, match="warmup_steps"):
+        gcclient.state(net, warmup_steps=-1)
+    inner = torch.optim.SGD(net.parameters(), 0.1)
+    with pytest.raises(ValueError, match="scaler"):
+        gcclient.DistributedOptimizer(inner, overlap_forward=True, scaler=torch.amp.GradScaler("cpu"))
     with pytest.raises(ValueError, match="dtype"):
         gcclient.empty("x", 3, dtype=torch.complex64)
     with pytest.raises(NoAdvice, match="GC_DISABLE"):
         gcclient.advise()
     with pytest.raises(gcclient.NotInitialized, match="GC_DISABLE"):
         api.current()
+
+
+def test_the_calls_under_other_names() -> None:
+    ones = torch.ones(2)
+    handle = gcclient.grouped_allreduce_async([ones, ones * 2], name="g", compression="topk(ratio=0.01)")
+    assert gcclient.poll(handle)
+    assert [t.tolist() for t in gcclient.synchronize(handle)] == [[1.0, 1.0], [2.0, 2.0]]
+    assert gcclient.push_pull(ones, False, "order").tolist() == [1.0, 1.0]
+    assert gcclient.broadcast_object({"w": ones})["w"] is ones
+    assert torch.equal(gcclient.allgather(torch.arange(3)), torch.arange(3))
+    assert gcclient.allgather(torch.empty(0, 2)).shape == (0, 2)
+    assert gcclient.allgather_object([1, "x"]) == [[1, "x"]]
+    gcclient.barrier()
+
+
+def test_a_wrapper_that_is_to_overlap_waits() -> None:
+    net = torch.nn.Linear(3, 2)
+    optimizer = gcclient.DistributedOptimizer(
+        torch.optim.SGD(net.parameters(), 0.1), net.named_parameters(), overlap_forward=True
+    )
+    before = net.weight.detach().clone()
+    with optimizer.no_sync():
+        net(torch.ones(4, 3)).sum().backward()
+    net(torch.ones(4, 3)).sum().backward()
+    optimizer.step()
+    assert type(net.weight) is torch.nn.Parameter
+    assert torch.allclose(net.weight, before - 0.8)
+    assert gcclient.stats()["steps"] == 1
 
 
 def test_an_empty_tensor_is_the_same_at_every_call() -> None:
@@ -98,7 +138,7 @@ def test_the_wrapper_trains_and_guards() -> None:
 
 
 def test_after_shutdown_nothing_goes() -> None:
-    calls = api._current_calls()
+    calls = api.current_calls()
     gcclient.shutdown()
     with pytest.raises(gcclient.NotInitialized):
         gcclient.push_pull(torch.ones(1))

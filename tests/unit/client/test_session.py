@@ -17,7 +17,7 @@ from gcclient.api import current
 from gcproto import lane_messages, messages
 from gcproto.dtypes import DType
 from gcproto.manifest import TensorSpec
-from gcproto.messages import DeclareSection, Fault, Register, Waiting
+from gcproto.messages import DeclareDomain, DeclareSection, Fault, Register, Waiting
 from gcproto.paths import default_socket
 from gcproto.timings import TensorTimes
 from tests.unit.client.fake import FakeDaemon
@@ -107,7 +107,7 @@ def test_what_cannot_be_encoded_was_not_declared(joined: FakeDaemon) -> None:
     with pytest.raises(OverflowError):
         session.declare(domain, (TensorSpec("a", (1 << 64,), int(DType.F32)),))
     with pytest.raises(UnicodeEncodeError):
-        session.domain("a\udc80", 7, (0,), scoped=False, codec="")
+        session.domain(DeclareDomain("a\udc80", 7, (0,)))
     assert len(domain.sections) == 1 and 7 not in session.domains
     assert torch.equal(gcclient.push_pull(torch.ones(3), "after"), torch.ones(3))
     assert [m.section.index for m in joined.heard[-1] if isinstance(m, DeclareSection)] == [0, 1]

@@ -32,6 +32,8 @@ from tests.unit.core.control_machine import (
         (DeclareDomain("tp", 1, (0,), codec="zip"), "unknown codec 'zip'"),
         (DeclareDomain("ddp", 0, (0,), True, whole=True), "declares process group"),
         (DeclareDomain("tp", 1, (0,), codec="matrix"), "matrix takes whole matrices, and blocks of 'tp' may cut them"),
+        (DeclareDomain("tp", 1, (0,), exclude=("*.bias", "")), "rank 0 excludes tensors from compression: pattern:"),
+        (DeclareDomain("tp", 1, (0,), quality="best"), "rank 0 quality='best': expected one of safe, balanced, fast"),
         (DeclareSection(9, Section(0, (TensorSpec("w", (4,), 0),))), "not in"),
         (DeclareSection(0, Section(1, ())), "holds 1 to"),
         (DeclareSection(0, Section(0, (TensorSpec("w", (5,), 0),))), "shape of tensor 0 differs"),

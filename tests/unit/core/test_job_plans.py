@@ -352,6 +352,23 @@ def test_a_plan_has_a_number_that_frames_can_say() -> None:
     assert not m.jobs[record.job].plans
 
 
+def test_what_a_model_excludes_stays_so_whatever_a_plan_says() -> None:
+    m = machine(codec="topk")
+    (arbitrate,) = [e for e in said(m, 1, register()) if isinstance(e, ce.Arbitrate)]
+    m.on(ce.EpochWon(arbitrate.record), 0.0)
+    said(m, 1, messages.DeclareDomain("ddp", 0, (0,), True, exclude=("*.bias", "head.*")))
+    out = m.on(set_codec(1, "", "head.bias", "topk"), 0.0)
+    assert any(isinstance(e, ce.ToLane) for e in out)
+    (job,) = m.jobs.values()
+    plan = job.plan(job.domains[0], job.proposal)
+    assert [(r.pattern, r.codec.spec, r.origin) for r in plan.rules] == [
+        ("*", "topk", "default"),
+        ("head.bias", "topk", "plan"),
+        ("*.bias", "none", "exclude"),
+        ("head.*", "none", "exclude"),
+    ]
+
+
 def test_wishes_that_wait_are_bounded_and_who_asked_hears_so() -> None:
     m, record = formed_with_b()
     rule = messages.Rule("w", "topk")

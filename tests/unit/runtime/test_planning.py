@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from gcserver.planner.course import COMPARED
 from gcserver.planner.profile import LinkCost, StepTime
+from gcserver.runtime import planwish
 from gcserver.runtime.plancourse import AFRESH, LOOK_EVERY
 from gcserver.runtime.plannerlink import Measure
 from gcserver.runtime.unplannable import NotPlannable
@@ -37,6 +39,24 @@ def test_a_job_is_planned_when_it_is_warm_and_measured(tmp_path: Path) -> None:
         assert standing.before.step == StepTime(0, 0.4, 0.01, 7)
         await d.look()
         assert len(d.link.plans()) == 1, "once"
+
+    run(tmp_path, test)
+
+
+def test_a_model_says_what_its_plans_may_lose_until_an_operator_does(tmp_path: Path) -> None:
+    async def test(d: Daemon) -> None:
+        declared = msgspec.structs.replace(d.domain.declared_as, quality="safe", exclude=("*.bias",), warmup=15)
+        d.domain.declared_as, d.domain.config = declared, d.job.configure(declared)
+        assert await d.look() == "waits for step 25 of ddp, the largest model, which has made 20"
+        d.domain.settled = 25
+        await d.look()
+        assert (d.link.plans()[0].wish.quality, d.link.plans()[0].wish.exclude) == ("safe", ("b", "*.bias"))
+        assert "(auto, safe)" in d.planning.set_mode(d.job, "auto", "")
+        assert "(auto, balanced)" in d.planning.set_mode(d.job, "", "balanced")
+        await d.look()
+        assert d.link.plans()[-1].wish.quality == "balanced"
+        d.again()
+        assert planwish.quality(d.course.standing, d.domain) == "balanced", "also after a restart"
 
     run(tmp_path, test)
 

@@ -18,6 +18,7 @@ import pytest
 from gcproto.dtypes import DType
 from gcproto.manifest import USED, Section, TensorSpec
 from gcproto.messages import DeclareDomain, DeclareSection
+from gcproto.records import replace
 from gcproto.timings import TensorTimes
 from gcserver.core.control import ControlMachine
 from gcserver.core.control_events import LogSettled
@@ -163,6 +164,18 @@ def test_steps_count_for_the_plan_they_ran_under() -> None:
     assert [(s.plan, s.seconds, s.steps) for s in a.known().steps] == [
         (0, 1.0, 9 - SETTLING), (2, 3.0, 9 - SETTLING),
     ]  # fmt: skip
+
+
+def test_steps_of_the_warm_up_say_nothing_of_the_plan_after_it() -> None:
+    a = daemon()
+    a.times(0, 10)
+    domain = a.machine.jobs[JOB].domains[0]
+    domain.config = replace(domain.config, warmup=30)
+    for step in range(1, 61):
+        a.now += 1.0 if step <= 30 else 3.0
+        a.profiler.on_settled(LogSettled((JOB, 0), step, False, 0, 2))
+    ((plan, seconds),) = [(s.plan, s.seconds) for s in a.known().steps]
+    assert (plan, seconds) == (0, 3.0)
 
 
 def test_where_every_call_is_a_step_there_is_no_profile() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from gcproto import messages
 from gcproto.manifest import AddressSpace, Section, TensorSpec
+from gcproto.records import replace
 from gcserver.admin.source import AdminError, TensorStatus
 from gcserver.runtime.tensors import Facts, holders, in_force, tensors, with_facts
 from tests.unit.core.control_machine import declared, said
@@ -25,6 +26,22 @@ def laid_out(*sizes: int) -> tuple[Section, AddressSpace]:
     space = AddressSpace(1, 1, 256 * KIB)
     space.append(section)
     return section, space
+
+
+def test_a_plan_comes_into_force_after_the_warm_up() -> None:
+    m, _ = declared(whole=False, rules="topk")
+    (job,) = m.jobs.values()
+    (domain,) = job.domains.values()
+    domain.config = replace(domain.config, warmup=5)
+    for settled, since, spec, origin in (
+        (0, 1, "none", "warm-up"),
+        (4, 1, "none", "warm-up"),
+        (5, 0, "topk", "default"),
+    ):
+        domain.settled = settled
+        first, plan = in_force(job, domain)
+        assert (first, plan.rules[0].origin) == (since, origin)
+        assert {t.codec for t in tensors(domain, plan, 1)} == {spec}
 
 
 @pytest.mark.parametrize(

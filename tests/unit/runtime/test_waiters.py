@@ -20,7 +20,8 @@ from tests.unit.core.control_machine import domain_of, formed_with_b, machine, r
 
 
 def supervisor(m: Any) -> Any:
-    return SimpleNamespace(machine=m, node="a", lanes=SimpleNamespace(table=[None]))
+    node = SimpleNamespace(advertise=SimpleNamespace(host="a"), metrics=None)
+    return SimpleNamespace(machine=m, node="a", lanes=SimpleNamespace(table=[None]), config=SimpleNamespace(node=node))
 
 
 def test_the_longest_wait_comes_first_and_who_is_in_time_is_not_shown() -> None:
@@ -66,7 +67,7 @@ def test_a_job_that_has_yet_to_form_says_which_ranks_it_lacks_also_in_the_metric
     observer._waiting()
 
     def waited(rank: int) -> float | None:
-        labels = {"job": "train", "peer": f"rank {rank}", "wanted": "worker"}
+        labels = {"training_job": "train", "peer": f"rank {rank}", "wanted": "worker"}
         metrics: Metrics = observer._metrics
         return metrics.registry.get_sample_value("gradcomm_waiting_seconds", labels)
 

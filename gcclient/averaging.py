@@ -1,0 +1,239 @@
+"""A wrapped optimizer's exchanges: when each begins and ends, and what users may do in between.
+
+What may live here: the life of an exchange from the first gradient to the step, and the class that wrapped optimizers
+derive from. What may not: the exchange itself (`exchange.py`), making a wrapper (`optimizer.py`), steps of single
+parameters (`overlap.py`).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from gcclient.auditor import Auditor
+from gcclient.exchange import Exchange, Layout
+from gcclient.parameters import Parameter
+from gcclient.plain_training import PlainExchange, PlainLayout
+
+
+class Averaging:
+    """The exchanges of one wrapped optimizer. ``open``: gradients came that are not averaged yet."""
+
+    def __init__(self, layout: Layout | PlainLayout, passes: int, scaler: Any, auditor: Auditor | None) -> None:
+        self.layout = layout
+        self.auditor = auditor
+        self.passes = passes
+        self.scaler = scaler
+        self.open = False
+        #: the gradients are averages that no step has used yet
+        self.averaged = False
+        #: they are not: the step was given up with a lost node
+        self.skipped = False
+        #: step() is to take the gradients as they are
+        self.skipping = False
+        #: backward passes only add up
+        self.resting = False
+        self._left = dict.fromkeys(layout.parameters, passes)
+        self._exchange: Exchange | PlainExchange | None = None
+        #: called with a parameter whose gradient is about to be pushed
+        self.before_bringing: Callable[[Parameter], None] = lambda parameter: None
+        #: autograd may run the hooks of several devices at once
+        self._lock = threading.Lock()
+
+    def watch(self) -> None:
+        """From now on gradients are exchanged as they become ready, for as long as the wrapper lives."""
+        mine = weakref.ref(self)
+        # Its clocks first: they are to run before gradients are copied.
+        handles = self.layout.timing.watch(p.tensor for p in self.layout.parameters)
+        handles += [p.tensor.register_post_accumulate_grad_hook(_hook(mine, p)) for p in self.layout.parameters]
+        weakref.finalize(self, _remove, handles)
+
+    def on_gradient(self, parameter: Parameter) -> None:
+        """A backward pass has added to a parameter's gradient."""
+        with self._lock:
+            self.layout.session.check()
+            if self.resting:
+                self._rest(parameter)
+                return
+            if not self._left[parameter]:
+                raise RuntimeError(
+                    f"a gradient of {parameter.name!r} was computed more than backward_passes_per_step={self.passes} "
+                    "times before optimizer.step(): raise it to accumulate gradients, or call step() in between"
+                )
+            self.open, self.averaged, self.skipped = True, False, False
+            self._left[parameter] -= 1
+            if not self._left[parameter]:
+                self.before_bringing(parameter)
+                self._begun().bring(parameter)
+
+    def _rest(self, parameter: Parameter) -> None:
+        if self._exchange is not None and parameter in self._exchange.brought:
+            raise RuntimeError(
+                f"a gradient of {parameter.name!r} was computed within no_sync() while an earlier one is being "
+                "exchanged: call optimizer.step() before it, or leave the pass that exchanges for the end"
+            )
+        self.open, self.averaged, self.skipped = True, False, False
+
+    def _begun(self) -> Exchange | PlainExchange:
+        if self._exchange is None:
+            scale = 1.0 if self.scaler is None else float(self.scaler.get_scale())
+            self._exchange = self.layout.begin(scale)
+        return self._exchange
+
+    def bring_rest(self) -> Exchange | PlainExchange:
+        """Push what was not yet; returns the exchange, whose results may be under way."""
+        self.layout.session.check()
+        exchange = self._begun()
+        for parameter in self.layout.parameters:
+            if parameter not in exchange.brought and parameter.tensor.grad is not None:
+                self.before_bringing(parameter)
+                exchange.bring(parameter)
+        return exchange
+
+    def brings_last(self, parameter: Parameter) -> bool:
+        """Whether a parameter's gradient is the only one that the exchange lacks."""
+        brought = {} if self._exchange is None else self._exchange.brought
+        return len(brought) + 1 == len(self.layout.parameters) and parameter not in brought
+
+    def over(self) -> None:
+        """Whoever has the exchange sees to its end; the next gradient begins another."""
+        self._exchange = None
+        self._left = dict.fromkeys(self.layout.parameters, self.passes)
+        self.open, self.averaged = False, False
+
+    def average(self) -> None:
+        """Exchange what was not yet, and wait: every gradient is the average over all ranks."""
+        exchange = self.bring_rest()
+        exchange.finish()
+        self.over()
+        self.skipped = exchange.skipped
+        self.averaged = True
+        if self.auditor is not None:
+            # Here and not before the next step: ranks come here alike, but may differ in what they do until they push.
+            assert isinstance(self.layout, Layout)
+            start = time.perf_counter()
+            self.auditor.look_back()
+            self.layout.timing.stood(start)
+
+    def check_closed(self, what: str) -> None:
+        """Raises RuntimeError between backward() and step()."""
+        if self.open:
+            self.layout.session.check()
+            raise RuntimeError(
+                f"{what} was called after backward() and before optimizer.step() or optimizer.synchronize(), while "
+                "gradients are being exchanged: call it before backward() or after step()"
+            )
+
+
+def _hook(averaging: weakref.ref[Averaging], parameter: Parameter) -> Callable[[torch.Tensor], None]:
+    def on_gradient(tensor: torch.Tensor) -> None:
+        living = averaging()
+        if living is not None:
+            living.on_gradient(parameter)
+
+    return on_gradient
+
+
+def _remove(handles: list[RemovableHandle]) -> None:
+    for handle in handles:
+        handle.remove()
+
+
+class Distributed(Optimizer):
+    """What :func:`DistributedOptimizer` adds to an optimizer; its classes derive from this and from the optimizer's."""
+
+    _averaging: Averaging
+
+    def _prepare(self) -> None:
+        """Called once, when everything of the optimizer that is wrapped is here."""
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """What a GradScaler asks: it must not look for infinities before gradients are averages, as it does for those
+        that unscale themselves."""
+        return False
+
+    def synchronize(self) -> None:
+        """Wait until every gradient is the average over all ranks; :meth:`step` then does not exchange again.
+
+        For whatever changes averaged gradients, clipping for instance. All ranks must call it alike. Raises
+        RuntimeError if a gradient was changed since its backward pass, and the job's failure.
+        """
+        self._averaging.average()
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """Within it :meth:`step` takes the gradients as they are, after :meth:`synchronize`."""
+        self._averaging.skipping = True
+        try:
+            yield
+        finally:
+            self._averaging.skipping = False
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes within it only add up gradients; the next one outside brings the sum.
+
+        They do not count as passes of ``backward_passes_per_step``. All ranks must do alike.
+        """
+        self._averaging.resting = True
+        try:
+            yield
+        finally:
+            self._averaging.resting = False
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Wait for the averages, then step. With a ``closure``, its gradients are averaged each time it is called.
+
+        A step that was given up with a lost node (``on_loss="skip"``) changes nothing here, on all ranks that are left;
+        with a closure its gradients are zeros. ``gcclient.stats()["skipped_steps"]`` counts them.
+        Raises RuntimeError within :meth:`skip_synchronize` without :meth:`synchronize` before, and what that raises.
+        """
+        averaging = self._averaging
+        if averaging.skipping:
+            averaging.check_closed("optimizer.step() within skip_synchronize()")
+        elif (closure is None or averaging.open) and not averaging.averaged:
+            self.synchronize()
+        if averaging.skipped and closure is None:
+            averaging.averaged = averaging.skipped = False
+            return None
+        evaluate = closure
+        if closure is not None and not averaging.skipping:
+            evaluate = self._averaged(closure)
+        result = super().step(evaluate)
+        averaging.averaged = False
+        return result
+
+    # Its own hooks run within the optimizer's step(), when gradients are averages; torch would run them twice.
+    step.hooked = True  # type: ignore[attr-defined]
+
+    def _averaged(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        def evaluate() -> Any:
+            loss = closure()
+            self.synchronize()
+            return loss
+
+        return evaluate
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As the optimizer's. Raises RuntimeError between backward() and :meth:`step` or :meth:`synchronize`."""
+        self._averaging.check_closed("optimizer.zero_grad()")
+        self._averaging.averaged = False
+        super().zero_grad(set_to_none)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As the optimizer's. Raises RuntimeError between backward() and :meth:`step`."""
+        self._averaging.check_closed("optimizer.load_state_dict()")
+        super().load_state_dict(state_dict)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Raises RuntimeError: what is exchanged was declared on all ranks when the optimizer was wrapped."""
+        raise RuntimeError("add parameters to the optimizer before it is given to DistributedOptimizer")
