@@ -40,6 +40,8 @@ def _start(folder: Path, *arguments: str, terminal: int = -1, **variables: str) 
     environ = {k: v for k, v in os.environ.items() if not k.startswith("GC_")}
 
     def prepare() -> None:
+        # Tests that run in the background ignore it, which children inherit and sh cannot undo.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
         if terminal >= 0:
             os.setsid()
             fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
