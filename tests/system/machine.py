@@ -41,6 +41,7 @@ class Machine:
         self.root = folder / "root"
         self.console = folder / "console"
         # names in /usr may lead to /etc/alternatives and back
+        #: by where it is shown: a folder of this machine may be at two places, as /usr is where Python is the system's
         self._binds = {name: name for name in ("/usr", "/etc/alternatives") if Path(name).exists()}
         self._prepare()
 
@@ -70,8 +71,8 @@ class Machine:
     def _environment(self) -> None:
         """/opt/gradcomm, a virtual environment. Its interpreter lies where every user may read it."""
         gradcomm, python = self.root / "opt/gradcomm", f"python{sysconfig.get_python_version()}"
-        self._binds |= {sys.base_prefix: "/opt/python", sysconfig.get_path("purelib"): "/opt/gradcomm/site"}
-        self._binds |= {str(ROOT / folder): f"/opt/gradcomm/src/{name}" for name, folder in PACKAGES.items()}
+        self._binds |= {"/opt/python": sys.base_prefix, "/opt/gradcomm/site": sysconfig.get_path("purelib")}
+        self._binds |= {f"/opt/gradcomm/src/{name}": str(ROOT / folder) for name, folder in PACKAGES.items()}
         site = gradcomm / "lib" / python / "site-packages"
         site.mkdir(parents=True)
         (site / "gradcomm.pth").write_text("/opt/gradcomm/src\n/opt/gradcomm/site\n")
@@ -85,7 +86,7 @@ class Machine:
 
     def mount(self, outside: Path, inside: str) -> None:
         """Show a folder of this machine, not one below ``root``, there, read-only; before :meth:`boot`."""
-        self._binds[str(outside)] = inside
+        self._binds[inside] = str(outside)
 
     def fill_cache(self, folder: Path) -> None:
         """The kernels that are compiled here, as a daemon that compiled them there would have cached them."""
@@ -99,7 +100,7 @@ class Machine:
 
     def boot(self) -> None:
         """Until the system says that it runs. Raises RuntimeError with its console if it does not."""
-        binds = [f"--bind-ro={outside}:{inside}" for outside, inside in self._binds.items()]
+        binds = [f"--bind-ro={outside}:{inside}" for inside, outside in self._binds.items()]
         argv = [
             "systemd-nspawn", "--quiet", "--register=no", "--keep-unit", "--private-network",
             f"--directory={self.root}", *binds,
