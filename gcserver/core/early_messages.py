@@ -46,9 +46,9 @@ class EarlyMessages:
 
     def forget(self, job: bytes) -> None:
         """The job is over."""
-        for node, m in self.take():
-            if m.job != job:
-                self.keep(node, m)
+        for kept in self.nodes.values():
+            kept.messages = deque(each for each in kept.messages if each[0].job != job)
+            kept.nbytes = sum(size for _, size in kept.messages)
 
     def __len__(self) -> int:
         return sum(len(kept.messages) for kept in self.nodes.values())

@@ -43,7 +43,7 @@ def ready(d: Domain, p: Partition, r: Round, now: float) -> None:
         return
     d.gated.pop(p.block.key, None)
     r.levels, grade = tuning.own(choice, decision, p.segments)
-    me, everyone = d.config.members[d.config.me].name, choice.scheme == "all" and codec.rounds == 1
+    me, everyone = d.config.members[d.config.me].name, choice.scheme == plans.ALL and codec.rounds == 1
     if not (d.same_scheme(p, r, everyone, me) and d.same_codec(p, r, codec.id, grade, me, codec.tunable)):
         return
     if r.apart and not d.same_codec(p, r, codec.id, *r.apart, codec.tunable):
