@@ -66,6 +66,7 @@ class Domain:
     out: list[LaneEffect] = field(default_factory=list)
     gated: dict[int, int] = field(default_factory=dict)
     notices: dict[tuple[int, bool, int | None, bool], list[int]] = field(default_factory=dict)
+    #: steps that are over on this lane and not settled yet
     finished: dict[int, StepRecord] = field(default_factory=dict)
     #: blocks that peers contributed to, by steps not closed here yet
     remote: dict[int, set[int]] = field(default_factory=dict)

@@ -29,10 +29,9 @@ def _resume(d: Domain, finished: tuple[StepRecord, ...]) -> None:
 
     What was finished in an earlier epoch is settled or will be finished again.
     """
-    d.finished = {r.step: r for r in finished if r.epoch == d.config.epoch}
-    for record in sorted(d.finished.values(), key=lambda r: r.step):
-        if record.step > d.steps.settled:
-            d.out.append(completion.report_of(d, record))
+    here = (r for r in finished if r.epoch == d.config.epoch and r.step > d.steps.settled)
+    d.finished = {r.step: r for r in sorted(here, key=lambda r: r.step)}
+    d.out.extend(completion.report_of(d, record) for record in d.finished.values())
 
 
 def carry_over(d: Domain, before: Domain, now: float) -> None:

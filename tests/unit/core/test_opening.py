@@ -112,6 +112,17 @@ def test_a_finished_step_of_an_earlier_epoch_is_not_reported() -> None:
     assert [x.step for x in out if isinstance(x, fx.ReportStep)] == [4]
 
 
+def test_a_restart_begins_after_what_is_settled_though_the_lane_remembers_older_steps() -> None:
+    m = machine()
+    remembered = tuple(ev.StepRecord(step, False, 0, 7, 2) for step in (1, 2))
+    out = m.on(replace(second_epoch(settled=4, begins=0), finished=remembered), 0.0)
+    domain = m.domains[ID]
+    assert kinds(out) == [] and not domain.finished
+    assert domain.front == 5, "half of the credit is for this step: one behind it would wait for ever"
+    m.on(ev.Settled(ID, 5, False, 0), 1.0)
+    assert domain.front == 6
+
+
 def test_workers_are_told_of_a_skipped_step_now_or_when_they_push_it() -> None:
     m = machine()
     open_domain(m)
