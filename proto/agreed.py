@@ -21,6 +21,12 @@ MAX_LABEL: Final = 1024
 #: A model leaves out at most so many patterns of names, and is warm after at most so many steps.
 MAX_EXCLUDE: Final = 1024
 MAX_WARMUP: Final = 1_000_000
+#: A plan that is resumed has at most so many rules: one for each tensor, and some.
+MAX_RULES: Final = 1 << 21
+#: So many steps a domain can have made before it is resumed: those that follow have room.
+MAX_STEPS_BEFORE: Final = 1 << 61
+#: of a node, drawn from its name
+NodeNumber = Annotated[int, msgspec.Meta(ge=0)]
 Label = Annotated[str, msgspec.Meta(max_length=MAX_LABEL)]
 
 
@@ -48,6 +54,21 @@ class Rule(msgspec.Struct, frozen=True, array_like=True):
     levels: tuple[int, ...] = ()
 
 
+class Resumed(msgspec.Struct, frozen=True, array_like=True):
+    """What a domain goes on from that was saved in an earlier job (`gcclient.load_state_dict`).
+
+    ``origin``: what stochastic codecs drew from there; ``steps``: how many the domain has made since; ``nodes``: the
+    numbers (as `wire.node_id`) that its nodes drew with, in member order (empty: their own). ``rules``: what plan 0
+    says here in place of a plan's text; ``controller`` steers it (empty: as the job says).
+    """
+
+    origin: Annotated[bytes, msgspec.Meta(max_length=16)]
+    steps: Annotated[int, msgspec.Meta(ge=0, le=MAX_STEPS_BEFORE)]
+    nodes: Annotated[tuple[NodeNumber, ...], msgspec.Meta(max_length=MAX_RANKS)] = ()
+    rules: Annotated[tuple[Rule, ...], msgspec.Meta(max_length=MAX_RULES)] = ()
+    controller: Label = ""
+
+
 class DeclareDomain(Message, frozen=True, tag="domain"):
     """A process group enters: its label and the global ranks in it.
 
@@ -55,7 +76,8 @@ class DeclareDomain(Message, frozen=True, tag="domain"):
     until a plan says otherwise (empty: the daemon's ``codec.default``). ``whole``: blocks are cut between tensors only,
     for codecs that take whole matrices. ``audit``: every so many steps all ranks audit one together (0: never).
     ``exclude``: globs of tensors that travel uncompressed whatever a plan says. ``warmup``: so many first steps are
-    uncompressed as a whole. ``quality``: what automatic plans for it may lose (empty: what the job says).
+    uncompressed as a whole. ``quality``: what automatic plans for it may lose (empty: what the job says). ``resumed``:
+    what it goes on from that an earlier job saved.
     """
 
     label: str
@@ -68,6 +90,7 @@ class DeclareDomain(Message, frozen=True, tag="domain"):
     exclude: Annotated[tuple[str, ...], msgspec.Meta(max_length=MAX_EXCLUDE)] = ()
     warmup: Annotated[int, msgspec.Meta(ge=0, le=MAX_WARMUP)] = 0
     quality: str = ""
+    resumed: Resumed | None = None
 
 
 class PlanText(Message, frozen=True, tag="plan"):

@@ -12,6 +12,7 @@ import msgspec
 
 from gcproto.messages import Fault
 from gcproto.packed import Message
+from gcproto.states import AskStates, BlockStates, GiveStates, StatesKept
 
 #: Most blocks that one doorbell can be about.
 MAX_KEYS: Final = 1 << 20
@@ -72,5 +73,5 @@ class Done(Message, frozen=True, tag="done"):
     epoch: int = 1
 
 
-FromLaneWorker = Attach | MapSection | Push
-ToLaneWorker = Mapped | Done | Fault
+FromLaneWorker = Attach | MapSection | Push | AskStates | GiveStates
+ToLaneWorker = Mapped | Done | BlockStates | StatesKept | Fault

@@ -22,6 +22,7 @@ from gcproto.epoch_messages import Admit, DomainFacts, EpochStart, Frozen, JobSt
 from gcproto.manifest import Section
 from gcproto.modes import BALANCED, STATIC
 from gcproto.packed import Message
+from gcproto.states import AskStanding, Standing
 from gcproto.timings import TensorTimes
 
 LAST_SEED: Final = (1 << 63) - 1
@@ -355,5 +356,6 @@ class Waiting(Message, frozen=True, tag="waiting"):
 
 
 WorkerAct = Register | Reattach | WhoAreYou | DeclareDomain | DeclareSection | Admit | Unregister
-FromWorker = WorkerAct | TensorTimes | AuditReport | AskAdvice
-ToWorker = Registered | EpochChanged | NodesWait | IAm | SectionAgreed | Fault | Waiting | AuditAnswer | Advised
+FromWorker = WorkerAct | TensorTimes | AuditReport | AskAdvice | AskStanding
+WorkerAnswer = AuditAnswer | Advised | Standing
+ToWorker = Registered | EpochChanged | NodesWait | IAm | SectionAgreed | Fault | Waiting | WorkerAnswer

@@ -105,7 +105,8 @@ def dgc_encode(
     bounds, counts = i64(table, m + 1), u32(out + 4, m)
     step = np.int64(0)
     if steps != 0:
-        step = np.int64(f32(steps, 1)[0])
+        # It may come out of a checkpoint: no place before the first stage.
+        step = max(np.int64(0), np.int64(f32(steps, 1)[0]))
     if steps_out != 0:
         f32(steps_out, 1)[0] = np.float32(min(step + 1, warmup))
     slots, largest, longest = np.int64(0), np.int64(0), np.int64(0)

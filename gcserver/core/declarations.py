@@ -9,7 +9,7 @@ from __future__ import annotations
 from gcproto import messages, modes
 from gcproto.manifest import ManifestError, Section, check_section, difference
 from gcproto.messages import DeclareDomain, SectionAgreed, SectionList, SectionOffer
-from gcserver.core import job_plans, settling
+from gcserver.core import job_plans, resuming, settling
 from gcserver.core.control_domain import ControlDomain
 from gcserver.core.control_events import ControlEffect, OpenSection, Tell, ToLane
 from gcserver.core.early_messages import EarlyMessages
@@ -19,6 +19,8 @@ from gcserver.core.plan import excluded
 
 #: A domain's number has 32 bits in a frame header.
 MAX_DOMAIN = 2**32 - 1
+#: Where a codec of a checkpoint is not to be had.
+ELSEWHERE = "run a release that knows it on every node, or give the model another `compression`"
 
 
 def declare_domain(job: Job, rank: int, declared: DeclareDomain) -> list[ControlEffect]:
@@ -62,6 +64,10 @@ def declare_domain(job: Job, rank: int, declared: DeclareDomain) -> list[Control
                 phase="declare",
                 advice=job_plans.DECLARE_WHOLE,
             )
+    if why := resuming.why_not(declared, job.resolve, job.no_controller):
+        return job.fault(
+            "CodecError", f"rank {rank} resumes {declared.label!r}: {why}", phase="declare", advice=ELSEWHERE
+        )
     domain = job.add_domain(declared)
     return [job.save(), *settling.catch_up(domain, 0), *job.open_domain(domain, None)]
 

@@ -14,7 +14,7 @@ from gcserver.core import completion, tuning
 from gcserver.core import plan as plans
 from gcserver.core.domain import Domain
 from gcserver.core.effects import Encode, LogDecision
-from gcserver.core.events import CodecChoice, Decision, Handle, PlanKnown, ProposalKnown, Tuned
+from gcserver.core.events import CodecChoice, Decision, Handle, PlanKnown, ProposalKnown, StatesTaken, Tuned
 from gcserver.core.rounds import Partition, Round
 
 #: what a seed is drawn from beside its origin: domain, step, key, node
@@ -102,11 +102,15 @@ def choice_of(d: Domain, p: Partition, version: int, step: int) -> plans.Choice:
 
 def _seed(d: Domain, p: Partition, r: Round, codec: CodecChoice) -> int:
     """From (job or its seed, step, key, node) and not from the epoch, so that a retry draws the same; where all
-    nodes must draw alike, without the node."""
+    nodes must draw alike, without the node. A resumed domain draws as it would have gone on drawing."""
     c = d.config
     origin = c.job if c.seed is None else c.seed.to_bytes(8, "little")
     node = 0 if codec.shared_seed else c.members[c.me].node
-    return wire.digest(origin + _DRAWN.pack(c.domain, r.step, p.block.key, node))
+    if c.drawn_from:
+        origin = c.drawn_from
+    if node and c.drawn_as:
+        node = c.drawn_as
+    return wire.digest(origin + _DRAWN.pack(c.domain, c.ahead + r.step, p.block.key, node))
 
 
 def second_exchange(d: Domain, p: Partition, r: Round, aggregate: Handle | None) -> None:
@@ -136,9 +140,11 @@ def second_exchange(d: Domain, p: Partition, r: Round, aggregate: Handle | None)
     )
 
 
-def told(d: Domain, e: PlanKnown | ProposalKnown | Tuned, now: float) -> None:
-    """What this node is told of plans."""
-    if isinstance(e, Tuned):
+def told(d: Domain, e: PlanKnown | ProposalKnown | Tuned | StatesTaken, now: float) -> None:
+    """What this node is told of plans, and what is brought to it of states."""
+    if isinstance(e, StatesTaken):
+        d.partitions[e.key].take_states(e.owner)
+    elif isinstance(e, Tuned):
         d.tuned = e.notch, e.level
     elif isinstance(e, ProposalKnown):
         d.steps.known_proposal = max(d.steps.known_proposal, e.version)

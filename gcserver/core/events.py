@@ -92,6 +92,9 @@ class DomainConfig(Record, frozen=True, gc=False):
     ``origin``: how many members it had at first, which is what blocks are cut for; ``remaining``: which of them (by
     their first index) are left in each later epoch. What an earlier epoch left of steps after ``begins`` is void, and
     steps within ``skipped`` (first, last) are not run at all.
+
+    A domain that was resumed draws from ``drawn_from`` instead of ``seed`` or the job's number, counts the ``ahead``
+    steps made before, and this node draws with the number ``drawn_as`` (0: its own), as if there had been no end.
     """
 
     job: bytes
@@ -118,6 +121,9 @@ class DomainConfig(Record, frozen=True, gc=False):
     skipped: tuple[tuple[int, int], ...] = ()
     #: so many first steps are dense, whatever the plan says
     warmup: int = 0
+    drawn_from: bytes = b""
+    ahead: int = 0
+    drawn_as: int = 0
 
     @property
     def id(self) -> DomainKey:
@@ -163,6 +169,10 @@ class Versions(Record, frozen=True, gc=False):
     def holds(self) -> bool:
         """Whether the settled residual may be something other than zeros."""
         return bool(self.held >> self.current & 1)
+
+    def brought(self) -> Versions:
+        """As they are once something is in the settled version that no step wrote."""
+        return Versions(self.current, self.settled, self.written, self.held | 1 << self.current)
 
     def writing(self, step: int, zeros: bool = False) -> Versions:
         """As they are once ``step`` writes the version that is not current; ``zeros``: nothing stays behind in it."""
@@ -309,6 +319,14 @@ class Tuned(Record, frozen=True, gc=False):
     level: int = 0
 
 
+class StatesTaken(Record, frozen=True, gc=False):
+    """A worker brought what was saved of a block, before its first step: its residual may be other than zeros."""
+
+    domain: DomainKey
+    key: int
+    owner: bool
+
+
 class Pushed(Record, frozen=True, gc=False):
     """A worker's doorbell. ``rank`` is its local index; ``close``: no more blocks come in this step."""
 
@@ -379,6 +397,7 @@ LaneEvent = (
     | PlanKnown
     | ProposalKnown
     | Tuned
+    | StatesTaken
     | Pushed
     | Encoded
     | Finalised

@@ -16,6 +16,7 @@ from gcproto import messages, wire
 from gcproto.epoch_messages import Applicant, DomainFacts, EpochStart
 from gcproto.manifest import Section
 from gcproto.messages import DeclareDomain, EpochDecided, Fault, JobLeft, PlanRequest, PlanText, Registered, Rule
+from gcserver.core import resuming
 from gcserver.core.change import Change
 from gcserver.core.control_domain import LOSSLESS, ControlDomain
 from gcserver.core.control_events import (
@@ -296,7 +297,7 @@ class Job:
             remaining=tuple(remaining),
             begins=max((s.committed for s in starts if s.epoch == self.record.epoch), default=0),
             skipped=tuple((s.committed + 1, s.settled) for s in starts if s.settled > s.committed),
-            warmup=declared.warmup,
+            **resuming.continued(declared, list(inside), self.node),
         )
 
     def plan(self, domain: ControlDomain, version: int) -> Plan:
@@ -304,7 +305,8 @@ class Job:
 
         Of a lossless domain the text may be forgotten (`forget_plans`): it means nothing there.
         """
-        return self.compose(domain, version, self.plans[version].rules if version and not domain.lossless else ())
+        text = self.plans[version].rules if version and not domain.lossless else resuming.rules(domain.declared_as)
+        return self.compose(domain, version, text)
 
     def compose(self, domain: ControlDomain, version: int, text: tuple[Rule, ...]) -> Plan:
         """As ``plan``, of a text that need not be one of the job's."""
@@ -319,7 +321,7 @@ class Job:
     def controller(self, version: int) -> str:
         """What steers the levels of each node under plan ``version``; "none" if nothing does."""
         text = self.plans.get(version)
-        return (text.controller if text is not None else "") or self.record.controller
+        return (text.controller if text is not None else resuming.controller(self.domains)) or self.record.controller
 
     def forget_plans(self) -> None:
         """Texts that no step will run under any more: all that are older than the newest proposal, and than what is in

@@ -14,6 +14,7 @@ from collections.abc import Collection
 from gcproto.manifest import Section
 from gcproto.messages import PlanGo, PlanReady, PlanRequest, PlanText, Rule
 from gcserver.core import plan as planning
+from gcserver.core import resuming
 from gcserver.core.control_domain import ControlDomain
 from gcserver.core.control_events import AnswerRequest, ControlEffect, Log, SetPlan, ToLane
 from gcserver.core.events import PlanKnown, ProposalKnown
@@ -76,7 +77,7 @@ def _next_plan(job: Job) -> list[ControlEffect]:
         return []
     wish = job.queue.pop(0)
     newest = max(job.plans, default=0)
-    before = () if wish.replace or not newest else job.plans[newest].rules
+    before = () if wish.replace else job.plans[newest].rules if newest else resuming.base(job.domains)
     rules = (*before, *wish.rules)
     # A later rule for the same pattern replaces the earlier one.
     last = {r.pattern: i for i, r in enumerate(rules)}
@@ -116,6 +117,7 @@ def unresolved(job: Job) -> str:
     # Each plan by itself: another one may have another number of notches.
     wanted = [((*job.record.rules, *declared), job.record.controller)]
     wanted += [(text.rules, text.controller) for text in job.plans.values()]
+    wanted += [(r.rules, r.controller) for d in job.domains.values() if (r := d.declared_as.resumed) is not None]
     why = next(filter(None, (_unusable(job, rules, controller) for rules, controller in wanted)), "")
     return f"{job.node} came back and cannot run this job any more: {why}" if why else ""
 

@@ -34,6 +34,7 @@ from gcserver.core.events import (
     Pushed,
     SectionOpened,
     Settled,
+    StatesTaken,
     Tick,
     Tuned,
     Unusable,
@@ -352,7 +353,7 @@ class LaneMachine:
         for link in self.links.values():
             link.forget(e.domain)
 
-    def _on_plan(self, e: PlanKnown | ProposalKnown | Tuned, now: float) -> None:
+    def _on_told(self, e: PlanKnown | ProposalKnown | Tuned | StatesTaken, now: float) -> None:
         if (domain := self.domains.get(e.domain)) is not None:
             encoding.told(domain, e, now)
 
@@ -389,9 +390,7 @@ _HANDLERS: dict[type, Callable[[LaneMachine, Any, float], None]] = {
     DomainOpened: LaneMachine._on_domain_opened,
     SectionOpened: LaneMachine._on_section,
     DomainClosed: LaneMachine._on_domain_closed,
-    PlanKnown: LaneMachine._on_plan,
-    ProposalKnown: LaneMachine._on_plan,
-    Tuned: LaneMachine._on_plan,
+    **dict.fromkeys((PlanKnown, ProposalKnown, Tuned, StatesTaken), LaneMachine._on_told),
     Pushed: LaneMachine._on_pushed,
     Encoded: LaneMachine._on_made,
     Finalised: LaneMachine._on_made,

@@ -123,6 +123,18 @@ class Partition:
         """Whether some version of a residual may be something other than zeros."""
         return bool(self.residual.held | self.owner_residual.held)
 
+    def take_states(self, owner: bool) -> None:
+        """What an earlier job held back was brought here, into the settled version."""
+        if owner:
+            self.owner_residual = self.owner_residual.brought()
+        else:
+            self.residual = self.residual.brought()
+
+    @property
+    def begun(self) -> bool:
+        """Whether this node has encoded anything of it."""
+        return bool(self.logged is not None or self.out_step)
+
     @property
     def segments(self) -> int:
         return len(self.block.bounds) - 1

@@ -296,6 +296,37 @@ class DomainMemory:
         word = int(state.record[name][0])
         return self._view_states(word) if word else (None, ())
 
+    def settled_states(self, key: int, owner: bool) -> tuple[F32, int, bool] | None:
+        """(the settled state, float32 with the residual first; the tag of what is behind that; whether the residual may
+        be other than zeros); None where there is none yet."""
+        state = self.blocks[key]
+        head, versions = self._states(state, "owner_at" if owner else "residual_at")
+        if head is None:
+            return None
+        known = records.versions_of(state.record[0], owner)
+        return versions[known.current], int(head["tag"][0]), known.holds
+
+    def give_states(self, key: int, owner: bool, floats: int, first: int, values: F32) -> bool:
+        """A piece of a settled state that was saved, ``floats`` long in all. Raises MemoryShort.
+
+        False where there is memory of another length: what is brought again is as long as the first time.
+        """
+        state, name = self.blocks[key], "owner_at" if owner else "residual_at"
+        if not state.record[name][0]:
+            state.record[name] = self._new_states(floats)
+        head, versions = self._states(state, name)
+        if head["floats"][0] != floats:
+            return False
+        versions[records.versions_of(state.record[0], owner).current][first : first + len(values)] = values
+        return True
+
+    def keep_given(self, key: int, owner: bool, tag: int, held: bool) -> None:
+        """All of it is there."""
+        state = self.blocks[key]
+        head, _ = self._states(state, "owner_at" if owner else "residual_at")
+        head["tag"], head["differ"] = tag, 1
+        records.hold(state.raw, records.versions_of(state.record[0], owner).current, owner, held)
+
     def residual_square(self, key: int) -> float:
         """Squared L2 norm of the contribution's settled residual; 0 where there is none."""
         state = self.blocks[key]

@@ -265,6 +265,8 @@ class LaneProcess:
             self.tracer.on_ask(message)
         else:
             self.feed(message)
+            if isinstance(message, ev.Settled):
+                self.workers.answer_all()
 
     def _forget_domain(self, domain: DomainKey) -> None:
         """The domain is closed."""

@@ -18,9 +18,11 @@ from gcproto.channel import MAX_DESCRIPTORS, Channel, ChannelClosed
 from gcproto.lane_messages import Attach, Done, Mapped, MapSection, Push
 from gcproto.messages import Fault
 from gcproto.packed import MessageError
+from gcproto.states import AskStates, GiveStates
 from gcserver.core import events as ev
 from gcserver.core.effects import Notify
 from gcserver.runtime import refusals, shortage
+from gcserver.runtime.checkpoints import Checkpoints, Unfit
 from gcserver.runtime.knocking import Door
 from gcserver.runtime.lanelink import LaneTrouble
 from gcserver.runtime.tickets import Tickets
@@ -42,6 +44,8 @@ class Worker:
     rank: int = -1
     #: how many of its messages wait for their domain or section
     waiting: int = 0
+    #: what it asks or brings of states and is not answered yet
+    states: AskStates | GiveStates | None = None
 
 
 class Unwelcome(Exception):
@@ -63,6 +67,7 @@ class LaneWorkers:
         self.ranks: dict[tuple[bytes, int], Worker] = {}
         self.waiting_maps: list[tuple[Worker, MapSection]] = []
         self.waiting_pushes: list[tuple[Worker, Push]] = []
+        self._checkpoints = Checkpoints(process)
         #: not accepting for a moment: no descriptors are left
         self.deaf = False
 
@@ -94,6 +99,7 @@ class LaneWorkers:
                 worker.channel.flush()
                 if not worker.channel.backlog:
                     self._poller.modify(worker.channel.fileno(), select.EPOLLIN)
+                    self._answer(worker)
             if ready & ~select.EPOLLOUT:
                 for message, _ in worker.channel.receive():
                     self._from_worker(worker, message)
@@ -126,6 +132,11 @@ class LaneWorkers:
             raise Unwelcome(refusals.out_of_order(b"", "its first message was no Attach"))
         elif isinstance(message, MapSection):
             self._map(worker, message)
+        elif isinstance(message, AskStates | GiveStates):
+            if worker.states is not None:
+                raise Unwelcome(refusals.out_of_order(worker.job, "it asks for states before it has the last answer"))
+            worker.states = message
+            self._answer(worker)
         else:
             self._push(worker, message)
 
@@ -184,6 +195,26 @@ class LaneWorkers:
             for descriptor in descriptors:
                 os.close(descriptor)
 
+    def _answer(self, worker: Worker) -> None:
+        """What it asks of states, if that can be said and it has read everything else."""
+        if worker.states is None or worker.channel.backlog:
+            return
+        try:
+            answer = self._checkpoints.answer(worker.job, worker.rank, worker.states)
+        except Unfit as error:
+            raise Unwelcome(error.why) from error
+        if answer is not None:
+            worker.states = None
+            self._tell(worker, answer)
+
+    def answer_all(self) -> None:
+        """A step has settled, or memory is there: who waits for states gets them."""
+        for worker in [w for w in self.connections.values() if w.states is not None]:
+            try:
+                self._answer(worker)
+            except Unwelcome as error:
+                self._send_away(worker, error.why)
+
     def _tell(self, worker: Worker, message: lane_messages.ToLaneWorker, descriptors: list[int] | None = None) -> None:
         try:
             worker.channel.send(message, descriptors or ())
@@ -226,6 +257,7 @@ class LaneWorkers:
                 self._map(worker, request)
             except Unwelcome as error:
                 self._send_away(worker, error.why)
+        self.answer_all()
 
     def housekeeping(self) -> None:
         """Forget what nobody will ask for any more."""

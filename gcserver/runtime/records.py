@@ -109,7 +109,7 @@ def versions_of(r: Any, owner: bool) -> Versions:
 
 
 def hold(raw: memoryview, version: int, owner: bool, something: bool) -> None:
-    """Note whether a version of a residual, not the settled one, may be other than zeros."""
+    """Note whether a version of a residual, before any step not the settled one, may be other than zeros."""
     bit = 1 << version + 2 * owner
     (held,) = WORD.unpack_from(raw, _HELD)
     WORD.pack_into(raw, _HELD, held | bit if something else held & ~bit)

@@ -18,8 +18,10 @@ from gcproto.audits import AuditReport
 from gcproto.channel import Channel, ChannelClosed
 from gcproto.messages import Fault, IAm, Register, Registered, ToWorker
 from gcproto.packed import MessageError
+from gcproto.states import AskStanding, Standing
 from gcproto.timings import TensorTimes
 from gcserver.core import control_events as cx
+from gcserver.core import resuming
 from gcserver.runtime import keyring, refusals
 from gcserver.runtime.knocking import Door
 from gcserver.runtime.setup import listen_unix
@@ -99,6 +101,8 @@ class Registrations:
                 self._s.audits.on_report(descriptor, message)
             elif isinstance(message, AskAdvice):
                 self._advise(descriptor, message)
+            elif isinstance(message, AskStanding):
+                self._stand(descriptor, message)
             elif isinstance(message, Register) and (why := keyring.why_not(self._s.keys, message.keys)):
                 self._s.count("keys_refused")
                 self._send(descriptor, refusals.unadmitted(self._s.config.node.name, why))
@@ -117,6 +121,15 @@ class Registrations:
                 self._send(descriptor, answer)
 
         self._s.advising.asked(self._s.machine.connections.get(descriptor), message, tell)
+
+    def _stand(self, descriptor: int, message: AskStanding) -> None:
+        """Of the worker's own job, whichever domain it names."""
+        machine = self._s.machine
+        job = machine.jobs.get(machine.connections.get(descriptor, (b"", -1))[0])
+        if job is None or (domain := job.domains.get(message.domain)) is None:
+            self._send(descriptor, Standing(message.domain))
+        else:
+            self._send(descriptor, Standing(message.domain, domain.settled, resuming.standing(job, domain)))
 
     def _drop(self, descriptor: int, why: Fault | None = None) -> None:
         channel = self.channels.pop(descriptor, None)

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import msgspec
 
-from gcproto import lane_messages, packed
+from gcproto import lane_messages, packed, states
 from gcproto.channel import Channel
 from gcserver.core import effects as fx
 from gcserver.runtime.laneworkers import LaneWorkers, Worker, _decode_worker
@@ -32,6 +32,9 @@ _SAID: Final[tuple[packed.Message, ...]] = (
     lane_messages.Attach(JOB, 1, ticket(JOB, 0)), lane_messages.MapSection(0, 0, 0),
     lane_messages.Push(0, 1, (0,), False, 2), lane_messages.Push(0, 2, (0, 4096), True, 2),
     lane_messages.Push(0, 3, (0, 4096), True, 2),
+    states.AskStates(0, 0, False, 0, 2), states.AskStates(0, 0, True, 0, 2), states.AskStates(0, 4096, False, 3, 9),
+    states.GiveStates(0, 0, False, 0, 1024, 3, True, bytes(4096)),
+    states.GiveStates(0, 8192, True, 8, 9, 3, True, bytes(4)),
 )  # fmt: skip
 
 

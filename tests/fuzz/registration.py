@@ -13,7 +13,8 @@ from typing import Any, Final
 
 import msgspec
 
-from gcproto import advice, messages, packed
+from gcproto import advice, messages, packed, states
+from gcproto.agreed import Resumed
 from tests.fuzz import mutate
 from tests.fuzz.control import JOB, SupervisorTarget, genuine, said, serves
 from tests.fuzz.supervisors import Pair, Worker
@@ -25,7 +26,8 @@ _OTHERS: Final[tuple[packed.Message, ...]] = (
     messages.Reattach(JOB, 1, 1, ticket(JOB, 0)), messages.Unregister(), messages.WhoAreYou(),
     messages.DeclareDomain("tp", 1, (0,), False, "none"),
     messages.DeclareDomain("w", 2, (0, 1), True, "powersgd", True),
-    advice.AskAdvice(3, 0, ()),
+    advice.AskAdvice(3, 0, ()), states.AskStanding(0), states.AskStanding(7),
+    messages.DeclareDomain("r", 3, (0, 1), True, resumed=Resumed(b"o" * 16, 7, (1, 2), (messages.Rule("*", "topk"),))),
 )  # fmt: skip
 
 

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gcproto import advice, epoch_messages, lane_messages, messages, packed
+from gcproto import advice, epoch_messages, lane_messages, messages, packed, states
+from gcproto.agreed import Resumed
 from gcproto.audits import AuditAnswer, AuditReport, TensorError
 from gcproto.manifest import Section, TensorSpec
 from gcproto.messages import MemberInfo, Rule
@@ -26,6 +27,7 @@ UNIONS: dict[str, typing.Any] = {
 }
 SECTION = Section(0, (TensorSpec("w", (3, 4), 0), TensorSpec("b", (4,), 0)), (1,))
 DOMAIN = messages.DeclareDomain("ddp", 0, (0, 1), True, "topk(ratio=0.01)", True)
+RESUMED = Resumed(b"o" * 16, 7, ((1 << 64) - 1, 2), (Rule("*", "topk", "all", (1, 2)),), "dc2-da2")
 FACTS = epoch_messages.DomainFacts(DOMAIN, (SECTION,), 7, ((0, 0), (9, 1)))
 SAMPLES: list[packed.Message] = [
     messages.Hello("a", "tcp://a:1", 2, 1, 5, "0.1"),
@@ -103,6 +105,13 @@ SAMPLES: list[packed.Message] = [
     lane_messages.Mapped(0, 0, 0, (1 << 20,)),
     lane_messages.Push(0, 5, (0, 4096), True, 2),
     lane_messages.Done(0, 5, (0, 4096), True),
+    messages.DeclareDomain("ddp.0", 16, (0, 1), True, resumed=RESUMED),
+    states.AskStanding(16),
+    states.Standing(16, 7, RESUMED),
+    states.AskStates(16, 4096, True, 1 << 18, 7),
+    states.BlockStates(16, 4096, True, 1 << 18, (1 << 18) + 1, (1 << 64) - 1, True, b"abcd"),
+    states.GiveStates(16, 4096, True, 1 << 18, (1 << 18) + 1, (1 << 64) - 1, True, b"abcd"),
+    states.StatesKept(16, 4096, True, 1 << 18),
 ]
 
 

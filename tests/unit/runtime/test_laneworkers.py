@@ -17,8 +17,10 @@ from gcproto import lane_messages, packed
 from gcproto.channel import MAX_DESCRIPTORS, Channel, ChannelClosed
 from gcproto.lane_messages import MAX_KEYS, Attach, Mapped, MapSection, Push
 from gcproto.messages import Fault
+from gcproto.states import PIECE, AskStates, BlockStates, GiveStates
 from gcserver.core import events as ev
 from gcserver.runtime import laneworkers
+from gcserver.runtime.checkpoints import Unfit
 from gcserver.runtime.laneworkers import LaneWorkers, Worker
 from gcserver.runtime.statefiles import map_file
 from gcserver.runtime.tickets import Tickets
@@ -208,6 +210,9 @@ def test_who_is_gone_is_handed_nothing(lane: Lane) -> None:
     [
         Push(0, 1, (0,) * (MAX_KEYS + 1), True), Push(-1, 1, (0,), True), Push(0, -1, (0,), True),
         Push(0, 1, (-1,), True), MapSection(-1, 0, 0), MapSection(0, -1, 0), MapSection(0, 0, -1),
+        AskStates(0, 0, False, -1, 0), AskStates(0, 0, False, 0, 1 << 63),
+        GiveStates(0, 0, False, 0, -1, 0, True, b""), GiveStates(0, 0, False, 0, 1, -1, True, b""),
+        GiveStates(0, 0, False, 0, 1, 0, True, bytes(4 * PIECE + 1)),
     ],
     ids=lambda message: type(message).__name__,
 )  # fmt: skip
@@ -215,3 +220,52 @@ def test_numbers_out_of_range_are_no_message(lane: Lane, wrong: Any) -> None:
     data = packed.encode(wrong)
     with pytest.raises(packed.MessageError, match="Expected"):
         _decode_lane(data)
+
+
+def test_states_are_answered_one_at_a_time_and_once_all_else_is_read(lane: Lane) -> None:
+    """What a worker asks waits for its step, its answer until the socket takes it: never more than one of either."""
+    theirs, worker = lane.attached()
+    answer = BlockStates(0, 0, False, 0, 1, 0, True, bytes(4))
+    ready: list[bool] = []
+    lane.workers._checkpoints.answer = lambda job, rank, q: answer if ready else None  # type: ignore[method-assign]
+    theirs.send(AskStates(0, 0, False, 0, 3))
+    lane.workers.serve(worker, select.EPOLLIN)
+    lane.workers.answer_all()
+    assert worker.states is not None and theirs.receive() == []
+    ready.append(True)
+    worker.channel._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+    while not worker.channel.backlog:
+        worker.channel.send(answer)
+    lane.workers.answer_all()
+    assert worker.states is not None, "something else is on its way"
+    received = 0
+    while worker.states is not None:
+        received += len(theirs.receive())
+        lane.workers.serve(worker, select.EPOLLOUT)
+    assert received
+
+
+def test_who_asks_for_states_before_it_has_the_last_answer_is_sent_away(lane: Lane) -> None:
+    lane.workers._checkpoints.answer = lambda job, rank, q: None  # type: ignore[method-assign]
+    theirs, worker = lane.attached()
+    fault = lane.told(theirs, worker, AskStates(0, 0, False, 0, 3), AskStates(0, 0, False, 0, 3))
+    assert fault.kind == "NotRegistered" and "before it has the last answer" in fault.message
+    assert lane.counted == ["workers_refused"]
+    lane.workers.answer_all()
+
+
+def test_what_is_unfit_to_be_taken_is_told_and_the_connection_closed(lane: Lane) -> None:
+    def unfit(job: bytes, rank: int, question: Any) -> Any:
+        if not waits:
+            raise Unfit(job, "it brings 3 floats")
+
+    waits = [True]
+    lane.workers._checkpoints.answer = unfit  # type: ignore[method-assign]
+    theirs, worker = lane.attached()
+    theirs.send(AskStates(0, 0, False, 0, 3))
+    lane.workers.serve(worker, select.EPOLLIN)
+    waits.clear()
+    lane.workers.section_opened()
+    ((fault, _),) = theirs.receive()
+    assert isinstance(fault, Fault) and "it brings 3 floats" in fault.message
+    assert worker not in lane.workers.connections.values()

@@ -14,11 +14,14 @@ import pytest
 from gcproto import advice, messages, packed
 from gcproto.channel import Channel, connect
 from gcproto.messages import Fault, Reattach, Register, WhoAreYou
+from gcproto.states import AskStanding, Standing
 from gcproto.timings import TensorTimes
 from gcserver import keys
 from gcserver.core import control_events as cx
+from gcserver.core import resuming
 from gcserver.runtime.registrations import Registrations
 from gcserver.runtime.tickets import Tickets
+from tests.unit.core.control_machine import formed
 from tests.unit.key_pairs import fixed_pair
 
 _decode = packed.Decoder[messages.ToWorker](messages.ToWorker)
@@ -29,7 +32,7 @@ class Supervisor:
 
     def __init__(self, path: Path) -> None:
         self.config = SimpleNamespace(node=SimpleNamespace(name="a", socket=path))
-        self.machine = SimpleNamespace(connections={})
+        self.machine = SimpleNamespace(connections={}, jobs={})
         self.loop = SimpleNamespace(
             add_reader=lambda fd, call, *args: self.readers.__setitem__(fd, (call, args)),
             remove_reader=lambda fd: self.readers.pop(fd, None),
@@ -242,3 +245,25 @@ def test_a_daemon_says_its_public_key(supervisor: Supervisor, ours: Any, key: st
     registrations.tell(cx.Tell(5, messages.IAm("a", "tcp://a:1", 1)))
     assert said == [messages.IAm("a", "tcp://a:1", 1, key)]
     worker.close()
+
+
+def test_how_far_a_domain_is_is_told_of_the_workers_own_job_only(supervisor: Supervisor) -> None:
+    m = formed()
+    (job,) = m.jobs.values()
+    channel, _ = _connected(supervisor)
+    supervisor.machine.jobs = m.jobs
+
+    def asked(domain: int) -> Any:
+        channel.send(AskStanding(domain))
+        supervisor.turn()
+        ((answer, _),) = channel.receive()
+        return answer
+
+    assert asked(0) == Standing(0), "it is in no job"
+    (descriptor,) = supervisor.registrations.channels
+    supervisor.machine.connections[descriptor] = (job.id, 0)
+    assert asked(0) == Standing(0, 0, resuming.standing(job, job.domains[0]))
+    assert asked(9) == Standing(9)
+    supervisor.machine.connections[descriptor] = (b"another job", 0)
+    assert asked(0) == Standing(0)
+    channel.close()
