@@ -54,6 +54,7 @@ from gcclient.errors import (
     OutOfDescriptors,
     OutOfMemory,
     PeerLost,
+    StateMismatch,
     StepIndeterminate,
     StepSkipped,
     StepTimeout,
@@ -76,6 +77,7 @@ from gcclient.reductions import (
     grouped_allreduce_async_,
 )
 from gcclient.replicas import Replicas, fsdp2
+from gcclient.state_dicts import load_state_dict, state_dict, state_template
 from gcclient.transfers import (
     allgather,
     allgather_object,
@@ -138,6 +140,9 @@ __all__ = [
     "DistributedOptimizer",
     "bucket_caps",
     "Audit",
+    "state_dict",
+    "load_state_dict",
+    "state_template",
     "stats",
     "advise",
     "Advice",
@@ -158,6 +163,7 @@ __all__ = [
     "Draining",
     "NotRegistered",
     "CodecError",
+    "StateMismatch",
     "OutOfMemory",
     "OutOfDescriptors",
 ]

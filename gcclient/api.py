@@ -360,6 +360,7 @@ def stats() -> dict[str, Any]:
         "bytes_pulled": c.bytes_pulled,
         "nonfinite_steps": c.nonfinite_steps,
         "skipped_steps": c.skipped_steps,
+        "states_dropped": c.states_dropped,
         "wait_seconds": c.wait_seconds,
         "reconnects": reconnects,
         "audit": None if c.audit is None else dict(c.audit),

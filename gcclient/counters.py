@@ -19,6 +19,8 @@ class Counters:
     bytes_pulled: int = 0
     nonfinite_steps: int = 0
     skipped_steps: int = 0
+    #: blocks whose saved states found no place
+    states_dropped: int = 0
     wait_seconds: float = 0.0
     #: the newest audit's report
     audit: dict[str, Any] | None = None

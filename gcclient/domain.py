@@ -48,6 +48,9 @@ class Domain:
     ) -> None:
         self.declared = declared
         self.id = declared.domain
+        #: its ranks on each of its nodes, and which of those this one is
+        self.nodes: tuple[tuple[int, ...], ...] = ()
+        self.me = 0
         self.lanes = lanes
         self.space = AddressSpace(members, lanes, partition_bytes, declared.whole)
         self.arenas = [LaneArena(local_ranks, index) for _ in range(lanes)]
@@ -55,6 +58,8 @@ class Domain:
         self.sections: list[DeclareSection] = []
         self.agreed = 0
         self.step = 0
+        #: the newest step that was told to be over
+        self.closed = 0
         self.newest_done = 0
         self.pushing = threading.RLock()
         self.journal: list[deque[Push]] = [deque() for _ in range(lanes)]
@@ -62,6 +67,8 @@ class Domain:
         self.found: list[int] = []
         #: the request each lane has not answered yet
         self.maps: list[MapSection | None] = [None] * lanes
+        #: and what it was asked, or brought, of states and has not answered yet
+        self.questions: list[Message | None] = [None] * lanes
         self._keep = KEEP_SCOPED if declared.scoped else KEEP_CALLS
         self._post = post
 
@@ -72,7 +79,10 @@ class Domain:
         mine = next(m for m in hosts if me in m.ranks)
         local = sorted(r for r in mine.ranks if r in declared.ranks)
         lanes = len(job.lane_sockets)
-        return cls(declared, len(hosts), len(local), local.index(me), lanes, job.partition_bytes, post)
+        made = cls(declared, len(hosts), len(local), local.index(me), lanes, job.partition_bytes, post)
+        made.nodes = tuple(tuple(r for r in m.ranks if r in declared.ranks) for m in hosts)
+        made.me = hosts.index(mine)
+        return made
 
     # --------------------------------------------------------------------------------------- layout
     def lay_out(self, section: Section) -> None:
@@ -87,6 +97,14 @@ class Domain:
             if mine:
                 self._ask(lane, MapSection(self.id, section.index, len(arena.maps)))
 
+    def question(self, lane: int, asked: Message) -> None:
+        """Ask a lane for states, or bring some; again should it be a new process before it answers."""
+
+        def record() -> None:
+            self.questions[lane] = asked
+
+        self._post(lane, record, asked)
+
     def _ask(self, lane: int, request: MapSection) -> None:
         def record() -> None:
             self.maps[lane] = request
@@ -96,7 +114,7 @@ class Domain:
     def come_into(self, facts: DomainFacts) -> None:
         """A domain that was there before this worker: its sections lie where they lie for all others, and its next step
         is theirs."""
-        self.step = self.newest_done = facts.settled
+        self.step = self.closed = self.newest_done = facts.settled
         for section in facts.sections:
             self.sections.append(DeclareSection(self.id, section))
             self.found.append(section.index)
@@ -177,8 +195,8 @@ class Domain:
     # -------------------------------------------------------------------------------------- restarts
     def to_repeat(self, lane: int) -> list[Message]:
         """What a restarted lane may not know: an unanswered request, and every doorbell still of use."""
-        request = self.maps[lane]
-        return ([request] if request is not None else []) + list(self.journal[lane])
+        waiting = (self.maps[lane], self.questions[lane])
+        return [m for m in waiting if m is not None] + list(self.journal[lane])
 
     def scan(self, lane: int) -> None:
         """Take results the lane announced to a connection that was lost: headers are the truth."""
@@ -233,6 +251,7 @@ class Step:
         """Ring for what is left and tell every lane that no more comes in this step."""
         for lane in range(self.domain.lanes):
             self._ring(lane, True)
+        self.domain.closed = self.number
 
     def _ring(self, lane: int, close: bool) -> None:
         places, self._ready[lane], self._bytes[lane] = self._ready[lane], [], 0

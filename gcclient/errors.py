@@ -16,8 +16,8 @@ class GradcommError(RuntimeError):
     """Base of all errors gcclient raises about communication.
 
     Attributes (empty or 0 where unknown): ``job`` label, ``domain`` number, ``step``, ``epoch``, ``phase``
-    (``join``, ``declare``, ``push``, ``exchange``, ``attach``), ``missing`` names of whoever is waited for,
-    ``elapsed`` seconds, ``last_step`` committed everywhere, ``advice`` on what to do next.
+    (``join``, ``declare``, ``push``, ``exchange``, ``attach``, ``checkpoint``), ``missing`` names of whoever is waited
+    for, ``elapsed`` seconds, ``last_step`` committed everywhere, ``advice`` on what to do next.
     """
 
     def __init__(
@@ -143,6 +143,10 @@ class CodecError(GradcommError):
 
 class NoAdvice(GradcommError):
     """No advice can be given now; the job goes on. Most likely too little was measured: ask after some ten steps."""
+
+
+class StateMismatch(GradcommError):
+    """A checkpoint cannot be loaded here. The message says what it has and what is declared; nothing has failed."""
 
 
 class OutOfMemory(GradcommError):

@@ -173,12 +173,14 @@ def declare(
             label, which, ranks, True, codec, bool(whole), every, options.exclude, options.warmup, options.quality
         )
     )
+    session.checkpoints.compare(domain, tensors)
     units = None if lists is None else [Unit() for _ in lists]
     parameters: list[Parameter] = []
     for entries in sections.values():
         cuts = tuple(i for i in range(1, len(entries)) if entries[i].group != entries[i - 1].group)
         places = session.declare(domain, tuple(e.spec for e in entries), cuts)
         parameters += _placed(entries, [(place, _unit(units, entries, place)) for place in places])
+    session.checkpoints.complete(domain)
     return domain, parameters
 
 

@@ -21,6 +21,7 @@ from gcclient.admission import Admission
 from gcclient.advice import Asking
 from gcclient.arena import ArenaError, BlockPlace, failure
 from gcclient.arguments import Terms
+from gcclient.checkpoint import Checkpoints
 from gcclient.counters import Counters
 from gcclient.daemon import CONTROL, Daemon, Link
 from gcclient.domain import Domain
@@ -35,6 +36,7 @@ from gcproto.epoch_messages import DomainFacts, NodesWait
 from gcproto.manifest import ManifestError, Section, TensorSpec
 from gcproto.messages import DeclareDomain, DeclareSection, Register, Registered
 from gcproto.packed import Message
+from gcproto.states import BlockStates, Standing, StatesKept
 
 log = logging.getLogger("gcclient")
 
@@ -70,6 +72,7 @@ class Session:
         self.audited: dict[int, Callable[[AuditAnswer], None]] = {}
         self.daemon = Daemon(self)
         self.asking = Asking(self)
+        self.checkpoints = Checkpoints(self)
         self.membership = Membership()
         self.admission = Admission(self)
         #: domains that were there when this worker came into a running job, by number
@@ -176,6 +179,7 @@ class Session:
                     control.post(section)
             self.admission.again()
             self.asking.again()
+            self.checkpoints.again()
         if self.daemon.lanes:
             self.daemon.connect_lanes(message.lane_sockets)
 
@@ -307,6 +311,7 @@ class Session:
         with self._declaring:
             if number in self.domains:
                 return self.domains[number]
+            declared = self.checkpoints.resumed(declared)
             domain = Domain.in_job(declared, self.job, self.me.rank, self._post_lane)
             self.announce(domain.declared, lambda: self.domains.update({number: domain}))
             if (found := self.found.pop(number, None)) is not None:
@@ -337,7 +342,7 @@ class Session:
             self.wait_for(lambda: domain.agreed > section.index, ready, "declare", self.patience)
             domain.lay_out(section)
             self.wait_for(lambda: domain.mapped, f"the arena of {names}", "declare", self.patience)
-            return domain.take_up(section.index)
+            return self.checkpoints.bring(domain, section, domain.take_up(section.index))
 
     def announce(self, message: Message, record: Callable[[], None]) -> None:
         """Tell the daemon now, or once it has answered; ``record`` notes what it must hear again after a restart.
@@ -386,5 +391,7 @@ _HANDLERS: dict[type, Callable[[Session, int, Any], None]] = {
     messages.Waiting: Session._on_waiting,
     advice.Advised: lambda self, lane, message: self.asking.on_answer(message),
     messages.Fault: Session._on_fault,
+    Standing: lambda self, lane, message: self.checkpoints.on_standing(message),
+    **dict.fromkeys((BlockStates, StatesKept), lambda self, lane, m: self.checkpoints.on_states(lane, m)),
     AuditAnswer: lambda self, lane, message: self.audited[message.domain](message),
 }

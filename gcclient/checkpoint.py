@@ -1,0 +1,318 @@
+"""Checkpoints: what this rank's daemon holds back, as tensors to save, and bringing it to the daemon of a later job.
+
+What may live here: the way between a checkpoint and the daemon. What may not: what a checkpoint holds (`saved.py`),
+what users call (`state_dicts.py`), sockets.
+
+Saving. A step of each domain is over, and the daemon says that it is settled; lanes then hand over the settled states
+of all blocks, to a node's first rank, piece by piece. Nothing of them changes meanwhile: no block is exchanged on a
+node before its first rank has pushed it.
+
+Loading. What was saved is read before the model is declared. The declaration then says where the domain goes on (all
+ranks must agree), and the first rank of each node brings the states of each section as soon as that has its memory,
+before it pushes anything.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from msgspec.structs import replace
+
+from gcclient import saved
+from gcclient.arena import BlockPlace
+from gcclient.domain import Domain
+from gcclient.errors import GradcommError, StateMismatch, StepTimeout
+from gcclient.saved import F32, Saved, SavedBlock, SavedDomain, States
+from gcproto.agreed import DeclareDomain, Resumed
+from gcproto.manifest import Block, Section
+from gcproto.states import (
+    PIECE,
+    AskStanding,
+    AskStates,
+    BlockStates,
+    GiveStates,
+    Standing,
+    StatesKept,
+    most_floats,
+)
+
+if TYPE_CHECKING:
+    from gcclient.session import Session
+
+log = logging.getLogger("gcclient")
+#: the codec of domains that hold nothing back
+LOSSLESS: Final = "none"
+#: The daemon is asked so often whether the last step is settled, seconds.
+_ASK_EVERY: Final = 0.01
+EARLIER: Final = "call load_state_dict() after init() and before anything is declared or pushed"
+FRESH: Final = "load it with strict=False to drop what does not fit, or leave it out to begin with no residual"
+
+
+@dataclass(slots=True)
+class _Resuming:
+    """A domain that goes on from a checkpoint. ``brings``: this rank brings what its node held back."""
+
+    saved: Saved
+    brings: bool
+
+
+class Checkpoints:
+    """A session's part in them."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._asked: AskStanding | None = None
+        self._standing: Standing | None = None
+        self._answers: dict[int, BlockStates | StatesKept] = {}
+        #: what was loaded and not declared yet, by label; and domains that go on from some of it, by number
+        self._loaded: dict[str, Saved] = {}
+        self._resuming: dict[int, _Resuming] = {}
+        self._strict = True
+
+    # ---------------------------------------------------------------------------------- the daemon's answers
+    def on_standing(self, message: Standing) -> None:
+        if self._asked is not None and message.domain == self._asked.domain:
+            self._standing, self._asked = message, None
+
+    def on_states(self, lane: int, message: BlockStates | StatesKept) -> None:
+        domain = self._session.domains.get(message.domain)
+        asked: Any = domain.questions[lane] if domain is not None else None
+        if domain is None or asked is None or _which(asked) != _which(message):
+            return  # asked twice, around a restart
+        domain.questions[lane] = None
+        self._answers[lane] = message
+
+    def again(self) -> None:
+        """The daemon came back: it is asked once more. Called by the reading thread."""
+        if self._asked is not None:
+            self._session.inform(self._asked)
+
+    def _exchange(self, domain: Domain, lane: int, asked: AskStates | GiveStates) -> Any:
+        """A lane's answer."""
+        self._answers.pop(lane, None)
+        domain.question(lane, asked)
+        what = f"states of {domain.declared.label}"
+        self._session.wait_for(lambda: lane in self._answers, what, "checkpoint", self._session.patience)
+        return self._answers.pop(lane)
+
+    # ------------------------------------------------------------------------------------------------ saving
+    def collect(self) -> dict[str, Any]:
+        """What :func:`state_dict` returns."""
+        self._session.check()
+        found: dict[str, Any] = {"format": saved.FORMAT}
+        for _, domain in sorted(self._session.domains.items()):
+            if domain.declared.codec != LOSSLESS:
+                with domain.pushing:
+                    found |= self._domain(domain)
+        return found
+
+    def _domain(self, domain: Domain) -> dict[str, Any]:
+        declared, label = domain.declared, domain.declared.label
+        if domain.closed != domain.step:
+            raise RuntimeError(
+                f"state_dict() was called in the middle of step {domain.step} of {label}: call it after "
+                "optimizer.step(), between steps"
+            )
+        resumed = self._settled(domain)
+        sections = [d.section for d in domain.sections]
+        about = SavedDomain(
+            declared.ranks,
+            domain.nodes,
+            declared.scoped,
+            declared.codec,
+            saved.tensors_of(sections),
+            resumed.origin.hex(),
+            resumed.steps,
+            resumed.nodes,
+            resumed.rules,
+            resumed.controller,
+        )
+        out = saved.write_domain(label, about)
+        if self._session.me.rank == domain.nodes[domain.me][0]:
+            blocks: list[tuple[SavedBlock, F32]] = []
+            for section in sections:
+                if section.dtype in saved.FLOATING:
+                    blocks += self._blocks(domain, section)
+            out |= saved.write_part(self._session.me.rank, label, blocks)
+        return out
+
+    def _settled(self, domain: Domain) -> Resumed:
+        """What the daemon says of a domain once its last step is settled. Raises StepTimeout, and the job's failure."""
+        session, began, label = self._session, time.monotonic(), domain.declared.label
+        while True:
+            with session.daemon.control.sending:
+                self._standing, self._asked = None, AskStanding(domain.id)
+                session.inform(self._asked)
+            session.wait_for(lambda: self._standing is not None, f"{label} to settle", "checkpoint", session.patience)
+            found = self._standing
+            assert found is not None
+            if found.resumed is None:
+                raise GradcommError(f"the daemon does not know {label}", job=session.label, phase="checkpoint")
+            if found.settled >= domain.step:
+                return found.resumed
+            elapsed = time.monotonic() - began
+            if elapsed > session.job.deadline:
+                raise StepTimeout(
+                    f"step {domain.step} of {label} was not settled",
+                    job=session.label,
+                    domain=domain.id,
+                    step=domain.step,
+                    phase="checkpoint",
+                    elapsed=elapsed,
+                    last_step=found.settled,
+                    advice="call state_dict() on all ranks after the same step",
+                )
+            time.sleep(_ASK_EVERY)
+
+    def _blocks(self, domain: Domain, section: Section) -> list[tuple[SavedBlock, F32]]:
+        found = []
+        blocks = domain.space.blocks[section.index]
+        for block, pieces in zip(blocks, saved.cut(section, blocks), strict=True):
+            # Of a block that was a lost node's this worker does not know who owns it now.
+            for side in (0, 1) if block.owner == domain.me or self._session.job.commits else (0,):
+                states = self._fetch(domain, block, bool(side))
+                if states is not None:
+                    kept = SavedBlock(side, pieces, len(states.values), states.tag, states.held)
+                    found.append((kept, states.values))
+        return found
+
+    def _fetch(self, domain: Domain, block: Block, owner: bool) -> States | None:
+        """The settled states of a block; None if it has none."""
+        parts, at = [], 0
+        while True:
+            answer = self._exchange(domain, block.lane, AskStates(domain.id, block.key, owner, at, domain.step))
+            parts.append(np.frombuffer(answer.data, np.float32))
+            at += parts[-1].size
+            if at >= answer.floats or not parts[-1].size:
+                break
+        return States(owner, answer.tag, answer.held, np.concatenate(parts)) if at else None
+
+    # ----------------------------------------------------------------------------------------------- loading
+    def load(self, found: dict[str, Saved], strict: bool) -> None:
+        """What :func:`load_state_dict` was given, read. Raises StateMismatch."""
+        self._session.check()
+        for domain in self._session.domains.values():
+            if domain.declared.label in found:
+                raise StateMismatch(
+                    f"{domain.declared.label} was declared before its checkpoint was loaded",
+                    job=self._session.label, domain=domain.id, phase="checkpoint", advice=EARLIER,
+                )  # fmt: skip
+        self._loaded, self._strict = dict(found), strict
+
+    def resumed(self, declared: DeclareDomain) -> DeclareDomain:
+        """A domain about to be declared, with what it goes on from. Raises StateMismatch."""
+        session = self._session
+        known = self._loaded.pop(declared.label, None)
+        if (there := session.found.get(declared.domain)) is not None:
+            # It runs, and this worker comes into it: without residuals, and as all others have it.
+            return replace(declared, resumed=there.declared.resumed)
+        if known is None:
+            return declared
+        before = known.domain
+        if not known.whole and any(ranks[0] == session.me.rank for ranks in before.nodes):
+            self._unfit(known, f"what rank {session.me.rank} saved is not in it; each rank loads its own")
+        if before.ranks != declared.ranks:
+            self._unfit(known, f"ranks {_few(before.ranks)} saved it, ranks {_few(declared.ranks)} declare it")
+            self._drop(known)
+            return declared
+        nodes = tuple(ranks for m in session.job.members if (ranks := _of(m.ranks, declared.ranks)))
+        if before.nodes != nodes:
+            here, there_ = _spread(nodes), _spread(before.nodes)
+            self._unfit(known, f"its ranks were spread over nodes as {there_}, and are now as {here}")
+        if before.codec != declared.codec:
+            log.info("%s: saved with compression=%r, goes on with %r", declared.label, before.codec, declared.codec)
+        first = next(ranks[0] for ranks in nodes if session.me.rank in ranks)
+        self._resuming[declared.domain] = _Resuming(known, session.me.rank == first)
+        if session.me.rank != first:
+            self._drop(known)
+        return replace(declared, resumed=known.resumed(before.nodes == nodes, before.codec == declared.codec))
+
+    def bring(self, domain: Domain, section: Section, places: list[BlockPlace]) -> list[BlockPlace]:
+        """Bring what was saved of a section that is there now; returns ``places``, its blocks in address order."""
+        resuming = self._resuming.get(domain.id)
+        if resuming is None or section.dtype not in saved.FLOATING:
+            return places
+        known, shapes = resuming.saved, resuming.saved.shapes()
+        strange = next((why for t in section.tensors if (why := saved.check_tensor(known, t, shapes))), "")
+        if strange:
+            self._unfit(known, strange)
+        fits = {t.name for t in section.tensors if not saved.check_tensor(known, t, shapes)}
+        if resuming.brings:
+            blocks = domain.space.blocks[section.index]
+            for block, pieces in zip(blocks, saved.cut(section, blocks), strict=True):
+                wanted = tuple((name if name in fits else "", a, b) for name, a, b in pieces)
+                for states, lost in known.states(wanted, block.owner == domain.me):
+                    if lost:
+                        self._unfit(known, f"blocks are cut otherwise than when it was saved, so that {lost} is lost")
+                        self._dropped(1, known.label, lost)
+                    self._give(domain, block, states)
+        return places
+
+    def _give(self, domain: Domain, block: Block, states: States) -> None:
+        floats, most = len(states.values), most_floats(block.elements, len(block.bounds) - 1)
+        if floats > most:
+            raise StateMismatch(
+                f"{floats} floats are saved of a block of {domain.declared.label}, at most {most} can be loaded",
+                job=self._session.label, domain=domain.id, phase="checkpoint", advice=FRESH,
+            )  # fmt: skip
+        for first in range(0, floats, PIECE):
+            data = states.values[first : first + PIECE].tobytes()
+            asked = GiveStates(domain.id, block.key, states.owner, first, floats, states.tag, states.held, data)
+            self._exchange(domain, block.lane, asked)
+
+    def compare(self, domain: Domain, names: Iterable[str]) -> None:
+        """These tensors are about to be declared in a model's domain. Raises StateMismatch for those that are saved and
+        not among them."""
+        if (resuming := self._resuming.get(domain.id)) is not None:
+            known = {name for name, _ in resuming.saved.domain.tensors}
+            if missing := known.difference(names):
+                why = f"{min(missing)!r} is in the checkpoint and is not declared ({len(missing)} in all)"
+                self._unfit(resuming.saved, why)
+
+    def complete(self, domain: Domain) -> None:
+        """All tensors of a model's domain are declared: what has found no place until now will find none."""
+        resuming = self._resuming.pop(domain.id, None)
+        if resuming is not None and resuming.brings:
+            self._drop(resuming.saved)
+
+    # ------------------------------------------------------------------------------------- what does not fit
+    def _unfit(self, known: Saved, why: str) -> None:
+        """Raises StateMismatch where that is asked for."""
+        if self._strict:
+            raise StateMismatch(
+                f"{known.label}: the checkpoint does not fit: {why}",
+                job=self._session.label, phase="checkpoint", advice=FRESH,
+            )  # fmt: skip
+        log.warning("%s: the checkpoint does not fit as a whole: %s", known.label, why)
+
+    def _drop(self, known: Saved) -> None:
+        """Whatever of it found no place is lost."""
+        left = [block for i, (block, _) in enumerate(known.blocks) if i not in known.used]
+        if left:
+            known.used.update(range(len(known.blocks)))
+            self._dropped(len(left), known.label, f"what was held back of {left[0].pieces[0][0]!r} and others")
+
+    def _dropped(self, count: int, label: str, what: str) -> None:
+        self._session.counters.states_dropped += count
+        log.warning("%s: %s is dropped (states of %d block(s))", label, what, count)
+
+
+def _which(message: Any) -> tuple[int, bool, int]:
+    return message.key, message.owner, message.first
+
+
+def _of(ranks: tuple[int, ...], inside: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(r for r in ranks if r in inside)
+
+
+def _few(ranks: tuple[int, ...]) -> str:
+    return ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
+
+
+def _spread(nodes: tuple[tuple[int, ...], ...]) -> str:
+    return " | ".join(_few(ranks) for ranks in nodes)
