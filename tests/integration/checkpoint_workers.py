@@ -1,0 +1,101 @@
+"""What the workers of test_checkpoint.py do: train several models, save, load, go on.
+
+What may live here: functions that return plain data. What may not: assertions that the parent can make.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+
+import gcclient
+from tests.integration.cluster import mark
+
+
+def _batch(rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    made = torch.Generator().manual_seed(1000 * step + rank)
+    x = torch.randn(4, 64, generator=made)
+    return x, x[:, :8].cumsum(1)
+
+
+class Trained:
+    """One model, trained by the optimizer wrapper."""
+
+    def __init__(self, number: int, compression: str | None) -> None:
+        torch.manual_seed(number)
+        self.model: Any = nn.Sequential(
+            nn.Linear(64, 640), nn.Tanh(), nn.Linear(640, 120), nn.Tanh(), nn.Linear(120, 8)
+        )
+        self.compression = compression
+
+    def declare(self) -> None:
+        """All ranks together."""
+        inner, named = torch.optim.SGD(self.model.parameters(), 0.02), self.model.named_parameters()
+        self.optimizer = gcclient.DistributedOptimizer(inner, named, compression=self.compression, warmup_steps=1)
+
+    def step(self, rank: int, step: int) -> None:
+        x, y = _batch(rank, step)
+        self.optimizer.zero_grad()
+        nn.functional.mse_loss(self.model(x), y).backward()
+        self.optimizer.step()
+
+    def hash(self) -> str:
+        flat = torch.cat([p.detach().flatten() for p in self.model.parameters()])
+        return hashlib.sha256(flat.numpy().tobytes()).hexdigest()
+
+
+def train(
+    compressions: list[str | None], steps: list[int], save: str = "", load: str = "", seed: int | None = None
+) -> dict[str, Any]:
+    """Train a model for each codec from step ``steps[0]`` up to before ``steps[1]``, beside one tensor that is pushed
+    by itself. ``load``, ``save``: folders of checkpoints before the first step and after the last.
+
+    Then train on for three steps. Returns a hash of each model's weights before and after those.
+    """
+    torch.set_num_threads(1)
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")
+    gcclient.init(deadline=60, seed=seed)
+    rank = dist.get_rank()
+    models = [Trained(number, compression) for number, compression in enumerate(compressions)]
+    if load:
+        reader = dcp.FileSystemReader(load)
+        state: dict[str, Any] = {
+            "models": {str(i): m.model.state_dict() for i, m in enumerate(models)},
+            "gradcomm": gcclient.state_template(reader.read_metadata()),
+        }
+        dcp.load(state, storage_reader=reader)
+        for number, model in enumerate(models):
+            model.model.load_state_dict(state["models"][str(number)])
+        gcclient.load_state_dict(state["gradcomm"])
+    for model in models:
+        model.declare()
+    mark("declared")
+    pushed = []
+
+    def run(first: int, last: int) -> list[str]:
+        for step in range(first, last):
+            for model in models:
+                model.step(rank, step)
+            single = torch.linspace(-1, 1, 30_000) * torch.cos(torch.arange(30_000.0) * (step + rank))
+            pushed.append(gcclient.push_pull(single, "single", compression="qsgd(bits=2)+ef"))
+        single_hash = hashlib.sha256(torch.stack(pushed).numpy().tobytes()).hexdigest()
+        pushed.clear()
+        return [*(model.hash() for model in models), single_hash]
+
+    before = run(*steps)
+    held = 0
+    if save:
+        mine = gcclient.state_dict()
+        held = sum(t.numel() for t in mine.values() if isinstance(t, torch.Tensor))
+        models_now = {str(i): m.model.state_dict() for i, m in enumerate(models)}
+        dcp.save({"models": models_now, "gradcomm": mine}, checkpoint_id=save)
+    after = run(steps[1], steps[1] + 3)
+    stats = gcclient.stats()
+    gcclient.shutdown()
+    return {"before": before, "after": after, "held": held, "dropped": stats["states_dropped"]}

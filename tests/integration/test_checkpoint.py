@@ -1,0 +1,62 @@
+"""A run that is saved, killed with all its daemons and resumed, beside one that is left alone: the same weights.
+
+What may live here: checkpoints through real daemons and torch.distributed.checkpoint. What may not: what a checkpoint
+holds (`tests/unit/client/test_saved.py`), what is refused (`test_checkpoint.py` there), what a lane believes of one
+(`tests/unit/runtime/test_checkpoints.py`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.integration.cluster import Cluster
+
+TRAIN = "tests.integration.checkpoint_workers:train"
+#: None: the daemon's default
+CODECS = ["dgc(ratio=0.02,warmup=5)", "onebit", "qsgd(bits=2)+ef", "topk(ratio=0.02)+momentum", None]
+#: two ranks share a node
+RANKS = [0, 0, 1]
+OPTIONS = {"min_compress_bytes": "4KiB", "partition_bytes": "256KiB"}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+    """Outcomes by rank: ``alone``, ``saved``, ``resumed``."""
+    folder, found = str(tmp_path_factory.mktemp("saved")), {}
+    first = {**OPTIONS, "codec.default": "topk(ratio=0.03)"}
+    with Cluster(tmp_path_factory.mktemp("first"), nodes=2, lanes=2, options=first) as cluster:
+        jobs = {"alone": {}, "saved": {"save": folder}}
+        running = {
+            k: cluster.start(TRAIN, RANKS, compressions=CODECS, steps=[1, 4], seed=5, **a) for k, a in jobs.items()
+        }
+        found = {k: [o.ok() for o in job.wait()] for k, job in running.items()}
+        for daemon in cluster.daemons:
+            daemon.kill()
+    # Other names, addresses and number of lanes, another default codec, another seed; and a daemon that is killed with
+    # what was brought to it.
+    with Cluster(tmp_path_factory.mktemp("second"), nodes=2, options=OPTIONS) as cluster:
+        again = cluster.start(TRAIN, RANKS, compressions=CODECS, steps=[4, 7], load=folder)
+        again.wait_mark("declared", rank=2)
+        cluster.daemons[1].restart()
+        found["resumed"] = [o.ok() for o in again.wait()]
+    return found
+
+
+@pytest.mark.parametrize("codec", [*CODECS, "single"])
+def test_a_resumed_run_ends_with_the_weights_of_one_left_alone(
+    runs: dict[str, list[dict[str, Any]]], codec: str | None
+) -> None:
+    at = [*CODECS, "single"].index(codec)
+    for alone, saved, resumed in zip(runs["alone"], runs["saved"], runs["resumed"], strict=True):
+        assert alone["before"][at] == saved["before"][at], "the same so far"
+        assert alone["after"][at] == saved["after"][at], "saving changes nothing"
+        assert resumed["before"][at] == alone["after"][at]
+    assert runs["alone"][0]["before"][at] != runs["alone"][0]["after"][at]
+
+
+def test_the_first_rank_of_each_node_saves_what_its_node_held_back(runs: dict[str, list[dict[str, Any]]]) -> None:
+    first, second, other = (r["held"] for r in runs["saved"])
+    assert first > 100_000 and other > 100_000 and second == 0
+    assert [r["dropped"] for r in runs["resumed"]] == [0, 0, 0]
