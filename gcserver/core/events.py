@@ -87,14 +87,11 @@ class DomainConfig(Record, frozen=True, gc=False):
 
     ``lag``: settling step t fixes the plan of step t + lag (2 for scoped domains such as a DDP model,
     more where every blocking call is a step of its own and many are in flight).
-
     ``commits``: a step counts, and workers hear of it, only once all members hold it; the domain outlives members.
     ``origin``: how many members it had at first, which is what blocks are cut for; ``remaining``: which of them (by
     their first index) are left in each later epoch. What an earlier epoch left of steps after ``begins`` is void, and
-    steps within ``skipped`` (first, last) are not run at all.
-
-    A domain that was resumed draws from ``drawn_from`` instead of ``seed`` or the job's number, counts the ``ahead``
-    steps made before, and this node draws with the number ``drawn_as`` (0: its own), as if there had been no end.
+    steps within ``skipped`` (first, last) are not run at all. A resumed domain draws from ``drawn_from``, this node as
+    ``drawn_as`` (0: as itself), and has made ``ahead`` steps before.
     """
 
     job: bytes
@@ -169,10 +166,6 @@ class Versions(Record, frozen=True, gc=False):
     def holds(self) -> bool:
         """Whether the settled residual may be something other than zeros."""
         return bool(self.held >> self.current & 1)
-
-    def brought(self) -> Versions:
-        """As they are once something is in the settled version that no step wrote."""
-        return Versions(self.current, self.settled, self.written, self.held | 1 << self.current)
 
     def writing(self, step: int, zeros: bool = False) -> Versions:
         """As they are once ``step`` writes the version that is not current; ``zeros``: nothing stays behind in it."""

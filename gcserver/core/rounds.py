@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from gcproto.manifest import Block, Section
-from gcproto.records import Record
+from gcproto.records import Record, replace
 from gcproto.wire import Flag
 from gcserver.core.events import BlockMemory, CodecChoice, Decision, Handle, Retained, Versions
 from gcserver.core.plan import Choice
@@ -125,10 +125,12 @@ class Partition:
 
     def take_states(self, owner: bool) -> None:
         """What an earlier job held back was brought here, into the settled version."""
+        versions = self.owner_residual if owner else self.residual
+        brought = replace(versions, held=versions.held | 1 << versions.current)
         if owner:
-            self.owner_residual = self.owner_residual.brought()
+            self.owner_residual = brought
         else:
-            self.residual = self.residual.brought()
+            self.residual = brought
 
     @property
     def begun(self) -> bool:
