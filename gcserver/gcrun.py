@@ -12,7 +12,6 @@ configuration is wrong, 126 and 127 the command cannot be run or does not exist,
 from __future__ import annotations
 
 import argparse
-import ctypes
 import os
 import resource
 import signal
@@ -26,8 +25,8 @@ from gcproto.switches import read_switch
 from gcserver import cli, private
 from gcserver.config import ConfigError
 from gcserver.config_keys import KEYS
+from gcserver.parent import ends_with_parent
 
-_PR_SET_PDEATHSIG: Final = 1
 _FAILED: Final = 1
 _CANNOT_RUN: Final = 126
 _NOT_FOUND: Final = 127
@@ -89,7 +88,7 @@ def _run(command: list[str], daemon: private.Private) -> int:
 
     def prepare() -> None:
         # It is to end with this process, whatever ends that; torchrun ends its workers when it is told so.
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        ends_with_parent(signal.SIGTERM)
         if os.getppid() != launcher:
             os._exit(_FAILED)
         os.sched_setaffinity(0, cores)

@@ -10,7 +10,6 @@ interpreter lock while ZeroMQ's own thread moves bytes.
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
 import select
@@ -40,6 +39,7 @@ from gcserver.core.events import DomainKey
 from gcserver.core.lane import LaneMachine
 from gcserver.core.lane_config import LaneConfig
 from gcserver.keys import KeyPair
+from gcserver.parent import ends_with_parent
 from gcserver.runtime import incoming
 from gcserver.runtime.blocks import DomainMemory
 from gcserver.runtime.counters import Counters
@@ -74,7 +74,6 @@ from gcserver.runtime.transport import ZmqTransport
 TICK: Final = 0.5
 STATS_EVERY: Final = 1.0
 GC_THRESHOLD: Final = (20_000, 20, 20)
-_PR_SET_PDEATHSIG: Final = 1
 
 
 class LaneProcess:
@@ -349,7 +348,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     # Memory files make a lane's sudden end harmless; a lane without its supervisor would serve nobody.
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    ends_with_parent(signal.SIGKILL)
     if setup.cores:
         os.sched_setaffinity(0, setup.cores)
     warmup()
