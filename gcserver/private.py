@@ -201,9 +201,8 @@ def join(name: str, environ: Mapping[str, str]) -> tuple[Path, int]:
         found = door.enter()
         if found is not None:
             return found
-        file = Path(environ["GC_CONFIG"]) if environ.get("GC_CONFIG") else None
         try:
-            made = start({}, environ, file, door)
+            made = start({}, environ, config.named_file(environ), door)
         except BaseException:
             door.lock.unlink(missing_ok=True)
             raise
