@@ -86,8 +86,8 @@ LISTEN = """
 import socket, sys, time
 listener = socket.socket(socket.AF_UNIX)
 listener.bind(sys.argv[3] + "/daemon.sock")
-listener.listen()
 print(*sys.argv[7:], file=open(sys.argv[3] + "/said", "w"), flush=True)
+listener.listen()
 time.sleep(60)
 """
 
