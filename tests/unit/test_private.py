@@ -72,6 +72,8 @@ def test_free_ports_come_in_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(private, "_PORTS", range(port - 1, port))
         with pytest.raises(private.StartError, match="no 2 free ports"):
             private.free_ports("127.0.0.1", 2)
+    with pytest.raises(private.StartError, match=r"192\.0\.2\.1 cannot be bound \(.*\): set node.listen"):
+        private.free_ports("192.0.2.1", 2)
 
 
 def _daemon(monkeypatch: pytest.MonkeyPatch, script: str) -> None:
@@ -113,7 +115,7 @@ def test_one_that_ends_at_once_is_an_error(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_port_that_somebody_took_meanwhile_is_tried_again_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     _daemon(monkeypatch, "import sys\nsys.exit(1)")
     answers = iter([True, False, True, True])  # free when chosen, not when the daemon has ended; then both
-    monkeypatch.setattr(private, "_bindable", lambda *address: next(answers))
+    monkeypatch.setattr(private.ports, "free", lambda *address: next(answers))
     with pytest.raises(private.StartError):
         private.start({}, {}, None)
     assert next(answers, None) is None, "the second attempt failed for another reason, and was the last"
