@@ -67,6 +67,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _complain(str(error), cli.USAGE)
     except (private.StartError, OSError) as error:
         return _complain(str(error), _FAILED)
+    except KeyboardInterrupt:
+        # The first start of a release takes a minute. Without this process the keeper clears up.
+        return _complain("interrupted", cli.INTERRUPTED)
     status = _run(command, daemon)
     os.close(daemon.hold)
     _wait(daemon)
@@ -96,6 +99,7 @@ def _run(command: list[str], daemon: private.Private) -> int:
     try:
         process = subprocess.Popen(command, env=environ, preexec_fn=prepare)
     except OSError as error:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return _not_run(command, error)
     kept = True
     while process.poll() is None:
