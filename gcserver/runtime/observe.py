@@ -107,7 +107,7 @@ class Observer:
                 continue
             source = f"lane{lane.index}/{lane.incarnation}"
             for t in lane.stats.peers:
-                peer = names.get(t.peer, "unknown")
+                peer = names[t.peer]
                 for direction, wire_bytes, raw, frames in (
                     ("in", t.bytes_in, t.raw_in, t.frames_in),
                     ("out", t.bytes_out, t.raw_out, t.frames_out),
