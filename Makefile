@@ -17,7 +17,7 @@ ONE_THREAD := OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1
 RUBBISH := MALLOC_PERTURB_=165 GLIBC_TUNABLES=glibc.malloc.tcache_count=0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup warmup test test-system test-long lint format proto metrics demo soak soak-faults soak-kills simulate \
+.PHONY: help setup warmup test test-system test-long lint format proto metrics gcctl demo soak soak-faults soak-kills simulate \
 	simulate-coverage mutants fuzz install-systemd clean distclean
 # setup has to come first also under -j
 .NOTPARALLEL:
@@ -54,6 +54,7 @@ lint: $(STAMP) ## style, types, layering, generated code
 	@$(BIN)/python tools/gen_proto.py --check
 	@$(BIN)/python tools/gen_metrics_page.py --check
 	@$(BIN)/python tools/gen_grafana.py --check
+	@$(BIN)/python tools/gen_gcctl_page.py --check
 
 format: $(STAMP) ## rewrite the sources as the linter wants them
 	@$(BIN)/ruff check --quiet --fix . || true
@@ -65,6 +66,9 @@ proto: $(STAMP) ## regenerate the code of proto/admin.proto
 metrics: $(STAMP) ## rewrite the tables of docs/metrics.md and the Grafana dashboard
 	@$(BIN)/python tools/gen_metrics_page.py
 	@$(BIN)/python tools/gen_grafana.py
+
+gcctl: $(STAMP) ## rewrite the lists of docs/gcctl.md and docs/gcctl.schema.json
+	@$(BIN)/python tools/gen_gcctl_page.py
 
 demo: warmup ## train over two daemons and slow links, beside gloo
 	@$(BIN)/python -m examples.demo $(ARGS)

@@ -18,6 +18,7 @@ import signal
 import socket
 import sys
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -49,6 +50,7 @@ from gcserver.runtime.executor import Executor
 from gcserver.runtime.guard import Guard
 from gcserver.runtime.kernelclock import KernelClock
 from gcserver.runtime.lanelink import (
+    DEFECT,
     AddPeer,
     Admit,
     AskBlocks,
@@ -342,6 +344,15 @@ class LaneProcess:
         return self.counters.stats(bytes_in, bytes_out, self.executor.domains, self.arrivals.take())
 
 
+def serve(process: LaneProcess) -> None:
+    """Serve until the supervisor is gone. A defect ends the process, and what it was is in the daemon's log too."""
+    try:
+        process.run()
+    except Exception:
+        process.send_up(LaneTrouble(b"", DEFECT, f"this lane ends by a defect\n{traceback.format_exc()}"))
+        raise
+
+
 def main() -> int:
     """Entry point of a lane process: one argument, the setup as JSON."""
     setup = msgspec.json.decode(sys.argv[1].encode(), type=LaneSetup)
@@ -363,7 +374,7 @@ def main() -> int:
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLD)
     try:
-        process.run()
+        serve(process)
     finally:
         process.workers.close()
         process.transport.close()

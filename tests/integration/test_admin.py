@@ -17,6 +17,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from benchmarks.lab.daemons import free_ports
+from gcserver.admin.exits import Exit
 from tests.integration.cluster import ROOT, Cluster, Daemon, Job
 from tests.integration.operators import ask, reachable, scrape, series, until
 
@@ -55,7 +56,7 @@ def test_a_daemon_without_jobs(cluster: Cluster) -> None:
     assert 0.0 < measured["rtt_seconds"] < 1.0
     assert ask(a, "jobs") == {"jobs": []}
     refused = gcctl(a, "set-codec", "fp16")
-    assert refused.returncode == 1 and "no job" in refused.stderr and refused.stderr.count("\n") == 1
+    assert refused.returncode == Exit.NOT_FOUND and "no job" in refused.stderr and refused.stderr.count("\n") == 1
     assert scrape(a, "/readyz") == (200, "ok\n")
     with grpc.insecure_channel(a.options["node.admin"]) as channel:
         health = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=5)
@@ -80,9 +81,9 @@ def test_a_running_job_is_seen_and_steered(cluster: Cluster, tmp_path: Path) -> 
     assert ask(a, "tensors", "--pattern", "other*") == {"tensors": []}
 
     nonsense = gcctl(b, "set-codec", "--job", "steered", "topk(ratio=7)")
-    assert nonsense.returncode == 1 and "ratio" in nonsense.stderr
+    assert nonsense.returncode == Exit.REFUSED and "ratio" in nonsense.stderr
     stranger = gcctl(b, "tensors", "--job", "other")
-    assert stranger.returncode == 1 and "steered" in stranger.stderr
+    assert stranger.returncode == Exit.NOT_FOUND and "steered" in stranger.stderr
 
     table = gcctl(a, "tensors")
     assert table.returncode == 0 and "model.weight" in table.stdout.splitlines()[1]
@@ -136,7 +137,11 @@ def test_a_running_job_changes_its_scheme_and_back(cluster: Cluster, tmp_path: P
     job = start(cluster, tmp_path / "stop", SCHEMES)
     assert in_force(a) == (0, 0, "none", "owner", "no rule matches")
     refused = gcctl(b, "set-plan", "*=fp16", "model.*=fp16@ring")
-    assert refused.returncode == 1 and "rules[1]" in refused.stderr and "expected one of owner, all" in refused.stderr
+    assert (
+        refused.returncode == Exit.REFUSED
+        and "rules[1]" in refused.stderr
+        and "expected one of owner, all" in refused.stderr
+    )
 
     asked: list[int] = []
 
@@ -222,7 +227,7 @@ def test_drain_lets_jobs_end(cluster: Cluster, tmp_path: Path) -> None:
     assert a.process is not None and a.process.wait(15) == 0
     assert ask(b, "status")["state"] == "serving"
     gone = gcctl(a, "status")
-    assert gone.returncode == 1 and f"no daemon answers at {a.options['node.admin']}" in gone.stderr
+    assert gone.returncode == Exit.UNREACHABLE and f"no daemon answers at {a.options['node.admin']}" in gone.stderr
 
 
 @pytest.mark.slow

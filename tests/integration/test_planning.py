@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from gcserver.admin.exits import Exit
 from gcserver.runtime.profiler import GUESS
 from tests.integration.cluster import Cluster, Daemon, Job
 from tests.integration.operators import ask, ctl, reachable
@@ -137,7 +138,7 @@ def test_a_job_is_planned_by_its_first_node_and_steered_by_operators(cluster: Cl
 
         # The other node does not plan. A planning process that dies is another one the next time.
         status, _, complained = ctl(b, "set-plan", "--mode", "espresso")
-        assert status == 1 and f"{a.name} plans for job 'gpt': ask its daemon" in complained
+        assert status == Exit.REFUSED and f"{a.name} plans for job 'gpt': ask its daemon" in complained
         assert f"{a.name} plans" in ctl(b, "replan")[2]
         (pid,) = planners(a)
         os.kill(pid, signal.SIGKILL)

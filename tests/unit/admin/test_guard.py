@@ -33,7 +33,7 @@ from tests.unit.admin.source import FixedSource
 
 REQUESTS: list[Any] = [
     pb.GetStatusRequest(), pb.ListPeersRequest(), pb.ListJobsRequest(), pb.ListTensorsRequest(), pb.GetPlanRequest(),
-    pb.GetProfileRequest(), pb.AdviseRequest(), CODEC,
+    pb.GetProfileRequest(), pb.AdviseRequest(), pb.GetLogsRequest(), CODEC,
     pb.SetPlanRequest(rules=[pb.PlanRule(pattern="*", codec="fp16")]), pb.ReplanRequest(),
     pb.SetControllerRequest(controller="dc2-da2"), pb.DrainRequest(),
 ]  # fmt: skip
