@@ -108,7 +108,9 @@ def strings(tree: ast.Module) -> Iterator[tuple[int, ast.expr]]:
         name = getattr(node.func, "id", getattr(node.func, "attr", ""))
         if name == Check.__name__ and not (isinstance(node.args[1], ast.Constant) and node.args[1].value == "ok"):
             yield node.lineno, node.args[2]
-        elif name in ("StartError", "KeyFileError") or name in ERRORS:
+        elif name == "ArenaShort":
+            yield node.lineno, node.args[1]
+        elif name in ("StartError", "KeyFileError", "ArenaError") or name in ERRORS:
             yield from ((node.lineno, a) for a in node.args[:1])
         elif name in MAKERS:
             yield from said_after_kind(node.args)
