@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 from benchmarks.lab.daemons import free_ports
-from tests.integration.cluster import ROOT, Cluster
+from tests.integration.cluster import Cluster
+from tests.integration.daemon import ROOT
 
 
 def test_two_torchruns_with_unequal_numbers_of_workers(tmp_path: Path) -> None:
