@@ -9,6 +9,7 @@ memory that it allocated through the module's reduce-scatter object just before:
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -122,7 +123,7 @@ class _Marking:
             backend.marked.pop(self._marked, None)
         made: torch.Tensor = self._inner.allocate(size, dtype=dtype, device=device)
         self._marked = (made.data_ptr(), made.numel())
-        backend.marked[self._marked] = self._carry
+        backend.marked[self._marked] = backend.Mark(weakref.ref(made.untyped_storage()), self._carry)
         return made
 
     def _carry(self, collectives: Collectives, tensor: torch.Tensor, average: bool) -> Reduction:
