@@ -45,31 +45,41 @@ class Reduction(UnderWay):
         value = lambda f: f.value()  # noqa: E731  # an exception set by itself would be cast to a tensor
         self.future = self._future.then(value)
         self._left = len(tensor.places)
+        self._skipped = False
         self._lock = threading.Lock()
         session.pending.add(self)
 
     def deliver(self, places: list[BlockPlace]) -> None:
         """Results arrived; called by whoever reads."""
-        for place in places:
-            place.op = None
         try:
-            if places[0].skipped:
-                self.session.counters.skipped_steps += not self.over
-                raise self._given_up()
             for place in places:
-                at = place.block.start * place.block.dtype.itemsize
-                self.memory.store(at, at + place.block.nbytes, place.output)
-            self._left -= len(places)
-            if not self._left:
-                self.complete()
+                place.op = None
+                if place.skipped:
+                    self._skipped = True
+                else:
+                    at = place.block.start * place.block.dtype.itemsize
+                    self.memory.store(at, at + place.block.nbytes, place.output)
         except Exception as error:
-            self.fail(error)
+            self.error = self.error or error
+        self._left -= len(places)
+        if not self._left:
+            # Not before: until all are back lanes use its places.
+            self.complete()
 
     def complete(self) -> None:
-        """All of the result is there."""
-        if self._flat.data_ptr() != self._target.data_ptr():
-            self.memory.settle()
-        device.put_back(self._flat, self._target)
+        """All that there will be of the result is there."""
+        try:
+            if self._skipped:
+                self.session.counters.skipped_steps += 1
+                raise self._given_up()
+            if self.error is not None:
+                raise self.error
+            if self._flat.data_ptr() != self._target.data_ptr():
+                self.memory.settle()
+            device.put_back(self._flat, self._target)
+        except BaseException as error:
+            self.fail(error)
+            return
         self.session.counters.bytes_pulled += self._flat.nbytes
         if self._first():
             device.complete(self._future, [self._target], self.memory)  # type: ignore[arg-type]

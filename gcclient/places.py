@@ -67,10 +67,10 @@ class UnderWay(ABC):
     def _end(self, copied: bool = True) -> None:
         """It is over. Once its result is ``copied`` too, and not only queued on a device, its places are free, and keep
         none of the caller's memory."""
-        self.over = True
         self.session.pending.discard(self)
         if copied and self.tensor.call is self:
             self.tensor.call = None
+        self.over = True  # last: from now on another push may be the tensor's
 
     def _given_up(self) -> StepSkipped:
         return StepSkipped(

@@ -17,9 +17,10 @@ from gcclient import backend
 from gcclient.api import current
 from gcclient.collectives import Collectives
 from gcclient.places import PLACES
+from gcproto.lane_messages import Done
 from gcproto.messages import DeclareDomain, DeclareSection
 from gcproto.wire import Flag
-from tests.unit.client.fake import FakeDaemon
+from tests.unit.client.fake import PARTITION, FakeDaemon
 
 NO = torch.ones(2)
 
@@ -177,6 +178,23 @@ def test_what_was_given_up_does_not_stop_what_comes_next(joined: FakeDaemon) -> 
     collectives.start(torch.ones(4), True, domain, "layer").finish()
     with pytest.raises(gcclient.StepSkipped, match="reduce again"):
         given_up.finish()
+
+
+def test_what_was_given_up_is_over_when_every_lane_has_said_so(joined: FakeDaemon) -> None:
+    """Until then a lane may use the places, and nothing else may be pushed from there."""
+    joined.silent = True
+    given_up = Collectives(current(), (0,)).start(torch.ones(2 * PARTITION // 4), False)
+    joined.wait(lambda: all(any(p.keys for p in joined.pushes(lane)) for lane in (0, 1)))
+    for lane in (0, 1):
+        assert not given_up.over
+        (push,) = (p for p in joined.pushes(lane) if p.keys)
+        joined.say(lane, Done(push.domain, push.step, push.keys, skipped=True))
+        blocks = [p for p in given_up.tensor.places if p.block.lane == lane]
+        joined.wait(lambda blocks=blocks: all(p.op is None for p in blocks))  # type: ignore[misc]
+    joined.wait(lambda: given_up.over)
+    with pytest.raises(gcclient.StepSkipped):
+        given_up.finish()
+    assert gcclient.stats()["skipped_steps"] == 1
 
 
 @pytest.mark.parametrize("shape", [(0,), (4,), (3, 100_000)])
