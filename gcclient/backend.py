@@ -34,7 +34,7 @@ class Mark:
     are not reduced, and what is in their place once that is gone is another tensor."""
 
     memory: weakref.ref[torch.UntypedStorage]
-    carry: Callable[[Collectives, torch.Tensor, bool], Reduction]
+    carry: Callable[[torch.Tensor, bool], Reduction]
 
 
 #: by the address and size of their memory
@@ -126,11 +126,10 @@ class Group(dist.ProcessGroup):
             session = api.joined()
             if isinstance(session, Plain):
                 return None
-            collectives = collectives_of(self, session)
             mark = marked.pop((tensor.data_ptr(), tensor.numel()), None)
             if mark is not None and mark.memory() is not None:
-                return Work(mark.carry(collectives, tensor, average))
-            return Work(collectives.start(tensor, average))
+                return Work(mark.carry(tensor, average))
+            return Work(collectives_of(self, session).start(tensor, average))
         except Exception as error:
             return Failed(error)
 
