@@ -180,6 +180,22 @@ def test_what_was_given_up_does_not_stop_what_comes_next(joined: FakeDaemon) -> 
         given_up.finish()
 
 
+def test_a_result_that_does_not_fit_any_more_is_raised_and_frees_its_place(
+    joined: FakeDaemon, group: backend.Group
+) -> None:
+    for _ in range(PLACES):  # to be declared before nobody answers
+        dist.all_reduce(torch.ones(3), group=group)
+    tensor = torch.ones(3)
+    with joined.pause():
+        work = dist.all_reduce(tensor, group=group, async_op=True)
+        tensor.untyped_storage().resize_(0)
+    assert work is not None
+    with pytest.raises(ValueError, match="was resized to 0"):
+        work.wait()
+    for _ in range(PLACES):
+        dist.all_reduce(torch.ones(3), group=group)
+
+
 def test_what_was_given_up_is_over_when_every_lane_has_said_so(joined: FakeDaemon) -> None:
     """Until then a lane may use the places, and nothing else may be pushed from there."""
     joined.silent = True
