@@ -18,7 +18,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from benchmarks.lab.daemons import free_ports
 from gcserver.admin.exits import Exit
-from tests.integration.cluster import ROOT, Cluster, Daemon, Job
+from tests.integration.cluster import Cluster, Job
+from tests.integration.daemon import ROOT, Daemon
 from tests.integration.operators import ask, reachable, scrape, series, until
 
 WORKER = "tests.integration.admin_workers:loop"

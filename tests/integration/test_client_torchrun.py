@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 
 from benchmarks.lab.daemons import free_ports
-from tests.integration.cluster import ROOT, Cluster
+from tests.integration.cluster import Cluster
+from tests.integration.daemon import ROOT
 
 #: what is said of the weights, after a script that leaves them in `model`
 WEIGHTS = """

@@ -19,7 +19,8 @@ from cryptography import x509
 from benchmarks.lab.daemons import free_ports
 from gcserver import cli
 from gcserver.admin.exits import Exit
-from tests.integration.cluster import ROOT, Cluster, Daemon
+from tests.integration.cluster import Cluster
+from tests.integration.daemon import ROOT, Daemon
 from tests.integration.operators import ctl, until
 
 pytestmark = pytest.mark.slow

@@ -23,7 +23,8 @@ from gcserver.core.job import Job
 from gcserver.runtime.errortables import ErrorTables
 from gcserver.runtime.peek import JobGone, Peek, Watched
 from gcserver.runtime.resolve import resolve
-from tests.integration.cluster import Cluster, Daemon
+from tests.integration.cluster import Cluster
+from tests.integration.daemon import Daemon
 from tests.integration.peek_workers import SHAPES, gradient
 
 LANES = 2

@@ -14,7 +14,8 @@ import pytest
 
 from gcserver.admin.exits import Exit
 from gcserver.runtime.profiler import GUESS
-from tests.integration.cluster import Cluster, Daemon, Job
+from tests.integration.cluster import Cluster, Job
+from tests.integration.daemon import Daemon
 from tests.integration.operators import ask, ctl, reachable
 
 TRAIN = "tests.integration.planning_workers:train"

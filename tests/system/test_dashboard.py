@@ -21,7 +21,8 @@ from gcserver.admin import exposition
 from gcserver.admin.dashboard import Dashboard
 from gcserver.admin.metrics import Metrics
 from gcserver.admin.source import JobStatus, TensorStatus
-from tests.integration.cluster import ROOT, Cluster
+from tests.integration.cluster import Cluster
+from tests.integration.daemon import ROOT
 from tests.integration.operators import reachable, until
 from tests.system import chromium
 from tests.system.dashboard_workers import HOSTILE
