@@ -15,6 +15,8 @@ ONE_THREAD := OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1
 # What is freed is filled with rubbish, so that a kernel that reads on from there shows; small blocks too, which a
 # thread's cache would keep as they are.
 RUBBISH := MALLOC_PERTURB_=165 GLIBC_TUNABLES=glibc.malloc.tcache_count=0
+# Some environments ask Python to keep no byte code, and hundreds of daemons would each compile all sources again.
+export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .PHONY: help setup warmup test test-system test-long lint format proto metrics demo soak soak-faults soak-kills simulate \
