@@ -352,6 +352,7 @@ def main() -> int:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if setup.cores:
         os.sched_setaffinity(0, setup.cores)
+    gc.disable()  # loading kernels makes little garbage, and looking for it would take a fifth of the time
     warmup()
     link = LaneLink(socket.socket(fileno=setup.link))
     number = incarnation(Path(setup.state) / f"lane{setup.hello.lane}.incarnation")
@@ -363,6 +364,7 @@ def main() -> int:
     gc.collect()
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLD)
+    gc.enable()
     try:
         process.run()
     finally:
