@@ -4,9 +4,10 @@
 PYTHON  ?= python3
 SEEDS   ?= 1000
 INPUTS  ?= 100000
-JOBS ?= 2
 MINUTES ?= 10
 KILLS ?= 200
+# More than the two processors that continuous integration has: tests of daemons wait for much of their time.
+JOBS    ?= 3
 
 BIN   := .venv/bin
 STAMP := .venv/.up-to-date
@@ -44,7 +45,7 @@ test-system: warmup ## the tests that need root or system packages (installs tho
 	@tools/system_packages.sh
 	@$(ONE_THREAD) $(RUBBISH) PATH="$$PATH:/usr/sbin:/sbin" $(BIN)/python -m pytest -q -m "system and not soak and not long" $(ARGS)
 
-test-long: warmup ## what takes minutes or gigabytes: large tensors, links that change under a job
+test-long: warmup ## what takes minutes or gigabytes, and trial runs of benchmarks
 	@tools/system_packages.sh
 	@$(ONE_THREAD) $(RUBBISH) PATH="$$PATH:/usr/sbin:/sbin" $(BIN)/python -m pytest -q -m long $(ARGS)
 
