@@ -60,7 +60,7 @@ def test_arguments_are_checked_before_anything_starts(capsys: pytest.CaptureFixt
         assert "expected" in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_real_run_on_loopback(tmp_path: Path) -> None:
     out, folder = tmp_path / "prediction.json", tmp_path / "profiles"
     # What codecs cost is found here by the daemons, which would take some seconds each to measure it well.
