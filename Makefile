@@ -4,9 +4,10 @@
 PYTHON  ?= python3
 SEEDS   ?= 1000
 INPUTS  ?= 100000
-JOBS ?= 2
 MINUTES ?= 10
 KILLS ?= 200
+# More than the two processors that continuous integration has: tests of daemons wait for much of their time.
+JOBS    ?= 3
 
 BIN   := .venv/bin
 STAMP := .venv/.up-to-date
@@ -16,6 +17,8 @@ ONE_THREAD := OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1
 # What is freed is filled with rubbish, so that a kernel that reads on from there shows; small blocks too, which a
 # thread's cache would keep as they are.
 RUBBISH := MALLOC_PERTURB_=165 GLIBC_TUNABLES=glibc.malloc.tcache_count=0
+# Some environments ask Python to keep no byte code, and hundreds of daemons would each compile all sources again.
+export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .PHONY: help setup warmup test test-system test-long lint format proto metrics gcctl commands pictures docs docs-serve demo soak \
@@ -43,7 +46,7 @@ test-system: warmup ## the tests that need root or system packages (installs tho
 	@tools/system_packages.sh
 	@$(ONE_THREAD) $(RUBBISH) PATH="$$PATH:/usr/sbin:/sbin" $(BIN)/python -m pytest -q -m "system and not soak and not long" $(ARGS)
 
-test-long: warmup ## what takes minutes or gigabytes: large tensors, links that change under a job
+test-long: warmup ## what takes minutes or gigabytes, and trial runs of benchmarks
 	@tools/system_packages.sh
 	@$(ONE_THREAD) $(RUBBISH) PATH="$$PATH:/usr/sbin:/sbin" $(BIN)/python -m pytest -q -m long $(ARGS)
 

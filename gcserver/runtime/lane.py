@@ -362,6 +362,7 @@ def main() -> int:
     ends_with_parent(signal.SIGKILL)
     if setup.cores:
         os.sched_setaffinity(0, setup.cores)
+    gc.disable()  # loading kernels makes little garbage, and looking for it would take a fifth of the time
     warmup()
     link = LaneLink(socket.socket(fileno=setup.link))
     number = incarnation(Path(setup.state) / f"lane{setup.hello.lane}.incarnation")
@@ -373,6 +374,7 @@ def main() -> int:
     gc.collect()
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLD)
+    gc.enable()
     try:
         serve(process)
     finally:

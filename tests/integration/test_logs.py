@@ -11,7 +11,8 @@ import sys
 from pathlib import Path
 
 from gcserver.admin.exits import Exit
-from tests.integration.cluster import ROOT, Cluster
+from tests.integration.cluster import Cluster
+from tests.integration.daemon import ROOT
 from tests.integration.operators import ctl, reachable, until
 
 

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 from gcserver.admin.exits import Exit
+from gcserver.planner.families import DENSE, ladder
+from gcserver.runtime import calibration
 from gcserver.runtime.profiler import GUESS
 from tests.integration.cluster import Cluster, Job
 from tests.integration.daemon import Daemon
@@ -59,7 +61,8 @@ def finish(job: Job, stop: Path) -> None:
 
 
 def planned(folder: Path, **more: str) -> Cluster:
-    """Two daemons that plan."""
+    """Two daemons that plan; they find here what codecs cost, which would take some seconds each to measure well."""
+    calibration.costs((DENSE, *ladder("fast")), folder / "profiles", seconds=0.008)
     options = {
         "plan.mode": "auto", "plan.quality": "safe", "plan.warmup_steps": "0", "plan.profiles": f"{folder}/profiles",
         "min_compress_bytes": "0", **more,

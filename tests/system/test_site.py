@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.cluster import ROOT
+from tests.integration.daemon import ROOT
 from tests.system import chromium
 
 pytestmark = [pytest.mark.system, chromium.needs_chromium]
