@@ -36,6 +36,7 @@ def test_service_is_complete() -> None:
         "SetController",
         "GetProfile",
         "Advise",
+        "GetLogs",
         "Drain",
     ]
     for method in service.methods:
