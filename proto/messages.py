@@ -22,6 +22,7 @@ from gcproto.epoch_messages import Admit, DomainFacts, EpochStart, Frozen, JobSt
 from gcproto.manifest import Section
 from gcproto.modes import BALANCED, STATIC
 from gcproto.packed import Message
+from gcproto.spans import EndTrace, OfTrace, TraceOrder, WorkerSpans
 from gcproto.timings import TensorTimes
 
 LAST_SEED: Final = (1 << 63) - 1
@@ -241,7 +242,8 @@ class JobLeft(Message, frozen=True, tag="left"):
 
 #: what is of one job, once that is formed
 OfJob = SectionOffer | SectionList | PlanRequest | PlanText | PlanReady | PlanGo | Fault | StepReady | Frozen
-Control = JobJoin | JoinRefusal | EpochDecided | JobLeft | JobState | OfJob
+OfJobs = JobJoin | JoinRefusal | EpochDecided | JobLeft | JobState | OfJob
+Control = OfJobs | OfTrace
 Link = Hello | Refuse | Beat | Nack
 
 
@@ -355,5 +357,8 @@ class Waiting(Message, frozen=True, tag="waiting"):
 
 
 WorkerAct = Register | Reattach | WhoAreYou | DeclareDomain | DeclareSection | Admit | Unregister
-FromWorker = WorkerAct | TensorTimes | AuditReport | AskAdvice
-ToWorker = Registered | EpochChanged | NodesWait | IAm | SectionAgreed | Fault | Waiting | AuditAnswer | Advised
+FromWorker = WorkerAct | TensorTimes | AuditReport | AskAdvice | WorkerSpans
+ToTraced = TraceOrder | EndTrace
+ToWorker = (
+    Registered | EpochChanged | NodesWait | IAm | SectionAgreed | Fault | Waiting | AuditAnswer | Advised | ToTraced
+)
