@@ -89,6 +89,7 @@ class Call:
                     raise self._given_up()
                 return self.result
             session, began = self.session, time.monotonic()
+            tracing = session.tracing
             while self._left:
                 if not self._ready:
                     self._wait(began)
@@ -96,8 +97,11 @@ class Call:
                     place = self._ready[0]
                     self.skipped |= place.skipped
                     at = place.block.start * place.block.dtype.itemsize
+                    copying = tracing.now() if tracing.on else 0.0
                     if not place.skipped:
                         self._memory.store(at, at + place.block.nbytes, place.output)
+                    if copying:
+                        tracing.pulled(place, copying)
                     self._ready.popleft()  # only now: a store that raises can be tried again
                     place.op = None
                     self._left -= 1

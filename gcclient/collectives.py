@@ -52,12 +52,16 @@ class Reduction:
 
     def deliver(self, places: list[BlockPlace]) -> None:
         """Results arrived; called by whoever reads."""
+        tracing = self.session.tracing
         try:
             for place in places:
                 if place.skipped:
                     raise self._given_up()
+                began = tracing.now() if tracing.on else 0.0
                 at = place.block.start * place.block.dtype.itemsize
                 self.memory.store(at, at + place.block.nbytes, place.output)
+                if began:
+                    tracing.pulled(place, began)
                 place.op = None
             self._left -= len(places)
             if not self._left:

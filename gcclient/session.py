@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any, Final
 from weakref import WeakSet
 
-from gcclient import reach
+from gcclient import reach, tracing
 from gcclient.admission import Admission
 from gcclient.advice import Asking
 from gcclient.arena import ArenaError, BlockPlace, failure
@@ -35,6 +35,7 @@ from gcproto.epoch_messages import DomainFacts, NodesWait
 from gcproto.manifest import ManifestError, Section, TensorSpec
 from gcproto.messages import DeclareDomain, DeclareSection, Register, Registered
 from gcproto.packed import Message
+from gcproto.spans import EndTrace, TraceOrder
 
 log = logging.getLogger("gcclient")
 
@@ -59,6 +60,7 @@ class Session:
         self.failure: GradcommError | None = None
         self.domains: dict[int, Domain] = {}
         self.counters = Counters()
+        self.tracing = tracing.Tracing()
         #: what is to be finished before an orderly goodbye
         self.leaving: WeakSet[Finishing] = WeakSet()
         self.pending: set[Pending] = set()
@@ -308,6 +310,7 @@ class Session:
             if number in self.domains:
                 return self.domains[number]
             domain = Domain.in_job(declared, self.job, self.me.rank, self._post_lane)
+            domain.tracing = self.tracing
             self.announce(domain.declared, lambda: self.domains.update({number: domain}))
             if (found := self.found.pop(number, None)) is not None:
                 domain.come_into(found)
@@ -362,6 +365,7 @@ class Session:
         if self.daemon.closed:
             return
         if orderly and self.registered is not None:
+            tracing.end(self)
             self.daemon.control.post(messages.Unregister())
             # A daemon that found the socket closed first would take the goodbye for a loss.
             until = time.monotonic() + GOODBYE_FOR
@@ -386,5 +390,7 @@ _HANDLERS: dict[type, Callable[[Session, int, Any], None]] = {
     messages.Waiting: Session._on_waiting,
     advice.Advised: lambda self, lane, message: self.asking.on_answer(message),
     messages.Fault: Session._on_fault,
+    TraceOrder: lambda self, lane, message: tracing.begin(self, message),
+    EndTrace: lambda self, lane, message: tracing.end(self),
     AuditAnswer: lambda self, lane, message: self.audited[message.domain](message),
 }
