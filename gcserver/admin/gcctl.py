@@ -27,7 +27,7 @@ from gcproto import admin_pb2 as pb
 from gcproto import admin_pb2_grpc as pb_grpc
 from gcproto.modes import MODES, QUALITIES
 from gcserver import __version__, values
-from gcserver.admin import convert, drawing, gcctl_tls, plan_tables, tables, top
+from gcserver.admin import convert, drawing, gcctl_tls, plan_tables, tables, top, trace_command
 from gcserver.admin.access import Paths
 from gcserver.admin.plan_arguments import RULE, bandwidth, parameter, rule, rules_in_file
 
@@ -124,6 +124,7 @@ def parser() -> argparse.ArgumentParser:
     advise.add_argument(
         "bandwidths", nargs="*", type=bandwidth, metavar="RATE", help="such as 100mbit 1gbit (default: usual ones)"
     )
+    trace_command.add_options(add("trace", "record the steps of jobs on all nodes, for Perfetto"), common)
     drain = add("drain", "take no new jobs, let running ones end, then exit")
     drain.add_argument("--within", type=_duration, default=0.0, metavar="TIME", help="how long jobs may still take")
     drain.add_argument("--reason", default="", help="shown in the daemon's log and to workers that want to join")
@@ -145,11 +146,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         use = gcctl_tls.files(options, os.environ, address)
         if options.command == "top":
             return _top(address, use, options)
-        call, show = _COMMANDS[options.command]
+        call, show = _COMMANDS[" ".join(filter(None, (options.command, getattr(options, "action", ""))))]
         answer = _ask(address, use, call, options)
     except gcctl_tls.TlsUsage as error:
         return _complain(str(error), USAGE)
-    except gcctl_tls.TlsRefused as error:
+    except (gcctl_tls.TlsRefused, trace_command.TraceError) as error:
         return _complain(str(error), FAILED)
     except grpc.RpcError as error:
         return _complain(_explain(error, address, use, options), FAILED)
@@ -231,7 +232,7 @@ def _explain(error: Any, address: str, use: Paths | None, options: argparse.Name
 
 
 def _timeout(options: argparse.Namespace) -> float:
-    usual = 60.0 if options.command in (*CHANGES, "advise") else 10.0
+    usual = 60.0 if options.command in (*CHANGES, "advise", "trace") else 10.0
     return float(getattr(options, "timeout", usual))
 
 
@@ -326,6 +327,7 @@ _COMMANDS: dict[str, tuple[Call, Callable[[dict[str, Any]], str]]] = {
     "profile": (_profile, plan_tables.profile),
     "advise": (_advise, plan_tables.advice),
     "drain": (_drain, _draining),
+    **trace_command.COMMANDS,
 }
 
 if __name__ == "__main__":

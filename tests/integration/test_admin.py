@@ -1,10 +1,12 @@
-"""Two real daemons and a running job, looked at and steered: gcctl, metrics, health, set-codec, set-plan, drain.
+"""Two real daemons and a running job, looked at and steered: gcctl, metrics, health, set-codec, set-plan, trace, drain.
 
 All tests share the daemons but the last one; the last but one drains the first of them.
 """
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
 import subprocess
 import sys
@@ -19,10 +21,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from benchmarks.lab.daemons import free_ports
 from tests.integration.cluster import ROOT, Cluster, Daemon, Job
 from tests.integration.operators import ask, reachable, scrape, series, until
+from tests.trace_files import Event, named, sound
 
 WORKER = "tests.integration.admin_workers:loop"
 SCHEMES = "tests.integration.admin_workers:schemes"
+TRACED = "tests.integration.admin_workers:training"
 ELEMENTS = 40_000
+STEPS = 3
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +43,8 @@ def gcctl(daemon: Daemon, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=60, check=False)
 
 
-def start(cluster: Cluster, stop: Path, worker: str = WORKER) -> Job:
-    job = cluster.start(worker, [0, 1], job="steered", stop=str(stop))
+def start(cluster: Cluster, stop: Path, worker: str = WORKER, label: str = "steered") -> Job:
+    job = cluster.start(worker, [0, 1], job=label, stop=str(stop))
     job.wait_mark("running")
     return job
 
@@ -167,6 +172,75 @@ def test_a_running_job_changes_its_scheme_and_back(cluster: Cluster, tmp_path: P
     made = ["none", "owner", "all", "owner", "none"]
     assert first["runs"] == [[what, bounds[i], bounds[i + 1] - 1] for i, what in enumerate(made)]
     until("the job to leave", lambda: ask(a, "jobs") == ask(b, "jobs") == {"jobs": []})
+
+
+KINDS = ("ready", "push", "encode", "wire", "aggregate", "decode", "pull")
+
+
+@pytest.mark.slow
+def test_steps_are_traced_over_both_nodes(cluster: Cluster, tmp_path: Path) -> None:
+    a, b = cluster.daemons
+    none = gcctl(a, "trace", "stop")
+    assert none.returncode == 1 and "no trace was started at this node" in none.stderr
+    job = start(cluster, tmp_path / "stop", TRACED, "traced")
+    begun = ask(a, "trace", "start", "--job", "traced", "--steps", str(STEPS))
+    assert begun["nodes"] == [a.name, b.name]
+    again = gcctl(a, "trace", "start")
+    assert again.returncode == 1 and "is being recorded here" in again.stderr
+    (seen,) = ask(a, "jobs")["jobs"]
+    until("the steps", lambda: ask(a, "jobs")["jobs"][0]["step"] > seen["step"] + STEPS + 2)
+    elsewhere = gcctl(a, "trace", "stop", "--out", str(tmp_path / "no" / "trace.json"))
+    assert elsewhere.returncode == 1 and "no/trace.json cannot be written: No such file" in elsewhere.stderr
+    full = gcctl(a, "trace", "stop", "--out", "/dev/full")
+    assert full.returncode == 1 and "/dev/full cannot be written: No space left on device" in full.stderr
+    found = ask(a, "trace", "stop", "--out", str(tmp_path / "trace.json"))
+    (tmp_path / "stop").touch()
+    assert all(outcome.ok() > STEPS for outcome in job.wait())
+    theirs = gcctl(b, "trace", "stop")
+    assert theirs.returncode == 1 and f"was started at {a.name}: ask that node" in theirs.stderr
+
+    assert [(n["name"], n["dropped"], n["absent"], n["reason"]) for n in found["nodes"]] == [
+        (a.name, 0, [], ""), (b.name, 0, [], ""),
+    ]  # fmt: skip
+    for clock in found["nodes"][1]["clocks"]:
+        assert abs(clock["offset"]) <= clock["error"] < 1.0, "both daemons read the same clock"
+    file = json.loads((tmp_path / "trace.json").read_text())
+    assert list(tmp_path.glob(".*.part")) == []
+    slices = [e for e in sound(file) if e["args"]["group"] == "ddp.0"]
+    _, other = file["otherData"]["nodes"]
+    slack = 1.0 + 2 * other["clock_error_us"]
+    assert abs(other["clock_ahead_us"]) <= other["clock_error_us"] + 1.0, "and frames say the same"
+    steps = sorted({e["args"]["step"] for e in slices})
+    assert len(steps) == STEPS and steps[0] > 1 and steps == list(range(steps[0], steps[0] + STEPS))
+    for step in steps:
+        of = {node.name: {e["cat"] for e in named(slices, "step", step=step) + slices if e["node"] == node.name
+                          and e["args"]["step"] == step} for node in (a, b)}  # fmt: skip
+        assert all(kinds.issuperset(KINDS) for kinds in of.values()), of
+        for tensor, owner, sender in _owned(slices, step, (a.name, b.name)):
+            at = {"step": step, "tensor": tensor}
+            (encoded,) = [e for e in named(slices, "encode", **at) if e["node"] == sender]
+            (out,), (back,) = (named(slices, "wire", what=w, **at) for w in ("contribution", "aggregate"))
+            (averaged,) = named(slices, "aggregate", part="finalise", **at)
+            (decoded,) = named(slices, "decode", **at)
+            (pulled,) = [e for e in named(slices, "pull", **at) if e["node"] == sender]
+            assert (out["node"], averaged["node"], back["node"], decoded["node"]) == (owner, owner, sender, sender)
+            course = [encoded, out, averaged, back, decoded, pulled]
+            for first, then in itertools.pairwise(course):
+                assert first["ts"] + (first["dur"] if first["cat"] != "wire" else 0.0) <= then["ts"] + slack
+        for node in (a, b):
+            (whole,) = [e for e in named(slices, "step", step=step) if e["node"] == node.name]
+            inside = [e for e in slices if e["node"] == node.name and e["args"]["step"] == step]
+            assert all(e["ts"] + e["dur"] <= whole["ts"] + whole["dur"] + 0.01 for e in inside)
+            lane = [e for e in inside if e["cat"] in ("encode", "aggregate", "decode")]
+            assert 0 < sum(e["dur"] for e in lane) <= whole["dur"], "one lane does one thing at a time"
+    until("the job to leave", lambda: ask(a, "jobs") == ask(b, "jobs") == {"jobs": []})
+
+
+def _owned(slices: list[Event], step: int, nodes: tuple[str, str]) -> list[tuple[str, str, str]]:
+    """(tensor, its owner, the other node) of all that went through an owner."""
+    owners = {e["args"]["tensor"]: e["node"] for e in named(slices, "aggregate", part="finalise", step=step)}
+    assert set(owners.values()) == set(nodes), "each owns some"
+    return [(tensor, owner, next(n for n in nodes if n != owner)) for tensor, owner in owners.items()]
 
 
 @pytest.mark.slow

@@ -41,11 +41,12 @@ class Service:
         return grpc.aio.secure_channel(self.server.address, grpc.ssl_channel_credentials(*files))
 
     async def ask(self, paths: Paths | None, request: Any) -> Any:
-        """The answer, or the grpc.RpcError in its place."""
+        """The answer, all of them where they are streamed, or the grpc.RpcError in their place."""
         async with self.channel(paths) as channel:
             method = getattr(pb_grpc.AdminServiceStub(channel), type(request).__name__.removesuffix("Request"))
             try:
-                return await method(request, timeout=60)
+                call = method(request, timeout=60)
+                return [answer async for answer in call] if hasattr(call, "__aiter__") else await call
             except grpc.RpcError as error:
                 return error
 

@@ -1,0 +1,150 @@
+"""A trace's file at a collector: a real HTTP receiver that decodes what it is sent.
+
+What may live here: tests of `gcserver/admin/otlp.py`. What may not: files by themselves.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gcserver.admin import otlp, tracefile
+from tests.unit.admin.traces import LENGTH, STEPS, parts, settled
+
+trace_service_pb2 = pytest.importorskip(
+    "opentelemetry.proto.collector.trace.v1.trace_service_pb2", reason="the extra otel has OpenTelemetry's packages"
+)
+
+
+class Collector(ThreadingHTTPServer):
+    """Takes traces at /v1/traces; answers ``status``."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.requests: list[Any] = []
+        self.status = 200
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/v1/traces"
+
+    def spans(self) -> list[tuple[dict[str, Any], Any]]:
+        """(attributes of the resource, span) of all that came."""
+        return [
+            (_plain(resource.resource.attributes), span)
+            for request in self.requests
+            for resource in request.resource_spans
+            for scope in resource.scope_spans
+            for span in scope.spans
+        ]
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Collector
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.headers.get("Content-Encoding") == "gzip":
+            body = gzip.decompress(body)
+        assert self.path == "/v1/traces" and self.headers["Content-Type"] == "application/x-protobuf"
+        self.server.requests.append(trace_service_pb2.ExportTraceServiceRequest.FromString(body))
+        self.send_response(self.server.status)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Not to stderr."""
+
+
+def _plain(attributes: Any) -> dict[str, Any]:
+    return {a.key: getattr(a.value, a.value.WhichOneof("value")) for a in attributes}
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    server = Collector()
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "trace.json"
+    with path.open("w") as out:
+        tracefile.write(settled(parts()), out)
+    return path
+
+
+def test_each_step_is_a_trace_of_all_nodes(collector: Collector, file: Path) -> None:
+    sent = otlp.send(file, collector.url)
+    spans = collector.spans()
+    slices = [e for e in json.loads(file.read_text())["traceEvents"] if e["ph"] in "Xb"]
+    assert sent == len(spans) == len(slices) + STEPS
+    ids = {span.span_id for _, span in spans}
+    assert len(ids) == len(spans) and all(len(i) == 8 for i in ids)
+    traces = {span.trace_id for _, span in spans}
+    assert len(traces) == STEPS and all(len(i) == 16 for i in traces)
+    for trace in traces:
+        of = [(resource, span) for resource, span in spans if span.trace_id == trace]
+        (root,) = [span for _, span in of if not span.parent_span_id]
+        assert root.name == "step"
+        nodes = {resource["service.instance.id"]: span for resource, span in of if span.parent_span_id == root.span_id}
+        assert sorted(nodes) == ["a", "b"] and {span.name for span in nodes.values()} == {"step"}
+        for resource, span in of:
+            assert resource["service.name"] == "gradcomm"
+            assert root.start_time_unix_nano <= span.start_time_unix_nano <= span.end_time_unix_nano
+            assert span.end_time_unix_nano <= root.end_time_unix_nano
+            if span.name != "step":
+                assert span.parent_span_id == nodes[resource["service.instance.id"]].span_id
+        step = _plain(root.attributes)["gradcomm.step"]
+        assert root.start_time_unix_nano == pytest.approx((1.7e9 + 1000.0 + step * LENGTH) * 1e9, abs=2e3)
+        (encode,) = [span for _, span in of if span.name == "encode"]
+        assert _plain(encode.attributes)["gradcomm.tensor"] == "ln"
+        assert encode.end_time_unix_nano - encode.start_time_unix_nano == pytest.approx(2e6, abs=1e4)
+    assert {s.name for _, s in spans} >= {"ready", "push", "encode", "wire", "aggregate", "decode", "pull"}
+
+
+def test_the_same_step_has_the_same_identity_wherever_it_is_exported(collector: Collector, file: Path) -> None:
+    for _ in range(2):
+        otlp.send(file, collector.url)
+    first, second = collector.requests
+    assert first == second
+
+
+def test_many_spans_go_in_several_requests(collector: Collector, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(otlp, "BATCH", 10)
+    sent = otlp.send(file, collector.url)
+    assert len(collector.requests) == -(-sent // 10) and len(collector.spans()) == sent
+
+
+def test_a_collector_that_refuses_is_an_error(collector: Collector, file: Path) -> None:
+    collector.status = 404
+    with pytest.raises(otlp.ExportError, match=f"{collector.url} took only 0 of"):
+        otlp.send(file, collector.url)
+
+
+def test_without_the_packages_it_says_which_extra_has_them(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
+    with pytest.raises(otlp.ExportError, match=r"pip install 'gradcomm\[otel\]'"):
+        otlp.send(file, "http://127.0.0.1:1/v1/traces")
+
+
+@pytest.mark.parametrize("content", ["{}", "[1", '{"otherData":{"made_by":"other"},"traceEvents":[]}', "[]"])
+def test_other_files_are_refused(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "other.json"
+    path.write_text(content)
+    with pytest.raises(otlp.ExportError, match="is no trace that `gcctl trace stop --out` wrote"):
+        otlp.send(path, "http://127.0.0.1:1/v1/traces")
+    with pytest.raises(otlp.ExportError, match="cannot be read: No such file"):
+        otlp.send(tmp_path / "none.json", "http://127.0.0.1:1/v1/traces")
