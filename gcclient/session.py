@@ -168,6 +168,7 @@ class Session:
 
     def _on_registered(self, lane: int, message: Registered) -> None:
         control = self.daemon.control
+        self.tracing.end()  # one that came back knows nothing of a trace that it asked for
         with control.sending:
             self.registered = message
             self.membership.on_registered(message)

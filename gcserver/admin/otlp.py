@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,8 @@ from gcserver.admin.tracefile import STEP, WIRE
 
 #: Spans in one request.
 BATCH: Final = 512
+#: and how long one may take, seconds, tries included
+PATIENCE: Final = 10
 _MISSING: Final = "OpenTelemetry's packages are missing: pip install 'gradcomm[otel]'"
 
 #: of a step: job, process group, number
@@ -50,7 +53,9 @@ def send(path: Path, url: str) -> int:
         from opentelemetry.sdk.trace.export import SpanExportResult
     except ModuleNotFoundError:
         raise ExportError(_MISSING) from None
-    exporter = OTLPSpanExporter(endpoint=url, timeout=10)
+    # What it says in its log is in the error below.
+    logging.getLogger("opentelemetry").addHandler(logging.NullHandler())
+    exporter = OTLPSpanExporter(endpoint=url, timeout=PATIENCE)
     spans = list(_spans(pieces))
     try:
         for at in range(0, len(spans), BATCH):

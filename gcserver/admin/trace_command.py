@@ -24,8 +24,6 @@ from gcserver.values import human_duration, read_duration
 TIMEOUT: Final = 60.0
 KEPT: Final = "the daemons keep the trace: try again with another --out"
 
-Timeout = Callable[[argparse.Namespace], float]
-
 
 class TraceError(Exception):
     """What stands between a trace and its file, and what to do about it."""
@@ -127,11 +125,9 @@ def shown(answer: dict[str, Any]) -> str:
     """What each node recorded, as a table."""
     rows = [
         (n["name"], n["spans"], n["dropped"], _clock(n["clocks"]), "; ".join([*n["absent"], n["reason"]]).strip("; "))
-        for n in answer.get("nodes", ())
-        if isinstance(n, dict)
+        for n in answer["nodes"]
     ]
-    lines = [tables.table(("NODE", "SPANS", "DROPPED", "CLOCK", "MISSING"), rows)] if rows else []
-    return "\n\n".join([*lines, answer["message"]])
+    return tables.table(("NODE", "SPANS", "DROPPED", "CLOCK", "MISSING"), rows) + f"\n\n{answer['message']}"
 
 
 def _clock(samples: list[dict[str, float]]) -> str:

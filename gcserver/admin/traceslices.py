@@ -129,10 +129,11 @@ class Trace:
                 bounds[received.node].sent(sent.begin, received.begin)
             elif received.node == 0:
                 bounds[sent.node].received(sent.begin, received.begin)
-        shifts: dict[int, float] = {}
-        for (i, node), of in ((x, bounds[x[0]]) for x in enumerate(self.nodes.values()) if x[0] in bounds):
-            before, node.clock = node.clock, node.clock.narrowed(of.least, of.most)
-            shifts[i] = before.late - node.clock.late
+        nodes, shifts = list(self.nodes.values()), {}
+        for i, of in bounds.items():
+            before = nodes[i].clock
+            nodes[i].clock = before.narrowed(of.least, of.most)
+            shifts[i] = before.late - nodes[i].clock.late
         self.slices = [
             s._replace(begin=s.begin + d, end=s.end + d) if (d := shifts.get(s.node)) else s for s in self.slices
         ]

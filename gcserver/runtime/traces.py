@@ -82,11 +82,13 @@ class Local:
 
 @dataclass(slots=True)
 class Led:
-    """A trace that was asked for at this node: who else records, and what their clocks said when."""
+    """A trace that was asked for at this node: who else records, what their clocks said when, and who did not answer
+    when it was ended."""
 
     peers: tuple[str, ...]
     clocks: dict[str, list[TraceClock]] = field(default_factory=dict)
     stopped: bool = False
+    silent: set[str] = field(default_factory=set)
 
 
 class Traces:
@@ -150,7 +152,9 @@ class Traces:
             self._note_clock(peer)
         led.stopped = True
         found = await asyncio.gather(self._ended(local), *(self._first_part(local, peer) for peer in led.peers))
-        nodes = (self._own(local), *(self._node(peer, part) for peer, part in zip(led.peers, found[1:], strict=True)))
+        parts = dict(zip(led.peers, found[1:], strict=True))
+        led.silent = {peer for peer, part in parts.items() if part is None}
+        nodes = (self._own(local), *(self._node(peer, part) for peer, part in parts.items()))
         lost = sum(1 for node in nodes if node.reason)
         text = f"{sum(n.spans for n in nodes)} spans of {len(nodes) - lost} node(s)"
         return TraceStopped(nodes, text + (f"; nothing of {lost}" if lost else ""))
@@ -169,7 +173,8 @@ class Traces:
             yield tuple(unpack(local.data[at : at + PART_BYTES]))
             await asyncio.sleep(0)  # frames and workers come first
         for peer in led.peers:
-            part = await self._first_part(local, peer)
+            # Each of many that are away would be waited for again, one after the other.
+            part = await self._first_part(local, peer) if peer not in led.silent else None
             node = self._node(peer, part)
             yield node
             while part is not None and not part.error and part.data:

@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 import gcclient
 from gcclient.api import current
 from gcclient.collectives import Collectives
+from gcproto.messages import Reattach
 from gcproto.spans import WORKER_RECORDS, EndTrace, Kind, Span, TraceOrder, WorkerSpans, unpack
 from tests.unit.client.fake import FakeDaemon
 
@@ -149,3 +150,15 @@ def test_who_leaves_hands_over_what_it_has(daemon: FakeDaemon) -> None:
     gcclient.shutdown()
     daemon.wait(lambda: len(sent(daemon)) == 1)
     assert [s.kind for s in unpack(sent(daemon)[0].data)] == [Kind.READY, Kind.PUSH, Kind.PULL]
+
+
+def test_a_daemon_that_came_back_wants_no_trace(joined: FakeDaemon) -> None:
+    step = calls()
+    step()
+    order()
+    joined.crash(2)
+    joined.listen(2)
+    joined.wait(lambda: any(isinstance(m, Reattach) for m in joined.heard[2]))
+    joined.wait(lambda: not current().tracing.on)
+    step()
+    assert not sent(joined)
