@@ -22,7 +22,11 @@ from typing import Any
 from benchmarks import command, common, turns
 from benchmarks.lab import daemons, netns, workers
 
-WAYS = ("plain", "traced")
+#: (name, what gcctl does before a turn's calls, and after them); asked for something else, it costs what it costs then
+WAYS = (
+    ("plain", ("status",), ("status",)),
+    ("traced", ("trace", "start"), ("trace", "stop")),
+)
 
 
 def measure(args: argparse.Namespace) -> Iterator[list[common.Row]]:
@@ -35,8 +39,8 @@ def measure(args: argparse.Namespace) -> Iterator[list[common.Row]]:
 
             def task(host: netns.Host, nbytes: int = nbytes) -> turns.Task:
                 daemon = cluster[host.index]
-                pids = tuple(daemon.pids())
-                ways = {way: turns.Way({}, pids, daemon.admin if way == "traced" else "") for way in WAYS}
+                at, pids = ("--address", daemon.admin), tuple(daemon.pids())
+                ways = {way: turns.Way({}, pids, (*at, *before), (*at, *after)) for way, before, after in WAYS}
                 return turns.Task(nbytes, args.turns, args.calls, args.codec == "none", ways)
 
             for result in workers.results("tracing", lab.hosts, cluster, task):
@@ -46,7 +50,7 @@ def measure(args: argparse.Namespace) -> Iterator[list[common.Row]]:
 def rows_of(result: dict[str, Any], args: argparse.Namespace, nbytes: int) -> list[common.Row]:
     """One row a way."""
     rows = []
-    for way in WAYS:
+    for way, _, _ in WAYS:
         row = common.median_row(
             "gradcomm", result["times"][way], nodes=args.nodes, bytes=nbytes, network=args.network, codec=args.codec,
             way=way,

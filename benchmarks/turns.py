@@ -22,12 +22,13 @@ from benchmarks.lab import daemons, procfs
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way to run the job. ``init``: arguments of `gcclient.init`; ``pids``: of the daemon of this host; ``trace``:
-    its node.admin if all nodes are to record a trace meanwhile."""
+    """One way to run the job. ``init``: arguments of `gcclient.init`; ``pids``: of the daemon of this host; ``before``
+    and ``after``: what rank 0 has `gcctl` do before a turn's calls and after them, nothing if empty."""
 
     init: Mapping[str, str]
     pids: tuple[int, ...]
-    trace: str = ""
+    before: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +74,9 @@ def _turn(torch: Any, dist: Any, task: Task, name: str) -> tuple[list[float], fl
     x = base.clone()
     times = torch.zeros(task.calls + 1, dtype=torch.float64)
     pids = [*task.ways[name].pids, os.getpid()]
-    trace = task.ways[name].trace if rank == 0 else ""
     used = torch.zeros(1, dtype=torch.float64)
     try:
-        _steer(trace, "start")
+        _steer(rank, task.ways[name].before)
         for call in range(task.calls + 1):  # the first declares the tensor and touches its pages
             x.copy_(base).add_(2.0 * rank)
             dist.barrier()
@@ -87,7 +87,7 @@ def _turn(torch: Any, dist: Any, task: Task, name: str) -> tuple[list[float], fl
             dist.barrier()  # what daemons still do for the other ranks belongs to the call
             if call:
                 used += (procfs.cpu_seconds(pids) - before) / task.calls
-        _steer(trace, "stop")
+        _steer(rank, task.ways[name].after)
         if task.exact and not torch.equal(x, want):
             raise RuntimeError(f"{name}: {int((x != want).sum())} of {x.numel()} elements are wrong on rank {rank}")
     finally:
@@ -97,7 +97,7 @@ def _turn(torch: Any, dist: Any, task: Task, name: str) -> tuple[list[float], fl
     return times[1:].tolist(), float(used)
 
 
-def _steer(address: str, action: str) -> None:
-    """``gcctl trace start`` or ``stop`` at a daemon, if one is named."""
-    if address:
-        subprocess.run([daemons.program("gcctl"), "--address", address, "trace", action], check=True, stdout=2)
+def _steer(rank: int, arguments: tuple[str, ...]) -> None:
+    """What rank 0 has gcctl do."""
+    if rank == 0 and arguments:
+        subprocess.run([daemons.program("gcctl"), *arguments], check=True, stdout=subprocess.DEVNULL)

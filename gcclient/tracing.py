@@ -5,8 +5,8 @@ steps are recorded (`gcproto.spans`), pushing and copying (`domain.py` and whoev
 
 While nothing is traced, whoever pushes or takes a block tests ``on``, and that is all.
 
-    ready   from the block before it, or the step's begin, until the block's gradient is in the arena
-    push    from then, or once the device has copied it, until its lane was told
+    ready   from the block before it, or the step's begin, until the block's gradient is in the arena (CUDA: queued)
+    push    telling its lane, after waiting for a device's copies
     pull    taking its result out of the arena
 """
 
