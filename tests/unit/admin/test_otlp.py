@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from gcserver.admin import otlp, tracefile
+from gcserver.admin import gcctl, otlp, tracefile
 from tests.unit.admin.traces import LENGTH, STEPS, parts, settled
 
 trace_service_pb2 = pytest.importorskip(
@@ -113,6 +113,13 @@ def test_each_step_is_a_trace_of_all_nodes(collector: Collector, file: Path) -> 
         assert _plain(encode.attributes)["gradcomm.tensor"] == "ln"
         assert encode.end_time_unix_nano - encode.start_time_unix_nano == pytest.approx(2e6, abs=1e4)
     assert {s.name for _, s in spans} >= {"ready", "push", "encode", "wire", "aggregate", "decode", "pull"}
+
+
+def test_gcctl_exports_without_a_daemon(collector: Collector, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert gcctl.main(["trace", "export", str(file), "--otlp", collector.url]) == 0
+    assert capsys.readouterr().out == f"{len(collector.spans())} spans sent to {collector.url}\n"
+    assert gcctl.main(["trace", "export", f"{file}.gone", "--otlp", collector.url]) == 1
+    assert capsys.readouterr().err == f"gcctl: {file}.gone cannot be read: No such file or directory\n"
 
 
 def test_the_same_step_has_the_same_identity_wherever_it_is_exported(collector: Collector, file: Path) -> None:
