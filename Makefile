@@ -4,21 +4,25 @@
 PYTHON  ?= python3
 SEEDS   ?= 1000
 INPUTS  ?= 100000
-JOBS ?= 2
 MINUTES ?= 10
 KILLS ?= 200
+# More than the two processors that continuous integration has: tests of daemons wait for much of their time.
+JOBS    ?= 3
 
 BIN   := .venv/bin
 STAMP := .venv/.up-to-date
+DOCS_STAMP := .venv/.docs-up-to-date
 # One thread per process: the tests run many processes on few cores.
 ONE_THREAD := OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1
 # What is freed is filled with rubbish, so that a kernel that reads on from there shows; small blocks too, which a
 # thread's cache would keep as they are.
 RUBBISH := MALLOC_PERTURB_=165 GLIBC_TUNABLES=glibc.malloc.tcache_count=0
+# Some environments ask Python to keep no byte code, and hundreds of daemons would each compile all sources again.
+export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup warmup test test-system test-long lint format proto metrics demo soak soak-faults soak-kills simulate \
-	simulate-coverage mutants fuzz install-systemd clean distclean
+.PHONY: help setup warmup test test-system test-long lint format proto metrics gcctl commands pictures docs docs-serve demo soak \
+	soak-faults soak-kills simulate simulate-coverage mutants fuzz install-systemd clean distclean
 # setup has to come first also under -j
 .NOTPARALLEL:
 
@@ -42,7 +46,7 @@ test-system: warmup ## the tests that need root or system packages (installs tho
 	@tools/system_packages.sh
 	@$(ONE_THREAD) $(RUBBISH) PATH="$$PATH:/usr/sbin:/sbin" $(BIN)/python -m pytest -q -m "system and not soak and not long" $(ARGS)
 
-test-long: warmup ## what takes minutes or gigabytes: large tensors, links that change under a job
+test-long: warmup ## what takes minutes or gigabytes, and trial runs of benchmarks
 	@tools/system_packages.sh
 	@$(ONE_THREAD) $(RUBBISH) PATH="$$PATH:/usr/sbin:/sbin" $(BIN)/python -m pytest -q -m long $(ARGS)
 
@@ -54,6 +58,9 @@ lint: $(STAMP) ## style, types, layering, generated code
 	@$(BIN)/python tools/gen_proto.py --check
 	@$(BIN)/python tools/gen_metrics_page.py --check
 	@$(BIN)/python tools/gen_grafana.py --check
+	@$(BIN)/python tools/gen_gcctl_page.py --check
+	@$(BIN)/python tools/gen_commands_page.py --check
+	@$(BIN)/python tools/draw_concepts.py --check
 
 format: $(STAMP) ## rewrite the sources as the linter wants them
 	@$(BIN)/ruff check --quiet --fix . || true
@@ -65,6 +72,30 @@ proto: $(STAMP) ## regenerate the code of proto/admin.proto
 metrics: $(STAMP) ## rewrite the tables of docs/metrics.md and the Grafana dashboard
 	@$(BIN)/python tools/gen_metrics_page.py
 	@$(BIN)/python tools/gen_grafana.py
+
+gcctl: $(STAMP) ## rewrite the lists of docs/gcctl.md and docs/gcctl.schema.json
+	@$(BIN)/python tools/gen_gcctl_page.py
+
+commands: $(STAMP) ## rewrite docs/commands.md from the parsers of gcserver and gcrun
+	@$(BIN)/python tools/gen_commands_page.py
+
+pictures: $(STAMP) ## redraw the pictures of docs/concepts.md
+	@$(BIN)/python tools/draw_concepts.py
+
+# What the site is made with is not for daemons, training or tests: it comes when somebody makes the site.
+$(DOCS_STAMP): pyproject.toml constraints.txt | $(STAMP)
+	@echo "setup: installing gradcomm[docs] into .venv"
+	@$(BIN)/python -m pip install --disable-pip-version-check --no-input -c constraints.txt -e '.[docs]' >.venv/docs.log 2>&1 \
+		|| { tail -n 40 .venv/docs.log >&2; exit 1; }
+	@touch $@
+
+# The warning is of what mkdocs 2 will be; pyproject.toml holds it below that.
+docs: $(DOCS_STAMP) ## the documents as a site in out/site; a broken link or anchor is an error
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "wrote out/site/index.html"
+
+docs-serve: $(DOCS_STAMP) ## the site at http://127.0.0.1:8000, made again when a page changes
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --no-strict
 
 demo: warmup ## train over two daemons and slow links, beside gloo
 	@$(BIN)/python -m examples.demo $(ARGS)

@@ -131,7 +131,7 @@ def domain_of(session: Session, given: Any) -> int:
     wanted = {plain_name(n): tuple(p.shape) for n, p in given.named_parameters() if p.requires_grad}
     for known in reversed(list(session.domains.values())):
         tensors = [t for section in known.sections for t in section.section.tensors if t.name != USED]
-        if known.declared.scoped and {t.name: t.shape for t in tensors} == wanted:
+        if known.declared.scoped and {plain_name(t.name): t.shape for t in tensors} == wanted:
             return known.id
     raise ValueError(
         "this model was not declared: give it to gcclient.state() or its optimizer to DistributedOptimizer"

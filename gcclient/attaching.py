@@ -9,6 +9,7 @@ memory that it allocated through the module's reduce-scatter object just before:
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -92,7 +93,10 @@ def attach(
             collectives = backend.collectives_of(_replicate_group(unit, name), session)
             if collectives not in domains:
                 domains[collectives] = collectives.domain("fsdp", codec)
-            unit._reduce_scatter_comm = _Marking(unit._reduce_scatter_comm, domains[collectives], name or "(root)")
+            inner = unit._reduce_scatter_comm
+            if isinstance(inner, _Marking):  # attached in an earlier job
+                inner = inner.inner
+            unit._reduce_scatter_comm = _Marking(inner, collectives, domains[collectives], name or "(root)")
     return None
 
 
@@ -110,8 +114,10 @@ def _replicate_group(unit: Any, name: str) -> backend.Group:
 class _Marking:
     """A module's reduce-scatter object that marks what is going to be reduced."""
 
-    def __init__(self, inner: Any, domain: Domain, name: str) -> None:
-        self._inner = inner
+    def __init__(self, inner: Any, collectives: Collectives, domain: Domain, name: str) -> None:
+        self.inner = inner
+        #: of the session in which the module was attached
+        self._collectives = collectives
         self._domain = domain
         self._name = name
         self._marked: tuple[int, int] | None = None
@@ -120,14 +126,14 @@ class _Marking:
         """Memory for the reduce-scatter's input and then for its output, which is what is reduced."""
         if self._marked is not None:
             backend.marked.pop(self._marked, None)
-        made: torch.Tensor = self._inner.allocate(size, dtype=dtype, device=device)
+        made: torch.Tensor = self.inner.allocate(size, dtype=dtype, device=device)
         self._marked = (made.data_ptr(), made.numel())
-        backend.marked[self._marked] = self._carry
+        backend.marked[self._marked] = backend.Mark(weakref.ref(made.untyped_storage()), self._carry)
         return made
 
-    def _carry(self, collectives: Collectives, tensor: torch.Tensor, average: bool) -> Reduction:
-        return collectives.start(tensor, average, self._domain, self._name)
+    def _carry(self, tensor: torch.Tensor, average: bool) -> Reduction:
+        return self._collectives.start(tensor, average, self._domain, self._name)
 
     def __call__(self, *arguments: Any, **more: Any) -> dist.Work:
-        work: dist.Work = self._inner(*arguments, **more)
+        work: dist.Work = self.inner(*arguments, **more)
         return work

@@ -8,6 +8,7 @@ The daemon lives for as long as any worker holds its FIFO open, that is, until t
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import subprocess
@@ -39,9 +40,11 @@ def _join(name: str, label: str) -> tuple[str, int]:
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as starter:
         assert starter.stdout is not None
         folder = os.fsdecode(starter.stdout.readline().removesuffix(b"\n"))
-        if folder:
-            # Before the starter lets go of it, which it does when its standard input ends.
-            return folder, os.open(os.path.join(folder, USERS), os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        # Held before the starter lets go of it, which it does when its standard input ends. One that has ended by then
+        # cannot be.
+        with contextlib.suppress(OSError):
+            if folder:
+                return folder, os.open(os.path.join(folder, USERS), os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     raise NoDaemon(
         "GC_AUTOSTART=1, and no private daemon could be started",
         job=label,

@@ -10,7 +10,9 @@ else is the base class's, which has a gloo group for tensors on the CPU and an N
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
 
@@ -19,14 +21,24 @@ import torch.distributed as dist
 
 from gcclient import api, device
 from gcclient.collectives import Collectives, Reduction
-from gcclient.errors import GradcommError, JoinRefused
+from gcclient.errors import JoinRefused
 from gcclient.plain import Plain
 from gcclient.session import Session
 
 NAME: Final = "gc"
-#: Of the tensors that attached modules are about to reduce: how to carry one, by the address and size of its memory.
-Carry = Callable[[Collectives, torch.Tensor, bool], Reduction]
-marked: dict[tuple[int, int], Carry] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """How to carry a tensor that an attached module is about to reduce. ``memory``: its own; gradients that only add up
+    are not reduced, and what is in their place once that is gone is another tensor."""
+
+    memory: weakref.ref[torch.UntypedStorage]
+    carry: Callable[[torch.Tensor, bool], Reduction]
+
+
+#: by the address and size of their memory
+marked: dict[tuple[int, int], Mark] = {}
 
 
 class Work(dist.Work):
@@ -100,19 +112,25 @@ class Group(dist.ProcessGroup):
         one = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         average = bool(op == dist.ReduceOp.AVG)
         if self.size() > 1 and len(one) == 1 and (average or op == dist.ReduceOp.SUM) and _carried(one[0], average):
-            session = api.joined()
-            if not isinstance(session, Plain):
-                return self._carry(session, one[0], average)
-            if average and not one[0].is_cuda:  # of which gloo knows nothing
-                return super().allreduce([one[0].div_(self.size())])
+            work = self._carry(one[0], average)
+            if work is not None:
+                return work
+        if average and len(one) == 1 and not one[0].is_cuda and one[0].is_floating_point():
+            # of which gloo knows nothing before some release of torch
+            return super().allreduce([one[0].div_(self.size())])
         return super().allreduce(tensors, *(() if opts is None else (opts, *more)), **named)
 
-    def _carry(self, session: Session, tensor: torch.Tensor, average: bool) -> dist.Work:
+    def _carry(self, tensor: torch.Tensor, average: bool) -> dist.Work | None:
+        """None where there is no daemon."""
         try:
-            collectives = collectives_of(self, session)
-            carry = marked.pop((tensor.data_ptr(), tensor.numel()), None)
-            return Work(carry(collectives, tensor, average) if carry else collectives.start(tensor, average))
-        except GradcommError as error:
+            session = api.joined()
+            if isinstance(session, Plain):
+                return None
+            mark = marked.pop((tensor.data_ptr(), tensor.numel()), None)
+            if mark is not None and mark.memory() is not None:
+                return Work(mark.carry(tensor, average))
+            return Work(collectives_of(self, session).start(tensor, average))
+        except Exception as error:
             return Failed(error)
 
 

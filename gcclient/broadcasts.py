@@ -18,7 +18,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from gcclient import objects
+from gcclient import device, objects
 from gcclient.calls import LOSSLESS, Call, Calls
 from gcclient.device import Bytes
 from gcclient.errors import PeerLost, TensorMismatch
@@ -94,17 +94,25 @@ def members(calls: Calls | PlainCalls) -> tuple[int, ...]:
     return membership.ranks
 
 
-def _root_is_left(calls: Calls | PlainCalls, root: int) -> None:
-    """Raises :class:`PeerLost` if what was just received may lack the root's part: it was zeros then."""
-    if root not in members(calls):
+def check_left(calls: Calls | PlainCalls, ranks: Sequence[int], what: str, advice: str) -> None:
+    """Raises :class:`PeerLost` if what was just received may lack the part of any of ``ranks``: it was zeros then.
+
+    ``what``: of the first of them, what it was lost at.
+    """
+    if lost := sorted(set(ranks) - set(members(calls))):
         raise PeerLost(
-            f"rank {root}, the root of a broadcast, was lost",
+            f"rank {lost[0]}{what}",
             job=calls.session.label,
             epoch=calls.session.membership.epoch,
             phase="exchange",
-            missing=(f"rank {root}",),
-            advice="broadcast again from a rank that is left; what was to be overwritten may be half written",
+            missing=tuple(f"rank {rank}" for rank in lost),
+            advice=advice,
         )
+
+
+def _root_is_left(calls: Calls | PlainCalls, root: int) -> None:
+    advice = "broadcast again from a rank that is left; what was to be overwritten may be half written"
+    check_left(calls, (root,), ", the root of a broadcast, was lost", advice)
 
 
 def _text(calls: Calls | PlainCalls, text: bytes, root: int) -> bytes:
@@ -171,14 +179,16 @@ def tensors(calls: Calls | PlainCalls, named: Sequence[tuple[str, torch.Tensor]]
     me = calls.session.me.rank
     mine = [[name, list(t.shape), str(t.dtype).removeprefix("torch.")] for name, t in named]
     theirs = json.loads(_text(calls, json.dumps(mine).encode(), root))
-    _agree(calls, _difference(mine, theirs, me, root))
+    unsent = (
+        f"{name!r} on rank {me} cannot be broadcast: {why}" for name, t in named if (why := objects.unsendable(t))
+    )
+    _agree(calls, _difference(mine, theirs, me, root) or next(unsent, ""))
     hosts = [objects.host_bytes(t) for _, t in named]
     _payload(calls, [data for _, data in hosts], root)
     if me != root:
         with torch.no_grad():
             for (_, tensor), (flat, _) in zip(named, hosts, strict=True):
-                if tensor.numel() and flat.data_ptr() != tensor.data_ptr():
-                    tensor.copy_(flat.view(tensor.shape))
+                device.put_back(flat, tensor)
 
 
 def value(calls: Calls | PlainCalls, mine: Any, root: int) -> Any:
@@ -188,7 +198,7 @@ def value(calls: Calls | PlainCalls, mine: Any, root: int) -> Any:
     """
     found: list[torch.Tensor] = []
     is_root = calls.session.me.rank == root
-    text = json.dumps(objects.pack_or_say(mine, found)).encode() if is_root else b""
+    text = objects.to_text(mine, found) if is_root else b""
     packed = json.loads(_text(calls, text, root))
     if "error" in packed:
         raise TypeError(f"rank {root}: {packed['error']}")

@@ -19,7 +19,7 @@ from gcclient.arena import BlockPlace
 from gcclient.call_domains import CALLS, EXACT, LOSSLESS, domain_of, exact_domain, read_codec
 from gcclient.domain import Domain
 from gcclient.errors import GradcommError, StepSkipped
-from gcclient.places import Places, Tensor, declare, push
+from gcclient.places import Places, Tensor, UnderWay, declare, push
 from gcclient.results import Results
 from gcclient.session import GRACE, Session
 from gcproto.dtypes import DType
@@ -30,42 +30,28 @@ from gcproto.wire import Flag
 UNNAMED: Final = "push_pull.noname."
 
 
-class Call:
+class Call(UnderWay):
     """Handle of one push_pull. ``result`` is valid after :meth:`finish`.
 
     Results are copied out by whoever waits, block by block as they arrive.
     """
 
-    __slots__ = (
-        "session",
-        "tensor",
-        "step",
-        "result",
-        "_flat",
-        "_memory",
-        "_ready",
-        "_left",
-        "_lock",
-        "_error",
-        "over",
-        "skipped",
-    )
+    __slots__ = ("result", "skipped", "_flat", "_memory", "_ready", "_left", "_lock", "_error")
+    kind = "push_pull"
+    again = "push it again"
 
     def __init__(
         self, session: Session, tensor: Tensor, flat: torch.Tensor, memory: device.Memory, result: torch.Tensor
     ) -> None:
-        self.session = session
-        self.tensor = tensor
-        self.step = 0
+        super().__init__(session, tensor)
         self.result = result
+        self.skipped = False
         self._flat = flat
         self._memory = memory
         self._ready: deque[BlockPlace] = deque()
         self._left = len(tensor.places)
         self._lock = threading.RLock()
         self._error: GradcommError | None = None
-        self.over = False
-        self.skipped = False
 
     def deliver(self, places: list[BlockPlace]) -> None:
         self._ready.extend(places)
@@ -78,9 +64,6 @@ class Call:
         """Whether :meth:`finish` would not wait."""
         return self.over or self._error is not None or len(self._ready) == self._left
 
-    def _something(self) -> bool:
-        return bool(self._ready) or self._error is not None
-
     def finish(self) -> torch.Tensor:
         """Wait for the result and copy it out. Raises the job's failure."""
         with self._lock:
@@ -92,7 +75,9 @@ class Call:
             tracing = session.tracing
             while self._left:
                 if not self._ready:
-                    self._wait(began)
+                    self._wait(lambda: bool(self._ready) or self._error is not None, began)
+                    if self._error is not None and not self._ready:
+                        raise self._error.again()
                 while self._ready:
                     place = self._ready[0]
                     self.skipped |= place.skipped
@@ -108,12 +93,9 @@ class Call:
             self._memory.settle()
             if not self.skipped:
                 self._write_back()
-            self.over = True
-            session.pending.discard(self)
+            self._end()
             session.counters.wait_seconds += time.monotonic() - began
             session.counters.bytes_pulled += self._flat.nbytes
-            if self.tensor.call is self:
-                self.tensor.call = None
             if self.skipped:
                 session.counters.skipped_steps += 1
                 raise self._given_up()
@@ -124,22 +106,7 @@ class Call:
         if self._flat.dtype is torch.bool:
             # Summed as bytes; torch expects a bool to be 0 or 1.
             self._flat.view(torch.uint8).ne_(0)
-        if self._flat.data_ptr() != self.result.data_ptr():
-            self.result.copy_(self._flat.view(self.result.shape))
-
-    def _given_up(self) -> StepSkipped:
-        return StepSkipped(
-            f"push_pull of {self.tensor.spec.describe()} was given up with a lost node",
-            job=self.session.label,
-            step=self.step,
-            phase="exchange",
-            advice="push it again if it is still wanted: all ranks that are left get this",
-        )
-
-    def _wait(self, began: float) -> None:
-        self.session.wait_result(self._something, f"push_pull of {self.tensor.spec.describe()}", self.step, began)
-        if self._error is not None and not self._ready:
-            raise self._error.again()
+        device.put_back(self._flat, self.result)
 
 
 def read_arguments(name: object, average: object) -> tuple[str | None, bool]:
@@ -203,9 +170,7 @@ class Calls:
         with self._lock:
             domain = domain_of(session, name, own)
             known = self._find(domain, name, tuple(tensor.shape), dtype)
-            if known.call is not None:
-                # Its output slot is about to be reused: fetch the earlier result first.
-                known.call.finish()
+            known.vacate()
             memory = device.memory_of(flat)
             if known.resident is not None:
                 memory = device.ResidentMemory(flat)
@@ -245,8 +210,7 @@ class Calls:
             raise ValueError(f"tensor {name!r} in the arena needs a dtype that can be exchanged, got {dtype}")
         with self._lock:
             known = self._find(domain_of(self.session, name), name, shape, code)
-            if known.call is not None:
-                known.call.finish()
+            known.vacate()
             if known.resident is None:
                 raw = windows.inputs(known.places)
                 flat = torch.from_numpy(raw).view(dtype) if raw.size else torch.empty(0, dtype=dtype)

@@ -17,9 +17,9 @@ import torch
 from gcclient import device
 from gcclient.arena import BlockPlace
 from gcclient.domain import Domain
-from gcclient.errors import GradcommError, StepSkipped
+from gcclient.errors import GradcommError
 from gcclient.parameters import number
-from gcclient.places import Places, Tensor, declare, push
+from gcclient.places import Places, Tensor, UnderWay, declare, push
 from gcclient.session import Session
 from gcproto.manifest import TensorSpec
 from gcproto.messages import DeclareDomain
@@ -28,15 +28,15 @@ from gcproto.wire import Flag
 PREFIX = "all_reduce.noname."
 
 
-class Reduction:
+class Reduction(UnderWay):
     """One all-reduce under way, into the tensor that was given. ``future``: of a list of that tensor, or an exception
     as torch can carry it."""
 
+    kind = "all_reduce"
+    again = "reduce again"
+
     def __init__(self, session: Session, tensor: Tensor, target: torch.Tensor) -> None:
-        self.session = session
-        self.tensor = tensor
-        self.step = 0
-        self.over = False
+        super().__init__(session, tensor)
         self.error: BaseException | None = None
         self._target = target.detach()
         self._flat = device.flattened(target)
@@ -45,69 +45,70 @@ class Reduction:
         value = lambda f: f.value()  # noqa: E731  # an exception set by itself would be cast to a tensor
         self.future = self._future.then(value)
         self._left = len(tensor.places)
+        self._skipped = False
         self._lock = threading.Lock()
         session.pending.add(self)
-        if not self._left:
-            self._complete()
 
     def deliver(self, places: list[BlockPlace]) -> None:
         """Results arrived; called by whoever reads."""
         tracing = self.session.tracing
         try:
             for place in places:
-                if place.skipped:
-                    raise self._given_up()
-                began = tracing.now() if tracing.on else 0.0
-                at = place.block.start * place.block.dtype.itemsize
-                self.memory.store(at, at + place.block.nbytes, place.output)
-                if began:
-                    tracing.pulled(place, began)
                 place.op = None
-            self._left -= len(places)
-            if not self._left:
-                self._complete()
+                if place.skipped:
+                    self._skipped = True
+                else:
+                    began = tracing.now() if tracing.on else 0.0
+                    at = place.block.start * place.block.dtype.itemsize
+                    self.memory.store(at, at + place.block.nbytes, place.output)
+                    if began:
+                        tracing.pulled(place, began)
         except Exception as error:
-            self.fail(error)
+            self.error = self.error or error
+        self._left -= len(places)
+        if not self._left:
+            # Not before: until all are back lanes use its places.
+            self.complete()
 
-    def _complete(self) -> None:
-        if self._flat.data_ptr() != self._target.data_ptr():
-            self.memory.settle()
-            self._target.copy_(self._flat.view(self._target.shape))
+    def complete(self) -> None:
+        """All that there will be of the result is there."""
+        try:
+            if self._skipped:
+                self.session.counters.skipped_steps += 1
+                raise self._given_up()
+            if self.error is not None:
+                raise self.error
+            if self._flat.data_ptr() != self._target.data_ptr():
+                self.memory.settle()
+            device.put_back(self._flat, self._target)
+        except BaseException as error:
+            self.fail(error)
+            return
         self.session.counters.bytes_pulled += self._flat.nbytes
         if self._first():
             device.complete(self._future, [self._target], self.memory)  # type: ignore[arg-type]
 
     def fail(self, error: BaseException) -> None:
-        """It has no result; see :class:`gcclient.waiters.Pending`."""
+        """It has no result."""
         self.error = self.error or error
         if self._first():
             self._future.set_exception(error)
 
     def _first(self) -> bool:
         with self._lock:
-            first, self.over = not self.over, True
-        self.session.pending.discard(self)
+            first = not self.over
+            self._end(copied=isinstance(self.memory, device.HostMemory))
         return first
 
     def finish(self) -> None:
         """Wait for the result. Raises :class:`StepSkipped` and the job's failure."""
         if not self.over:
             began = time.monotonic()
-            what = f"all_reduce of {self.tensor.spec.describe()}"
-            self.session.wait_result(lambda: self.over, what, self.step, began)
+            self._wait(lambda: self.over, began)
             self.session.counters.wait_seconds += time.monotonic() - began
         if self.error is not None:
             raise self.error.again() if isinstance(self.error, GradcommError) else self.error
         self.memory.settle()
-
-    def _given_up(self) -> StepSkipped:
-        return StepSkipped(
-            f"all_reduce of {self.tensor.spec.describe()} was given up with a lost node",
-            job=self.session.label,
-            step=self.step,
-            phase="exchange",
-            advice="reduce again if it is still wanted: all ranks that are left get this",
-        )
 
 
 class Collectives:
@@ -148,10 +149,11 @@ class Collectives:
                 domain, known = self._lossless(), self._places.find(tuple(tensor.shape), dtype)
             else:
                 known = self._find(domain, TensorSpec(name, tuple(tensor.shape), int(dtype)))
-            if known.call is not None:
-                # Its output slot is about to be used again.
-                known.call.finish()
+            known.vacate()
+            session.check()
             known.call = op = Reduction(session, known, tensor)
+            if not known.places:
+                op.complete()
             session.counters.calls += 1
             session.counters.bytes_pushed += tensor.nbytes
             op.step = push(domain, known, op, op.memory, int(Flag.AVERAGE) if average else 0)

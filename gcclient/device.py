@@ -161,6 +161,12 @@ def flattened(tensor: torch.Tensor) -> torch.Tensor:
     return flat.resolve_neg()  # bytes are copied, not values
 
 
+def put_back(flat: torch.Tensor, tensor: torch.Tensor) -> None:
+    """What became of :func:`flattened`'s elements of a detached tensor goes back into it, where they are a copy."""
+    if flat.data_ptr() != tensor.data_ptr():
+        tensor.copy_(flat.view(tensor.shape))
+
+
 def memory_of(flat: torch.Tensor) -> Memory:
     """The memory of a flat, contiguous, detached tensor. Raises ValueError for an unknown device."""
     if flat.device.type == "cpu":

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 
 from gcclient import objects
-from gcclient.broadcasts import Stream, members, share
+from gcclient.broadcasts import Stream, check_left, members, share
 from gcclient.calls import LOSSLESS, Calls
 from gcclient.device import Bytes
-from gcclient.errors import PeerLost, TensorMismatch
+from gcclient.errors import TensorMismatch
 from gcclient.plain import PlainCalls
 
 
@@ -38,16 +38,7 @@ def byte_strings(calls: Calls | PlainCalls, mine: bytes) -> dict[int, bytes]:
 
 
 def _nobody_was_lost(calls: Calls | PlainCalls, before: tuple[int, ...]) -> None:
-    """Raises :class:`PeerLost` if what was just received may lack somebody's part: it was zeros then."""
-    if lost := sorted(set(before) - set(members(calls))):
-        raise PeerLost(
-            f"rank {lost[0]} was lost while tensors were gathered",
-            job=calls.session.label,
-            epoch=calls.session.membership.epoch,
-            phase="exchange",
-            missing=tuple(f"rank {r}" for r in lost),
-            advice="gather again from those that are left",
-        )
+    check_left(calls, before, " was lost while tensors were gathered", "gather again from those that are left")
 
 
 def values(calls: Calls | PlainCalls, mine: Any) -> list[Any]:

@@ -25,6 +25,8 @@ ACCEPTED: Final = "tensors, numbers, strings, None and lists, tuples and diction
 def pack(value: Any, found: list[torch.Tensor]) -> Any:
     """``value`` as JSON; tensors are put aside, tuples and non-string keys marked. Raises TypeError."""
     if isinstance(value, torch.Tensor):
+        if why := unsendable(value):
+            raise TypeError(f"a tensor of shape {list(value.shape)} cannot be sent to other ranks: {why}")
         found.append(value)
         return {"tensor": len(found) - 1, "shape": list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}
     if value is None or isinstance(value, bool | int | float | str):
@@ -39,13 +41,23 @@ def pack(value: Any, found: list[torch.Tensor]) -> Any:
     raise TypeError(f"a {type(value).__name__} cannot be sent to other ranks, and nothing is pickled: {ACCEPTED} can")
 
 
-def pack_or_say(value: Any, found: list[torch.Tensor]) -> Any:
-    """:func:`pack`, or ``{"error": why}`` where that raises: every rank is to hear of it."""
+def unsendable(tensor: torch.Tensor) -> str:
+    """Why the bytes of a tensor are not all there is to it; empty where they are."""
+    if tensor.layout is not torch.strided:
+        return f"its layout is {tensor.layout}, send tensor.to_dense()"
+    return "it has no values (device meta)" if tensor.is_meta else ""
+
+
+def to_text(value: Any, found: list[torch.Tensor]) -> bytes:
+    """:func:`pack` as text; that of ``{"error": why}`` where a value cannot be sent: every rank is to hear of it."""
     try:
-        return pack(value, found)
+        return json.dumps(pack(value, found)).encode()
     except TypeError as error:
-        found.clear()
-        return {"error": str(error)}
+        why = str(error)
+    except (RecursionError, ValueError) as error:  # of lists within themselves, and of numbers too long for text
+        why = f"a value cannot be sent to other ranks: {error}"
+    found.clear()
+    return json.dumps({"error": why}).encode()
 
 
 def unpack(packed: Any, found: Sequence[torch.Tensor]) -> Any:
@@ -80,7 +92,7 @@ def encode(value: Any) -> bytes:
     """``value`` in one string: the length of its JSON, that, and the bytes of its tensors. What cannot be sent is
     encoded as why."""
     found: list[torch.Tensor] = []
-    text = json.dumps(pack_or_say(value, found)).encode()
+    text = to_text(value, found)
     return b"".join((_LENGTH.pack(len(text)), text, *(host_bytes(t)[1].tobytes() for t in found)))
 
 

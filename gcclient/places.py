@@ -1,21 +1,23 @@
 """Where tensors that are pushed one by one live in shared memory.
 
 What may live here: a declared tensor, the places that unnamed ones take turns in, pushing all of a tensor's blocks as
-a step of their own. What may not: results (`calls.py`, `collectives.py`), names.
+a step of their own, what all such pushes have in common. What may not: results (`calls.py`, `collectives.py`), names.
 """
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import ClassVar, Final
 
 import torch
 
 from gcclient import device
 from gcclient.arena import BlockPlace
 from gcclient.domain import Domain, Step
+from gcclient.errors import GradcommError, StepSkipped
 from gcclient.session import Session
 from gcproto.dtypes import DType
 from gcproto.manifest import TensorSpec
@@ -31,14 +33,53 @@ def places_for(nbytes: int) -> int:
     return max(2, min(PLACES, _PLACES_BYTES // max(nbytes, 1)))
 
 
-class UnderWay(Protocol):
-    """A push whose result was not fetched yet."""
+class UnderWay(ABC):
+    """A push of one tensor. ``over``: its result was fetched, or it has none; ``step``: its number, once pushed."""
 
+    __slots__ = ("session", "tensor", "step", "over")
+
+    #: what messages call it, and what its caller may do should it be given up
+    kind: ClassVar[str]
+    again: ClassVar[str]
+
+    def __init__(self, session: Session, tensor: Tensor) -> None:
+        self.session = session
+        self.tensor = tensor
+        self.step = 0
+        self.over = False
+
+    @abstractmethod
     def deliver(self, places: list[BlockPlace]) -> None:
         """Results are in the output slots of these places."""
 
+    @abstractmethod
+    def fail(self, error: GradcommError) -> None:
+        """See :class:`gcclient.waiters.Pending`."""
+
+    @abstractmethod
     def finish(self) -> object:
-        """Wait for the result and copy it out. Raises the job's failure."""
+        """Wait for the result and copy it out. Raises :class:`StepSkipped` and the job's failure."""
+
+    def _wait(self, ready: Callable[[], bool], began: float) -> None:
+        """See :meth:`gcclient.session.Session.wait_result`."""
+        self.session.wait_result(ready, f"{self.kind} of {self.tensor.spec.describe()}", self.step, began)
+
+    def _end(self, copied: bool = True) -> None:
+        """It is over. Once its result is ``copied`` too, and not only queued on a device, its places are free, and keep
+        none of the caller's memory."""
+        self.session.pending.discard(self)
+        if copied and self.tensor.call is self:
+            self.tensor.call = None
+        self.over = True  # last: from now on another push may be the tensor's
+
+    def _given_up(self) -> StepSkipped:
+        return StepSkipped(
+            f"{self.kind} of {self.tensor.spec.describe()} was given up with a lost node",
+            job=self.session.label,
+            step=self.step,
+            phase="exchange",
+            advice=f"{self.again} if it is still wanted: all ranks that are left get this",
+        )
 
 
 class Tensor:
@@ -53,6 +94,19 @@ class Tensor:
         self.call: UnderWay | None = None
         #: the tensor that lives in the input slots, if there is one
         self.resident: torch.Tensor | None = None
+
+    def vacate(self) -> None:
+        """Until its places can be used again. Raises the job's failure.
+
+        That what was under way was given up is for whoever waits for it, and not raised here: ranks wait for it at
+        different moments, and all must push next what they push.
+        """
+        if (call := self.call) is not None:
+            try:
+                call.finish()
+            except Exception:
+                if not call.over:
+                    raise
 
 
 def declare(session: Session, domain: Domain, spec: TensorSpec) -> Tensor:

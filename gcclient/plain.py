@@ -115,9 +115,10 @@ def _own_group(world: World, limit: timedelta) -> Any:
 
 @dataclass(slots=True)
 class PlainCall:
-    """Handle of one push_pull; see :class:`gcclient.calls.Call`."""
+    """Handle of one push_pull; see :class:`gcclient.calls.Call`. ``under_way``: the newest of each name, until over."""
 
     session: Plain
+    under_way: dict[str, PlainCall]
     name: str | None
     result: torch.Tensor
     flat: torch.Tensor
@@ -140,11 +141,12 @@ class PlainCall:
                     self.work.wait()
                 if self.average:
                     self.flat /= self.session.me.size
-                with torch.no_grad():
-                    self.result.copy_(self.flat.view(self.result.shape))
+                device.put_back(self.flat, self.result)
                 self.session.counters.wait_seconds += time.monotonic() - began
                 self.session.counters.bytes_pulled += self.result.nbytes
                 self.over = True
+                if self.name is not None and self.under_way.get(self.name) is self:
+                    del self.under_way[self.name]
             return self.result
 
 
@@ -165,15 +167,15 @@ class PlainCalls:
         session = self.session
         session.check()
         device.check_pushed(tensor, name, average)
-        if name is not None and name in self._under_way:
-            self._under_way.pop(name).finish()
+        if name is not None and (earlier := self._under_way.get(name)) is not None:
+            earlier.finish()
         source = tensor.detach()
         flat = source.to(_SUMMED_AS.get(tensor.dtype, tensor.dtype), copy=True, memory_format=torch.contiguous_format)
         flat = flat.view(-1)
         result = source if in_place else torch.empty_like(source, memory_format=torch.contiguous_format)
         # The sum of bools is a logical or.
         op = dist.ReduceOp.MAX if tensor.dtype is torch.bool else dist.ReduceOp.SUM
-        call = PlainCall(session, name, result, flat, average, session.all_reduce(flat, op))
+        call = PlainCall(session, self._under_way, name, result, flat, average, session.all_reduce(flat, op))
         if name is not None:
             self._under_way[name] = call
         session.counters.calls += 1

@@ -11,7 +11,7 @@ torch is about to copy, add or divide the shard before that, the module's hook w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from torch.autograd import Variable
 from gcclient import api, arguments
 from gcclient.collectives import Collectives, Reduction
 from gcclient.domain import Domain
+from gcclient.errors import StepSkipped
 from gcclient.plain import Plain
 from gcclient.session import Session
 
@@ -43,6 +44,8 @@ class Replicas:
         self._average = average
         #: with the memory that torch keeps no reference to
         self._under_way: list[tuple[Reduction, torch.Tensor]] = []
+        #: torch's number of the backward pass they belong to
+        self._pass = -1
 
     @contextmanager
     def accumulate(self) -> Iterator[None]:
@@ -67,12 +70,23 @@ class Replicas:
                 self.waited += 1
                 op.finish()
                 return
+            number = torch._C._current_graph_task_id()
+            if number != self._pass:
+                self._abandon()
+                self._pass = number
             if not self._under_way:
                 # torch's own end of the pass, in which the outermost module is reduced, was queued before.
                 Variable._execution_engine.queue_callback(self._end)
             self._under_way.append((op, shard))
 
         return average
+
+    def _abandon(self) -> None:
+        """Until nothing of a pass that an exception ended is under way. Raises the job's failure."""
+        under_way, self._under_way = self._under_way, []
+        for op, _ in under_way:
+            with suppress(StepSkipped):
+                op.finish()
 
     def _end(self) -> None:
         """The backward pass is over but for the averages. Raises the job's failure."""

@@ -25,6 +25,7 @@ from typing import Final, Literal
 from gcproto.channel import Channel, ChannelClosed
 from gcproto.messages import IAm, ToWorker, WhoAreYou
 from gcproto.packed import Decoder, MessageError
+from gcserver import ports
 from gcserver.config import Config, Peer
 from gcserver.runtime import shortage
 from gcserver.values import Address, human_size, read_endpoint, show_cores
@@ -63,27 +64,21 @@ def bound_addresses(config: Config) -> list[tuple[str, str, Address]]:
 
 def port_free(what: str, key: str, address: Address) -> Check:
     """Whether the address can be bound now."""
-    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     name = "ports"
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        # As the servers do: a port that is only in TIME_WAIT is free, one that is listened on is not.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((address.host, address.port))
-        except socket.gaierror as error:
-            return Check(
-                name, "fail", f"{address.host!r} of {what} does not resolve: {error.strerror}", f"correct {key}"
-            )
-        except OSError as error:
-            text = f"{address.endpoint} for {what} "
-            if error.errno == errno.EADDRINUSE:
-                fix = f"stop what uses it (`ss -ltnp 'sport = :{address.port}'` shows it) or set another {key}"
-                return Check(name, "fail", text + "is in use", fix)
-            if error.errno == errno.EADDRNOTAVAIL:
-                return Check(name, "fail", text + "is no address of this machine", f"set {key} to one (`ip address`)")
-            if error.errno == errno.EACCES:
-                return Check(name, "fail", text + "may be bound by root only", f"set {key} to a port from 1024 on")
-            return Check(name, "fail", f"{text}cannot be bound: {error.strerror}", f"set another {key}")
+    try:
+        ports.bind(address.host, address.port)
+    except socket.gaierror as error:
+        return Check(name, "fail", f"{address.host!r} of {what} does not resolve: {error.strerror}", f"correct {key}")
+    except OSError as error:
+        text = f"{address.endpoint} for {what} "
+        if error.errno == errno.EADDRINUSE:
+            fix = f"stop what uses it (`ss -ltnp 'sport = :{address.port}'` shows it) or set another {key}"
+            return Check(name, "fail", text + "is in use", fix)
+        if error.errno == errno.EADDRNOTAVAIL:
+            return Check(name, "fail", text + "is no address of this machine", f"set {key} to one (`ip address`)")
+        if error.errno == errno.EACCES:
+            return Check(name, "fail", text + "may be bound by root only", f"set {key} to a port from 1024 on")
+        return Check(name, "fail", f"{text}cannot be bound: {error.strerror}", f"set another {key}")
     return Check(name, "ok", f"{address.endpoint} for {what} is free")
 
 

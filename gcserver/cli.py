@@ -87,10 +87,14 @@ def add_keys(sub: argparse.ArgumentParser) -> None:
 
 def load(options: argparse.Namespace) -> Config:
     """The configuration of a command that takes keys. Raises ConfigError."""
+    return config.load(*said(options), os.environ)
+
+
+def said(options: argparse.Namespace) -> tuple[Path | None, dict[str, str]]:
+    """The file to read, and the keys that are flags, of a command that takes keys."""
     given = vars(options)
     flags = {key.name: given[key.name] for key in KEYS if given[key.name] is not None}
-    file = options.config or (Path(os.environ["GC_CONFIG"]) if os.environ.get("GC_CONFIG") else None)
-    return config.load(file, flags, os.environ)
+    return options.config or config.named_file(os.environ), flags
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -39,7 +39,8 @@ from gcserver.values import Address, toml_value
 
 __all__ = [
     "Config", "NodeConfig", "AdminConfig", "ClusterConfig", "SecurityConfig", "JobConfig", "CodecConfig", "PlanConfig",
-    "LogConfig", "Peer", "ConfigError", "load", "to_toml", "describe", "value_of", "hostname",
+    "LogConfig", "Peer", "ConfigError", "load", "named_file", "to_toml", "describe",
+    "value_of", "hostname",
 ]  # fmt: skip
 
 #: What the names of our variables begin with, apart from those of keys without a table.
@@ -110,6 +111,11 @@ def load(
             said = str(error) if str(error).endswith(got) else f"{error}; {got}"
             raise ConfigError(said, key.name, source) from None
     return _build(read, {name: source for name, (_, source) in given.items()})
+
+
+def named_file(environ: Mapping[str, str]) -> Path | None:
+    """The file that the environment names where no flag does."""
+    return Path(environ["GC_CONFIG"]) if environ.get("GC_CONFIG") else None
 
 
 def _from_environ(environ: Mapping[str, str]) -> Iterable[tuple[str, tuple[object, str]]]:

@@ -12,22 +12,19 @@ configuration is wrong, 126 and 127 the command cannot be run or does not exist,
 from __future__ import annotations
 
 import argparse
-import ctypes
 import os
 import resource
 import signal
 import subprocess
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Final
 
 from gcproto.switches import read_switch
 from gcserver import cli, private
 from gcserver.config import ConfigError
-from gcserver.config_keys import KEYS
+from gcserver.parent import ends_with_parent
 
-_PR_SET_PDEATHSIG: Final = 1
 _FAILED: Final = 1
 _CANNOT_RUN: Final = 126
 _NOT_FOUND: Final = 127
@@ -61,17 +58,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     command: list[str] = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not command:
         top.error("expected a command, as in: gcrun -- python train.py")
-    given = vars(options)
-    flags = {key.name: given[key.name] for key in KEYS if given[key.name] is not None}
     try:
         if read_switch("GC_DISABLE", os.environ):
             return _become(command)
-        file = options.config or (Path(os.environ["GC_CONFIG"]) if os.environ.get("GC_CONFIG") else None)
+        file, flags = cli.said(options)
         daemon = private.start(flags, os.environ, file)
     except (ConfigError, ValueError) as error:
         return _complain(str(error), cli.USAGE)
     except (private.StartError, OSError) as error:
         return _complain(str(error), _FAILED)
+    except KeyboardInterrupt:
+        # The first start of a release takes a minute. Without this process the keeper clears up.
+        return _complain("interrupted", cli.INTERRUPTED)
     status = _run(command, daemon)
     os.close(daemon.hold)
     _wait(daemon)
@@ -89,7 +87,7 @@ def _run(command: list[str], daemon: private.Private) -> int:
 
     def prepare() -> None:
         # It is to end with this process, whatever ends that; torchrun ends its workers when it is told so.
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        ends_with_parent(signal.SIGTERM)
         if os.getppid() != launcher:
             os._exit(_FAILED)
         os.sched_setaffinity(0, cores)
@@ -101,8 +99,8 @@ def _run(command: list[str], daemon: private.Private) -> int:
     try:
         process = subprocess.Popen(command, env=environ, preexec_fn=prepare)
     except OSError as error:
-        status = _NOT_FOUND if isinstance(error, FileNotFoundError) else _CANNOT_RUN
-        return _complain(f"{command[0]}: {error.strerror}", status)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        return _not_run(command, error)
     kept = True
     while process.poll() is None:
         if kept and daemon.keeper.poll() is not None:
@@ -134,7 +132,12 @@ def _become(command: list[str]) -> int:
     try:
         os.execvp(command[0], command)
     except OSError as error:
-        return _complain(f"{command[0]}: {error.strerror}", _NOT_FOUND if error.errno == 2 else _CANNOT_RUN)
+        return _not_run(command, error)
+
+
+def _not_run(command: list[str], error: OSError) -> int:
+    status = _NOT_FOUND if isinstance(error, FileNotFoundError) else _CANNOT_RUN
+    return _complain(f"{command[0]}: {error.strerror}", status)
 
 
 def _end_by(number: int) -> None:

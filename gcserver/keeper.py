@@ -10,7 +10,6 @@ which others find it, or empty.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import select
 import shutil
@@ -19,24 +18,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from gcserver import private_folder
+from gcserver.lives import PAUSE, Lives
+from gcserver.parent import ends_with_parent
 from gcserver.private_folder import Door
 
-_PR_SET_PDEATHSIG: Final = 1
-#: A daemon that ended is started again after this pause, seconds; after _LIVES that were shorter than _YOUNG, no more.
-_PAUSE: Final = 0.2
-_LIVES: Final = 3
-_YOUNG: Final = 10.0
 #: Longer than a daemon drains at most (node.stop_grace is bounded by an hour), seconds.
 _END_FOR: Final = 3660.0
-
-
-def _ends_with_keeper() -> None:
-    """In the daemon: should the keeper be killed, drain; nobody else would say so."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 class Keeper:
@@ -64,22 +56,22 @@ class Keeper:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def _keep(self) -> int:
-        young = 0
+        lives = Lives()
         while True:
             began = time.monotonic()
-            # It has the lock too: should both be killed, its folder is not needed once both are gone.
-            daemon = subprocess.Popen(self.command, pass_fds=(self.alive,), preexec_fn=_ends_with_keeper)
+            # It has the lock too: should both be killed, its folder is not needed once both are gone. Should only the
+            # keeper be, the daemon drains: nobody else would tell it to.
+            daemon = subprocess.Popen(
+                self.command, pass_fds=(self.alive,), preexec_fn=partial(ends_with_parent, signal.SIGTERM)
+            )
             if self._over(daemon):
                 daemon.terminate()
                 return _ended(daemon)
             status = daemon.wait()
-            young = young + 1 if time.monotonic() - began < _YOUNG else 0
-            first = not (self.folder / "state").is_dir()
-            if status == 0 or young >= _LIVES or (first and status > 0):
-                # Drained by an operator, or of no use; the first life has said why it cannot start.
+            if not lives.another(status, time.monotonic() - began):
                 return status if status >= 0 else 128 - status
             print(f"gradcomm: the private daemon ended with {status}; starting it again", file=sys.stderr, flush=True)
-            time.sleep(_PAUSE)
+            time.sleep(PAUSE)
 
     def _over(self, daemon: subprocess.Popen[bytes]) -> bool:
         """Wait. True once nobody uses the daemon or this process was told to end, False once the daemon has ended."""

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Final
 
 from gcproto.paths import SOCKET_NAME
-from gcserver import config, private_folder, values
+from gcserver import config, ports, private_folder, values
 from gcserver.config import Config, ConfigError
 from gcserver.private_folder import Door
 
@@ -100,7 +100,7 @@ def start(flags: Mapping[str, str], environ: Mapping[str, str], file: Path | Non
             if (
                 not settings.free_port
                 or attempt == _ATTEMPTS
-                or _bindable(node.listen.host, node.listen.port, node.lanes + 1)
+                or ports.free(node.listen.host, node.listen.port, node.lanes + 1)
             ):
                 raise
     raise AssertionError("the last attempt returns or raises")
@@ -153,26 +153,16 @@ def _settings(flags: Mapping[str, str], environ: Mapping[str, str], file: Path |
 
 def free_ports(host: str, count: int) -> int:
     """The first of ``count`` ports in a row that nobody uses now. Raises StartError."""
-    for _ in range(100):
-        first = random.SystemRandom().choice(_PORTS)
-        if _bindable(host, first, count):
-            return first
+    try:
+        for _ in range(100):
+            first = random.SystemRandom().choice(_PORTS)
+            if ports.free(host, first, count):
+                return first
+    except OSError as error:
+        raise StartError(f"{host} cannot be bound ({error.strerror}): set node.listen") from None
     raise StartError(
-        f"found no {count} free ports in a row from {_PORTS.start} to {_PORTS.stop} on {host}: is that an address of "
-        "this machine? Set node.listen"
+        f"found no {count} free ports in a row from {_PORTS.start} to {_PORTS.stop - 1} on {host}; set node.listen"
     )
-
-
-def _bindable(host: str, first: int, count: int) -> bool:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    for port in range(first, first + count):
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((host, port))
-            except OSError:
-                return False
-    return True
 
 
 def _wait_ready(made: Private) -> None:
@@ -201,9 +191,8 @@ def join(name: str, environ: Mapping[str, str]) -> tuple[Path, int]:
         found = door.enter()
         if found is not None:
             return found
-        file = Path(environ["GC_CONFIG"]) if environ.get("GC_CONFIG") else None
         try:
-            made = start({}, environ, file, door)
+            made = start({}, environ, config.named_file(environ), door)
         except BaseException:
             door.lock.unlink(missing_ok=True)
             raise

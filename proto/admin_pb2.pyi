@@ -34,6 +34,15 @@ class JobState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     JOB_STATE_FAILED: _ClassVar[JobState]
     JOB_STATE_FINISHED: _ClassVar[JobState]
 
+class LogLevel(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    LOG_LEVEL_UNSPECIFIED: _ClassVar[LogLevel]
+    LOG_LEVEL_DEBUG: _ClassVar[LogLevel]
+    LOG_LEVEL_INFO: _ClassVar[LogLevel]
+    LOG_LEVEL_WARNING: _ClassVar[LogLevel]
+    LOG_LEVEL_ERROR: _ClassVar[LogLevel]
+    LOG_LEVEL_CRITICAL: _ClassVar[LogLevel]
+
 class SpanKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     SPAN_KIND_UNSPECIFIED: _ClassVar[SpanKind]
@@ -64,6 +73,12 @@ JOB_STATE_RUNNING: JobState
 JOB_STATE_RECOVERING: JobState
 JOB_STATE_FAILED: JobState
 JOB_STATE_FINISHED: JobState
+LOG_LEVEL_UNSPECIFIED: LogLevel
+LOG_LEVEL_DEBUG: LogLevel
+LOG_LEVEL_INFO: LogLevel
+LOG_LEVEL_WARNING: LogLevel
+LOG_LEVEL_ERROR: LogLevel
+LOG_LEVEL_CRITICAL: LogLevel
 SPAN_KIND_UNSPECIFIED: SpanKind
 SPAN_KIND_READY: SpanKind
 SPAN_KIND_PUSH: SpanKind
@@ -313,6 +328,50 @@ class SetCodecResponse(_message.Message):
     effective_step: int
     message: str
     def __init__(self, plan_version: _Optional[int] = ..., effective_step: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
+
+class GetLogsRequest(_message.Message):
+    __slots__ = ("since_seconds", "level", "follow", "after_sequence", "incarnation")
+    SINCE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
+    FOLLOW_FIELD_NUMBER: _ClassVar[int]
+    AFTER_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    since_seconds: float
+    level: LogLevel
+    follow: bool
+    after_sequence: int
+    incarnation: int
+    def __init__(self, since_seconds: _Optional[float] = ..., level: _Optional[_Union[LogLevel, str]] = ..., follow: bool = ..., after_sequence: _Optional[int] = ..., incarnation: _Optional[int] = ...) -> None: ...
+
+class GetLogsResponse(_message.Message):
+    __slots__ = ("records", "lost", "incarnation")
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    records: _containers.RepeatedCompositeFieldContainer[LogRecord]
+    lost: int
+    incarnation: int
+    def __init__(self, records: _Optional[_Iterable[_Union[LogRecord, _Mapping]]] = ..., lost: _Optional[int] = ..., incarnation: _Optional[int] = ...) -> None: ...
+
+class LogRecord(_message.Message):
+    __slots__ = ("sequence", "time", "level", "node", "lane", "logger", "message", "trace")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    TIME_FIELD_NUMBER: _ClassVar[int]
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    LANE_FIELD_NUMBER: _ClassVar[int]
+    LOGGER_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    TRACE_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    time: float
+    level: LogLevel
+    node: str
+    lane: int
+    logger: str
+    message: str
+    trace: str
+    def __init__(self, sequence: _Optional[int] = ..., time: _Optional[float] = ..., level: _Optional[_Union[LogLevel, str]] = ..., node: _Optional[str] = ..., lane: _Optional[int] = ..., logger: _Optional[str] = ..., message: _Optional[str] = ..., trace: _Optional[str] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
     __slots__ = ("timeout_seconds", "reason")

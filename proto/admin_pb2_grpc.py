@@ -104,6 +104,11 @@ class AdminServiceStub(object):
                 request_serializer=gcproto_dot_admin__pb2.GetTraceRequest.SerializeToString,
                 response_deserializer=gcproto_dot_admin__pb2.GetTraceResponse.FromString,
                 _registered_method=True)
+        self.GetLogs = channel.unary_stream(
+                '/gradcomm.admin.v1.AdminService/GetLogs',
+                request_serializer=gcproto_dot_admin__pb2.GetLogsRequest.SerializeToString,
+                response_deserializer=gcproto_dot_admin__pb2.GetLogsResponse.FromString,
+                _registered_method=True)
         self.Drain = channel.unary_unary(
                 '/gradcomm.admin.v1.AdminService/Drain',
                 request_serializer=gcproto_dot_admin__pb2.DrainRequest.SerializeToString,
@@ -226,6 +231,15 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetLogs(self, request, context):
+        """What the daemon and its lanes logged last, oldest first, and with follow whatever comes.
+        The stream ends when all is said, or with follow when the daemon stops and after an hour at most: whoever wants more
+        asks for what comes after the last record. UNAVAILABLE while as many follow as may.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Drain(self, request, context):
         """Takes no new jobs, lets running ones end, then exits with status 0. Draining twice is not an error; the last
         request counts.
@@ -306,6 +320,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.GetTrace,
                     request_deserializer=gcproto_dot_admin__pb2.GetTraceRequest.FromString,
                     response_serializer=gcproto_dot_admin__pb2.GetTraceResponse.SerializeToString,
+            ),
+            'GetLogs': grpc.unary_stream_rpc_method_handler(
+                    servicer.GetLogs,
+                    request_deserializer=gcproto_dot_admin__pb2.GetLogsRequest.FromString,
+                    response_serializer=gcproto_dot_admin__pb2.GetLogsResponse.SerializeToString,
             ),
             'Drain': grpc.unary_unary_rpc_method_handler(
                     servicer.Drain,
@@ -691,6 +710,33 @@ class AdminService(object):
             '/gradcomm.admin.v1.AdminService/GetTrace',
             gcproto_dot_admin__pb2.GetTraceRequest.SerializeToString,
             gcproto_dot_admin__pb2.GetTraceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetLogs(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/gradcomm.admin.v1.AdminService/GetLogs',
+            gcproto_dot_admin__pb2.GetLogsRequest.SerializeToString,
+            gcproto_dot_admin__pb2.GetLogsResponse.FromString,
             options,
             channel_credentials,
             insecure,

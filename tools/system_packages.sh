@@ -18,6 +18,8 @@ munged  munge       which the messages of Slurm are signed by
 promtool prometheus scraping daemons for real; alert rules and their tests
 chromium chromium  opening the dashboard in a real browser
 etcd    etcd-server deciding who is left of a job that loses nodes
+zsh     zsh         completing what is typed after gcctl
+fish    fish        the same
 npm     npm         buf, which lints admin.proto and is a foreign gRPC client
 '
 

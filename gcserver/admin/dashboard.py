@@ -87,8 +87,8 @@ class Dashboard:
         while len(self.streams):
             try:
                 await look()
-                self._troubles.pop(what, None)
-                self.streams.forget(f"trouble {what}")
+                if self._troubles.pop(what, None) is not None:
+                    self._say(f"trouble {what}", {"what": what, "text": ""}, "trouble")
             except Exception as error:  # a defect: those who watch hear of it, the daemon goes on
                 said = f"{type(error).__name__}: {error}"
                 if self._troubles.get(what) != said:
@@ -106,9 +106,7 @@ class Dashboard:
     async def _look(self) -> None:
         source = self._source
         now = Look(time.monotonic(), time.time(), source.node(), tuple(source.peers()), tuple(source.jobs()))
-        before = self._before
-        if before is not None and now.at - before.at > overview.STALE:
-            before = None  # nobody watched since
+        before = overview.recent(self._before, now)
         if before is not None:
             self._changes.extend(overview.changes(before, now))
             if _shape(before) != _shape(now):

@@ -51,7 +51,7 @@ def details(job: JobStatus, tensors: Sequence[TensorStatus], plan: PlanStatus) -
                 "domain": d.label,
                 "parts": breakdown(d.measured),
                 "seconds": _end(d.measured),
-                "expected": d.forecast.expected_seconds if d.forecast else None,
+                "expected": _known(d.forecast.expected_seconds) if d.forecast else None,
                 "predicted": _bars(d.predicted),
                 "measured": _bars(d.measured),
             }
@@ -100,7 +100,7 @@ def _layer(t: TensorStatus) -> JSON:
         "wire": t.bytes_wire,
         "ratio": t.bytes_raw / t.bytes_wire if t.bytes_wire else None,
         "held": held,
-        "error": held / gradient if held is not None and gradient else None,
+        "error": _finite(held / gradient) if held is not None and gradient else None,
     }
 
 

@@ -13,6 +13,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from gcserver.admin.exits import CtlError
+
 FORMS: Final = (".html", ".png", ".json")
 _SIDES: Final = ("predicted", "measured")
 #: by the first word of a resource; others take what is left
@@ -36,7 +38,7 @@ _ABOUT: Final = {
 Job = dict[str, Any]
 
 
-class DrawingError(Exception):
+class DrawingError(CtlError):
     """No drawing could be made; says why and what to do."""
 
 

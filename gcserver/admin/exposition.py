@@ -63,7 +63,7 @@ class MetricsServer:
         try:
             self._server = await asyncio.start_server(
                 self._connected, host, port, limit=_MAX_HEAD, reuse_port=False, ssl=tls,
-                ssl_handshake_timeout=_PATIENCE if tls else None,
+                ssl_handshake_timeout=_PATIENCE if tls else None, ssl_shutdown_timeout=_PATIENCE if tls else None,
             )  # fmt: skip
         except OSError as error:
             hint = f"`ss -ltnp 'sport = :{port}'` shows who uses it; stop that or set another node.metrics"

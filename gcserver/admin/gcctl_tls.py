@@ -1,66 +1,55 @@
 """TLS as `gcctl` speaks it: which files it uses, and why a connection came to nothing.
 
-What may live here: options, credentials, the words for each way in which certificates can be wrong. What may not: calls
-and their answers (`gcctl.py`), what the daemon makes of a certificate (`certificates.py`, `guard.py`).
+What may live here: files, credentials, the words for each way in which certificates can be wrong. What may not: calls
+and their answers (`gcctl_calls.py`), who says which files (`gcctl_settings.py`), what the daemon makes of a certificate
+(`certificates.py`, `guard.py`).
 """
 
 from __future__ import annotations
 
-import argparse
 import datetime as dt
 import os
 import socket
 import ssl
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Final
 
 from gcserver import values
 from gcserver.admin.access import Paths
+from gcserver.admin.contexts import check_key
+from gcserver.admin.exits import CtlError, Exit
+from gcserver.admin.gcctl_settings import TLS, SettingError, Value, tls_paths
 
-#: option, variable, what for
-OPTIONS: Final = (
-    ("--tls-ca", "GC_TLS_CA", "certificate of the CA that made the daemon's (ca.pem of `gcserver pki`)"),
-    ("--tls-cert", "GC_TLS_CERT", "your certificate"),
-    ("--tls-key", "GC_TLS_KEY", "its private key"),
-)
 #: How long looking for the reason of a failed connection may take, seconds.
 _PROBE: Final = 3.0
 
 
-class TlsUsage(Exception):
-    """The options are wrong. ``str()`` says which and what to give."""
-
-
-class TlsRefused(Exception):
+class TlsRefused(CtlError):
     """No connection can come of these certificates. ``str()`` says why and what to do."""
 
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    for flag, variable, about in OPTIONS:
-        parser.add_argument(flag, metavar="FILE", help=f"{about} (variable {variable})")
+    status = Exit.DENIED
 
 
-def files(options: argparse.Namespace, environ: Mapping[str, str], address: str) -> Paths | None:
-    """The files to use; None for none. A Unix socket needs none: its mode says who may connect. Raises
-    :class:`TlsUsage`."""
-    if address.startswith("unix:"):
+def files(given: Mapping[str, Value], address: str) -> Paths | None:
+    """The files to use, of what was given by option; None for none. A Unix socket needs none: its mode says who may
+    connect. Raises :class:`~gcserver.admin.gcctl_settings.SettingError`, and ContextError for a key that is exposed.
+    """
+    if address.startswith("unix:") or not given:
         return None
-    given = {}
-    for flag, variable, _ in OPTIONS:
-        path = getattr(options, flag[2:].replace("-", "_"), None) or environ.get(variable)
-        if path:
-            try:
-                given[flag] = Path(path).expanduser()
-            except RuntimeError:
-                raise TlsUsage(f"{flag}: {path} names no user of this machine; give the file's path") from None
-    missing = [f"{flag} ({variable})" for flag, variable, _ in OPTIONS if flag not in given]
-    if given and missing:
-        raise TlsUsage(f"{', '.join(given)}: expected all three files, and {' and '.join(missing)} is missing")
-    for flag, path in given.items():
+    missing = [f"{option} ({variable})" for option, variable, *_ in TLS if option not in given]
+    if missing:
+        sources = ", ".join(value.source for value in given.values())
+        raise SettingError(f"{sources}: expected all three files, and {' and '.join(missing)} is missing")
+    paths = tls_paths(given)
+    for value, path in zip(
+        (given[option] for option, *_ in TLS), (paths.ca, paths.certificate, paths.key), strict=True
+    ):
         if not path.is_file() or not os.access(path, os.R_OK):
-            raise TlsUsage(f"{flag}: {path} is no file that uid {os.getuid()} can read")
-    return Paths(given["--tls-ca"], given["--tls-cert"], given["--tls-key"]) if given else None
+            raise SettingError(f"{value.source}: {path} is no file that uid {os.getuid()} can read")
+    key = given["--tls-key"]
+    if key.of_context:
+        check_key(key.source, paths.key)
+    return paths
 
 
 def credentials(use: Paths, now: dt.datetime | None = None) -> Any:
@@ -106,7 +95,7 @@ def why_not(address: str, use: Paths | None) -> str:
 def _refused(address: str, use: Paths | None, secure: ssl.SSLSocket) -> str:
     """The daemon's certificate is in order. One that takes ours says something; else it closes the connection."""
     if use is None:
-        options = ", ".join(f"{flag} ({variable})" for flag, variable, _ in OPTIONS)
+        options = ", ".join(f"{option} ({variable})" for option, variable, *_ in TLS)
         return f"{address} speaks TLS and wants a certificate: give {options}"
     try:
         if secure.recv(1):

@@ -118,7 +118,12 @@ class Guard(grpc.aio.ServerInterceptor):
     def _writing(self, method: str, inner: Any) -> Any:
         async def guarded(request: Any, context: Any) -> Any:
             await self._admit(method, context)
-            return await inner(request, context)
+            try:
+                _, error = await _ask(inner(request, context))
+            except grpc.aio.InternalError:
+                return  # nothing can be sent any more: the caller went away in the midst of it
+            if error is not None:
+                await abort(context, error)
 
         return guarded
 
@@ -185,8 +190,8 @@ async def _ask(work: Awaitable[Any]) -> tuple[Any, AdminError | None]:
         return await work, None
     except AdminError as error:
         return None, error
-    except grpc.aio.AbortError:
-        raise  # of a service that is not ours, which has said itself what is wrong
+    except (grpc.aio.AbortError, grpc.aio.InternalError):
+        raise  # of a service that is not ours, which has said itself what is wrong; or of gRPC
     except Exception as error:  # a defect: the operator gets a status, the daemon's log the traceback
         log.exception("an admin request failed")
         text = f"{type(error).__name__}: {error}; the daemon's log has the traceback"

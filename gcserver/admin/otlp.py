@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from gcserver.admin.exits import CtlError, Exit
 from gcserver.admin.tracefile import STEP, WIRE
 
 #: Spans in one request.
@@ -29,8 +30,14 @@ _MISSING: Final = "OpenTelemetry's packages are missing: pip install 'gradcomm[o
 _StepKey = tuple[str, str, int]
 
 
-class ExportError(Exception):
+class ExportError(CtlError):
     """Why nothing, or not everything, could be sent, and what to do about it."""
+
+
+class NoTraceError(ExportError):
+    """What was to be sent is no file with a trace."""
+
+    status = Exit.USAGE
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +79,10 @@ def _read(path: Path) -> dict[str, Any]:
         if found["otherData"]["made_by"] == "gradcomm":
             return dict(found)
     except OSError as error:
-        raise ExportError(f"{path} cannot be read: {error.strerror}") from None
+        raise NoTraceError(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError):
         pass
-    raise ExportError(f"{path} is no trace that `gcctl trace stop --out` wrote")
+    raise NoTraceError(f"{path} is no trace that `gcctl trace stop --out` wrote")
 
 
 def _pieces(file: dict[str, Any]) -> Iterator[Piece]:

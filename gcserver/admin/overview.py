@@ -41,11 +41,14 @@ class Change:
     text: str
 
 
+def recent(before: Look | None, now: Look) -> Look | None:
+    """``before``, unless nobody has watched since: what happened in between is then not what happens now."""
+    return before if before is not None and now.at - before.at <= STALE else None
+
+
 def overview(now: Look, before: Look | None, changes: Iterable[Change]) -> JSON:
-    """One look, with rates since ``before``; None where there are none (it is too old, a counter began anew)."""
+    """One look, with rates since ``before``; None where there are none (nothing came before, a counter began anew)."""
     seconds = now.at - before.at if before is not None else 0.0
-    if before is None or not 0 < seconds <= STALE or before.node.incarnation != now.node.incarnation:
-        before, seconds = None, 0.0
     peers_before = {p.name: p for p in before.peers} if before else {}
     jobs_before = {j.id: j for j in before.jobs if j.id} if before else {}
     return {
@@ -70,7 +73,6 @@ def changes(before: Look, now: Look) -> list[Change]:
 
 
 def _happened(before: Look, now: Look) -> Iterator[tuple[bool, str]]:
-    restarted = before.node.incarnation != now.node.incarnation
     if before.node.state != now.node.state:
         reason = f": {now.node.reason}" if now.node.reason else ""
         yield now.node.state.value in ("degraded", "stopping"), f"this node is {now.node.state.value}{reason}"
@@ -88,7 +90,7 @@ def _happened(before: Look, now: Look) -> Iterator[tuple[bool, str]]:
             reason = f": {peer.reason}" if peer.reason else ""
             yield peer.state.value not in ("up", "connecting"), f"link to {peer.name} is {peer.state.value}{reason}"
     for kind, count in sorted(now.node.errors.items()):
-        grown = count - (0 if restarted else before.node.errors.get(kind, 0))
+        grown = count - before.node.errors.get(kind, 0)
         if grown > 0:
             yield True, f"{kind}: {grown} more"
     jobs = {j.id: j for j in before.jobs if j.id}

@@ -28,6 +28,7 @@ METHODS: Final[Mapping[str, Role]] = {
     "/gradcomm.admin.v1.AdminService/GetProfile": VIEWER,
     "/gradcomm.admin.v1.AdminService/Advise": VIEWER,
     "/gradcomm.admin.v1.AdminService/GetTrace": VIEWER,
+    "/gradcomm.admin.v1.AdminService/GetLogs": VIEWER,
     "/gradcomm.admin.v1.AdminService/SetCodec": OPERATOR,
     "/gradcomm.admin.v1.AdminService/SetPlan": OPERATOR,
     "/gradcomm.admin.v1.AdminService/Replan": OPERATOR,

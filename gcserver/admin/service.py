@@ -30,6 +30,8 @@ from gcserver.admin import convert
 from gcserver.admin.access import OPEN, Access
 from gcserver.admin.guard import Guard
 from gcserver.admin.handshakes import Handshakes
+from gcserver.admin.logs import LogRing
+from gcserver.admin.logstreams import LogStreams
 from gcserver.admin.source import AdminError, ErrorKind, NodeState, PlanRule, Source
 from gcserver.admin.statuses import SERVICE
 
@@ -52,8 +54,9 @@ HANDSHAKE_FAILED: Final = "admin_handshake_failed"
 class Admin(pb_grpc.AdminServiceServicer):
     """The methods of `AdminService` over a source. They raise AdminError; the guard makes a status of that."""
 
-    def __init__(self, source: Source, changed: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, source: Source, logs: LogStreams, changed: Callable[[], Awaitable[None]]) -> None:
         self._source = source
+        self._logs = logs
         self._changed = changed
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Any) -> pb.GetStatusResponse:
@@ -134,6 +137,9 @@ class Admin(pb_grpc.AdminServiceServicer):
         async for part in self._source.trace():
             yield convert.trace_part(part)
 
+    async def GetLogs(self, request: pb.GetLogsRequest, context: Any) -> None:
+        await self._logs.serve(request, context.write)
+
     async def Drain(self, request: pb.DrainRequest, context: Any) -> pb.DrainResponse:
         timeout = request.timeout_seconds
         if not math.isfinite(timeout) or timeout < 0:
@@ -167,9 +173,11 @@ class AdminServer:
     """A running server. ``address`` is what was bound, with the port the system chose if it was 0."""
 
     def __init__(
-        self, server: Any, health_service: Health, address: str, handshakes: Handshakes, audit: AuditLog | None
-    ) -> None:
+        self, server: Any, health_service: Health, logs: LogStreams, address: str, handshakes: Handshakes,
+        audit: AuditLog | None,
+    ) -> None:  # fmt: skip
         self._server = server
+        self._logs = logs
         self._health = health_service
         self._handshakes = handshakes
         self._audit = audit
@@ -181,6 +189,7 @@ class AdminServer:
 
     async def stop(self) -> None:
         """Let requests under way end, then close."""
+        self._logs.close()
         await self._health.enter_graceful_shutdown()
         await self._server.stop(_GRACE)
         if self._audit is not None:
@@ -189,8 +198,10 @@ class AdminServer:
             Path(self.address.removeprefix("unix:")).unlink(missing_ok=True)
 
 
-async def serve(source: Source, address: str, access: Access = OPEN) -> AdminServer:
+async def serve(source: Source, address: str, access: Access = OPEN, ring: LogRing | None = None) -> AdminServer:
     """Serve `source` on ``host:port`` or ``unix:/path`` in the running loop. Raises OSError, whose text is all.
+
+    ``ring``: what the daemon logs; None: nothing.
 
     A Unix socket is served without TLS, whatever certificates there are: its mode says who may connect.
     """
@@ -210,7 +221,8 @@ async def serve(source: Source, address: str, access: Access = OPEN) -> AdminSer
     )
     health_service = Health(source)
     await health_service.refresh()
-    pb_grpc.add_AdminServiceServicer_to_server(Admin(source, health_service.refresh), server)
+    logs = LogStreams(ring or LogRing(), lambda: (source.node().node, source.node().incarnation))
+    pb_grpc.add_AdminServiceServicer_to_server(Admin(source, logs, health_service.refresh), server)
     health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
     reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
     try:
@@ -221,7 +233,7 @@ async def serve(source: Source, address: str, access: Access = OPEN) -> AdminSer
     await server.start()
     if path is None:
         address = f"{address.rpartition(':')[0]}:{port}"
-    return AdminServer(server, health_service, address, handshakes, access.audit)
+    return AdminServer(server, health_service, logs, address, handshakes, access.audit)
 
 
 def _credentials(certificates: Certificates, handshakes: Handshakes) -> Any:

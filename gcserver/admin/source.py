@@ -264,7 +264,7 @@ class ErrorKind(enum.StrEnum):
     """Why a request was refused; each has its gRPC status in `statuses.py`."""
 
     INVALID = "invalid"  # the request itself is wrong: a spec that does not parse
-    NOT_FOUND = "not_found"  # no such job, domain or tensor here
+    NOT_FOUND = "not_found"  # no such job, node, domain or tensor here
     PRECONDITION = "precondition"  # right, but not now: several jobs and none named, draining
     UNAVAILABLE = "unavailable"  # a peer or lane that is needed does not answer
     DEADLINE = "deadline"  # it did not happen in time

@@ -6,12 +6,11 @@ What may live here: what of a daemon's answers is shown, how rates come of two l
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from typing import Any
 
-from gcserver.admin import tables
+from gcserver.admin import jsonform, tables
 from gcserver.values import human_duration
 
 #: Seconds between two looks unless ``--every`` says otherwise.
@@ -75,7 +74,7 @@ def run(
         now = time.monotonic()
         steps = {job["id"]: int(job["step"]) for job in jobs["jobs"] if job["id"]}
         if as_json:
-            text = json.dumps({"status": status, **peers, **jobs}, ensure_ascii=False)
+            text = jsonform.text({"status": status, **peers, **jobs})
         else:
             text = overview(status, peers, jobs, rates(before, steps, now - at))
         if not show((_CLEAR if clear and not once else "") + text) or once:

@@ -125,35 +125,32 @@ class Domain:
             if r.coding[1] != level:
                 r.apart = level, who
         elif r.coding[0] != codec or not tunable:
-            first, me = r.coding, self.config.members[self.config.me].name
-            self.fault(
-                "CorruptFrame",
-                f"tensor {p.name!r}, step {r.step}: {first[2]} uses codec {first[0]} at level {first[1]}, {who} codec "
-                f"{codec} at level {level}; a round has one codec",
-                r.step,
-                "exchange",
-                tuple(n for n in (first[2], who) if n != me),
-                "run the same release on every node; the step was not averaged",
-            )
+            theirs = (r.coding[2], f"uses codec {r.coding[0]} at level {r.coding[1]}")
+            self._apart(p, r, theirs, (who, f"codec {codec} at level {level}"), "codec")
             return False
         return True
 
     def same_scheme(self, p: Partition, r: Round, everyone: bool, who: str) -> bool:
         """Whether ``who`` takes the round's contributions to go where its others do; if not the job ends."""
-        if r.everyone is None:
-            r.everyone = everyone
+        if r.scheme is None:
+            r.scheme = (everyone, who)
         elif r.everyone != everyone:
-            ways = [("to every member" if to_all else "to its owner") for to_all in (everyone, r.everyone)]
-            self.fault(
-                "CorruptFrame",
-                f"tensor {p.name!r}, step {r.step}: {who} sends it {ways[0]}, others {ways[1]}; a round has one scheme",
-                r.step,
-                "exchange",
-                tuple(n for n in (who,) if n != self.config.members[self.config.me].name),
-                "run the same release on every node; the step was not averaged",
-            )
+            ways = {True: "to every member", False: "to its owner"}
+            self._apart(p, r, (r.scheme[1], f"sends it {ways[r.everyone]}"), (who, ways[everyone]), "scheme")
             return False
         return True
+
+    def _apart(self, p: Partition, r: Round, first: tuple[str, str], other: tuple[str, str], what: str) -> None:
+        """Two members, each with what it does to a block of a round that has one ``what``: the job ends."""
+        me = self.config.members[self.config.me].name
+        self.fault(
+            "CorruptFrame",
+            f"tensor {p.name!r}, step {r.step}: {' '.join(first)}, {' '.join(other)}; a round has one {what}",
+            r.step,
+            "exchange",
+            tuple(name for name, _ in (first, other) if name != me),
+            "run the same release on every node; the step was not averaged",
+        )
 
     def early(self, h: Header) -> bool:
         """Whether a frame is for an epoch or a section that is not open here yet."""

@@ -64,8 +64,8 @@ class Round:
     coding: tuple[int, int, str] | None = None
     #: (level, who) that differs from it, come before we knew whether this codec's levels may
     apart: tuple[int, str] | None = None
-    #: whether contributions go to every member; None: nobody has said yet
-    everyone: bool | None = None
+    #: (whether contributions go to every member, who said it first): a round has one scheme; None: nobody has said yet
+    scheme: tuple[bool, str] | None = None
     encoding: bool = False
     stage: int = 0
     #: as far as any is needed; a second one only where somebody speaks of it
@@ -85,6 +85,11 @@ class Round:
         if stage == len(self.exchanges):
             self.exchanges.append(Exchange())
         return self.exchanges[stage]
+
+    @property
+    def everyone(self) -> bool:
+        """Whether contributions go to every member, as far as anybody has said."""
+        return self.scheme is not None and self.scheme[0]
 
     @property
     def double(self) -> bool:

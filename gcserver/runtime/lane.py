@@ -10,7 +10,6 @@ interpreter lock while ZeroMQ's own thread moves bytes.
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
 import select
@@ -19,6 +18,7 @@ import signal
 import socket
 import sys
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -40,6 +40,7 @@ from gcserver.core.events import DomainKey
 from gcserver.core.lane import LaneMachine
 from gcserver.core.lane_config import LaneConfig
 from gcserver.keys import KeyPair
+from gcserver.parent import ends_with_parent
 from gcserver.runtime import incoming
 from gcserver.runtime.blocks import DomainMemory
 from gcserver.runtime.counters import Counters
@@ -49,6 +50,7 @@ from gcserver.runtime.executor import Executor
 from gcserver.runtime.guard import Guard
 from gcserver.runtime.kernelclock import KernelClock
 from gcserver.runtime.lanelink import (
+    DEFECT,
     AddPeer,
     Admit,
     AskBlocks,
@@ -76,7 +78,6 @@ from gcserver.runtime.transport import ZmqTransport
 TICK: Final = 0.5
 STATS_EVERY: Final = 1.0
 GC_THRESHOLD: Final = (20_000, 20, 20)
-_PR_SET_PDEATHSIG: Final = 1
 
 
 class LaneProcess:
@@ -349,15 +350,25 @@ class LaneProcess:
         return self.counters.stats(bytes_in, bytes_out, self.executor.domains, self.arrivals.take())
 
 
+def serve(process: LaneProcess) -> None:
+    """Serve until the supervisor is gone. A defect ends the process, and what it was is in the daemon's log too."""
+    try:
+        process.run()
+    except Exception:
+        process.send_up(LaneTrouble(b"", DEFECT, f"this lane ends by a defect\n{traceback.format_exc()}"))
+        raise
+
+
 def main() -> int:
     """Entry point of a lane process: one argument, the setup as JSON."""
     setup = msgspec.json.decode(sys.argv[1].encode(), type=LaneSetup)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     # Memory files make a lane's sudden end harmless; a lane without its supervisor would serve nobody.
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    ends_with_parent(signal.SIGKILL)
     if setup.cores:
         os.sched_setaffinity(0, setup.cores)
+    gc.disable()  # loading kernels makes little garbage, and looking for it would take a fifth of the time
     warmup()
     link = LaneLink(socket.socket(fileno=setup.link))
     number = incarnation(Path(setup.state) / f"lane{setup.hello.lane}.incarnation")
@@ -369,8 +380,9 @@ def main() -> int:
     gc.collect()
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLD)
+    gc.enable()
     try:
-        process.run()
+        serve(process)
     finally:
         process.workers.close()
         process.transport.close()

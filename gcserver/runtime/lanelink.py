@@ -11,7 +11,7 @@ from __future__ import annotations
 import select
 import socket
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -130,6 +130,10 @@ class StepDelays:
 
     domain: events.DomainKey
     steps: tuple[tuple[int, float, float, int], ...]
+
+
+#: kind of a log line about an error that nobody foresaw
+DEFECT: Final = "Defect"
 
 
 @dataclass(frozen=True, slots=True)

@@ -148,7 +148,7 @@ class Lanes:
                 lane.stats = message
                 self.link.on_arrivals(lane.index, message.arrivals, time.monotonic())
             elif isinstance(message, LaneTrouble):
-                self._s.trouble(message)
+                self._s.trouble(message, lane.index)
             elif isinstance(message, StepTimes):
                 self._s.status.on_times(message)
             elif isinstance(message, KernelTimes):

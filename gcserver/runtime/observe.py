@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from gcproto import wire
 from gcproto.audits import AuditReport
 from gcserver import __version__
+from gcserver.admin import catalogue as c
 from gcserver.admin.access import OPEN, Access
 from gcserver.admin.dashboard import Dashboard
 from gcserver.admin.exposition import MetricsServer
@@ -106,37 +107,39 @@ class Observer:
                 continue
             source = f"lane{lane.index}/{lane.incarnation}"
             for t in lane.stats.peers:
-                peer = names.get(t.peer, "unknown")
+                peer = names[t.peer]
                 for direction, wire_bytes, raw, frames in (
                     ("in", t.bytes_in, t.raw_in, t.frames_in),
                     ("out", t.bytes_out, t.raw_out, t.frames_out),
                 ):
-                    m.total("bytes", source, wire_bytes, direction=direction, kind="wire", peer=peer)
-                    m.total("bytes", source, raw, direction=direction, kind="raw", peer=peer)
-                    m.total("frames", source, frames, direction=direction, peer=peer)
+                    m.total(c.BYTES, source, wire_bytes, direction=direction, kind="wire", peer=peer)
+                    m.total(c.BYTES, source, raw, direction=direction, kind="raw", peer=peer)
+                    m.total(c.FRAMES, source, frames, direction=direction, peer=peer)
             for job, rounds in lane.stats.rounds:
                 if job in jobs:
-                    m.total("rounds", f"{source}/{job.hex()}", rounds, training_job=jobs[job])
+                    m.total(c.ROUNDS, f"{source}/{job.hex()}", rounds, training_job=jobs[job])
             for job, size in lane.stats.arena_bytes:
                 if job in jobs:
                     arenas[jobs[job]] += size
-            m.total("lane_restarts", f"lane{lane.index}", lane.restarts)
+            m.total(c.LANE_RESTARTS, f"lane{lane.index}", lane.restarts)
         for source, kind, n in self._status.errors_by_source():
-            m.total("errors", source, n, kind=kind)
+            m.total(c.ERRORS, source, n, kind=kind)
         for label, size in arenas.items():
-            m.arena_bytes(label, size)
+            m.set(c.ARENA, size, training_job=label)
         for running in s.machine.jobs.values():
-            m.plan_version(running.record.label, running.proposal)
+            m.set(c.PLAN_VERSION, running.proposal, training_job=running.record.label)
         for lane_status in self._status.node().lanes:
-            m.lane_ready(lane_status.index, lane_status.state == "ready")
+            m.set(c.LANE_READY, lane_status.state == "ready", lane=str(lane_status.index))
         for peer_status in self._status.peers():
-            m.peer_up(peer_status.name, peer_status.state.value == "up")
+            m.set(c.PEER_UP, peer_status.state.value == "up", peer=peer_status.name)
             if peer_status.rtt is not None:
-                m.peer_rtt(peer_status.name, peer_status.rtt)
+                m.set(c.PEER_RTT, peer_status.rtt, peer=peer_status.name)
         if self._certificates is not None:
             found = self._certificates.current()
-            m.certificate_expires("node", found.certificate.not_valid_after_utc.timestamp())
-            m.certificate_expires("ca", min(ca.not_valid_after_utc.timestamp() for ca in found.ca))
+            m.set(c.EXPIRES, found.certificate.not_valid_after_utc.timestamp(), certificate="node")
+            # of several CAs the one that ends first
+            ends = min(ca.not_valid_after_utc.timestamp() for ca in found.ca)
+            m.set(c.EXPIRES, ends, certificate="ca")
         self._waiting()
         self._norms()
 
@@ -170,4 +173,4 @@ class Observer:
             for domain in list(job.domains.values()):
                 square += sum(facts.residual for facts in (await self._status.ask(domain)).values())
             if job.id in self._s.machine.jobs:
-                self._metrics.residual_norm(job.record.label, square**0.5)
+                self._metrics.set(c.RESIDUAL_NORM, square**0.5, training_job=job.record.label)

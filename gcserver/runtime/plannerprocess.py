@@ -8,7 +8,6 @@ step.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import sys
@@ -17,6 +16,7 @@ from typing import BinaryIO, Final
 
 import msgspec
 
+from gcserver.parent import ends_with_parent
 from gcserver.planner import auto, auto_rules, families
 from gcserver.planner.advice import advise
 from gcserver.planner.live import Live
@@ -43,7 +43,6 @@ from gcserver.runtime.plannerlink import (
 NICE: Final = 10
 #: Gradients are looked at for so many seconds.
 SAMPLE_FOR: Final = 2.0
-_PR_SET_PDEATHSIG: Final = 1
 
 
 def answer(request: Request) -> Answer:
@@ -94,7 +93,7 @@ def serve(source: BinaryIO, target: BinaryIO) -> None:
 def main() -> int:
     """Entry point of the process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    ends_with_parent(signal.SIGKILL)
     with contextlib.suppress(OSError):
         os.nice(NICE)
     # Answers alone go to the pipe: whatever a library prints goes where the log goes.

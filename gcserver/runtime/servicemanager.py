@@ -60,9 +60,11 @@ class ServiceManager:
         """Around reading files again. Nothing is said of it by a daemon that is not ready, or is not any more."""
         if self._ready:
             self._say("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
-        yield
-        if self._ready:
-            self._say("READY=1")
+        try:
+            yield
+        finally:
+            if self._ready:
+                self._say("READY=1")
 
     def stopping(self, status: str) -> None:
         """The daemon begins to end."""

@@ -79,7 +79,7 @@ class Status:
             # Imported late: gRPC is the slowest import of the daemon, and nobody trains through it.
             from gcserver.admin import service
 
-            self._service = await service.serve(self, node.admin, let_in)
+            self._service = await service.serve(self, node.admin, let_in, self._s.logs)
         if node.metrics is not None:
             from gcserver.runtime.observe import Observer
 

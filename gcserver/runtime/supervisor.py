@@ -22,6 +22,7 @@ from typing import Final, TypeVar
 
 from gcproto.messages import Hello, Rule
 from gcserver import __version__
+from gcserver.admin.logs import LogHandler, LogRing
 from gcserver.config import Config
 from gcserver.core import control_events as cx
 from gcserver.core import effects as fx
@@ -36,7 +37,7 @@ from gcserver.runtime import shortage
 from gcserver.runtime.audits import Audits
 from gcserver.runtime.etcd import EtcdArbiter
 from gcserver.runtime.keyring import Keyring, open_keyring
-from gcserver.runtime.lanelink import LaneTrouble
+from gcserver.runtime.lanelink import DEFECT, LaneTrouble
 from gcserver.runtime.lanes import Lanes
 from gcserver.runtime.ledger import JobStore
 from gcserver.runtime.notches import Notches
@@ -76,8 +77,9 @@ class Supervisor:
     peers: Peers
     registrations: Registrations
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, logs: LogRing | None = None) -> None:
         self.config = config
+        self.logs = logs or LogRing()
         self.manager = ServiceManager(os.environ)
         self.node = config.node.name
         self.started = time.time()
@@ -272,7 +274,9 @@ class Supervisor:
                     perform(self, effect)
             except Exception:
                 # A defect. Half an event must not be lived on with: the next life takes up from memory.
-                log.exception("%s could not be handled; stopping, so that memory is taken up anew", self.queue[0])
+                log.exception(
+                    "%s could not be handled; stopping, so that memory is taken up anew", _kind(self.queue[0])
+                )
                 self.fail("a defect in the daemon (see above)")
                 return
             self.queue.popleft()
@@ -310,11 +314,12 @@ class Supervisor:
         kind, advice = shortage.kind_of(error)
         self.trouble(LaneTrouble(job, kind, f"{what}: {shortage.text_of(error)}", advice))
 
-    def trouble(self, message: LaneTrouble) -> None:
-        """Of a job: its end. Of none: a line for the log."""
+    def trouble(self, message: LaneTrouble, lane: int | None = None) -> None:
+        """Of a job: its end. Of none: a line for the log. ``lane``: whose it is; None: the supervisor's own."""
         job = self.machine.jobs.get(message.job)
         if job is None:
-            log.warning("%s", message.message)
+            level = logging.ERROR if message.kind == DEFECT else logging.WARNING
+            log.log(level, "%s", message.message, extra={"lane": lane})
             return
         domain = next((d.config.id for d in job.domains.values()), (message.job, 0))
         report = fx.ReportFault(
@@ -358,6 +363,12 @@ class Supervisor:
             self.requests.pop(request, None)
 
 
+def _kind(event: cx.ControlEvent) -> str:
+    """What an event is. Not what is in it: a worker's message may hold its ticket, and viewers read the log."""
+    inner = getattr(event, "message", None)
+    return type(event).__name__ + (f" ({type(inner).__name__})" if inner is not None else "")
+
+
 def run(config: Config) -> int:
     """Run a daemon until it is told to stop. Returns its exit status."""
     logging.basicConfig(
@@ -365,9 +376,11 @@ def run(config: Config) -> int:
         stream=sys.stderr,
         format=f"%(asctime)s %(levelname)s {config.node.name}: %(message)s",
     )
+    logs = LogRing()
+    logging.getLogger().addHandler(LogHandler(logs))
     shortage.raise_descriptors()
     try:
-        return asyncio.run(Supervisor(config).run())
+        return asyncio.run(Supervisor(config, logs).run())
     except (StartError, MemoryShort, OSError) as error:
         log.error("%s", error)
         return 1

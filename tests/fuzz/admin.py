@@ -24,6 +24,8 @@ from gcproto.messages import Rule, Unregister
 from gcserver.admin import audit_log, roles
 from gcserver.admin.guard import Guard
 from gcserver.admin.handshakes import Handshakes
+from gcserver.admin.logs import LogRing
+from gcserver.admin.logstreams import LogStreams
 from gcserver.admin.service import Admin
 from gcserver.admin.statuses import SERVICE
 from gcserver.core import control_events as cx
@@ -44,6 +46,8 @@ REQUESTS: Final[tuple[tuple[str, Any], ...]] = (
     ("GetProfile", pb.GetProfileRequest(job="train")), ("Advise", pb.AdviseRequest(bandwidths=[1e6, 1e9])),
     ("StartTrace", pb.StartTraceRequest(job="train", steps=3, seconds=5.0, nodes=["a", "b"])),
     ("StopTrace", pb.StopTraceRequest()), ("GetTrace", pb.GetTraceRequest()),
+    ("GetLogs", pb.GetLogsRequest(since_seconds=60, level=pb.LOG_LEVEL_INFO, after_sequence=1, incarnation=1)),
+    ("GetLogs", pb.GetLogsRequest(follow=True)),
     ("Drain", pb.DrainRequest(timeout_seconds=5.0, reason="upgrade")),
 )  # fmt: skip
 _KINDS: Final = {type(request).__name__: type(request) for _, request in REQUESTS}
@@ -59,6 +63,10 @@ class Context:
     def __init__(self) -> None:
         self.code: Any = None
         self.details = ""
+        self.written: list[Any] = []
+
+    async def write(self, answer: Any) -> None:
+        self.written.append(answer)
 
     def peer(self) -> str:
         return "unix:"
@@ -142,6 +150,10 @@ def _change(rng: random.Random, request: Any) -> None:
         value = rng.choice((0, 1, 2**31, 2**32 - 1, rng.randrange(2**32)))
     elif field.type == field.TYPE_BOOL:
         value = rng.random() < 0.5
+    elif field.type == field.TYPE_UINT64:
+        value = rng.choice((0, 1, 2**32, 2**64 - 1, rng.randrange(2**64)))
+    elif field.type == field.TYPE_ENUM:
+        value = rng.choice((0, 1, 5, 6, -1, 2**31 - 1, -(2**31)))
     else:
         value = rng.choice((*mutate.FLOATS, rng.uniform(-1e9, 1e9)))
     if isinstance(getattr(request, field.name), str | bool | float | int):
@@ -162,15 +174,19 @@ async def _ask(method: str, request: Any) -> str:
         async def changed() -> None:
             pass
 
-        service = Admin(node.status, changed)
+        ring = LogRing()
+        ring.append(1.0, "info", "gcserver", "ready")
+        service = Admin(node.status, LogStreams(ring, lambda: ("a", 1)), changed)
         audit = Audit()
         guard = Guard(False, audit, node.count, Handshakes(lambda: None))  # type: ignore[arg-type]
         path = f"/{SERVICE}/{method}"
+        streams = pb.DESCRIPTOR.services_by_name["AdminService"].methods_by_name[method].server_streaming
         inner = getattr(service, method)
         if inspect.isasyncgenfunction(inner):
-            call = asyncio.ensure_future(_last(guard._yielding(path, inner)(request, context)))
+            work = _written(guard._yielding(path, inner)(request, context), context)
         else:
-            call = asyncio.ensure_future(guard._answering(path, inner)(request, context))
+            work = (guard._writing if streams else guard._answering)(path, inner)(request, context)
+        call = asyncio.ensure_future(work)
         await _settled(node, 1, call)
         outcome = _outcome(call, context)
         assert len(audit.lines) == (roles.METHODS[path] == roles.OPERATOR)
@@ -193,12 +209,10 @@ async def _ask(method: str, request: Any) -> str:
         shutil.rmtree(root, ignore_errors=True)
 
 
-async def _last(answers: AsyncIterator[Any]) -> Any:
-    """Of those that are streamed the last one, if there is any."""
-    last = pb.GetTraceResponse()
+async def _written(answers: AsyncIterator[Any], context: Context) -> None:
+    """As gRPC does with what a method yields."""
     async for answer in answers:
-        last = answer
-    return last
+        await context.write(answer)
 
 
 async def _settled(node: Node, first: int, call: asyncio.Future[Any]) -> None:
@@ -219,7 +233,8 @@ def _outcome(call: asyncio.Future[Any], context: Context) -> str:
         return "waits"
     error = call.exception()
     if error is None:
-        call.result().SerializeToString()
+        for answer in context.written or [call.result()]:
+            answer.SerializeToString()
         return "answered"
     if not isinstance(error, Aborted):
         raise error

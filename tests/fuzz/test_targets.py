@@ -18,7 +18,7 @@ from tests.fuzz.targets import LIVE, TARGETS, share
 
 QUICK = [name for name in TARGETS if name != LIVE]
 #: of a target whose inputs are slow; others get as many times more as their share is larger
-FEW = 120
+FEW = 60
 
 
 @pytest.mark.parametrize("name", QUICK)

@@ -16,7 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gcclient
 from tests.integration.cluster import mark
-from tests.integration.ddp_workers import _batch, _flat, _hash, _model, _start, _stop
+from tests.integration.ddp_workers import flatten, make_batch, make_model
+from tests.integration.workers import digest, start
 
 
 class Trainer:
@@ -24,7 +25,7 @@ class Trainer:
 
     def __init__(self, rank: int, compression: str, audit: gcclient.Audit | None, wrapper: bool = False) -> None:
         self.rank = rank
-        self.inner = self.model = _model()
+        self.inner = self.model = make_model()
         self.optimizer: torch.optim.Optimizer = torch.optim.SGD(self.inner.parameters(), 0.02)
         self.losses: list[float] = []
         if wrapper:
@@ -36,7 +37,7 @@ class Trainer:
         ddp.register_comm_hook(gcclient.state(ddp, compression=compression, audit=audit), gcclient.ddp_hook)
 
     def step(self) -> None:
-        x, y = _batch(self.rank, len(self.losses))
+        x, y = make_batch(self.rank, len(self.losses))
         # In place, as users do: an audit must not look at what training does with its gradients afterwards.
         self.optimizer.zero_grad(set_to_none=False)
         loss = nn.functional.cross_entropy(self.model(x), y)
@@ -49,9 +50,9 @@ def _local(model: nn.Module, rank: int, step: int) -> torch.Tensor:
     """This rank's gradients before any exchange."""
     alone = copy.deepcopy(model)
     alone.zero_grad()
-    x, y = _batch(rank, step)
+    x, y = make_batch(rank, step)
     nn.functional.cross_entropy(alone(x), y).backward()
-    return _flat(alone, grads=True)
+    return flatten(alone, grads=True)
 
 
 def _error(delivered: torch.Tensor, exact: torch.Tensor) -> list[float]:
@@ -63,7 +64,7 @@ def _error(delivered: torch.Tensor, exact: torch.Tensor) -> list[float]:
 
 def audited(compression: str, every: int, steps: int, window: int, wrapper: bool) -> dict[str, Any]:
     """Trains; after each step the newest audit, beside what one that ends there must find from gradients known here."""
-    rank = _start()
+    rank = start()
     trainer = Trainer(rank, compression, gcclient.Audit(every, window=window), wrapper)
     inner = trainer.inner
     found, expected, tensors = [], [], []
@@ -72,7 +73,7 @@ def audited(compression: str, every: int, steps: int, window: int, wrapper: bool
     for step in range(steps):
         exact.append(gcclient.push_pull(_local(inner, rank, step)))
         trainer.step()
-        delivered.append(_flat(inner, grads=True))
+        delivered.append(flatten(inner, grads=True))
         sums = [torch.stack(x[-window:]).double().sum(0) for x in (delivered, exact)]
         expected.append(_error(*sums))
         at, each = 0, {}
@@ -81,26 +82,26 @@ def audited(compression: str, every: int, steps: int, window: int, wrapper: bool
             at += p.numel()
         tensors.append(each)
         found.append(gcclient.stats()["audit"])
-    _stop()
+    gcclient.shutdown()
     return {"found": found, "expected": expected, "tensors": tensors}
 
 
 def unchanged(compression: str, steps: int, wrapper: bool) -> list[list[Any]]:
     """The same training without and with an audit of every step: losses and the model's hash."""
-    rank = _start()
+    rank = start()
     results = []
     for audit in (None, gcclient.Audit(every=1)):
         trainer = Trainer(rank, compression, audit, wrapper)
         for _ in range(steps):
             trainer.step()
-        results.append([*trainer.losses, _hash(_flat(trainer.model))])
-    _stop()
+        results.append([*trainer.losses, digest(flatten(trainer.model))])
+    gcclient.shutdown()
     return results
 
 
 def on_one_rank_only() -> str:
     """Rank 0 audits, the others do not: why the job ended."""
-    rank = _start()
+    rank = start()
     try:
         trainer = Trainer(rank, "none", gcclient.Audit(every=5) if rank == 0 else None)
         trainer.step()
@@ -115,16 +116,16 @@ def on_one_rank_only() -> str:
 
 def overflow(bad: int, steps: int) -> list[Any]:
     """One rank overflows in step ``bad``, which is void on all; audits over two steps of every four."""
-    rank = _start()
+    rank = start()
     trainer = Trainer(rank, "none", gcclient.Audit(every=4, window=2))
     reports = []
     for step in range(1, steps + 1):
-        x, y = _batch(rank, step)
+        x, y = make_batch(rank, step)
         trainer.optimizer.zero_grad()
         loss = nn.functional.cross_entropy(trainer.model(x), y)
         (loss * float("inf") if (rank, step) == (0, bad) else loss).backward()
         reports.append(gcclient.stats()["audit"])
-    _stop()
+    gcclient.shutdown()
     return reports
 
 
@@ -134,7 +135,7 @@ def until_stopped(compression: str, stop: str) -> dict[str, Any]:
     Audits as GC_AUDIT says.
     """
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
-    rank = _start()
+    rank = start()
     trainer = Trainer(rank, compression, None)
     errors: dict[int, float] = {}
     ended = marked = False
@@ -149,10 +150,10 @@ def until_stopped(compression: str, stop: str) -> dict[str, Any]:
                 marked = True
         ended = bool(gcclient.push_pull(torch.tensor([float(Path(stop).exists())]))[0] > 0)
     report = gcclient.stats()["audit"]
-    _stop()
+    gcclient.shutdown()
     return {
         "errors": [list(e) for e in errors.items()],
         "dense_from": report["dense_from"],
-        "hash": _hash(_flat(trainer.model)),
+        "hash": digest(flatten(trainer.model)),
         "steps": len(trainer.losses),
     }

@@ -14,12 +14,9 @@ import torch
 
 import gcclient
 from tests.integration.cluster import mark
+from tests.integration.workers import digest
 
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int8", "int16", "int32", "int64", "uint8", "bool")
-
-
-def _hash(tensor: torch.Tensor) -> str:
-    return hashlib.sha256(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
 
 
 def _values(dtype: torch.dtype, shape: tuple[int, ...], rank: int) -> torch.Tensor:
@@ -33,13 +30,13 @@ def sums() -> dict[str, Any]:
     gcclient.init()
     rank, size = gcclient.rank(), gcclient.size()
     wrong: list[str] = []
-    digest = hashlib.sha256()
+    seen = hashlib.sha256()
 
     def check(what: str, got: torch.Tensor, wanted: torch.Tensor, alike: bool = True) -> None:
         if got.shape != wanted.shape or got.dtype != wanted.dtype or not torch.equal(got, wanted):
             wrong.append(f"{what}: {got.flatten()[:5]} for {wanted.flatten()[:5]}")
         if alike:
-            digest.update(_hash(got).encode())
+            seen.update(digest(got).encode())
 
     shapes = ((), (1,), (0,), (3, 0, 2), (7,), (5, 3, 2), (300_001,))
     for label in DTYPES:
@@ -53,7 +50,7 @@ def sums() -> dict[str, Any]:
             if dtype.is_floating_point:
                 mean = (total / size).to(dtype)
                 got = gcclient.push_pull(inputs[rank], name)
-                digest.update(_hash(got).encode())
+                seen.update(digest(got).encode())
                 if not torch.allclose(got.double(), mean.double(), rtol=1e-6 if dtype.itemsize >= 4 else 1e-2):
                     wrong.append(f"mean {label} {shape}")
     base = torch.arange(24.0).view(4, 6) * (rank + 1)
@@ -97,7 +94,7 @@ def sums() -> dict[str, Any]:
     place = (rank, size, gcclient.local_rank(), gcclient.local_size())
     stats = gcclient.stats()
     gcclient.shutdown()
-    return {"wrong": wrong, "digest": digest.hexdigest(), "place": place, "refused": refused, "stats": stats}
+    return {"wrong": wrong, "digest": seen.hexdigest(), "place": place, "refused": refused, "stats": stats}
 
 
 def unnamed() -> dict[str, Any]:
@@ -201,7 +198,7 @@ def broadcasts() -> dict[str, Any]:
     if rank == 1:
         values["specials"] = specials
     gcclient.broadcast_parameters(values, root_rank=1)
-    hashes = {k: _hash(v) for k, v in values.items() if isinstance(v, torch.Tensor) and v.numel()}
+    hashes = {k: digest(v) for k, v in values.items() if isinstance(v, torch.Tensor) and v.numel()}
     model = torch.nn.Linear(3, 2)
     gcclient.broadcast_parameters(model.named_parameters())
     adam = torch.optim.Adam(model.parameters(), lr=0.1 if rank == 0 else 0.7, betas=(0.5, 0.6 + rank / 10))
@@ -223,7 +220,7 @@ def broadcasts() -> dict[str, Any]:
     gcclient.shutdown()
     return {
         "hashes": hashes,
-        "model": _hash(torch.cat([p.flatten() for p in model.parameters()])),
+        "model": digest(torch.cat([p.flatten() for p in model.parameters()])),
         "options": repr(options),
         "refused": refused,
     }

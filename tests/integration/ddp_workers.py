@@ -5,7 +5,6 @@ What may live here: functions that return plain data. What may not: assertions t
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 from typing import Any
@@ -18,22 +17,10 @@ from torch.nn.parallel import DistributedDataParallel
 import gcclient
 from gcclient.api import current
 from tests.integration.cluster import mark
+from tests.integration.workers import digest, start
 
 
-def _start() -> int:
-    """A DDP model needs a process group of torch even where a hook does all the communication."""
-    torch.set_num_threads(1)
-    if not dist.is_initialized():
-        dist.init_process_group("gloo")
-    gcclient.init(deadline=60, seed=5)
-    return dist.get_rank()
-
-
-def _stop() -> None:
-    gcclient.shutdown()
-
-
-def _model() -> nn.Module:
+def make_model() -> nn.Module:
     torch.manual_seed(7)
     return nn.Sequential(
         nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.Flatten(),
@@ -41,36 +28,32 @@ def _model() -> nn.Module:
     )  # fmt: skip
 
 
-def _batch(rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+def make_batch(rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
     made = torch.Generator().manual_seed(100 * step + rank)
     x = torch.randn(8, 1, 8, 8, generator=made)
     return x, (x.mean(dim=(1, 2, 3)) * 40).long().clamp(-4, 5) + 4
 
 
-def _flat(model: nn.Module, grads: bool = False) -> torch.Tensor:
+def flatten(model: nn.Module, grads: bool = False) -> torch.Tensor:
     return torch.cat([(p.grad if grads else p.detach()).flatten() for p in model.parameters()])  # type: ignore[union-attr]
-
-
-def _hash(tensor: torch.Tensor) -> str:
-    return hashlib.sha256(tensor.contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
 
 
 def _train(
     steps: int, hook: bool, compression: str | None = None, rank: int = 0, tell: str = "", whole: bool | None = None
 ) -> tuple[nn.Module, list[float], torch.Tensor]:
     """Returns the model, the losses and the first step's averaged gradients."""
-    model = DistributedDataParallel(_model(), bucket_cap_mb=0.3)  # type: ignore[arg-type]
+    model = DistributedDataParallel(make_model(), bucket_cap_mb=0.3)  # type: ignore[arg-type]
     if hook:
         model.register_comm_hook(gcclient.state(model, compression=compression, whole=whole), gcclient.ddp_hook)
     optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
     losses, first = [], torch.empty(0)
     for step in range(steps):
-        x, y = _batch(rank, step)
+        x, y = make_batch(rank, step)
         optimizer.zero_grad()
         loss = nn.functional.cross_entropy(model(x), y)
         loss.backward()
         if not step:
-            first = _flat(model, grads=True).clone()
+            first = flatten(model, grads=True).clone()
         optimizer.step()
         losses.append(loss.item())
         if tell:
@@ -80,7 +63,7 @@ def _train(
 
 def against_gloo(steps: int) -> dict[str, Any]:
     """The same training twice, by torch's all-reduce and by the hook."""
-    rank = _start()
+    rank = start()
     _, theirs, their_first = _train(steps, hook=False, rank=rank)
     model, ours, our_first = _train(steps, hook=True, rank=rank)
     scale = their_first.abs().clamp_min(1e-3)
@@ -88,69 +71,69 @@ def against_gloo(steps: int) -> dict[str, Any]:
         "loss": (theirs[-1], ours[-1]),
         "first_loss": ours[0],
         "difference": float(((our_first - their_first).abs() / scale).max()),
-        "hash": _hash(_flat(model)),
+        "hash": digest(flatten(model)),
         "steps": gcclient.stats()["steps"],
     }
-    _stop()
+    gcclient.shutdown()
     return result
 
 
 def layouts(steps: int) -> dict[str, Any]:
     """The same training with blocks that cut tensors and with blocks that do not; the largest block of each."""
-    rank = _start()
-    hashes = [_hash(_flat(_train(steps, True, "none", rank, whole=whole)[0])) for whole in (False, True)]
+    rank = start()
+    hashes = [digest(flatten(_train(steps, True, "none", rank, whole=whole)[0])) for whole in (False, True)]
     spaces = [d.space for d in current().domains.values() if d.declared.scoped]
     largest = [max(b.nbytes for blocks in space.blocks for b in blocks) for space in spaces]
-    _stop()
+    gcclient.shutdown()
     return {"hashes": hashes, "largest": largest}
 
 
 def training(steps: int, compressions: list[str]) -> dict[str, Any]:
     """One model a codec, one after the other; tells of its steps, so that the parent can kill daemons in between."""
-    rank = _start()
+    rank = start()
     hashes, losses = [], []
     for compression in compressions:
         model, each, _ = _train(steps, True, compression, rank, tell=compression)
-        hashes.append(_hash(_flat(model)))
+        hashes.append(digest(flatten(model)))
         losses.append(each[-1])
     reconnects = gcclient.stats()["reconnects"]
-    _stop()
+    gcclient.shutdown()
     return {"hashes": hashes, "losses": losses, "reconnects": reconnects}
 
 
 def accumulation() -> dict[str, Any]:
     """no_sync for two of three backward passes: local gradients add up, then one exchange."""
-    rank = _start()
+    rank = start()
     results = []
     for hook in (False, True):
-        model = DistributedDataParallel(_model(), bucket_cap_mb=0.3)  # type: ignore[arg-type]
+        model = DistributedDataParallel(make_model(), bucket_cap_mb=0.3)  # type: ignore[arg-type]
         if hook:
             model.register_comm_hook(gcclient.state(model), gcclient.ddp_hook)
         for round_ in range(3):
             model.zero_grad()
             with model.no_sync():
                 for part in range(2):
-                    x, y = _batch(rank, 10 * round_ + part)
+                    x, y = make_batch(rank, 10 * round_ + part)
                     nn.functional.cross_entropy(model(x), y).backward()
-            x, y = _batch(rank, 10 * round_ + 2)
+            x, y = make_batch(rank, 10 * round_ + 2)
             nn.functional.cross_entropy(model(x), y).backward()
-        results.append(_flat(model, grads=True))
+        results.append(flatten(model, grads=True))
     steps = gcclient.stats()["steps"]
-    _stop()
+    gcclient.shutdown()
     return {"equal": torch.allclose(*results, rtol=1e-6, atol=1e-7), "steps": steps}
 
 
-def _scaler() -> torch.amp.GradScaler:
+def make_scaler() -> torch.amp.GradScaler:
     return torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1000)
 
 
-def _overflowing(
+def train_overflowing(
     net: nn.Module, model: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler, rank: int
 ) -> dict[str, Any]:
     """Four steps of ``net`` by way of ``model``, the second with an overflow on rank 0: scale and hash after each."""
     scales, hashes = [], []
     for step in range(4):
-        x, y = _batch(rank, step)
+        x, y = make_batch(rank, step)
         if step == 1 and rank == 0:
             x = x * math.inf
         optimizer.zero_grad()
@@ -158,19 +141,19 @@ def _overflowing(
         scaler.step(optimizer)
         scaler.update()
         scales.append(scaler.get_scale())
-        hashes.append(_hash(_flat(net)))
+        hashes.append(digest(flatten(net)))
     return {"scales": scales, "hashes": hashes, "nonfinite": gcclient.stats()["nonfinite_steps"]}
 
 
 def scaled() -> dict[str, Any]:
     """GradScaler with an overflow on rank 0 only: every rank must skip that step and lower its scale."""
-    rank = _start()
-    net = _model()
+    rank = start()
+    net = make_model()
     model = DistributedDataParallel(net, bucket_cap_mb=0.3)
-    scaler = _scaler()
+    scaler = make_scaler()
     model.register_comm_hook(gcclient.state(model, scaler=scaler), gcclient.ddp_hook)
-    result = _overflowing(net, model, torch.optim.SGD(model.parameters(), 0.05), scaler, rank)
-    _stop()
+    result = train_overflowing(net, model, torch.optim.SGD(model.parameters(), 0.05), scaler, rank)
+    gcclient.shutdown()
     return result
 
 
@@ -192,7 +175,7 @@ class _Branches(nn.Module):
 
 def branches() -> dict[str, Any]:
     """Unused parameters, mixed dtypes, sparse gradients; gradients against gloo's."""
-    rank = _start()
+    rank = start()
     results = []
     for hook in (False, True):
         model = DistributedDataParallel(_Branches(), find_unused_parameters=True)
@@ -206,7 +189,7 @@ def branches() -> dict[str, Any]:
             for n, p in model.module.named_parameters()
         }
         results.append(grads)
-    _stop()
+    gcclient.shutdown()
     close = {
         n: (a is None) == (b is None) and (a is None or torch.allclose(torch.tensor(a), torch.tensor(b), rtol=1e-6))
         for (n, a), b in zip(results[0].items(), results[1].values(), strict=True)
@@ -216,7 +199,7 @@ def branches() -> dict[str, Any]:
 
 def groups() -> dict[str, Any]:
     """Two data-parallel groups of two ranks each, at once; each averages only its own. One may be on one node."""
-    rank = _start()
+    rank = start()
     mine = [dist.new_group([0, 2]), dist.new_group([1, 3])][rank % 2]
     model = DistributedDataParallel(nn.Linear(4, 3), process_group=mine)
     model.register_comm_hook(gcclient.state(model), gcclient.ddp_hook)
@@ -225,19 +208,19 @@ def groups() -> dict[str, Any]:
         model(torch.full((1, 4), float(rank))).sum().backward()
     grad = model.module.weight.grad
     total = gcclient.push_pull(torch.tensor([float(rank)]), "all", average=False)
-    _stop()
+    gcclient.shutdown()
     return {"grad": sorted(set(grad.flatten().tolist())), "total": float(total)}
 
 
 def failing() -> dict[str, Any]:
     """Rank 1 dies within training; the others' backward() must raise with the text, and the next call typed."""
-    rank = _start()
-    model = DistributedDataParallel(_model(), bucket_cap_mb=0.3)  # type: ignore[arg-type]
+    rank = start()
+    model = DistributedDataParallel(make_model(), bucket_cap_mb=0.3)  # type: ignore[arg-type]
     model.register_comm_hook(gcclient.state(model), gcclient.ddp_hook)
     for step in range(100):
         if rank == 1 and step == 3:
             os._exit(9)
-        x, y = _batch(rank, step)
+        x, y = make_batch(rank, step)
         model.zero_grad()
         try:
             nn.functional.cross_entropy(model(x), y).backward()
@@ -257,7 +240,7 @@ def _lesson(rank: int, step: int, teacher: torch.Tensor) -> tuple[torch.Tensor, 
 
 def every_codec(rates: dict[str, float], steps: int) -> dict[str, Any]:
     """One small model a codec spec, trained at that learning rate; by spec: first and last losses, hash."""
-    rank = _start()
+    rank = start()
     teacher = torch.randn(10, 64, generator=torch.Generator().manual_seed(3))
     found: dict[str, Any] = {}
     for spec, rate in rates.items():
@@ -278,7 +261,7 @@ def every_codec(rates: dict[str, float], steps: int) -> dict[str, Any]:
         found[spec] = {
             "first": sum(losses[:edge]) / edge,
             "last": sum(losses[-edge:]) / edge,
-            "hash": _hash(_flat(model)),
+            "hash": digest(flatten(model)),
         }
-    _stop()
+    gcclient.shutdown()
     return found

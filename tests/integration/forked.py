@@ -20,8 +20,9 @@ from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
-#: What workers import anyway. Nothing here may read the environment or start a thread when it is imported.
-PRELOADED = ("torch.nn.parallel", "torch.distributed", "numpy", "gcclient")
+#: What workers import anyway: torch loads `torch._dynamo`, the longer part, with the first optimizer. Nothing here may
+#: start a thread when it is imported, or read what tests change in the environment.
+PRELOADED = ("torch.nn.parallel", "torch.distributed", "torch._dynamo", "numpy", "gcclient")
 
 
 def ends_with_parent() -> None:

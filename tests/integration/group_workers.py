@@ -5,7 +5,6 @@ What may live here: functions that return plain data. What may not: assertions t
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -19,21 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gcclient
 from gcclient.api import current
-
-
-def _start() -> int:
-    torch.set_num_threads(1)
-    if not dist.is_initialized():
-        dist.init_process_group("gloo")
-    gcclient.init(deadline=60, seed=3)
-    return dist.get_rank()
-
-
-def _hash(tensors: Any) -> str:
-    digest = hashlib.sha256()
-    for tensor in tensors:
-        digest.update(tensor.detach().contiguous().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
+from tests.integration.workers import digest, start
 
 
 def _labels() -> list[str]:
@@ -42,7 +27,7 @@ def _labels() -> list[str]:
 
 def plain() -> dict[str, Any]:
     """Every collective; how many of them the daemon carried, and what differs from the exact result."""
-    rank, wrong = _start(), []
+    rank, wrong = start(), []
     size = dist.get_world_size()
     everyone, some = dist.new_group(backend="gc"), dist.new_group([0, 2], backend="gc")
     total = sum(range(1, size + 1))
@@ -132,7 +117,7 @@ def _difference(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> float:
 
 def ddp() -> dict[str, Any]:
     """DDP over gloo, over `gc`, and over `gc` with its gradients attached."""
-    rank = _start()
+    rank = start()
     group = dist.new_group(backend="gc")
     theirs = _train(DistributedDataParallel(_net(), bucket_cap_mb=0.01), rank)  # type: ignore[arg-type]
     model = DistributedDataParallel(_net(), process_group=group, bucket_cap_mb=0.01)  # type: ignore[arg-type]
@@ -147,7 +132,7 @@ def ddp() -> dict[str, Any]:
         "calls": gcclient.stats()["calls"] - carried,
         "steps": gcclient.stats()["steps"],
         "compressed": _difference(compressed, theirs),
-        "hashes": [_hash(ours), _hash(compressed)],
+        "hashes": [digest(*ours), digest(*compressed)],
         "labels": _labels(),
     }
     gcclient.shutdown()
@@ -164,7 +149,7 @@ def _sharded(mesh: Any) -> nn.Module:
 
 def hsdp() -> dict[str, Any]:
     """fully_shard over two replicas of two shards: over gloo, over `gc`, accumulated, and attached."""
-    rank = _start()
+    rank = start()
     names = ("replicate", "shard")
     theirs = _train(_sharded(init_device_mesh("cpu", (2, 2), mesh_dim_names=names)), rank)
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=names, backend_override={"replicate": "gc"})
@@ -188,7 +173,7 @@ def hsdp() -> dict[str, Any]:
         "accumulated": accumulated,
         "attached": gcclient.stats()["calls"] - before,
         "compressed": _difference(compressed, theirs),
-        "hashes": [_hash(ours), _hash(compressed)],
+        "hashes": [digest(*ours), digest(*compressed)],
         "labels": _labels(),
         "left": len(gcclient.backend.marked),
     }
@@ -203,7 +188,7 @@ def hsdp() -> dict[str, Any]:
 
 def fsdp1() -> dict[str, Any]:
     """FSDP1's hybrid sharding with the group between nodes given."""
-    rank = _start()
+    rank = start()
     inner = [dist.new_group([0, 1]), dist.new_group([2, 3])][rank // 2]
 
     def trained(backend: str) -> list[torch.Tensor]:
@@ -218,14 +203,14 @@ def fsdp1() -> dict[str, Any]:
 
     theirs = trained("gloo")
     ours = trained("gc")
-    result = {"difference": _difference(ours, theirs), "hash": _hash(ours), "carried": gcclient.stats()["calls"]}
+    result = {"difference": _difference(ours, theirs), "hash": digest(*ours), "carried": gcclient.stats()["calls"]}
     gcclient.shutdown()
     return result
 
 
 def fsdp2() -> dict[str, Any]:
     """fully_shard within two nodes, replicas averaged by the hook: plain, accumulated, compressed."""
-    rank = _start()
+    rank = start()
     shards = dist.get_world_size() // 2
     names = ("replicate", "shard")
     both = init_device_mesh("cpu", (2, shards), mesh_dim_names=names)
@@ -238,7 +223,7 @@ def fsdp2() -> dict[str, Any]:
 
     ours, replicas = trained()
     calls = gcclient.stats()["calls"]
-    hashes, waited = [_hash(ours)], [replicas.waited]
+    hashes, waited = [digest(*ours)], [replicas.waited]
 
     def accumulated(replicate: Any) -> list[torch.Tensor]:
         model = _sharded(both if replicate is None else both["shard"])
@@ -257,7 +242,7 @@ def fsdp2() -> dict[str, Any]:
 
     reference, exact = accumulated(None), accumulated(gcclient.fsdp2)
     compressed, _ = trained("topk(ratio=0.1)")
-    hashes.append(_hash(compressed))
+    hashes.append(digest(*compressed))
     labels = [] if gcclient.stats()["node"] == "" else _labels()
     ranks = list(replicas.ranks)
     refused = []

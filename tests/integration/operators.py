@@ -17,7 +17,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.lab.daemons import free_ports
 from gcserver.admin import gcctl
-from tests.integration.cluster import Cluster, Daemon
+from tests.integration.cluster import Cluster
+from tests.integration.daemon import Daemon
 
 
 def reachable(cluster: Cluster, metrics: bool = False) -> Cluster:

@@ -13,10 +13,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gcclient
 from tests.integration.cluster import mark
-from tests.integration.ddp_workers import _batch, _flat, _hash, _model, _overflowing, _scaler, _start, _stop
+from tests.integration.ddp_workers import flatten, make_batch, make_model, make_scaler, train_overflowing
+from tests.integration.workers import digest, start
 
 
-def _hooked(net: nn.Module, groups: Any = None, **more: Any) -> DistributedDataParallel:
+def hook(net: nn.Module, groups: Any = None, **more: Any) -> DistributedDataParallel:
     """DDP; with groups, in torch's buckets as well as in the domain's layout."""
     sizes: dict[str, Any] = {"bucket_cap_mb": 0.3}
     if groups is not None:
@@ -26,42 +27,42 @@ def _hooked(net: nn.Module, groups: Any = None, **more: Any) -> DistributedDataP
     return model
 
 
-def _plain(net: nn.Module) -> torch.optim.Optimizer:
+def make_sgd(net: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(net.parameters(), 0.05, momentum=0.9)
 
 
-def _wrapped(net: nn.Module, rate: float = 0.05, momentum: float = 0.9, **more: Any) -> torch.optim.Optimizer:
+def wrap(net: nn.Module, rate: float = 0.05, momentum: float = 0.9, **more: Any) -> torch.optim.Optimizer:
     optimizer = torch.optim.SGD(net.parameters(), rate, momentum=momentum)
     return gcclient.DistributedOptimizer(optimizer, net.named_parameters(), **more)
 
 
-def _trained(net: nn.Module, model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, rank: int) -> torch.Tensor:
+def train(net: nn.Module, model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, rank: int) -> torch.Tensor:
     """The parameters of ``net`` after some steps by way of ``model``."""
     for step in range(steps):
-        x, y = _batch(rank, step)
+        x, y = make_batch(rank, step)
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(x), y).backward()
         optimizer.step()
-    return _flat(net)
+    return flatten(net)
 
 
 def _by_ddp(steps: int, rank: int, groups: Any = None) -> torch.Tensor:
-    net = _model()
-    return _trained(net, _hooked(net, groups), _plain(net), steps, rank)
+    net = make_model()
+    return train(net, hook(net, groups), make_sgd(net), steps, rank)
 
 
 def _by_wrapper(steps: int, rank: int, groups: Any = None) -> torch.Tensor:
-    net = _model()
-    return _trained(net, net, _wrapped(net, groups=groups), steps, rank)
+    net = make_model()
+    return train(net, net, wrap(net, groups=groups), steps, rank)
 
 
 def _compared(net: nn.Module, same: nn.Module) -> dict[str, Any]:
-    return {"difference": float((_flat(net) - _flat(same)).abs().max()), "hash": _hash(_flat(net))}
+    return {"difference": float((flatten(net) - flatten(same)).abs().max()), "hash": digest(flatten(net))}
 
 
 def against_ddp(steps: int, groupings: list[Any]) -> dict[str, Any]:
     """The same training by DDP's hook and by the wrapper, and by both for each of ``groupings``."""
-    rank = _start()
+    rank = start()
     expected = _by_ddp(steps, rank)
     found = []
     for groups in groupings:
@@ -69,20 +70,20 @@ def against_ddp(steps: int, groupings: list[Any]) -> dict[str, Any]:
         if groups is not None:
             made.append(_by_ddp(steps, rank, groups))
         found.append(
-            {"difference": max(float((m - expected).abs().max()) for m in made), "hashes": [_hash(m) for m in made]}
+            {"difference": max(float((m - expected).abs().max()) for m in made), "hashes": [digest(m) for m in made]}
         )
-    _stop()
-    return {"found": found, "moved": float((expected - _flat(_model())).abs().max())}
+    gcclient.shutdown()
+    return {"found": found, "moved": float((expected - flatten(make_model())).abs().max())}
 
 
 def accumulation() -> dict[str, Any]:
     """Three backward passes a step, by backward_passes_per_step and by DDP's no_sync."""
-    rank = _start()
-    net, same = _model(), _model()
-    optimizer, model, plain = _wrapped(net, backward_passes_per_step=3), _hooked(same), _plain(same)
+    rank = start()
+    net, same = make_model(), make_model()
+    optimizer, model, plain = wrap(net, backward_passes_per_step=3), hook(same), make_sgd(same)
     for step in range(3):
         for part in range(3):
-            x, y = _batch(rank, 10 * step + part)
+            x, y = make_batch(rank, 10 * step + part)
             nn.functional.cross_entropy(net(x), y).backward()
             model.require_backward_grad_sync = part == 2
             nn.functional.cross_entropy(model(x), y).backward()
@@ -90,18 +91,18 @@ def accumulation() -> dict[str, Any]:
             each.step()
             each.zero_grad()
     result = _compared(net, same) | {"steps": gcclient.stats()["steps"]}
-    _stop()
+    gcclient.shutdown()
     return result
 
 
 def clipped() -> dict[str, Any]:
     """Averages clipped between synchronize() and step(), against the same with DDP."""
-    rank = _start()
-    net, same = _model(), _model()
-    optimizer, model, plain = _wrapped(net, groups=2), _hooked(same), _plain(same)
+    rank = start()
+    net, same = make_model(), make_model()
+    optimizer, model, plain = wrap(net, groups=2), hook(same), make_sgd(same)
     norms = []
     for step in range(4):
-        x, y = _batch(rank, step)
+        x, y = make_batch(rank, step)
         for each in (optimizer, plain):
             each.zero_grad()
         nn.functional.cross_entropy(net(x), y).backward()
@@ -112,31 +113,31 @@ def clipped() -> dict[str, Any]:
             optimizer.step()
         plain.step()
     result = _compared(net, same) | {"norms": norms}
-    _stop()
+    gcclient.shutdown()
     return result
 
 
 def scaled() -> dict[str, Any]:
     """GradScaler with an overflow on rank 0 only: every rank must skip that step and lower its scale."""
-    rank = _start()
-    net = _model()
-    scaler = _scaler()
-    result = _overflowing(net, net, _wrapped(net, scaler=scaler, groups="layer-wise"), scaler, rank)
-    _stop()
+    rank = start()
+    net = make_model()
+    scaler = make_scaler()
+    result = train_overflowing(net, net, wrap(net, scaler=scaler, groups="layer-wise"), scaler, rank)
+    gcclient.shutdown()
     return result
 
 
 def training(steps: int, compression: str, groups: Any) -> dict[str, Any]:
     """Tells of its steps, so that the parent can kill daemons in between."""
-    rank = _start()
-    net = _model()
-    optimizer = _wrapped(net, compression=compression, groups=groups)
+    rank = start()
+    net = make_model()
+    optimizer = wrap(net, compression=compression, groups=groups)
     for step in range(steps):
-        _trained(net, net, optimizer, 1, rank + 10 * step)
+        train(net, net, optimizer, 1, rank + 10 * step)
         mark(f"step {step}")
     reconnects = gcclient.stats()["reconnects"]
-    _stop()
-    return {"hash": _hash(_flat(net)), "reconnects": reconnects}
+    gcclient.shutdown()
+    return {"hash": digest(flatten(net)), "reconnects": reconnects}
 
 
 class _Branches(nn.Module):
@@ -156,17 +157,17 @@ class _Branches(nn.Module):
 
 def branches(groupings: list[Any]) -> dict[str, Any]:
     """Gradients where ranks use different parameters, against DDP's; then a step in which only rank 0 has any."""
-    rank = _start()
+    rank = start()
 
     def batch(step: int) -> torch.Tensor:
         return torch.randn(3, 6, generator=torch.Generator().manual_seed(10 * step + rank))
 
     same = _Branches()
-    model = _hooked(same, find_unused_parameters=True)
+    model = hook(same, find_unused_parameters=True)
     close, alone, missing = [], [], []
     for groups in groupings:
         net = _Branches()
-        optimizer = _wrapped(net, rate=0.0, groups=groups)
+        optimizer = wrap(net, rate=0.0, groups=groups)
         for step in range(3):
             optimizer.zero_grad()
             model.zero_grad()
@@ -182,9 +183,9 @@ def branches(groupings: list[Any]) -> dict[str, Any]:
         if rank == 0:
             net(batch(9), True).pow(2).sum().backward()
         optimizer.step()
-        alone.append(_hash(torch.cat([p.grad.flatten().double() for p in net.parameters() if p.grad is not None])))
+        alone.append(digest(torch.cat([p.grad.flatten().double() for p in net.parameters() if p.grad is not None])))
         missing.append([name for name, p in net.named_parameters() if p.grad is None])
-    _stop()
+    gcclient.shutdown()
     return {"close": close, "alone": alone, "missing": missing}
 
 
@@ -193,11 +194,11 @@ def conserved(groupings: list[Any], compression: str) -> dict[str, Any]:
 
     ``rare`` is used by nobody for some steps in between, and must keep its residual meanwhile.
     """
-    rank = _start()
+    rank = start()
     found = []
     for groups in groupings:
         net = nn.ParameterDict({"often": torch.zeros(64, 64), "rare": torch.zeros(64, 64)})
-        optimizer = _wrapped(net, rate=1.0, momentum=0.0, groups=groups, compression=compression)
+        optimizer = wrap(net, rate=1.0, momentum=0.0, groups=groups, compression=compression)
         made = torch.Generator().manual_seed(rank)
         total = {name: torch.zeros(64, 64) for name in net}
         kept = True
@@ -215,5 +216,5 @@ def conserved(groupings: list[Any], compression: str) -> dict[str, Any]:
         mean = gcclient.push_pull(torch.stack([total[name] for name in net]))
         sent = -torch.stack([p.detach() for p in net.values()])
         found.append({"difference": float((sent - mean).abs().max()), "size": float(mean.abs().max()), "kept": kept})
-    _stop()
+    gcclient.shutdown()
     return {"found": found}

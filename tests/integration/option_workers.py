@@ -15,8 +15,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gcclient
-from tests.integration.ddp_workers import _batch, _flat, _hash, _model, _start, _stop
-from tests.integration.optimizer_workers import _hooked, _plain, _trained, _wrapped
+from tests.integration.ddp_workers import flatten, make_batch, make_model
+from tests.integration.optimizer_workers import hook, make_sgd, train, wrap
+from tests.integration.workers import digest, start
 
 #: of the model's four weights, two and all biases are left alone
 EXCLUDED = ["*.bias", "0.weight", "7.*"]
@@ -25,7 +26,7 @@ COMPRESSION = "topk(ratio=0.01)"
 
 def _exact(net: nn.Module, rank: int, step: int) -> dict[str, torch.Tensor]:
     """The exact averages of a step's gradients."""
-    x, y = _batch(rank, step)
+    x, y = make_batch(rank, step)
     nn.functional.cross_entropy(net(x), y).backward()
     found = {}
     for name, parameter in net.named_parameters():
@@ -37,7 +38,7 @@ def _exact(net: nn.Module, rank: int, step: int) -> dict[str, torch.Tensor]:
 
 def _exact_names(net: nn.Module, average: Callable[[int], None], rank: int) -> list[list[str]]:
     """By step the parameters whose gradients are the exact averages after ``average(step)``."""
-    same = _model()
+    same = make_model()
     found = []
     for step in range(5):
         wanted = _exact(same, rank, step)
@@ -50,48 +51,48 @@ def _exact_names(net: nn.Module, average: Callable[[int], None], rank: int) -> l
 
 def compressed_in_part() -> dict[str, Any]:
     """A warm-up of two steps, and tensors that are excluded, by wrapper and hook; sums for averages."""
-    rank = _start()
+    rank = start()
     options: dict[str, Any] = {"compression": COMPRESSION, "exclude": EXCLUDED, "warmup_steps": 2}
-    net = _model()
-    optimizer = _wrapped(net, rate=0.0, **options)
+    net = make_model()
+    optimizer = wrap(net, rate=0.0, **options)
 
     def wrapped(step: int) -> None:
-        x, y = _batch(rank, step)
+        x, y = make_batch(rank, step)
         nn.functional.cross_entropy(net(x), y).backward()
         optimizer.step()
 
     found = {"wrapper": _exact_names(net, wrapped, rank)}
-    inner = _model()
+    inner = make_model()
     model = DistributedDataParallel(inner, bucket_cap_mb=0.3)
     model.register_comm_hook(gcclient.state(model, **options), gcclient.ddp_hook)
 
     def hooked(step: int) -> None:
-        x, y = _batch(rank, step)
+        x, y = make_batch(rank, step)
         nn.functional.cross_entropy(model(x), y).backward()
 
     found["ddp"] = _exact_names(inner, hooked, rank)
-    summed = _model()
-    optimizer = _wrapped(summed, rate=0.0, op=gcclient.Sum)
-    wanted = _exact(_model(), rank, 0)
-    x, y = _batch(rank, 0)
+    summed = make_model()
+    optimizer = wrap(summed, rate=0.0, op=gcclient.Sum)
+    wanted = _exact(make_model(), rank, 0)
+    x, y = make_batch(rank, 0)
     nn.functional.cross_entropy(summed(x), y).backward()
     optimizer.step()
     sums = [torch.equal(p.grad, wanted[n] * gcclient.size()) for n, p in summed.named_parameters()]  # type: ignore[arg-type]
-    _stop()
+    gcclient.shutdown()
     return {"found": found, "sums": sums, "names": list(wanted)}
 
 
 def accumulated() -> dict[str, Any]:
     """Three passes a step: by the state's backward_passes_per_step, by no_sync of the wrapper, by no_sync of DDP."""
-    rank = _start()
-    nets = [_model() for _ in range(3)]
+    rank = start()
+    nets = [make_model() for _ in range(3)]
     by_state = DistributedDataParallel(nets[0], bucket_cap_mb=0.3)
     by_state.register_comm_hook(gcclient.state(by_state, backward_passes_per_step=3), gcclient.ddp_hook)
-    wrapped, model = _wrapped(nets[1]), _hooked(nets[2])
-    optimizers = [_plain(nets[0]), wrapped, _plain(nets[2])]
+    wrapped, model = wrap(nets[1]), hook(nets[2])
+    optimizers = [make_sgd(nets[0]), wrapped, make_sgd(nets[2])]
     for step in range(3):
         for part in range(3):
-            x, y = _batch(rank, 10 * step + part)
+            x, y = make_batch(rank, 10 * step + part)
             nn.functional.cross_entropy(by_state(x), y).backward()
             for each, run in ((wrapped, nets[1]), (model, model)):
                 if part < 2:
@@ -103,38 +104,38 @@ def accumulated() -> dict[str, Any]:
             optimizer.step()
             optimizer.zero_grad()
     steps = gcclient.stats()["steps"]
-    _stop()
+    gcclient.shutdown()
     return {
-        "difference": max(float((_flat(net) - _flat(nets[2])).abs().max()) for net in nets),
-        "hashes": [_hash(_flat(net)) for net in nets],
+        "difference": max(float((flatten(net) - flatten(nets[2])).abs().max()) for net in nets),
+        "hashes": [digest(flatten(net)) for net in nets],
         "steps": steps,
     }
 
 
 def compiled(steps: int) -> dict[str, Any]:
     """Training of compiled models by wrapper and hook, against the same without compiling."""
-    rank = _start()
-    expected = _by_wrapper_of(_model(), rank, steps)
-    net = _model()
+    rank = start()
+    expected = _by_wrapper_of(make_model(), rank, steps)
+    net = make_model()
     made = torch.compile(net, backend="aot_eager")
-    wrapped = _trained(net, made, _wrapped(net), steps, rank)  # type: ignore[arg-type]
-    inner = _model()
+    wrapped = train(net, made, wrap(net), steps, rank)  # type: ignore[arg-type]
+    inner = make_model()
     plain = DistributedDataParallel(inner)
     plain.register_comm_hook(gcclient.state(plain), gcclient.ddp_hook)
     model = torch.compile(plain, backend="aot_eager")
-    hooked = _trained(inner, model, _plain(inner), steps, rank)  # type: ignore[arg-type]
+    hooked = train(inner, model, make_sgd(inner), steps, rank)  # type: ignore[arg-type]
     frames = torch._dynamo.utils.counters["frames"]["ok"]
-    _stop()
+    gcclient.shutdown()
     return {
         "differences": [float((w - expected).abs().max()) for w in (wrapped, hooked)],
-        "moved": float((expected - _flat(_model())).abs().max()),
-        "hashes": [_hash(wrapped), _hash(hooked)],
+        "moved": float((expected - flatten(make_model())).abs().max()),
+        "hashes": [digest(wrapped), digest(hooked)],
         "compiled": frames,
     }
 
 
 def _by_wrapper_of(net: nn.Module, rank: int, steps: int) -> torch.Tensor:
-    return _trained(net, net, _wrapped(net), steps, rank)
+    return train(net, net, wrap(net), steps, rank)
 
 
 def migrated() -> list[dict[str, Any]]:
@@ -146,7 +147,7 @@ def migrated() -> list[dict[str, Any]]:
         found.append(
             {
                 "line": example.splitlines()[0],
-                "hash": _hash(_flat(names["model"])),
+                "hash": digest(flatten(names["model"])),
                 "average": float(names["average"]),
                 "loss": float(names["loss"]),
                 "losses": names["losses"].tolist(),

@@ -14,8 +14,9 @@ from torch import nn
 import gcclient
 from gcclient.awaited import AwaitedParameter
 from tests.integration.cluster import wait_for
-from tests.integration.ddp_workers import _flat, _hash, _model, _start, _stop
-from tests.integration.optimizer_workers import _trained
+from tests.integration.ddp_workers import flatten, make_model
+from tests.integration.optimizer_workers import train
+from tests.integration.workers import digest, start
 
 
 class _Gate(torch.autograd.Function):
@@ -47,7 +48,7 @@ class _Net(nn.Module):
 
 def early(path: str) -> dict[str, Any]:
     """Rank 1 computes the last layer's gradient once rank 0 has begun its next forward pass, and not before."""
-    rank = _start()
+    rank = start()
     nets = {}
     awaited: list[str] = []
     for overlap in (False, True):
@@ -71,14 +72,14 @@ def early(path: str) -> dict[str, Any]:
             net(x, path if overlap and rank == 1 and step == 0 else "").pow(2).sum().backward()
             optimizer.step()
             optimizer.zero_grad()
-    hashes = [_hash(_flat(net)) for net in nets.values()]
-    _stop()
+    hashes = [digest(flatten(net)) for net in nets.values()]
+    gcclient.shutdown()
     return {"hashes": hashes, "awaited": awaited}
 
 
 def identical(steps: int) -> dict[str, Any]:
     """Weights after training with overlap and without: by optimizer, with error feedback, and compiled."""
-    rank = _start()
+    rank = start()
     found = {}
     for name, make, options in (
         ("sgd", lambda p: torch.optim.SGD(p, 0.05, momentum=0.9), {}),
@@ -88,12 +89,12 @@ def identical(steps: int) -> dict[str, Any]:
     ):
         hashes = []
         for overlap in (False, True):
-            net = _model()
+            net = make_model()
             optimizer = gcclient.DistributedOptimizer(
                 make(net.parameters()), net.named_parameters(), overlap_forward=overlap, **options
             )
             model: Any = torch.compile(net, backend="aot_eager") if name == "compiled" and overlap else net
-            hashes.append(_hash(_trained(net, model, optimizer, steps, rank)))
+            hashes.append(digest(train(net, model, optimizer, steps, rank)))
         found[name] = hashes
-    _stop()
+    gcclient.shutdown()
     return found

@@ -21,11 +21,11 @@ def gradient(name: str, rank: int) -> np.ndarray:
     return np.random.default_rng((len(name), rank, SHAPES[name][0])).standard_normal(SHAPES[name], np.float32)
 
 
-def push_and_pause() -> None:
+def push_and_pause(compression: str) -> None:
     """One step, then nothing until killed."""
     gcclient.init()
     for name in SHAPES:
-        gcclient.push_pull(torch.from_numpy(gradient(name, gcclient.rank())), name)
+        gcclient.push_pull(torch.from_numpy(gradient(name, gcclient.rank())), name, compression=compression)
     mark("paused")
     time.sleep(600)
 

@@ -7,7 +7,6 @@ Rank r brings 2**r times the step's number to a sum, so that it tells who took p
 
 from __future__ import annotations
 
-import hashlib
 import time
 from typing import Any
 
@@ -15,6 +14,7 @@ import torch
 
 import gcclient
 from tests.integration.cluster import mark
+from tests.integration.workers import digest
 
 FOREVER = 1 << 40
 
@@ -32,10 +32,6 @@ def _mask(step: int) -> int:
     total = _sum(torch.full((1000,), float(2 ** gcclient.api.current().me.rank * step)), "sum")
     mask = round(float(total[0]) / step)
     return mask if bool((total == mask * step).all()) else -1
-
-
-def _hash(*tensors: torch.Tensor) -> str:
-    return hashlib.sha256(b"".join(t.detach().numpy().tobytes() for t in tensors)).hexdigest()
 
 
 def training(more: int, elements: int = 300_000, pause: float = 0.02, **terms: Any) -> dict[str, Any]:
@@ -81,7 +77,7 @@ def training(more: int, elements: int = 300_000, pause: float = 0.02, **terms: A
         time.sleep(pause)
     momentum = optimizer.state_dict()["state"][0]["momentum_buffer"]
     facts = {
-        "began": began, "came": came, "masks": masks, "ones": ones, "weights": _hash(weight, momentum),
+        "began": began, "came": came, "masks": masks, "ones": ones, "weights": digest(weight, momentum),
         "steps": int(progress[0]), "size": gcclient.size(), "rank": gcclient.rank(), "root": gcclient.root_rank(),
         "epoch": gcclient.stats()["epoch"], "changes": changes,
     }  # fmt: skip

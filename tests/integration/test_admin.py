@@ -19,7 +19,9 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from benchmarks.lab.daemons import free_ports
-from tests.integration.cluster import ROOT, Cluster, Daemon, Job
+from gcserver.admin.exits import Exit
+from tests.integration.cluster import Cluster, Job
+from tests.integration.daemon import ROOT, Daemon
 from tests.integration.operators import ask, ctl, reachable, scrape, series, until
 from tests.trace_files import Event, named, sound
 
@@ -38,6 +40,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def gcctl(daemon: Daemon, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """As operators start it, from the environment; the tests' other questions are asked in this process."""
     command = [sys.executable, "-m", "gcserver.admin.gcctl", *arguments]
     environ = {**os.environ, "GC_NODE_ADMIN": daemon.options["node.admin"]}
     return subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=60, check=False)
@@ -60,7 +63,7 @@ def test_a_daemon_without_jobs(cluster: Cluster) -> None:
     assert 0.0 < measured["rtt_seconds"] < 1.0
     assert ask(a, "jobs") == {"jobs": []}
     refused = gcctl(a, "set-codec", "fp16")
-    assert refused.returncode == 1 and "no job" in refused.stderr and refused.stderr.count("\n") == 1
+    assert refused.returncode == Exit.NOT_FOUND and "no job" in refused.stderr and refused.stderr.count("\n") == 1
     assert scrape(a, "/readyz") == (200, "ok\n")
     with grpc.insecure_channel(a.options["node.admin"]) as channel:
         health = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=5)
@@ -84,13 +87,13 @@ def test_a_running_job_is_seen_and_steered(cluster: Cluster, tmp_path: Path) -> 
     assert (tensor["codec"], tensor["bytes_raw"]) == ("none", 4 * ELEMENTS)
     assert ask(a, "tensors", "--pattern", "other*") == {"tensors": []}
 
-    nonsense = gcctl(b, "set-codec", "--job", "steered", "topk(ratio=7)")
-    assert nonsense.returncode == 1 and "ratio" in nonsense.stderr
-    stranger = gcctl(b, "tensors", "--job", "other")
-    assert stranger.returncode == 1 and "steered" in stranger.stderr
+    status, _, complained = ctl(b, "set-codec", "--job", "steered", "topk(ratio=7)")
+    assert status == Exit.REFUSED and "ratio" in complained
+    status, _, complained = ctl(b, "tensors", "--job", "other")
+    assert status == Exit.NOT_FOUND and "steered" in complained
 
-    table = gcctl(a, "tensors")
-    assert table.returncode == 0 and "model.weight" in table.stdout.splitlines()[1]
+    status, table, _ = ctl(a, "tensors")
+    assert status == 0 and "model.weight" in table.splitlines()[1]
     changed = ask(b, "set-codec", "--pattern", "model.*", "fp16")  # asked of the node that does not lead the job
     effective = changed["effective_step"]
     until("the change", lambda: ask(a, "jobs")["jobs"][0]["step"] > effective + 5)
@@ -140,8 +143,8 @@ def test_a_running_job_changes_its_scheme_and_back(cluster: Cluster, tmp_path: P
     a, b = cluster.daemons
     job = start(cluster, tmp_path / "stop", SCHEMES)
     assert in_force(a) == (0, 0, "none", "owner", "no rule matches")
-    refused = gcctl(b, "set-plan", "*=fp16", "model.*=fp16@ring")
-    assert refused.returncode == 1 and "rules[1]" in refused.stderr and "expected one of owner, all" in refused.stderr
+    status, _, complained = ctl(b, "set-plan", "*=fp16", "model.*=fp16@ring")
+    assert status == Exit.REFUSED and "rules[1]" in complained and "expected one of owner, all" in complained
 
     asked: list[int] = []
 
@@ -162,8 +165,8 @@ def test_a_running_job_changes_its_scheme_and_back(cluster: Cluster, tmp_path: P
     assert in_force(a) == in_force(b) and in_force(a)[2:] == ("fp16", "owner", "")
     change(a, "--replace")
     assert in_force(a)[2:] == ("none", "owner", "no rule matches") and ask(a, "plan")["rules"] == []
-    shown = gcctl(a, "plan")
-    assert shown.returncode == 0 and "model.weight" in shown.stdout and "no rule matches" in shown.stdout
+    status, shown, _ = ctl(a, "plan")
+    assert status == 0 and "model.weight" in shown and "no rule matches" in shown
 
     (tmp_path / "stop").touch()
     first, second = (outcome.ok() for outcome in job.wait())
@@ -177,10 +180,10 @@ def test_a_running_job_changes_its_scheme_and_back(cluster: Cluster, tmp_path: P
 KINDS = {"ready", "push", "encode", "wire", "aggregate", "decode", "pull"}
 
 
-def refused(daemon: Daemon, *arguments: str) -> str:
+def refused(daemon: Daemon, *arguments: str, end: Exit = Exit.REFUSED) -> str:
     """What gcctl complains of."""
     status, said, complained = ctl(daemon, *arguments)
-    assert (status, said) == (1, "")
+    assert (status, said) == (end, ""), complained
     return complained
 
 
@@ -194,9 +197,10 @@ def test_steps_are_traced_over_both_nodes(cluster: Cluster, tmp_path: Path) -> N
     assert "is being recorded here" in refused(a, "trace", "start")
     (seen,) = ask(a, "jobs")["jobs"]
     until("the steps", lambda: ask(a, "jobs")["jobs"][0]["step"] > seen["step"] + STEPS + 2)
-    nowhere = refused(a, "trace", "stop", "--out", str(tmp_path / "no" / "trace.json"))
+    nowhere = refused(a, "trace", "stop", "--out", str(tmp_path / "no" / "trace.json"), end=Exit.FAILED)
     assert "no/trace.json cannot be written: No such file" in nowhere
-    assert "cannot be written: No space left on device" in refused(a, "trace", "stop", "--out", "/dev/full")
+    full = refused(a, "trace", "stop", "--out", "/dev/full", end=Exit.FAILED)
+    assert "cannot be written: No space left on device" in full
     found = ask(a, "trace", "stop", "--out", str(target))
     (tmp_path / "stop").touch()
     assert all(outcome.ok() > STEPS for outcome in job.wait())
@@ -297,8 +301,8 @@ def test_drain_lets_jobs_end(cluster: Cluster, tmp_path: Path) -> None:
         assert outcome.ok()["inexact"] == []
     assert a.process is not None and a.process.wait(15) == 0
     assert ask(b, "status")["state"] == "serving"
-    gone = gcctl(a, "status")
-    assert gone.returncode == 1 and f"no daemon answers at {a.options['node.admin']}" in gone.stderr
+    status, _, complained = ctl(a, "status")
+    assert status == Exit.UNREACHABLE and f"no daemon answers at {a.options['node.admin']}" in complained
 
 
 @pytest.mark.slow

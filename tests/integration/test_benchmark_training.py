@@ -32,6 +32,7 @@ def test_a_cell_is_timed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "the best static system" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_losses_of_exact_averages_agree(tmp_path: Path) -> None:
     argv = ("--mode", "loss", "--network", "loopback", "--systems", "ddp,none", "--steps", "15", "--seeds", "1")
     rows = run(tmp_path / "loss.json", *argv)

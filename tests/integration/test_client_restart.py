@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
-from tests.integration.cluster import Cluster, Daemon
+import pytest
+
+from tests.integration.cluster import Cluster
+from tests.integration.daemon import Daemon
 from tests.integration.operators import ask, reachable
 
 COUNTING = "tests.integration.client_workers:counting"
@@ -16,32 +20,36 @@ WRAPPED = "tests.integration.optimizer_workers:training"
 _kill_supervisor, _kill_all = Daemon.restart_supervisor, Daemon.restart
 
 
-def test_every_sum_is_exact_across_kills(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Two nodes whose daemons are killed and started again: whatever they went through, they serve the next job."""
+    with Cluster(tmp_path_factory.mktemp("killed"), nodes=2, options={"min_compress_bytes": "0"}) as made:
+        yield made
+
+
+def test_every_sum_is_exact_across_kills(cluster: Cluster) -> None:
     """A lane, a supervisor and a whole daemon; one rank on one node and two on the other."""
-    with Cluster(tmp_path, nodes=2) as cluster:
-        job = cluster.start(COUNTING, [0, 1, 1], steps=60, elements=400_000)
-        for step, node, kill in (
-            (10, 1, Daemon.kill_lane),
-            (20, 0, _kill_supervisor),
-            (30, 1, _kill_all),
-            (40, 0, _kill_all),
-        ):
-            job.wait_mark(f"step {step}")
-            kill(cluster.daemons[node])
-        outcomes = job.wait(80)
-    for outcome in outcomes:
+    job = cluster.start(COUNTING, [0, 1, 1], steps=60, elements=400_000)
+    for step, node, kill in (
+        (10, 1, Daemon.kill_lane),
+        (20, 0, _kill_supervisor),
+        (30, 1, _kill_all),
+        (40, 0, _kill_all),
+    ):
+        job.wait_mark(f"step {step}")
+        kill(cluster.daemons[node])
+    for outcome in job.wait(80):
         value = outcome.ok()
         assert value["wrong"] == 0 and value["reconnects"] >= 2
 
 
-def test_the_weights_are_those_of_an_undisturbed_run(tmp_path: Path) -> None:
+def test_the_weights_are_those_of_an_undisturbed_run(cluster: Cluster, tmp_path: Path) -> None:
     """Uncompressed, with error feedback at both ends, and in two exchanges with a random start; every tensor is
     compressed. What is disturbed is encrypted, which changes no bit either."""
     codecs = ["none", "topk(ratio=0.05)", "powersgd(rank=4)"]
-    with Cluster(tmp_path, nodes=2, options={"min_compress_bytes": "0"}) as cluster:
-        calm = [o.ok() for o in cluster.run(TRAINING, [0, 1], steps=50, compressions=codecs)]
-    with Cluster(tmp_path / "secured", nodes=2, options={"min_compress_bytes": "0"}, keys=True) as cluster:
-        job = cluster.start(TRAINING, [0, 1], steps=50, compressions=codecs)
+    calm = [o.ok() for o in cluster.run(TRAINING, [0, 1], steps=36, compressions=codecs)]
+    with Cluster(tmp_path, nodes=2, options={"min_compress_bytes": "0"}, keys=True) as secured:
+        job = secured.start(TRAINING, [0, 1], steps=36, compressions=codecs)
         for codec, step, node, kill in (
             (codecs[0], 20, 1, _kill_all),
             (codecs[1], 10, 1, Daemon.kill_lane),
@@ -50,23 +58,22 @@ def test_the_weights_are_those_of_an_undisturbed_run(tmp_path: Path) -> None:
             (codecs[2], 25, 1, _kill_all),
         ):
             job.wait_mark(f"{codec} {step}")
-            kill(cluster.daemons[node])
+            kill(secured.daemons[node])
         shaken = [o.ok() for o in job.wait(120)]
     assert all(v["reconnects"] >= 2 for v in shaken)
     for value in (*calm, *shaken):
         assert value["hashes"] == calm[0]["hashes"]
 
 
-def test_the_wrappers_groups_survive_a_kill(tmp_path: Path) -> None:
-    with Cluster(tmp_path, nodes=2, options={"min_compress_bytes": "0"}) as cluster:
-        arguments = {"steps": 16, "compression": "topk(ratio=0.05)", "groups": "layer-wise"}
-        calm = [o.ok() for o in cluster.run(WRAPPED, [0, 1], **arguments)]
-        job = cluster.start(WRAPPED, [0, 1], **arguments)
-        job.wait_mark("step 4")
-        cluster.daemons[1].kill_lane()
-        job.wait_mark("step 9")
-        _kill_all(cluster.daemons[0])
-        shaken = [o.ok() for o in job.wait(90)]
+def test_the_wrappers_groups_survive_a_kill(cluster: Cluster) -> None:
+    arguments = {"steps": 16, "compression": "topk(ratio=0.05)", "groups": "layer-wise"}
+    calm = [o.ok() for o in cluster.run(WRAPPED, [0, 1], **arguments)]
+    job = cluster.start(WRAPPED, [0, 1], **arguments)
+    job.wait_mark("step 4")
+    cluster.daemons[1].kill_lane()
+    job.wait_mark("step 9")
+    _kill_all(cluster.daemons[0])
+    shaken = [o.ok() for o in job.wait(90)]
     assert all(v["reconnects"] >= 1 for v in shaken)
     assert len({v["hash"] for v in (*calm, *shaken)}) == 1
 

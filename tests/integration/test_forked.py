@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from tests.integration.cluster import ROOT
+from tests.integration.daemon import ROOT
 
 PARENT = """
 import functools, os, sys, time

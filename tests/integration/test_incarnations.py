@@ -7,7 +7,8 @@ import signal
 from pathlib import Path
 
 from benchmarks.lab import procfs
-from tests.integration.cluster import Cluster, Daemon
+from tests.integration.cluster import Cluster
+from tests.integration.daemon import Daemon
 from tests.integration.operators import until
 
 LIFE = "tests.integration.incarnation_workers:life"

@@ -18,7 +18,9 @@ from cryptography import x509
 
 from benchmarks.lab.daemons import free_ports
 from gcserver import cli
-from tests.integration.cluster import ROOT, Cluster, Daemon
+from gcserver.admin.exits import Exit
+from tests.integration.cluster import Cluster
+from tests.integration.daemon import ROOT, Daemon
 from tests.integration.operators import ctl, until
 
 pytestmark = pytest.mark.slow
@@ -86,7 +88,8 @@ def test_a_job_is_looked_at_and_steered_by_roles(secured: Secured, tmp_path: Pat
     job.wait_mark("running")
     assert secured.ask("eve", "jobs")["jobs"][0]["label"] == "steered"
     status, said = secured.ctl("eve", "set-codec", "fp16")
-    assert (status, said) == (1, "gcctl: SetCodec needs the role operator; the certificate 'eve' has the role viewer\n")
+    assert status == Exit.DENIED
+    assert said == "gcctl: SetCodec needs the role operator; the certificate 'eve' has the role viewer\n"
     assert [t["codec"] for t in secured.ask("eve", "tensors", "--pattern", "model*")["tensors"]] == ["none"]
     changed = secured.ask("alice", "set-codec", "fp16")
     until("the change", lambda: secured.ask("eve", "jobs")["jobs"][0]["step"] > changed["effective_step"])

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -23,7 +21,9 @@ from gcserver.core.job import Job
 from gcserver.runtime.errortables import ErrorTables
 from gcserver.runtime.peek import JobGone, Peek, Watched
 from gcserver.runtime.resolve import resolve
-from tests.integration.cluster import Cluster, Daemon
+from tests.integration.cluster import Cluster
+from tests.integration.daemon import Daemon
+from tests.integration.operators import until
 from tests.integration.peek_workers import SHAPES, gradient
 
 LANES = 2
@@ -86,28 +86,38 @@ def compare(daemon: Daemon, rank: int, codec: str) -> None:
     assert files(daemon) == before
 
 
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("peek"), nodes=2, lanes=LANES) as made:
+        yield made
+
+
+def gone(cluster: Cluster) -> None:
+    """No daemon remembers any job."""
+    until("no job", lambda: not any(any(daemon.state.glob("jobs/*")) for daemon in cluster.daemons))
+
+
 @pytest.mark.parametrize("codec", ["none", "topk(ratio=0.01)"])
-def test_what_is_read_is_what_the_worker_pushed_and_reading_leaves_no_trace(tmp_path: Path, codec: str) -> None:
-    with Cluster(tmp_path, nodes=2, lanes=LANES, options={"codec.default": codec}) as cluster:
-        job = cluster.start("tests.integration.peek_workers:push_and_pause", [0, 1])
-        for rank in range(2):
-            job.wait_mark("paused", rank)
-        for rank, daemon in enumerate(cluster.daemons):
-            with stopped(daemon):
-                compare(daemon, rank, codec)
+def test_what_is_read_is_what_the_worker_pushed_and_reading_leaves_no_trace(cluster: Cluster, codec: str) -> None:
+    job = cluster.start("tests.integration.peek_workers:push_and_pause", [0, 1], compression=codec)
+    for rank in range(2):
+        job.wait_mark("paused", rank)
+    for rank, daemon in enumerate(cluster.daemons):
+        with stopped(daemon):
+            compare(daemon, rank, codec)
+    job.kill()
+    gone(cluster)
 
 
-def test_a_job_that_ended_is_said_to_be_gone(tmp_path: Path) -> None:
-    with Cluster(tmp_path, nodes=2, lanes=LANES) as cluster:
-        job = cluster.start("tests.integration.peek_workers:push_and_leave", [0, 1])
-        job.wait_mark("pushed")
-        watched = only_domain(cluster.daemons[0])
-        with Peek(watched) as peek:
-            for outcome in job.wait():
-                assert outcome.ok() is None
-            while any(cluster.daemons[0].state.glob("jobs/*")):
-                time.sleep(0.02)
-            with pytest.raises(JobGone):
-                ErrorTables(peek).sample(60.0)
+def test_a_job_that_ended_is_said_to_be_gone(cluster: Cluster) -> None:
+    job = cluster.start("tests.integration.peek_workers:push_and_leave", [0, 1])
+    job.wait_mark("pushed")
+    watched = only_domain(cluster.daemons[0])
+    with Peek(watched) as peek:
+        for outcome in job.wait():
+            assert outcome.ok() is None
+        gone(cluster)
         with pytest.raises(JobGone):
-            Peek(watched)
+            ErrorTables(peek).sample(60.0)
+    with pytest.raises(JobGone):
+        Peek(watched)

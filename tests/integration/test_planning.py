@@ -12,8 +12,12 @@ from typing import Any
 
 import pytest
 
+from gcserver.admin.exits import Exit
+from gcserver.planner.families import DENSE, ladder
+from gcserver.runtime import calibration
 from gcserver.runtime.profiler import GUESS
-from tests.integration.cluster import Cluster, Daemon, Job
+from tests.integration.cluster import Cluster, Job
+from tests.integration.daemon import Daemon
 from tests.integration.operators import ask, ctl, reachable
 
 TRAIN = "tests.integration.planning_workers:train"
@@ -57,7 +61,8 @@ def finish(job: Job, stop: Path) -> None:
 
 
 def planned(folder: Path, **more: str) -> Cluster:
-    """Two daemons that plan."""
+    """Two daemons that plan; they find here what codecs cost, which would take some seconds each to measure well."""
+    calibration.costs((DENSE, *ladder("fast")), folder / "profiles", seconds=0.008)
     options = {
         "plan.mode": "auto", "plan.quality": "safe", "plan.warmup_steps": "0", "plan.profiles": f"{folder}/profiles",
         "min_compress_bytes": "0", **more,
@@ -137,7 +142,7 @@ def test_a_job_is_planned_by_its_first_node_and_steered_by_operators(cluster: Cl
 
         # The other node does not plan. A planning process that dies is another one the next time.
         status, _, complained = ctl(b, "set-plan", "--mode", "espresso")
-        assert status == 1 and f"{a.name} plans for job 'gpt': ask its daemon" in complained
+        assert status == Exit.REFUSED and f"{a.name} plans for job 'gpt': ask its daemon" in complained
         assert f"{a.name} plans" in ctl(b, "replan")[2]
         (pid,) = planners(a)
         os.kill(pid, signal.SIGKILL)

@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.integration.cluster import ROOT, Cluster
+from tests.integration.cluster import Cluster
+from tests.integration.daemon import ROOT
 from tests.integration.forked import ends_with_parent
 
 WORKERS = "tests.integration.private_workers"

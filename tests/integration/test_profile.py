@@ -40,5 +40,7 @@ def test_both_daemons_know_when_gradients_are_ready(tmp_path: Path) -> None:
         assert [addresses[n][0] for n in value["names"]] == sorted(a for a, _ in addresses.values())
         assert sum(b[1] for b in profile.blocks) == profile.elements == 64 * 300 + 300 * 300 + 3000 + 610
         (pace,) = profile.steps
-        assert (pace.plan, pace.steps) == (0, STEPS - 1 - SETTLING) and pace.seconds > 0
+        assert pace.plan == 0 and pace.seconds > 0
+        # Workers may know that the last step is settled, and leave, before a daemon does.
+        assert STEPS - 2 - SETTLING <= pace.steps <= STEPS - 1 - SETTLING
         assert profile.copy > 0 and profile.busy == 1.0, "no codec was calibrated"

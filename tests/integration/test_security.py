@@ -15,7 +15,8 @@ import zmq
 from gcproto import wire
 from gcserver.keys import KeyPair
 from gcserver.runtime.setup import lane_address
-from tests.integration.cluster import Cluster, Daemon
+from tests.integration.cluster import Cluster
+from tests.integration.daemon import Daemon
 from tests.integration.operators import ask, reachable, series, until
 from tests.integration.relay import Relay
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.integration.cluster import Cluster, Daemon
+from tests.integration.cluster import Cluster
+from tests.integration.daemon import Daemon
 from tests.integration.operators import ask, ctl, reachable, series, until
 
 

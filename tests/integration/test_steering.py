@@ -25,10 +25,10 @@ def levels(log: str) -> list[int]:
     return [int(level) for level in re.findall(r"tuned: notch -1, level (\d+)", log)]
 
 
-@pytest.mark.parametrize("ratio", [0.005, 0.3])
-def test_payloads_follow_the_ratio(tmp_path: Path, ratio: float) -> None:
+@pytest.mark.parametrize(("ratio", "lanes"), [(0.005, 1), (0.3, 2)])
+def test_payloads_follow_the_ratio(tmp_path: Path, ratio: float, lanes: int) -> None:
     controller = f"dc2-da2(k_min={ratio},k_max={ratio})"
-    with reachable(Cluster(tmp_path, nodes=2, lanes=2, options=options(controller))) as cluster:
+    with reachable(Cluster(tmp_path, nodes=2, lanes=lanes, options=options(controller))) as cluster:
         job = cluster.start(TRAINING, [0, 1], steps=150, compressions=[CODEC])
         job.wait_mark(f"{CODEC} 20")
         for daemon in cluster.daemons:

@@ -26,7 +26,8 @@ FEEDBACK = [
 BY_SEGMENT = ["topk(ratio=0.01)", "topk(ratio=0.4)", "topk(ratio=0.1)+ef(decay=0.5)", "onebit", "efsignsgd", "signsgd"]
 EVERY = [spec for name in specs.FLAT for spec in specs.variants(name)]
 
-quick = settings(max_examples=120, deadline=None)
+#: of each of some sixty specs, so that the codecs with most parameters do not get most of the time
+quick = settings(max_examples=30, deadline=None)
 finite = st.floats(-(2.0**100), 2.0**100, width=32)
 small = st.integers(0, 200).flatmap(lambda n: hnp.arrays(np.float32, n, elements=finite))
 

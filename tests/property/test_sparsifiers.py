@@ -25,7 +25,7 @@ SPECS = [
     "sidco-p(ratio=0.1{})",
     "randomk(ratio=0.1{})",
 ]
-quick = settings(max_examples=30, deadline=None)
+quick = settings(max_examples=20, deadline=None)
 
 
 def any_floats(limit):

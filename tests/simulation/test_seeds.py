@@ -19,8 +19,8 @@ from tests.simulation.run import command, play, play_all
 from tests.simulation.shape import KIB, LOSSY, Shape, draw, section
 from tests.simulation.world import World
 
-SEEDS = 400
-LOSSES = 150
+SEEDS = 250
+LOSSES = 100
 FOUND = sorted((Path(__file__).parent / "seeds").glob("*.json"))
 
 

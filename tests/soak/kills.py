@@ -23,8 +23,9 @@ from pathlib import Path
 
 from benchmarks import common
 from benchmarks.lab import processes
-from tests.integration.cluster import START_WITHIN, Cluster, Daemon, Job
+from tests.integration.cluster import Cluster, Job
 from tests.integration.codec_rates import RATES
+from tests.integration.daemon import START_WITHIN, Daemon
 
 NODES = 2
 TRAIN = "tests.soak.kill_worker:train"

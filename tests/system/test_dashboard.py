@@ -21,7 +21,8 @@ from gcserver.admin import exposition
 from gcserver.admin.dashboard import Dashboard
 from gcserver.admin.metrics import Metrics
 from gcserver.admin.source import JobStatus, TensorStatus
-from tests.integration.cluster import ROOT, Cluster
+from tests.integration.cluster import Cluster
+from tests.integration.daemon import ROOT
 from tests.integration.operators import reachable, until
 from tests.system import chromium
 from tests.system.dashboard_workers import HOSTILE
@@ -52,7 +53,7 @@ class Answers(FixedSource):
 
 
 @contextmanager
-def over(source: FixedSource) -> Iterator[str]:
+def over(source: FixedSource, closer_every: float = 0.1) -> Iterator[str]:
     """A dashboard of a loop of its own, and where it is."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
@@ -61,7 +62,7 @@ def over(source: FixedSource) -> Iterator[str]:
     def run(work: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(work, loop).result(20)
 
-    dashboard = Dashboard(source, every=0.1, closer_every=0.1)
+    dashboard = Dashboard(source, every=0.1, closer_every=closer_every)
     server = run(exposition.serve(Metrics("0", "a", 1), "127.0.0.1", 0, lambda: "", dashboard=dashboard))
     try:
         yield f"http://{server.address}/"
@@ -161,6 +162,28 @@ def test_everything_is_shown_and_reached_by_keyboard(browser: Any) -> None:
         source.jobs_here = []
         page.wait_for_selector("#jobs-none", state="visible")
         assert page.locator("#changes li").first.inner_text().endswith("has left")
+
+
+def test_what_cannot_be_looked_at_is_said_until_it_can_be(browser: Any) -> None:
+    class Defective(Answers):
+        defective = True
+
+        async def tensors(self, job: str, domain: str, pattern: str) -> list[TensorStatus]:
+            if self.defective:
+                raise ZeroDivisionError("of all things")
+            return await super().tensors(job, domain, pattern)
+
+    source = Defective()
+    with over(source, closer_every=3600.0) as address, chromium.page(browser, 1280) as page:
+        page.goto(address)
+        page.locator("#trouble", has_text="could not look at its details: ZeroDivisionError").wait_for()
+        source.jobs_here = [replace(JOB, step=4711)]
+        until("another look at jobs", lambda: shows(page, "4,711"))
+        assert page.locator("#trouble").is_visible(), "that went well, and changes nothing about the other"
+        source.defective = False
+        source.jobs_here = [replace(JOB, plan_version=JOB.plan_version + 1)]
+        page.wait_for_selector("#layers-t tbody tr")
+        page.wait_for_selector("#trouble", state="hidden")
 
 
 @pytest.mark.slow

@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.lab import procfs
-from tests.integration.cluster import ROOT, Cluster
+from tests.integration.cluster import Cluster
+from tests.integration.daemon import ROOT
 from tests.system.etcd import Etcd, needs_etcd
 
 pytestmark = [pytest.mark.system, needs_etcd, pytest.mark.timeout(240)]

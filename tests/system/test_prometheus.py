@@ -20,7 +20,8 @@ import pytest
 import yaml
 
 from benchmarks.lab.daemons import free_ports
-from tests.integration.cluster import ROOT, Cluster
+from tests.integration.cluster import Cluster
+from tests.integration.daemon import ROOT
 from tests.integration.forked import ends_with_parent
 from tests.integration.operators import reachable, scrape, until
 from tools import gen_grafana

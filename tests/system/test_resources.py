@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.cluster import Cluster, Daemon, Outcome
+from tests.integration.cluster import Cluster, Outcome
+from tests.integration.daemon import Daemon
 from tests.integration.operators import ask, reachable, until
 from tests.integration.test_profile import FORWARD, PAUSE, STEPS, TRAIN
 from tests.soak.injectors import fill

@@ -10,6 +10,8 @@ import pytest
 from benchmarks import prediction
 from benchmarks.prediction import Plan, Watch
 from gcproto import admin_pb2
+from gcserver.planner.families import DENSE, ladder
+from gcserver.runtime import calibration
 
 
 def answer(forecast_of: int, in_force: int) -> admin_pb2.GetPlanResponse:
@@ -58,10 +60,13 @@ def test_arguments_are_checked_before_anything_starts(capsys: pytest.CaptureFixt
         assert "expected" in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_real_run_on_loopback(tmp_path: Path) -> None:
-    out = tmp_path / "prediction.json"
+    out, folder = tmp_path / "prediction.json", tmp_path / "profiles"
+    # What codecs cost is found here by the daemons, which would take some seconds each to measure it well.
+    calibration.costs((DENSE, *ladder("fast")), folder, seconds=0.008)
     argv = ["--models", "tiny", "--rates", "loopback", "--steps", "10", "--set", "plan.warmup_steps=6"]
+    argv += ["--set", f"plan.profiles={folder}"]
     assert prediction.main([*argv, "--json", str(out)]) == 0
     rows = json.loads(out.read_text())["rows"]
     assert [row["plan"] for row in rows][:1] == [0], "dense steps come first"

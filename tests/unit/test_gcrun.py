@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from gcserver import gcrun
+from gcserver.private import Private
 
 ROOT = Path(__file__).resolve().parents[2]
 #: gcrun with a daemon that is a sleeping process.
@@ -26,6 +27,8 @@ from gcserver import gcrun, private
 def start(flags, environ, file):
     if flags.get("codec.default") == "none":
         raise private.StartError("no daemon today")
+    if flags.get("codec.default") == "fp16":
+        os.kill(os.getpid(), 2)
     hold, end = os.pipe()
     keeper = subprocess.Popen(["sh", "-c", "read x <&%d; echo kept > kept" % hold], pass_fds=(hold,))
     return private.Private(Path("/run/job"), end, keeper, "unix:/run/job/admin.sock", ())
@@ -117,6 +120,7 @@ def test_the_command_ends_with_gcrun(tmp_path: Path) -> None:
         (["--", "/no/such/command"], 127, "No such file"),
         (["--", "/"], 126, "Permission denied"),
         (["--codec.default", "none", "--", "true"], 1, "no daemon today"),
+        (["--codec.default", "fp16", "--", "true"], 130, "gcrun: interrupted\n"),
         (["--node.lanes", "2"], 2, "expected a command"),
         (["--node.lane", "2", "--", "true"], 2, "node.lane"),
     ],
@@ -124,7 +128,17 @@ def test_the_command_ends_with_gcrun(tmp_path: Path) -> None:
 def test_what_cannot_be_run_is_said(tmp_path: Path, arguments: list[str], status: int, said: str) -> None:
     run = _start(tmp_path, *arguments)
     _, err = run.communicate(timeout=30)
-    assert run.returncode == status and said in err, err
+    assert run.returncode == status and said in err and "Traceback" not in err, err
+
+
+def test_a_command_that_cannot_be_run_leaves_signals_as_they_were(capsys: pytest.CaptureFixture[str]) -> None:
+    """The end of the daemon, which is waited for, can then be interrupted."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    keeper = subprocess.Popen([sys.executable, "-c", ""])
+    assert gcrun._run(["/no/such/command"], Private(Path("/run/job"), -1, keeper, "", ())) == 127
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
+    keeper.wait()
+    assert "No such file" in capsys.readouterr().err
 
 
 def test_disabled_it_is_the_command(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 from gcserver import cli
 from gcserver.admin.service import serve
 from gcserver.admin.source import NodeState
+from gcserver.health import reached_at
 from tests.unit.admin.source import NODE, FixedSource
 
 
@@ -58,3 +59,17 @@ def test_a_daemon_that_drains_lives(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_who_cannot_be_asked(flags: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["health", *(flag.format(folder=tmp_path) for flag in flags)]) == 1
     assert said.format(folder=tmp_path) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("admin", "reached"),
+    [
+        ("0.0.0.0:7460", "127.0.0.1:7460"),
+        ("[::]:7460", "[::1]:7460"),
+        ("10.0.0.0:7460", "10.0.0.0:7460"),
+        ("[fd00::]:7460", "[fd00::]:7460"),
+        ("unix:/run/0.0.0.0:1/admin.sock", "unix:/run/0.0.0.0:1/admin.sock"),
+    ],
+)
+def test_where_a_daemon_is_reached(admin: str, reached: str) -> None:
+    assert reached_at(admin) == reached

@@ -72,6 +72,8 @@ def test_free_ports_come_in_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(private, "_PORTS", range(port - 1, port))
         with pytest.raises(private.StartError, match="no 2 free ports"):
             private.free_ports("127.0.0.1", 2)
+    with pytest.raises(private.StartError, match=r"192\.0\.2\.1 cannot be bound \(.*\): set node.listen"):
+        private.free_ports("192.0.2.1", 2)
 
 
 def _daemon(monkeypatch: pytest.MonkeyPatch, script: str) -> None:
@@ -86,8 +88,8 @@ LISTEN = """
 import socket, sys, time
 listener = socket.socket(socket.AF_UNIX)
 listener.bind(sys.argv[3] + "/daemon.sock")
-listener.listen()
 print(*sys.argv[7:], file=open(sys.argv[3] + "/said", "w"), flush=True)
+listener.listen()
 time.sleep(60)
 """
 
@@ -113,7 +115,7 @@ def test_one_that_ends_at_once_is_an_error(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_port_that_somebody_took_meanwhile_is_tried_again_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     _daemon(monkeypatch, "import sys\nsys.exit(1)")
     answers = iter([True, False, True, True])  # free when chosen, not when the daemon has ended; then both
-    monkeypatch.setattr(private, "_bindable", lambda *address: next(answers))
+    monkeypatch.setattr(private.ports, "free", lambda *address: next(answers))
     with pytest.raises(private.StartError):
         private.start({}, {}, None)
     assert next(answers, None) is None, "the second attempt failed for another reason, and was the last"

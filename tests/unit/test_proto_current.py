@@ -39,6 +39,7 @@ def test_service_is_complete() -> None:
         "StartTrace",
         "StopTrace",
         "GetTrace",
+        "GetLogs",
         "Drain",
     ]
     for method in service.methods:

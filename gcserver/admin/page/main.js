@@ -15,6 +15,8 @@ import { drawSteps, remember } from "./step.js";
 const QUIET = 8000;
 const AGAIN = 5000;
 const details = new Map();
+/** What the daemon could not look at, and why. */
+const troubles = new Map();
 let overview = null;
 let heard = 0;
 let paused = false;
@@ -23,6 +25,8 @@ function live(state, text) {
   byId("live").dataset.state = state;
   say(byId("live"), text);
 }
+
+const going = () => live(paused ? "warn" : "good", paused ? "paused" : "live");
 
 function draw() {
   if (paused || overview === null) return;
@@ -46,9 +50,19 @@ function drawDetails() {
   drawPlan(chosen);
 }
 
+function drawTroubles() {
+  byId("trouble").hidden = !troubles.size;
+  say(byId("trouble"), [...troubles].map(([what, text]) => `The daemon could not look at its ${what}: ${text}`).join(". "));
+}
+
 function connect() {
   const source = new EventSource("/dashboard/events");
-  source.addEventListener("open", () => live("good", "live"));
+  source.addEventListener("open", () => {
+    going();
+    // Perhaps it is another life of the daemon; what still is in the way is said again.
+    troubles.clear();
+    drawTroubles();
+  });
   source.addEventListener("error", () => {
     const gone = source.readyState === EventSource.CLOSED;
     live("bad", gone ? "refused: too many pages are open, or no certificate" : "connection lost, trying again");
@@ -57,10 +71,9 @@ function connect() {
   source.addEventListener("overview", (event) => {
     overview = JSON.parse(event.data);
     heard = Date.now();
-    byId("trouble").hidden = true;
     for (const id of [...details.keys()]) if (!overview.jobs.some((j) => j.id === id)) details.delete(id);
     remember(overview);
-    if (!paused) live("good", "live");
+    going();
     draw();
   });
   source.addEventListener("details", (event) => {
@@ -70,15 +83,16 @@ function connect() {
   });
   source.addEventListener("trouble", (event) => {
     const { what, text } = JSON.parse(event.data);
-    byId("trouble").hidden = false;
-    say(byId("trouble"), `The daemon could not look at its ${what}: ${text}`);
+    if (text) troubles.set(what, text);
+    else troubles.delete(what);
+    drawTroubles();
   });
 }
 
 byId("pause").addEventListener("click", () => {
   paused = !paused;
   byId("pause").setAttribute("aria-pressed", String(paused));
-  live(paused ? "warn" : "good", paused ? "paused" : "live");
+  going();
   draw();
 });
 byId("job").addEventListener("change", drawDetails);

@@ -41,7 +41,7 @@ class Service:
         return grpc.aio.secure_channel(self.server.address, grpc.ssl_channel_credentials(*files))
 
     async def ask(self, paths: Paths | None, request: Any) -> Any:
-        """The answer, all of them where they are streamed, or the grpc.RpcError in their place."""
+        """The answer (of a stream: all of them), or the grpc.RpcError in its place."""
         async with self.channel(paths) as channel:
             method = getattr(pb_grpc.AdminServiceStub(channel), type(request).__name__.removesuffix("Request"))
             try:

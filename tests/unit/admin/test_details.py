@@ -53,6 +53,17 @@ def test_what_is_not_finite_is_not_shown_as_a_number() -> None:
     shown = details(JOB, tensors, SEEN)
     assert [(t["held"], t["error"]) for t in shown["layers"]["shown"]] == [(None, None), (1.0, None)]
     json.dumps(shown, allow_nan=False)
+    tiny = [replace(TENSORS[0], residual_norm=1e300, gradient_norm=1e-300)]
+    assert details(JOB, tiny, SEEN)["layers"]["shown"][0]["error"] is None
+
+
+def test_a_step_that_nobody_could_predict_is_expected_to_take_nothing_known() -> None:
+    assert FIRST.forecast is not None
+    for expected in (0.0, math.inf):
+        forecast = replace(FIRST.forecast, expected_seconds=expected)
+        shown = details(JOB, TENSORS, replace(PLAN, domains=(replace(FIRST, forecast=forecast),)))
+        assert shown["steps"][0]["expected"] is shown["plan"]["domains"][0]["forecast"]["expected"] is None
+        json.dumps(shown, allow_nan=False)
 
 
 def test_it_is_bounded_and_the_largest_are_shown() -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +14,11 @@ from pathlib import Path
 import pytest
 
 from gcserver.admin import gcctl, tables
-from gcserver.admin.service import AdminServer, serve
+from gcserver.admin.exits import Exit
+from gcserver.admin.gcctl_settings import DEFAULT_ADDRESS
 from gcserver.admin.source import JobState, JobStatus, PlanRule, TensorStatus
 from gcserver.config_keys import BY_NAME
+from tests.unit.admin.serving import serving
 from tests.unit.admin.source import BIG, TENSORS, FixedSource
 
 
@@ -32,20 +32,9 @@ class Daemon:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Daemon]:
-    loop, source = asyncio.new_event_loop(), FixedSource()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-
-    def do(work: object) -> object:
-        return asyncio.run_coroutine_threadsafe(work, loop).result(10)  # type: ignore[arg-type]
-
-    running = do(serve(source, "127.0.0.1:0"))
-    assert isinstance(running, AdminServer)
-    yield Daemon(source, running.address)
-    do(running.stop())
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join()
-    loop.close()
+    source = FixedSource()
+    with serving(source) as running:
+        yield Daemon(source, running.address)
 
 
 @pytest.fixture
@@ -210,12 +199,12 @@ def test_set_plan(daemon: Daemon, capsys: pytest.CaptureFixture[str], tmp_path: 
 def test_a_mode_and_rules_of_ones_own_exclude_each_other(daemon: Daemon, capsys: pytest.CaptureFixture[str]) -> None:
     assert out(capsys, "set-plan", "--mode", "auto", "--quality", "fast") == "plans are made by auto from now on\n"
     assert daemon.source.asked == [("set_mode", "", "auto", "fast")]
-    assert "'auto', which makes its own" in err(capsys, 1, "set-plan", "--mode", "auto", "*=fp16")
-    assert "or a mode; got none" in err(capsys, 1, "set-plan")
+    assert "'auto', which makes its own" in err(capsys, Exit.REFUSED, "set-plan", "--mode", "auto", "*=fp16")
+    assert "or a mode; got none" in err(capsys, Exit.REFUSED, "set-plan")
     out(capsys, "set-plan", "--mode", "static", "*=fp16")
     assert [a[0] for a in daemon.source.asked] == ["set_mode", "set_plan", "set_mode"]
     daemon.source.asked.clear()
-    assert "zip" in err(capsys, 1, "set-plan", "--mode", "static", "*=zip")
+    assert "zip" in err(capsys, Exit.REFUSED, "set-plan", "--mode", "static", "*=zip")
     assert [a[0] for a in daemon.source.asked] == ["set_plan"], "wrong rules leave the mode as it was"
 
 
@@ -294,37 +283,46 @@ def test_json_is_whole_and_exact(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.usefixtures("daemon")
 @pytest.mark.parametrize(
-    ("arguments", "part"),
+    ("arguments", "status", "part"),
     [
-        (("set-codec", "topk(ratio=7)"), "ratio"),
-        (("set-codec", "zip"), "topk"),
-        (("set-codec", "--job", "bert", "none"), "no job 'bert' here; jobs: gpt"),
-        (("set-codec", "later"), "gcctl: peer b does not answer\n"),
-        (("set-plan", "*=fp16", "w*=topk(ratio=7)"), "rules[1]: rule 'w*': "),
-        (("set-plan",), "rules: expected at least one, replace to go back"),
-        (("set-plan", "--job", "bert", "*=fp16"), "no job 'bert' here; jobs: gpt"),
-        (("plan", "--job", "bert"), "no job 'bert' here; jobs: gpt"),
-        (("tensors", "--job", "bert"), "no job 'bert' here; jobs: gpt"),
+        (("set-codec", "topk(ratio=7)"), Exit.REFUSED, "ratio"),
+        (("set-codec", "zip"), Exit.REFUSED, "topk"),
+        (("set-codec", "--job", "bert", "none"), Exit.NOT_FOUND, "no job 'bert' here; jobs: gpt"),
+        (("set-codec", "later"), Exit.UNAVAILABLE, "gcctl: peer b does not answer\n"),
+        (("set-plan", "*=fp16", "w*=topk(ratio=7)"), Exit.REFUSED, "rules[1]: rule 'w*': "),
+        (("set-plan",), Exit.REFUSED, "rules: expected at least one, replace to go back"),
+        (("set-plan", "--job", "bert", "*=fp16"), Exit.NOT_FOUND, "no job 'bert' here; jobs: gpt"),
+        (("plan", "--job", "bert"), Exit.NOT_FOUND, "no job 'bert' here; jobs: gpt"),
+        (("tensors", "--job", "bert"), Exit.NOT_FOUND, "no job 'bert' here; jobs: gpt"),
     ],
 )
-def test_what_the_daemon_refuses(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], part: str) -> None:
-    assert part in err(capsys, 1, *arguments)
+def test_what_the_daemon_refuses(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], status: Exit, part: str
+) -> None:
+    assert part in err(capsys, status, *arguments)
+
+
+def test_several_jobs_and_a_defect(daemon: Daemon, capsys: pytest.CaptureFixture[str]) -> None:
+    daemon.source.jobs_here = [JobStatus(label, "", JobState.RUNNING) for label in ("gpt", "bert")]
+    assert "several jobs match" in err(capsys, Exit.REFUSED, "tensors")
+    daemon.source.defect = True
+    assert "ZeroDivisionError: of all things" in err(capsys, Exit.FAILED, "status")
 
 
 def test_nobody_there(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    said = err(capsys, 1, "--address", f"127.0.0.1:{port}", "status")
+    said = err(capsys, Exit.UNREACHABLE, "--address", f"127.0.0.1:{port}", "status")
     assert f"no daemon answers at 127.0.0.1:{port}: check that gcserver runs there" in said
     assert "GC_NODE_ADMIN" in said
     monkeypatch.setenv("GC_NODE_ADMIN", "unix:/does/not/exist.sock")
-    assert "no daemon answers at unix:/does/not/exist.sock" in err(capsys, 1, "status")
+    assert "no daemon answers at unix:/does/not/exist.sock" in err(capsys, Exit.UNREACHABLE, "status")
 
 
 def test_somebody_silent(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
-        said = err(capsys, 1, "--address", address, "--timeout", "300ms", "status")
+        said = err(capsys, Exit.TIMEOUT, "--address", address, "--timeout", "300ms", "status")
     assert address in said
 
 
@@ -351,11 +349,11 @@ def test_usage_errors(capsys: pytest.CaptureFixture[str], arguments: tuple[str, 
 
 def test_a_bad_address_in_the_environment(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GC_NODE_ADMIN", "here")
-    assert "GC_NODE_ADMIN: expected host:port or unix:/path; got 'here'" in err(capsys, 2, "status")
+    assert "GC_NODE_ADMIN: expected host:port or unix:/path; got 'here'" in err(capsys, Exit.USAGE, "status")
 
 
 def test_the_default_address_is_the_daemons() -> None:
-    assert BY_NAME["node.admin"].default == gcctl.DEFAULT_ADDRESS
+    assert BY_NAME["node.admin"].default == DEFAULT_ADDRESS
 
 
 def test_as_a_process(daemon: Daemon) -> None:

@@ -15,6 +15,7 @@ from gcserver import pki
 from gcserver.admin import gcctl
 from gcserver.admin.access import Access, Paths
 from gcserver.admin.certificates import Certificates
+from gcserver.admin.exits import Exit
 from gcserver.admin.service import AdminServer, serve
 from tests.unit.admin.credentials import LONG_AGO, Folder
 from tests.unit.admin.source import FixedSource
@@ -82,43 +83,53 @@ def test_a_viewer_by_variables(
     monkeypatch.setenv("GC_TLS_KEY", str(eve.key))
     assert run(capsys, daemon.address, None, "peers")[0] == 0
     said = "gcctl: SetCodec needs the role operator; the certificate 'eve' has the role viewer\n"
-    assert run(capsys, daemon.address, None, "set-codec", "fp16") == (1, said)
+    assert run(capsys, daemon.address, None, "set-codec", "fp16") == (Exit.DENIED, said)
     alice = daemon.ours.operator("alice", "operator")
     assert run(capsys, daemon.address, alice, "set-codec", "fp16")[0] == 0, "an option wins over a variable"
 
 
 def test_no_role(daemon: Daemon, capsys: pytest.CaptureFixture[str]) -> None:
     said = "gcctl: GetStatus needs the role viewer; the certificate 'nobody' has no role\n"
-    assert run(capsys, daemon.address, daemon.ours.nobody()) == (1, said)
+    assert run(capsys, daemon.address, daemon.ours.nobody()) == (Exit.DENIED, said)
 
 
 def test_an_expired_certificate(daemon: Daemon, capsys: pytest.CaptureFixture[str]) -> None:
     old = daemon.ours.expired()
     status, said = run(capsys, daemon.address, old)
     day = LONG_AGO + dt.timedelta(days=5)
-    assert status == 1 and f"{old.certificate} ('old') expired on {day:%Y-%m-%d}" in said and "gcserver pki" in said
+    assert (
+        status == Exit.DENIED
+        and f"{old.certificate} ('old') expired on {day:%Y-%m-%d}" in said
+        and "gcserver pki" in said
+    )
 
 
 def test_a_certificate_of_another_ca(daemon: Daemon, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     foreign = Folder(tmp_path).operator("alice", "operator")
     status, said = run(capsys, daemon.address, foreign)
-    assert status == 1 and f"is not signed by the CA in {foreign.ca}" in said and "name the CA that made it" in said
+    assert (
+        status == Exit.DENIED
+        and f"is not signed by the CA in {foreign.ca}" in said
+        and "name the CA that made it" in said
+    )
     mixed = Paths(daemon.ours.ca_file, foreign.certificate, foreign.key)
     status, said = run(capsys, daemon.address, mixed)
-    assert status == 1 and f"{daemon.address} refused the certificate {foreign.certificate}" in said
+    assert status == Exit.DENIED and f"{daemon.address} refused the certificate {foreign.certificate}" in said
     assert f"not signed by the CA in {daemon.ours.ca_file}" in said
 
 
 def test_a_nodes_certificate_is_no_operators(daemon: Daemon, capsys: pytest.CaptureFixture[str]) -> None:
     status, said = run(capsys, daemon.address, daemon.node)
-    assert status == 1 and f"refused the certificate {daemon.node.certificate}: it must be an operator's" in said
+    assert (
+        status == Exit.DENIED and f"refused the certificate {daemon.node.certificate}: it must be an operator's" in said
+    )
 
 
 def test_tls_on_one_side_only(daemon: Daemon, capsys: pytest.CaptureFixture[str]) -> None:
     status, said = run(capsys, daemon.address, None)
-    assert status == 1 and "speaks TLS and wants a certificate: give --tls-ca (GC_TLS_CA), --tls-cert" in said
+    assert status == Exit.DENIED and "speaks TLS and wants a certificate: give --tls-ca (GC_TLS_CA), --tls-cert" in said
     status, said = run(capsys, daemon.plain, daemon.ours.operator("alice", "operator"))
-    assert status == 1 and f"{daemon.plain} speaks no TLS: leave out" in said
+    assert status == Exit.DENIED and f"{daemon.plain} speaks no TLS: leave out" in said
 
 
 def test_a_daemon_whose_certificate_is_wrong(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -149,32 +160,37 @@ def test_a_daemon_whose_certificate_is_wrong(capsys: pytest.CaptureFixture[str],
 
     elsewhere = Paths(ours.ca_file, *ours.put("b", pki.node(ours.ca, "b", ["10.9.9.9"], 5)))
     status, said = served(elsewhere)
-    assert status == 1 and "is for other names" in said and "--host 127.0.0.1" in said
+    assert status == Exit.DENIED and "is for other names" in said and "--host 127.0.0.1" in said
     status, said = served(ours.node(), LONG_AGO)
-    assert status == 1 and "the certificate of 127.0.0.1" in said and "has expired" in said and "pki node" in said
+    assert (
+        status == Exit.DENIED
+        and "the certificate of 127.0.0.1" in said
+        and "has expired" in said
+        and "pki node" in said
+    )
 
 
 def test_files_that_are_missing_or_unusable(daemon: Daemon, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     alice = daemon.ours.operator("alice", "operator")
     ctl = ["--address", daemon.address, "status"]
-    assert gcctl.main(["--tls-cert", str(alice.certificate), *ctl]) == 2
+    assert gcctl.main(["--tls-cert", str(alice.certificate), *ctl]) == Exit.USAGE
     said = capsys.readouterr().err
     assert (
         "--tls-cert: expected all three files, and --tls-ca (GC_TLS_CA) and --tls-key (GC_TLS_KEY) is missing" in said
     )
-    assert gcctl.main([*options(Paths(tmp_path / "none", alice.certificate, alice.key)), *ctl]) == 2
+    assert gcctl.main([*options(Paths(tmp_path / "none", alice.certificate, alice.key)), *ctl]) == Exit.USAGE
     assert f"--tls-ca: {tmp_path}/none is no file that uid" in capsys.readouterr().err
     homeless = Paths(Path("~no-such-user/ca.pem"), alice.certificate, alice.key)
-    assert gcctl.main([*options(homeless), *ctl]) == 2
+    assert gcctl.main([*options(homeless), *ctl]) == Exit.USAGE
     assert "--tls-ca: ~no-such-user/ca.pem names no user of this machine" in capsys.readouterr().err
     eve = daemon.ours.operator("eve", "viewer")
     status, said = run(capsys, daemon.address, Paths(alice.ca, alice.certificate, eve.key))
-    assert status == 1 and f"{eve.key} is not the key of {alice.certificate}" in said
+    assert status == Exit.DENIED and f"{eve.key} is not the key of {alice.certificate}" in said
 
 
 def test_nothing_there_is_said_as_ever(daemon: Daemon, capsys: pytest.CaptureFixture[str]) -> None:
     status, said = run(capsys, "127.0.0.1:9", daemon.ours.operator("alice", "operator"))
-    assert status == 1 and "no daemon answers at 127.0.0.1:9" in said
+    assert status == Exit.UNREACHABLE and "no daemon answers at 127.0.0.1:9" in said
 
 
 def test_a_unix_socket_is_asked_without_tls(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -156,3 +156,28 @@ def test_a_viewer_is_told_what_happens_for_as_long_as_the_certificate_holds(ours
     now = dt.datetime.now(dt.UTC)
     ends = [exposition._left(Identity("eve", "viewer", now + dt.timedelta(seconds=s))) for s in (60, -60)]
     assert 0 < ends[0] <= 60 and ends[1] == 0
+
+
+def test_a_client_that_does_not_close_tls_is_hung_up_on(ours: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would keep a descriptor of the daemon's for half a minute."""
+    monkeypatch.setattr(exposition, "_PATIENCE", 3.0)
+
+    def work(port: int, counted: Counter[str]) -> None:
+        read, written = ssl.MemoryBIO(), ssl.MemoryBIO()
+        tls = context_of(ours.operator("prometheus", "viewer")).wrap_bio(read, written, server_hostname="127.0.0.1")
+        with socket.create_connection(("127.0.0.1", port), timeout=20) as sock:
+            while True:
+                try:
+                    tls.do_handshake()
+                    break
+                except ssl.SSLWantReadError:
+                    sock.sendall(written.read())
+                    read.write(sock.recv(1 << 16))
+            tls.write(b"GET /healthz HTTP/1.1\r\n\r\n")
+            sock.sendall(written.read())
+            answer = b""
+            while data := sock.recv(1 << 16):  # the answer, the server's own end of TLS, and then TCP's
+                answer += data
+            assert answer
+
+    served(ours.node(), work)

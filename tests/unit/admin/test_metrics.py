@@ -18,7 +18,8 @@ from prometheus_client import generate_latest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from gcserver.admin import catalogue, exposition
+from gcserver.admin import catalogue as c
+from gcserver.admin import exposition
 from gcserver.admin.metrics import MAX_JOBS, Metrics
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -28,22 +29,22 @@ T = TypeVar("T")
 def filled() -> Metrics:
     """Every series at least once."""
     m = Metrics("0.1.0", "a", 1)
-    m.count_bytes("in", "wire", "b", 100)
-    m.count_bytes("in", "raw", "b", 400)
-    m.count_frames("out", "b", 3)
-    m.count_rounds("gpt", 5)
+    m.total(c.BYTES, "lane0", 100, direction="in", kind="wire", peer="b")
+    m.total(c.BYTES, "lane0", 400, direction="in", kind="raw", peer="b")
+    m.total(c.FRAMES, "lane0", 3, direction="out", peer="b")
+    m.total(c.ROUNDS, "lane0", 5, training_job="gpt")
     m.observe_step("gpt", "settled", 0.03)
     m.observe_step("gpt", "void", None)
-    m.residual_norm("gpt", 1.5)
-    m.count("frames_corrupt", 2)
+    m.set(c.RESIDUAL_NORM, 1.5, training_job="gpt")
+    m.total(c.ERRORS, "lane0", 2, kind="frames_corrupt")
     m.waiting("gpt", {("b", "aggregate"): 3.0})
-    m.peer_up("b", True)
-    m.lane_restarted()
-    m.arena_bytes("gpt", 1 << 20)
-    m.plan_version("gpt", 3)
-    m.peer_rtt("b", 0.0012)
-    m.lane_ready(0, True)
-    m.certificate_expires("node", 1.8e9)
+    m.set(c.PEER_UP, True, peer="b")
+    m.total(c.LANE_RESTARTS, "lane0", 1)
+    m.set(c.ARENA, 1 << 20, training_job="gpt")
+    m.set(c.PLAN_VERSION, 3, training_job="gpt")
+    m.set(c.PEER_RTT, 0.0012, peer="b")
+    m.set(c.LANE_READY, True, lane="0")
+    m.set(c.EXPIRES, 1.8e9, certificate="node")
     m.audited("gpt", 0.75)
     m.audited("gpt", 0.25)
     return m
@@ -91,15 +92,15 @@ def test_what_is_counted_can_be_read() -> None:
 def test_totals_of_a_lane_survive_its_restart() -> None:
     m = Metrics("0.1.0", "a", 1)
     for reported in (100.0, 250.0, 250.0, 40.0, 90.0):  # it died after 250 and counted from 0 again
-        m.total("bytes", "lane0", reported, direction="in", kind="wire", peer="b")
-    m.total("bytes", "lane1", 7, direction="in", kind="wire", peer="b")
-    m.total("lane_restarts", "supervisor", 2)
+        m.total(c.BYTES, "lane0", reported, direction="in", kind="wire", peer="b")
+    m.total(c.BYTES, "lane1", 7, direction="in", kind="wire", peer="b")
+    m.total(c.LANE_RESTARTS, "supervisor", 2)
     assert value(m, "bytes_total", direction="in", kind="wire", peer="b") == 250 + 90 + 7
     assert value(m, "lane_restarts_total") == 2
     with pytest.raises(KeyError):
-        m.total("byte", "lane0", 1)
+        m.total(c.ARENA, "lane0", 1)
     with pytest.raises(ValueError):
-        m.total("bytes", "lane0", 1, peer="b")
+        m.total(c.BYTES, "lane0", 1, peer="b")
 
 
 def test_whom_nobody_waits_for_any_more_disappears() -> None:
@@ -115,21 +116,29 @@ def test_whom_nobody_waits_for_any_more_disappears() -> None:
 
 def test_a_finished_job_leaves_no_series() -> None:
     m = filled()
-    m.total("rounds", "lane0", 9, training_job="gpt")
     m.observe_step("bert", "settled", 1.0)
     m.forget_job("gpt")
     m.forget_job("gpt")
     assert jobs_in(m) == {"bert"}
-    m.total("rounds", "lane0", 9, training_job="gpt")
-    assert value(m, "rounds_total", training_job="gpt") == 9
+    m.total(c.ROUNDS, "lane0", 9, training_job="gpt")
+    assert value(m, "rounds_total", training_job="gpt") == 9, "one of the same name counts from the beginning"
 
 
 def test_jobs_cannot_flood_the_registry() -> None:
     m = Metrics("0.1.0", "a", 1)
-    for i in range(MAX_JOBS + 50):
-        m.count_rounds(f"job{i}")
+    for rounds in (1, 3):
+        for i in range(MAX_JOBS + 50):
+            m.total(c.ROUNDS, "lane0", rounds, training_job=f"job{i}")
+            m.set(c.ARENA, i, training_job=f"job{i}")
+            m.waiting(f"job{i}", {("b", "aggregate"): 3.0})
     assert len(jobs_in(m)) == MAX_JOBS + 1
-    assert value(m, "rounds_total", training_job="other") == 50
+    assert value(m, "rounds_total", training_job="job0") == 3
+    assert value(m, "rounds_total", training_job="other") == 50 * 3, "each is told apart where it is counted"
+    assert value(m, "arena_bytes", training_job="other") is None, "of one of them it would say nothing"
+    assert value(m, "waiting_seconds", training_job="other", peer="b", wanted="aggregate") is None
+    m.forget_job("job299")
+    m.total(c.ROUNDS, "lane0", 1, training_job="job299")
+    assert value(m, "rounds_total", training_job="other") == 50 * 3 + 1, "nothing is remembered of one that is over"
 
 
 # ------------------------------------------------------------------------------------------------- HTTP
@@ -138,7 +147,7 @@ def served(work: Callable[[str, int], T], metrics: Metrics | None = None, reason
 
     async def all_of_it() -> T:
         m = metrics or filled()
-        server = await exposition.serve(m, "127.0.0.1", 0, lambda: reason, lambda: m.peer_up("late", True))
+        server = await exposition.serve(m, "127.0.0.1", 0, lambda: reason, lambda: m.set(c.PEER_UP, True, peer="late"))
         host, _, port = server.address.rpartition(":")
         try:
             return await asyncio.to_thread(work, host, int(port))
@@ -177,7 +186,7 @@ def test_a_scrape_in_openmetrics() -> None:
 
 def test_names_that_need_escaping() -> None:
     m = Metrics("0.1.0", "a", 1)
-    m.count_rounds('a "job"\n\\ of mine')
+    m.total(c.ROUNDS, "lane0", 1, training_job='a "job"\n\\ of mine')
     _, _, body = served(get("/metrics"), m)
     rounds = next(f for f in parse_text(body) if f.name == "gradcomm_rounds")
     assert rounds.samples[0].labels == {"training_job": 'a "job"\n\\ of mine'}
@@ -244,14 +253,14 @@ def test_the_catalogue_is_what_is_counted() -> None:
         name = family.name + ("_total" if family.type == "counter" else "")
         labels = {label for s in family.samples for label in s.labels if label != "le"}
         actual[name] = (family.type, family.documentation, labels, {s.name for s in family.samples})
-    described = {s.name: (s.kind, s.about, set(s.labels), set(s.samples)) for s in catalogue.SERIES}
+    described = {s.name: (s.kind, s.about, set(s.labels), set(s.samples)) for s in c.SERIES}
     assert actual == described
 
 
 def test_kinds_of_errors_are_there_before_anything_happens() -> None:
     m = Metrics("0.1.0", "a", 1)
-    assert {kind: value(m, "errors_total", kind=kind) for kind in catalogue.KINDS} == dict.fromkeys(catalogue.KINDS, 0)
-    m.count_rounds("gpt")
+    assert {kind: value(m, "errors_total", kind=kind) for kind in c.KINDS} == dict.fromkeys(c.KINDS, 0)
+    m.total(c.ROUNDS, "lane0", 1, training_job="gpt")
     assert value(m, "steps_total", training_job="gpt", outcome="void") == 0
 
 
@@ -260,5 +269,5 @@ def test_every_kind_that_is_counted_is_in_the_catalogue() -> None:
     sources = [path.read_text() for path in (ROOT / "gcserver").rglob("*.py") if path.name != "catalogue.py"]
     counted = {kind for text in sources for kind in re.findall(r'\b[Cc]ount\(\s*"([a-z]+_[a-z_]+)"', text)}
     named = set(re.findall(r'^[A-Z_]+: Final = "([a-z]+_[a-z_]+)"$', "\n".join(sources), re.MULTILINE))
-    assert len(counted) > 15 and counted <= catalogue.KINDS.keys()
-    assert catalogue.KINDS.keys() - counted <= named | {"frames_stale"}
+    assert len(counted) > 15 and counted <= c.KINDS.keys()
+    assert c.KINDS.keys() - counted <= named | {"frames_stale"}

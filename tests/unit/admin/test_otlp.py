@@ -1,81 +1,27 @@
-"""A trace's file at a collector: a real HTTP receiver that decodes what it is sent.
+"""A trace's file at a collector (`collector.py`).
 
 What may live here: tests of `gcserver/admin/otlp.py`. What may not: files by themselves.
 """
 
 from __future__ import annotations
 
-import gzip
 import json
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from gcserver.admin import gcctl, otlp, tracefile
+from gcserver.admin.exits import Exit
+from tests.unit.admin.collector import Collector, collecting, plain
 from tests.unit.admin.traces import LENGTH, STEPS, parts, settled
-
-trace_service_pb2 = pytest.importorskip(
-    "opentelemetry.proto.collector.trace.v1.trace_service_pb2", reason="the extra otel has OpenTelemetry's packages"
-)
-
-
-class Collector(ThreadingHTTPServer):
-    """Takes traces at /v1/traces; answers ``status``."""
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.requests: list[Any] = []
-        self.status = 200
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}/v1/traces"
-
-    def spans(self) -> list[tuple[dict[str, Any], Any]]:
-        """(attributes of the resource, span) of all that came."""
-        return [
-            (_plain(resource.resource.attributes), span)
-            for request in self.requests
-            for resource in request.resource_spans
-            for scope in resource.scope_spans
-            for span in scope.spans
-        ]
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: Collector
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        if self.headers.get("Content-Encoding") == "gzip":
-            body = gzip.decompress(body)
-        assert self.path == "/v1/traces" and self.headers["Content-Type"] == "application/x-protobuf"
-        self.server.requests.append(trace_service_pb2.ExportTraceServiceRequest.FromString(body))
-        self.send_response(self.server.status)
-        self.end_headers()
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Not to stderr."""
-
-
-def _plain(attributes: Any) -> dict[str, Any]:
-    return {a.key: getattr(a.value, a.value.WhichOneof("value")) for a in attributes}
 
 
 @pytest.fixture
 def collector() -> Iterator[Collector]:
-    server = Collector()
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with collecting() as running:
+        yield running
 
 
 @pytest.fixture
@@ -107,10 +53,10 @@ def test_each_step_is_a_trace_of_all_nodes(collector: Collector, file: Path) -> 
             assert span.end_time_unix_nano <= root.end_time_unix_nano
             if span.name != "step":
                 assert span.parent_span_id == nodes[resource["service.instance.id"]].span_id
-        step = _plain(root.attributes)["gradcomm.step"]
+        step = plain(root.attributes)["gradcomm.step"]
         assert root.start_time_unix_nano == pytest.approx((1.7e9 + 1000.0 + step * LENGTH) * 1e9, abs=2e3)
         (encode,) = [span for _, span in of if span.name == "encode"]
-        assert _plain(encode.attributes)["gradcomm.tensor"] == "ln"
+        assert plain(encode.attributes)["gradcomm.tensor"] == "ln"
         assert encode.end_time_unix_nano - encode.start_time_unix_nano == pytest.approx(2e6, abs=1e4)
     assert {s.name for _, s in spans} >= {"ready", "push", "encode", "wire", "aggregate", "decode", "pull"}
 
@@ -118,7 +64,7 @@ def test_each_step_is_a_trace_of_all_nodes(collector: Collector, file: Path) -> 
 def test_gcctl_exports_without_a_daemon(collector: Collector, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert gcctl.main(["trace", "export", str(file), "--otlp", collector.url]) == 0
     assert capsys.readouterr().out == f"{len(collector.spans())} spans sent to {collector.url}\n"
-    assert gcctl.main(["trace", "export", f"{file}.gone", "--otlp", collector.url]) == 1
+    assert gcctl.main(["trace", "export", f"{file}.gone", "--otlp", collector.url]) == Exit.USAGE
     assert capsys.readouterr().err == f"gcctl: {file}.gone cannot be read: No such file or directory\n"
 
 

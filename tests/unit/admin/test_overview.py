@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from gcserver.admin.overview import Change, Look, changes, overview
+from gcserver.admin.overview import Change, Look, changes, overview, recent
 from gcserver.admin.source import JobState, NodeState, PeerState, PeerStatus
 from tests.unit.admin.source import JOB, NODE, PEERS
 
@@ -56,11 +56,10 @@ def test_rates_come_of_two_looks() -> None:
 
 
 def test_looks_that_say_nothing_of_each_other_give_no_rates() -> None:
-    long_ago = overview(later(60.0), FIRST, ())
-    began_anew = overview(later(node=replace(NODE, incarnation=3)), FIRST, ())
     fewer = overview(later(peers=(moved(PEERS[0], -5, -5), PEERS[1]), jobs=(replace(JOB, step=3),)), FIRST, ())
-    for shown in (long_ago, began_anew, fewer):
-        assert shown["links"][0]["rate_in"] is None and shown["jobs"][0]["steps_rate"] is None
+    assert fewer["links"][0]["rate_in"] is None and fewer["jobs"][0]["steps_rate"] is None
+    assert recent(FIRST, later()) is FIRST
+    assert recent(FIRST, later(60.0)) is recent(None, FIRST) is None
 
 
 def test_nothing_happens_between_looks_that_are_alike() -> None:
@@ -89,11 +88,6 @@ def test_what_happens_to_node_lanes_and_links_is_told() -> None:
     quiet = replace(NODE, lanes=(replace(lane, restarts=1),))
     assert told(FIRST, later(node=quiet)) == [(True, "lane 0 is silent")]
     assert told(later(node=quiet), later(4.0)) == [(False, "lane 0 is ready")]
-
-
-def test_counts_of_a_new_life_count_in_full() -> None:
-    again = replace(NODE, incarnation=3, errors={"frames_corrupt": 1})
-    assert told(FIRST, later(node=again)) == [(True, "frames_corrupt: 1 more")]
 
 
 def test_what_happens_to_jobs_is_told() -> None:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from gcserver.admin import gcctl
+from gcserver.admin.exits import Exit
 from tests.trace_files import sound
 from tests.unit.admin.test_gcctl import Daemon, daemon, err, out, server
 from tests.unit.admin.traces import STEPS
@@ -35,13 +37,11 @@ def test_start_asks_for_what_was_said(daemon: Daemon, capsys: pytest.CaptureFixt
         (("start", "--steps", "-1"), "expected a whole number, got '-1'"),
         (("start", "--steps", "many"), "expected a whole number, got 'many'"),
         (("start", "--seconds", "long"), "got 'long'"),
-        ((), "ACTION"),
+        ((), "COMMAND"),
         (("export", "trace.json"), "--otlp"),
     ],
 )
 def test_a_wrong_command_line(arguments: tuple[str, ...], part: str, capsys: pytest.CaptureFixture[str]) -> None:
-    from gcserver.admin import gcctl
-
     with pytest.raises(SystemExit, match="2"):
         gcctl.main(["trace", *arguments])
     assert part in capsys.readouterr().err
@@ -76,7 +76,7 @@ def test_stop_writes_a_file_in_place_of_what_was_there(capsys: pytest.CaptureFix
 def test_a_path_that_cannot_be_written_is_said_before_anything_is_ended(
     daemon: Daemon, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    said = err(capsys, 1, "trace", "stop", "--out", str(tmp_path / "no" / "trace.json"))
+    said = err(capsys, Exit.FAILED, "trace", "stop", "--out", str(tmp_path / "no" / "trace.json"))
     assert "no/trace.json cannot be written: No such file or directory; the daemons keep the trace" in said
     assert daemon.source.asked == []
 
@@ -84,13 +84,13 @@ def test_a_path_that_cannot_be_written_is_said_before_anything_is_ended(
 @pytest.mark.usefixtures("daemon")
 def test_a_full_disk_is_said_and_leaves_nothing_behind(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert "/dev/full cannot be written: No space left on device" in err(
-        capsys, 1, "trace", "stop", "--out", "/dev/full"
+        capsys, Exit.FAILED, "trace", "stop", "--out", "/dev/full"
     )
     kept = tmp_path / "trace.json"
     kept.write_text("old")
     full = tmp_path / f".trace.json.{os.getpid()}.part"
     full.symlink_to("/dev/full")
-    assert "No space left on device" in err(capsys, 1, "trace", "stop", "--out", str(kept))
+    assert "No space left on device" in err(capsys, Exit.FAILED, "trace", "stop", "--out", str(kept))
     assert kept.read_text() == "old" and os.listdir(tmp_path) == ["trace.json"]
 
 
@@ -100,7 +100,7 @@ def test_a_refusal_leaves_what_was_there(
     monkeypatch.setattr(daemon.source, "asked", _Forgetful())
     target = tmp_path / "trace.json"
     target.write_text("old")
-    assert "still being recorded" in err(capsys, 1, "trace", "stop", "--out", str(target))
+    assert "still being recorded" in err(capsys, Exit.REFUSED, "trace", "stop", "--out", str(target))
     assert target.read_text() == "old" and os.listdir(tmp_path) == ["trace.json"]
 
 

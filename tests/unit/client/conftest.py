@@ -1,4 +1,4 @@
-"""A fake daemon, and a session joined to it."""
+"""A fake daemon, a session joined to it, and torch's world of one."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 import gcclient
 from tests.unit.client.fake import FakeDaemon
@@ -23,3 +24,16 @@ def joined(daemon: FakeDaemon) -> Iterator[FakeDaemon]:
     gcclient.init(0, 1, socket=daemon.socket, job="unit")
     yield daemon
     gcclient.shutdown()
+
+
+@pytest.fixture
+def torch_world(tmp_path: Path) -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def alone(joined: FakeDaemon, torch_world: None) -> FakeDaemon:
+    """The only rank of a job, and of torch's world."""
+    return joined

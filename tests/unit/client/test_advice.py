@@ -75,6 +75,16 @@ def test_a_model_a_state_and_an_optimizer_stand_for_their_domain(joined: FakeDae
     assert [m.domain for m in _asked(joined)] == [first, first, second, second, -1]
 
 
+def test_a_model_whose_own_module_is_called_module_is_found_where_the_wrapper_declared_it(joined: FakeDaemon) -> None:
+    _answering(joined)
+    outer = torch.nn.Module()
+    outer.module = _model()
+    gcclient.DistributedOptimizer(torch.optim.SGD(outer.parameters(), 0.1), outer.named_parameters())
+    gcclient.advise(outer)
+    (domain,) = current().domains.values()
+    assert [m.domain for m in _asked(joined)] == [domain.id]
+
+
 def test_what_was_not_declared_or_is_no_model_is_refused(joined: FakeDaemon) -> None:
     with pytest.raises(ValueError, match="was not declared"):
         gcclient.advise(_model())

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -21,13 +20,6 @@ from gcclient.attaching import _Marking
 from gcclient.collectives import Collectives
 from gcproto.messages import DeclareDomain
 from tests.unit.client.fake import FakeDaemon
-
-
-@pytest.fixture
-def alone(joined: FakeDaemon, tmp_path: Path) -> Iterator[FakeDaemon]:
-    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
-    yield joined
-    dist.destroy_process_group()
 
 
 def _labels(daemon: FakeDaemon) -> list[tuple[str, str]]:
@@ -65,6 +57,24 @@ def test_every_sharded_module_is_a_tensor_of_its_own(alone: FakeDaemon, monkeypa
     assert backend.marked == {}
 
 
+def test_a_module_is_attached_for_one_job(alone: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    once, twice = _sharded(replicate="gc"), _sharded(replicate="gc")
+    for net in (once, twice):
+        gcclient.attach(net, "fp16")
+    monkeypatch.setattr(backend.Group, "size", lambda self: 2)
+    once(torch.ones(1, 3)).sum().backward()
+    gcclient.shutdown()
+    first = _labels(alone)
+    gcclient.init(0, 1, socket=alone.socket, job="again")
+    with pytest.raises((gcclient.NotInitialized, RuntimeError), match="was shut down"):
+        once(torch.ones(1, 3)).sum().backward()
+    assert _labels(alone) == first, "nothing of it comes into the new job"
+    backend.marked.clear()
+    gcclient.attach(twice, "bf16")
+    twice(torch.ones(1, 3)).sum().backward()
+    assert _labels(alone) == [*first, ("fsdp.0", "bf16")] and backend.marked == {}
+
+
 def test_what_is_reduced_besides_stays_lossless(alone: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
     group: Any = dist.new_group(backend="gc")
     monkeypatch.setattr(backend.Group, "size", lambda self: 2)
@@ -73,18 +83,41 @@ def test_what_is_reduced_besides_stays_lossless(alone: FakeDaemon, monkeypatch: 
     assert ("group.0", "none") in _labels(alone)
 
 
-def test_memory_that_was_not_reduced_is_unmarked_with_the_next(joined: FakeDaemon) -> None:
-    class Inner:
-        def allocate(self, size: tuple[int, ...], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-            return torch.empty(*size, dtype=dtype, device=device)
+class _Inner:
+    """torch's own."""
 
-    marking = _Marking(Inner(), Collectives(current(), (0,)).domain("fsdp", ""), "layer")
+    def allocate(self, size: tuple[int, ...], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+
+def test_memory_that_was_not_reduced_is_unmarked_with_the_next(joined: FakeDaemon) -> None:
+    collectives = Collectives(current(), (0,))
+    marking = _Marking(_Inner(), collectives, collectives.domain("fsdp", ""), "layer")
     options: Any = {"dtype": torch.float32, "device": torch.device("cpu")}
     kept = [marking.allocate((n,), **options) for n in (8, 4)]
     assert list(backend.marked) == [(kept[1].data_ptr(), 4)]
     marking.allocate((8,), **options)
     assert [numel for _, numel in backend.marked] == [8]
     backend.marked.clear()
+
+
+def test_what_comes_into_the_place_of_memory_that_was_not_reduced_is_not_the_modules(
+    alone: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group: Any = dist.new_group(backend="gc")
+    monkeypatch.setattr(backend.Group, "size", lambda self: 2)
+    collectives = Collectives(current(), (0,))
+    domain = collectives.domain("fsdp", "fp16")
+    marking = _Marking(_Inner(), collectives, domain, "layer")
+    place = np.zeros(5, np.float32)  # memory that a tensor gives back and another one gets
+    monkeypatch.setattr(_Inner, "allocate", lambda self, size, *, dtype, device: torch.from_numpy(place))
+    kept: Any = marking.allocate((5,), dtype=torch.float32, device=torch.device("cpu"))
+    dist.all_reduce(kept, group=group)
+    assert domain.step == 1, "the module's"
+    del kept
+    marking.allocate((5,), dtype=torch.float32, device=torch.device("cpu"))
+    dist.all_reduce(torch.from_numpy(place), group=group)
+    assert domain.step == 1 and backend.marked == {}
 
 
 @pytest.mark.parametrize(

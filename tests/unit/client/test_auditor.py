@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -19,13 +16,6 @@ from gcclient.api import current
 from gcproto.audits import AuditAnswer, AuditReport
 from gcproto.messages import DeclareDomain
 from tests.unit.client.fake import FakeDaemon, FakeDomain
-
-
-@pytest.fixture
-def alone(joined: FakeDaemon, tmp_path: Path) -> Iterator[FakeDaemon]:
-    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
-    yield joined
-    dist.destroy_process_group()
 
 
 class _Net(nn.Module):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -17,20 +17,19 @@ from gcclient import backend
 from gcclient.api import current
 from gcclient.collectives import Collectives
 from gcclient.places import PLACES
+from gcproto.lane_messages import Done
 from gcproto.messages import DeclareDomain, DeclareSection
 from gcproto.wire import Flag
-from tests.unit.client.fake import FakeDaemon
+from tests.unit.client.fake import PARTITION, FakeDaemon
 
 NO = torch.ones(2)
 
 
 @pytest.fixture
-def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[backend.Group]:
-    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+def group(torch_world: None, monkeypatch: pytest.MonkeyPatch) -> backend.Group:
     made: Any = dist.new_group(backend="gc")
     monkeypatch.setattr(backend.Group, "size", lambda self: 2)
-    yield made
-    dist.destroy_process_group()
+    return made
 
 
 def _domains(daemon: FakeDaemon) -> list[DeclareDomain]:
@@ -117,6 +116,37 @@ def test_a_failure_is_raised_where_it_is_waited_for(joined: FakeDaemon, group: b
     assert later.is_completed() and not later.is_success()
 
 
+def test_gloo_is_asked_for_sums_alone(group: backend.Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of averages it knows nothing before some release of torch, not even in a group of one."""
+    monkeypatch.setattr(backend.Group, "size", lambda self: 1)
+    asked: list[Any] = []
+    monkeypatch.setattr(dist.ProcessGroup, "allreduce", lambda self, tensors, *options: asked.append(options))
+    group.allreduce([torch.ones(2)], dist.ReduceOp.AVG)
+    group.allreduce([torch.ones(2)], dist.ReduceOp.MAX)
+    assert asked == [(), (dist.ReduceOp.MAX,)]
+
+
+def test_whatever_keeps_a_reduction_from_beginning_is_raised_where_it_is_waited_for(
+    joined: FakeDaemon, group: backend.Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DDP's reducer does not outlive an exception where it begins one."""
+    dist.all_reduce(torch.ones(3), group=group)
+    gcclient.shutdown()
+    without = dist.all_reduce(torch.ones(3), group=group, async_op=True)
+    gcclient.init(0, 1, socket=joined.socket, job="again")
+
+    def start(*given: Any) -> None:
+        raise OSError("no more memory")
+
+    monkeypatch.setattr(Collectives, "start", start)
+    beyond = dist.all_reduce(torch.ones(3), group=group, async_op=True)
+    assert without is not None and beyond is not None
+    with pytest.raises(gcclient.NotInitialized):
+        without.wait()
+    with pytest.raises(OSError, match="no more memory"):
+        beyond.wait()
+
+
 def test_backward_says_why_it_failed(joined: FakeDaemon, group: backend.Group, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as alone:
         alone.setattr(backend.Group, "size", lambda self: 1)
@@ -133,7 +163,64 @@ def test_a_step_that_was_given_up_is_raised(joined: FakeDaemon, group: backend.G
     with pytest.raises(gcclient.StepSkipped, match="given up"):
         dist.all_reduce(torch.ones(3), group=group)
     joined.skipping = False
-    dist.all_reduce(torch.ones(3), group=group)
+    assert gcclient.stats()["skipped_steps"] == 1
+    for _ in range(PLACES):  # its place is used again
+        dist.all_reduce(torch.ones(3), group=group)
+
+
+def test_what_was_given_up_does_not_stop_what_comes_next(joined: FakeDaemon) -> None:
+    collectives = Collectives(current(), (0,))
+    domain = collectives.domain("fsdp", "")
+    joined.skipping = True
+    given_up = collectives.start(torch.ones(4), True, domain, "layer")
+    joined.wait(lambda: given_up.over)
+    joined.skipping = False
+    collectives.start(torch.ones(4), True, domain, "layer").finish()
+    with pytest.raises(gcclient.StepSkipped, match="reduce again"):
+        given_up.finish()
+
+
+def test_a_result_that_does_not_fit_any_more_is_raised_and_frees_its_place(
+    joined: FakeDaemon, group: backend.Group
+) -> None:
+    for _ in range(PLACES):  # to be declared before nobody answers
+        dist.all_reduce(torch.ones(3), group=group)
+    tensor = torch.ones(3)
+    with joined.pause():
+        work = dist.all_reduce(tensor, group=group, async_op=True)
+        tensor.untyped_storage().resize_(0)
+    assert work is not None
+    with pytest.raises(ValueError, match="was resized to 0"):
+        work.wait()
+    for _ in range(PLACES):
+        dist.all_reduce(torch.ones(3), group=group)
+
+
+def test_what_was_given_up_is_over_when_every_lane_has_said_so(joined: FakeDaemon) -> None:
+    """Until then a lane may use the places, and nothing else may be pushed from there."""
+    joined.silent = True
+    given_up = Collectives(current(), (0,)).start(torch.ones(2 * PARTITION // 4), False)
+    joined.wait(lambda: all(any(p.keys for p in joined.pushes(lane)) for lane in (0, 1)))
+    for lane in (0, 1):
+        assert not given_up.over
+        (push,) = (p for p in joined.pushes(lane) if p.keys)
+        joined.say(lane, Done(push.domain, push.step, push.keys, skipped=True))
+        blocks = [p for p in given_up.tensor.places if p.block.lane == lane]
+        joined.wait(lambda blocks=blocks: all(p.op is None for p in blocks))  # type: ignore[misc]
+    joined.wait(lambda: given_up.over)
+    with pytest.raises(gcclient.StepSkipped):
+        given_up.finish()
+    assert gcclient.stats()["skipped_steps"] == 1
+
+
+@pytest.mark.parametrize("shape", [(0,), (4,), (3, 100_000)])
+def test_what_is_over_keeps_no_memory(joined: FakeDaemon, group: backend.Group, shape: tuple[int, ...]) -> None:
+    tensor = torch.ones(shape)
+    kept = weakref.ref(tensor.untyped_storage())
+    dist.all_reduce(tensor, group=group)
+    del tensor
+    gc.collect()
+    assert kept() is None
 
 
 def test_torchs_world_has_to_be_the_jobs(

@@ -48,6 +48,11 @@ def test_alone_a_broadcast_changes_nothing(joined: FakeDaemon) -> None:
         gcclient.broadcast_parameters({}, root_rank=1)
 
 
+def test_a_tensor_that_is_more_than_its_bytes_is_named(joined: FakeDaemon) -> None:
+    with pytest.raises(gcclient.TensorMismatch, match=r"'w' on rank 0 cannot be broadcast: .*to_dense"):
+        gcclient.broadcast_parameters({"v": torch.ones(2), "w": torch.ones(2).to_sparse()})
+
+
 def test_a_large_model_does_not_need_its_size_again(joined: FakeDaemon) -> None:
     gcclient.broadcast_parameters({"large": torch.randn(6 << 20)})
     arena = sum(sum(p.chunks) for p in joined.domains[1].plans)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -23,13 +21,6 @@ from gcproto.wire import Flag
 from gcserver.codecs import names
 from gcserver.codecs.base import BY_NAME
 from tests.unit.client.fake import PARTITION, FakeDaemon
-
-
-@pytest.fixture
-def alone(joined: FakeDaemon, tmp_path: Path) -> Iterator[FakeDaemon]:
-    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
-    yield joined
-    dist.destroy_process_group()
 
 
 def _model() -> nn.Module:

@@ -104,9 +104,13 @@ def laplace(n, seed):
 DRAWS = {"normal": vectors.normal, "laplace": laplace, "heavy": heavy}
 
 
-@pytest.mark.parametrize("options", ["", ",packed=1,values=16", "+momentum(m=0.9)", "+ef(decay=0)"])
-@pytest.mark.parametrize("ratio", [0.1, 0.01, 0.001])
-@pytest.mark.parametrize("kind", DRAWS)
+#: what is drawn decides with every ratio, and what options make of it with one of them
+DECIDES = [(kind, ratio, "") for kind in DRAWS for ratio in (0.1, 0.01, 0.001)] + [
+    (kind, 0.01, options) for kind in DRAWS for options in (",packed=1,values=16", "+momentum(m=0.9)", "+ef(decay=0)")
+]
+
+
+@pytest.mark.parametrize(("kind", "ratio", "options"), DECIDES)
 def test_sidco_decides_as_the_daemon_does(kind, ratio, options):
     """Thresholds agree to 1e-6: payloads can differ only in elements as close as that to them."""
     spec = f"sidco-e(ratio={ratio}{options})" if options.startswith(",") else f"sidco-e(ratio={ratio}){options}"

@@ -92,6 +92,17 @@ def test_a_call_that_is_given_up_raises_and_the_next_one_does_not(lossy: FakeDae
     assert gcclient.stats()["skipped_steps"] == 2
 
 
+def test_what_was_given_up_and_never_asked_for_does_not_keep_its_name_from_being_pushed(lossy: FakeDaemon) -> None:
+    """Other ranks may have asked, and push."""
+    lossy.skipping = True
+    handle = gcclient.push_pull_async(torch.ones(3), "a")
+    lossy.wait(lambda: handle.arrived)
+    lossy.skipping = False
+    assert torch.equal(gcclient.push_pull(torch.full((3,), 2.0), "a"), torch.full((3,), 2.0))
+    with pytest.raises(gcclient.StepSkipped, match="push it again"):
+        gcclient.synchronize(handle)
+
+
 def test_an_optimizer_leaves_a_skipped_step_out(lossy: FakeDaemon) -> None:
     weight = torch.nn.Parameter(torch.zeros(4))
     optimizer = gcclient.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0, momentum=0.9))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -34,6 +35,23 @@ def test_what_json_cannot_hold_is_refused(value: object) -> None:
         objects.pack(value, [])
     with pytest.raises(TypeError, match="sent"):
         objects.decode(objects.encode([torch.ones(3), value]))
+
+
+@pytest.mark.parametrize(
+    ("tensor", "why"),
+    [(torch.eye(2).to_sparse(), "to_dense"), (torch.empty(2, device="meta"), "no values")],
+)
+def test_a_tensor_that_is_more_than_its_bytes_is_refused_before_any_is_sent(tensor: torch.Tensor, why: str) -> None:
+    with pytest.raises(TypeError, match=rf"shape .* cannot be sent to other ranks: .*{why}"):
+        objects.decode(objects.encode({"a": [tensor]}))
+
+
+def test_what_has_no_end_and_what_is_too_long_is_refused() -> None:
+    endless: list[Any] = [torch.ones(2)]
+    endless.append(endless)
+    for value in (endless, 10**5000):
+        with pytest.raises(TypeError, match="cannot be sent to other ranks"):
+            objects.decode(objects.encode(value))
 
 
 def test_bytes_hold_a_value_with_all_its_tensors() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -50,6 +52,18 @@ def test_an_input_may_be_changed_once_the_call_returned() -> None:
     in_place = gcclient.push_pull_async_(tensor.fill_(2.0), "x")
     assert gcclient.synchronize(in_place) is in_place.result
     assert tensor.tolist() == [2.0] * 4
+
+
+def test_a_name_keeps_no_memory_once_its_result_was_fetched() -> None:
+    tensor = torch.ones(5)
+    result = gcclient.push_pull(tensor, "x")
+    kept = weakref.ref(result.untyped_storage())
+    del result
+    gc.collect()
+    assert kept() is None
+    handle = gcclient.push_pull_async_(tensor.fill_(2.0), "x")
+    gcclient.push_pull_async_(tensor.fill_(3.0), "x")
+    assert handle.over, "fetched by the next of its name"
 
 
 def test_what_is_refused_with_a_daemon_is_refused_here() -> None:

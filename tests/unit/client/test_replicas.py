@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -20,9 +18,8 @@ from tests.unit.client.fake import FakeDaemon
 
 
 @pytest.fixture
-def alone(joined: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDaemon]:
+def alone(alone: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> FakeDaemon:
     """Every rank has the same shard as another one, which is itself."""
-    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
     real = replicas._replicas
 
     def twice(place: int, size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -32,8 +29,7 @@ def alone(joined: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     by_daemon = replicas._by_daemon
     monkeypatch.setattr(replicas, "_replicas", twice)
     monkeypatch.setattr(replicas, "_by_daemon", lambda session, ranks, codec: by_daemon(session, (0,), codec))
-    yield joined
-    dist.destroy_process_group()
+    return alone
 
 
 def _sharded(dtype: torch.dtype = torch.float32, **more: Any) -> Any:
@@ -104,6 +100,46 @@ def test_a_failure_comes_out_of_backward(alone: FakeDaemon) -> None:
         _step(net)
 
 
+def test_a_backward_pass_after_one_that_ended_by_an_exception_waits_too(alone: FakeDaemon) -> None:
+    class Fails(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+            raise ZeroDivisionError
+
+    made = replicas.Replicas(nn.Linear(1, 1), (0, 1), lambda shard, name: _Slow(shard))  # type: ignore[arg-type,return-value]
+    unit: Any = SimpleNamespace(
+        force_sum_reduction_for_comms=False, gradient_divide_factor=None, _orig_dtype=None, fsdp_params=[]
+    )
+    average = made.hook(unit, "layer")
+    weights = [torch.ones(3, requires_grad=True) for _ in range(2)]
+    for weight in weights:
+        weight.register_post_accumulate_grad_hook(lambda p: average(p.grad))  # type: ignore[arg-type]
+    with pytest.raises(ZeroDivisionError):
+        (Fails.apply(weights[0]) + weights[1]).sum().backward()
+    assert len(made._under_way) == 1
+    ((lost, _),) = made._under_way
+    weights[1].grad = None
+    weights[1].sum().backward()
+    assert weights[1].grad is not None and weights[1].grad.tolist() == [2.0] * 3
+    assert made._under_way == [] and lost.over
+
+
+class _Slow:
+    """An average that is there when it is waited for: twice the shard."""
+
+    def __init__(self, shard: torch.Tensor) -> None:
+        self.shard = shard
+        self.over = False
+
+    def finish(self) -> None:
+        self.shard.mul_(2)
+        self.over = True
+
+
 def test_meshes_of_different_sizes_are_refused(joined: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gcclient.api.push_pull", lambda table, average: torch.tensor([[0, 2], [1, 2], [0, 1]]))
     with pytest.raises(ValueError, match=r"\[2, 2, 1\] ranks"):
@@ -112,16 +148,12 @@ def test_meshes_of_different_sizes_are_refused(joined: FakeDaemon, monkeypatch: 
     assert replicas._replicas(1, 2) == ((1, 3), (0, 1, 0, 1))
 
 
-def test_a_model_without_replicas_exchanges_nothing(joined: FakeDaemon, tmp_path: Path) -> None:
-    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
-    try:
-        net = _sharded()
-        made = gcclient.fsdp2(net)
-        _step(net)
-        assert made.ranks == (0,) and [d.declared.label for d in current().domains.values()] == ["exact"]
-        with pytest.raises(TypeError, match="fully_shard was applied to"):
-            gcclient.fsdp2(nn.Linear(3, 2))
-        with pytest.raises(TypeError, match="compression=3"):
-            gcclient.fsdp2(net, 3)  # type: ignore[arg-type]
-    finally:
-        dist.destroy_process_group()
+def test_a_model_without_replicas_exchanges_nothing(joined: FakeDaemon, torch_world: None) -> None:
+    net = _sharded()
+    made = gcclient.fsdp2(net)
+    _step(net)
+    assert made.ranks == (0,) and [d.declared.label for d in current().domains.values()] == ["exact"]
+    with pytest.raises(TypeError, match="fully_shard was applied to"):
+        gcclient.fsdp2(nn.Linear(3, 2))
+    with pytest.raises(TypeError, match="compression=3"):
+        gcclient.fsdp2(net, 3)  # type: ignore[arg-type]

@@ -5,12 +5,8 @@ What may live here: tests of `gcclient/timing.py`. What may not: what the daemon
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -191,13 +187,6 @@ def test_other_steps_send_nothing(worker: Worker) -> None:
         worker.ready(0, 0.1)
         worker.end()
     assert [m.step for m in worker.sent] == list(range(FIRST, FIRST + FIRST_STEPS))
-
-
-@pytest.fixture
-def alone(joined: FakeDaemon, tmp_path: Path) -> Iterator[FakeDaemon]:
-    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
-    yield joined
-    dist.destroy_process_group()
 
 
 def test_ddp_tells_the_daemon_of_its_gradients(alone: FakeDaemon) -> None:

@@ -19,9 +19,8 @@ WIDTHS = {32: 0, 16: 1, 8: 2}
 # ------------------------------------------------------------------------------------------------- packing
 def pack_bits(numbers, width):
     """Whole bytes, each number ``width`` bits, lowest first, padded with zero bits."""
-    text = "".join(format(int(v), f"0{width}b")[::-1] if width else "" for v in numbers)
-    text += "0" * (-len(text) % 8)
-    return bytes(int(text[i : i + 8][::-1], 2) for i in range(0, len(text), 8))
+    whole = sum(int(v) << (width * i) for i, v in enumerate(numbers))
+    return whole.to_bytes((len(numbers) * width + 7) // 8, "little")
 
 
 def pack_gaps(indices):
@@ -46,10 +45,9 @@ def unpack_gaps(data, total):
 def code_group(values, width):
     """(header, codes, decoded) of up to 128 float32."""
     limit, most = (126, 20) if width == 8 else (32766, 13)
-    mags = [int(b) for b in magnitude_bits(values)]
-    nonzero = [b for b in mags if b]
-    high = max(mags)
-    base = (min(nonzero) if nonzero else 0) // 32 * 32
+    mags = magnitude_bits(values).astype(np.int64)
+    high, low = int(mags.max()), int(mags.min(initial=INFINITE, where=mags > 0))
+    base = low // 32 * 32 if high else 0
     for shift in range(most + 1):
         half = (1 << shift) // 2
         if (high - base + half) >> shift <= limit:
@@ -57,29 +55,26 @@ def code_group(values, width):
     else:
         base = -(-(high - (limit << most)) // 32) * 32
     top = ((INFINITE - 1 - base) >> shift) + 1
-    codes, decoded = [], []
-    for value, mag in zip(values, mags, strict=True):
-        q = min(max(0, ((mag - base + half) >> shift) + 1), top, limit + 1) if mag else 0
-        sign = int(np.signbit(value))
-        codes.append(q | sign << (width - 1))
-        decoded.append((base + ((q - 1) << shift) if q else 0) | sign << 31)
-    return base | shift, codes, np.array(decoded, np.uint32).view(np.float32)
+    q = np.where(mags > 0, np.clip(((mags - base + half) >> shift) + 1, 0, min(top, limit + 1)), 0)
+    sign = np.signbit(values).astype(np.int64)
+    decoded = np.where(q > 0, base + ((q - 1) << shift), 0) | sign << 31
+    return base | shift, q | sign << (width - 1), decoded.astype(np.uint32).view(np.float32)
 
 
 def pack_values(values, counts, width):
     """(bytes, decoded values)."""
     if width == 32:
         return values.astype("<f4").tobytes(), values
-    headers, codes, decoded, at = [], [], [np.zeros(0, np.float32)], 0
+    headers, codes, decoded, at = [], [np.zeros(0, np.int64)], [np.zeros(0, np.float32)], 0
     for count in counts:
         for start in range(at, at + count, 128):
             header, group, back = code_group(values[start : min(start + 128, at + count)], width)
             headers.append(header)
-            codes += group
+            codes.append(group)
             decoded.append(back)
         at += count
     kind = "<u1" if width == 8 else "<u2"
-    return np.array(headers, "<u4").tobytes() + np.array(codes, kind).tobytes(), np.concatenate(decoded)
+    return np.array(headers, "<u4").tobytes() + np.concatenate(codes).astype(kind).tobytes(), np.concatenate(decoded)
 
 
 def unpack_values(data, counts, width):

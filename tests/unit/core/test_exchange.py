@@ -117,7 +117,7 @@ def test_another_scheme_than_that_of_the_round_ends_the_job(first: str) -> None:
     events: list[Any] = [ev.Pushed(ID, 0, 1, (0,), True), contribution(flags=int(Flag.ALL))]
     out = [e for event in (events if first == "own" else events[::-1]) for e in m.on(event, 0.0)]
     (fault,) = faults(out)
-    assert fault.kind == "CorruptFrame" and "one scheme" in fault.message
+    assert fault.kind == "CorruptFrame" and fault.missing == ("b",) and "one scheme" in fault.message
     assert "Accumulate" not in kinds(out)
 
 

@@ -5,6 +5,7 @@ What may live here: tests of `gcserver/runtime/norms.py`.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +30,15 @@ def test_the_sum_of_the_local_ranks_counts_once_all_have_pushed(tmp_path: Path) 
         state.floats(state.inputs[rank])[:] = value * 8
         slots.commit_push(state.arena, state.slot, rank, 1, 2, 8.0)
     assert gradient_square(state) == 9.0 * N, "without the loss scale"
+
+
+def test_a_loss_scale_that_cannot_be_squared_ends_no_lane(tmp_path: Path) -> None:
+    _, memory = node(tmp_path)
+    state = memory.blocks[0]
+    state.floats(state.inputs[0])[:] = 1.0
+    for scale, square in ((1e300, 0.0), (1e-300, math.inf)):
+        slots.commit_push(state.arena, state.slot, 0, 1, 2, scale)
+        assert gradient_square(state) == square
 
 
 @pytest.mark.parametrize(("dtype", "as_bits"), [(DType.F16, np.float16), (DType.BF16, np.uint16)])

@@ -72,6 +72,9 @@ def test_a_life_as_it_is_told(heard: socket.socket) -> None:
         assert begun == "RELOADING=1" and name == "MONOTONIC_USEC"
         assert before <= int(at) <= time.monotonic_ns() // 1000
     assert said(heard) == ["READY=1"]
+    with pytest.raises(ZeroDivisionError), manager.reloading():
+        raise ZeroDivisionError
+    assert said(heard)[0] == "RELOADING=1" and said(heard) == ["READY=1"], "it goes on as it was"
     manager.stopping("a defect\nREADY=1")
     assert said(heard) == ["STOPPING=1", "STATUS=a defect READY=1"]
     with manager.reloading():

@@ -1,0 +1,170 @@
+"""The pages as a whole: all in the navigation, every link and anchor leads somewhere, what is generated is current.
+
+What may live here: what can be known without building the site (`make docs` does that, strictly). What may not: whether
+single pages are true of what they describe, beyond commands and figures (`client/test_error_docs.py`, others).
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gcserver import cli
+from gcserver.admin import gcctl
+from tools import draw_concepts, gen_commands_page
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+#: pages of the root that the site has under project/
+PROJECT = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
+PAGES = [*sorted(DOCS.rglob("*.md")), *(ROOT / name for name in PROJECT), ROOT / "README.md"]
+FENCE = re.compile(r"^( *)```.*?^\1```", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+LIST = re.compile(r"([-*]|\d+\.) ")
+
+
+def prose(path: Path) -> str:
+    """A page without blocks of code."""
+    return FENCE.sub("", path.read_text())
+
+
+def anchors(path: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them; the site is told to do the same. What two headings have
+    is none: GitHub and the site number the second one differently."""
+    found: dict[str, int] = {}
+    for heading in re.findall(r"^#{1,6} +(.+?) *$", prose(path), re.MULTILINE):
+        words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "").replace("*", "").lower()
+        slug = re.sub(r"[^\w\- ]", "", words).replace(" ", "-")
+        found[slug] = found.get(slug, 0) + 1
+    return {slug for slug, times in found.items() if times == 1}
+
+
+class Loader(yaml.SafeLoader):
+    """Reads mkdocs.yml without making the Python objects that it names."""
+
+
+Loader.add_multi_constructor("tag:yaml.org,2002:python/", lambda loader, suffix, node: suffix)
+SITE: dict[str, Any] = yaml.load((ROOT / "mkdocs.yml").read_text(), Loader)
+
+
+def named(nav: Any) -> Iterator[str]:
+    if isinstance(nav, str):
+        yield nav
+    else:
+        for entry in nav.values() if isinstance(nav, dict) else nav:
+            yield from named(entry)
+
+
+def test_every_page_is_in_the_navigation_once() -> None:
+    there = sorted(named(SITE["nav"]))
+    pages = [str(page.relative_to(DOCS)) for page in sorted(DOCS.rglob("*.md"))]
+    assert there == sorted([*pages, *(f"project/{name}" for name in PROJECT)])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_every_link_leads_somewhere(page: Path) -> None:
+    own = anchors(page)
+    for target in LINK.findall(prose(page)):
+        if re.match(r"[a-z]+:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        file = (page.parent / name).resolve() if name else page
+        assert file.exists(), f"{target}: there is no such file"
+        assert file.is_relative_to(ROOT), f"{target} leads out of the tree"
+        if anchor:
+            assert file.suffix == ".md", f"{target}: an anchor of something that is no page"
+            assert anchor in (own if file == page else anchors(file)), f"{target}: no such heading"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_lists_are_lists_everywhere(page: Path) -> None:
+    """GitHub begins a list right below a paragraph; the site takes that for more of the paragraph."""
+    before = ""
+    for line in prose(page).splitlines():
+        if LIST.match(line) and before and not before.startswith((" ", "#", "<")):
+            assert LIST.match(before), f"a blank line is missing before {line!r}"
+        before = line
+
+
+def test_pictures_say_what_they_show_and_can_be_read_in_the_dark() -> None:
+    for page in PAGES:
+        for alt, target in re.findall(r"!\[([^\]]*)\]\(([^)\s]+)\)", prose(page)):
+            assert len(alt) > 40, f"{page.name}: {target} needs a text for those who do not see it"
+    for name in draw_concepts.PICTURES:
+        picture = (DOCS / "images" / name).read_text()
+        assert "http" not in picture.replace("http://www.w3.org/2000/svg", "")
+        if name != "favicon.svg":
+            assert "prefers-color-scheme:dark" in picture and "<title" in picture and "<desc" in picture
+            assert f"images/{name}" in (DOCS / "concepts.md").read_text()
+
+
+def test_the_site_needs_no_other_host() -> None:
+    assert SITE["theme"]["font"] is False
+    assert "offline" in SITE["plugins"] and SITE["use_directory_urls"] is False
+    assert "extra_javascript" not in SITE and "repo_url" not in SITE
+    # by its name the plugin "offline" knows that it need not fetch its own
+    assert SITE["extra"]["polyfills"] == ["javascripts/iframe-worker.js"]
+    assert (DOCS / "javascripts" / "iframe-worker.js").exists()
+    assert not [css for css in SITE["extra_css"] if not (DOCS / css).exists()]
+    assert SITE["strict"] is True and SITE["validation"]["links"]["anchors"] == "warn"
+
+
+def test_what_is_generated_is_current(capsys: pytest.CaptureFixture[str]) -> None:
+    assert gen_commands_page.main(["--check"]) == 0, "run `make commands`"
+    assert draw_concepts.main(["--check"]) == 0, "run `make pictures`"
+    assert capsys.readouterr().out == ""
+
+
+def test_the_api_page_has_every_public_name() -> None:
+    page = (DOCS / "api.md").read_text()
+    shown = re.findall(r"^::: gcclient\.(\w+)$", page, re.MULTILINE)
+    told = re.findall(r"`(\w+_inplace)`", page)  # other names of functions that are shown
+    (public,) = (
+        [e.value for e in node.value.elts if isinstance(e, ast.Constant)]
+        for node in ast.parse((ROOT / "gcclient" / "__init__.py").read_text()).body
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.List)
+    )
+    assert sorted([*shown, *told]) == sorted(public)
+
+
+def test_figures_of_what_hurts_are_those_of_the_benchmarks() -> None:
+    """Every figure with a decimal point or in milliseconds; the rest are counts, and factors of these."""
+    source = (DOCS / "benchmarks.md").read_text()
+    page = (DOCS / "compression-hurts.md").read_text()
+    figures = set(re.findall(r"\d+\.\d+|\b\d+ ms", FENCE.sub("", page)))
+    assert len(figures) > 40
+    assert {f for f in figures if f not in source} == set()
+    assert set(re.findall(r"2026-\d\d-\d\d", page)) <= set(re.findall(r"2026-\d\d-\d\d", source))
+
+
+def lines_of(page: str) -> Iterator[str]:
+    """The command lines of a page, without comments and what is behind an operator of the shell."""
+    for block in re.findall(r"^```\n(.*?)^```", (DOCS / page).read_text(), re.MULTILINE | re.DOTALL):
+        for line in block.replace("\\\n", " ").splitlines():
+            yield re.split(r"&&|\||;| > ", line)[0].removeprefix("/opt/gradcomm/bin/")
+
+
+@pytest.mark.parametrize("page", ["start.md", "plans.md", "tracing.md"])
+def test_commands_are_commands(page: str) -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    seen = 0
+    for line in lines_of(page):
+        words = shlex.split(line.removeprefix("$ "), comments=True) if "gc" in line or "make" in line else []
+        match words:
+            case ["gcserver", *rest]:
+                assert cli.parser().parse_known_args(rest)[1] == [], line
+            case ["gcctl", *rest]:
+                gcctl.parser().parse_args(rest)
+            case ["make", *rest]:
+                assert {w for w in rest if "=" not in w} <= targets, line
+            case _:
+                continue
+        seen += 1
+    assert seen > 1

@@ -1,0 +1,101 @@
+"""Writes docs/commands.md: every command and option of `gcserver` and `gcrun`, from their parsers.
+
+`python tools/gen_commands_page.py` writes the page; with `--check` it writes nothing and exits with 1 when the page is
+not current. What may live here: how a parser is shown as Markdown. What may not: what commands do (`gcserver/cli.py`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from gcserver import cli, gcrun
+from gcserver.config_keys import KEYS
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "commands.md"
+HEAD = """\
+# gcserver and gcrun
+
+Every command and option, as the programs themselves say with `--help`. This page is generated from their parsers:
+change those, then `make commands`.
+
+Exit status of `gcserver`: 0 done, 1 it could not be done, 2 the command line or the configuration is wrong, 130
+interrupted. `gcrun` exits as its command did; 1 if the daemon cannot be started, 2 for a wrong command line or
+configuration, 126 or 127 if the command cannot be run. Every error is one line on stderr;
+[troubleshooting.md](troubleshooting.md) goes by their texts.
+
+*Keys* below are those of the [configuration](configuration.md): each is a flag of that name (`--node.name a`) wherever
+the table says so.
+"""
+
+
+def cell(text: str) -> str:
+    return " ".join(text.split()).replace("%%", "%").replace("|", "\\|").replace("<", "&lt;")
+
+
+def options(parser: argparse.ArgumentParser) -> Iterator[str]:
+    """A row for each option and argument of one command, configuration keys as one row."""
+    keys = {key.flag for key in KEYS}
+    for action in parser._actions:
+        if isinstance(action, argparse._HelpAction | argparse._SubParsersAction) or keys & set(action.option_strings):
+            continue
+        if action.nargs == argparse.REMAINDER:
+            yield f"| `-- COMMAND [ARGUMENT ...]` | {cell(action.help or 'what to run')} |"
+            continue
+        names = ", ".join(action.option_strings) or str(action.metavar or action.dest)
+        value = "" if action.nargs == 0 or not action.option_strings else f" {_value(action)}"
+        yield f"| `{names}{value}` | {cell(action.help or '')} |"
+    if any(keys & set(action.option_strings) for action in parser._actions):
+        yield "| `--KEY VALUE` | every key of the [configuration](configuration.md) |"
+
+
+def _value(action: argparse.Action) -> str:
+    if action.choices is not None:
+        return "{" + ",".join(map(str, action.choices)) + "}"
+    name = str(action.metavar or action.dest.upper())
+    return f"{name} [{name} ...]" if action.nargs == "+" else name
+
+
+def commands(name: str, parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    """(full name, parser) of every command that can be run, in the order in which they were added."""
+    below = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
+    if not below:
+        yield name, parser
+    for action in below:
+        for word, sub in action.choices.items():
+            yield from commands(f"{name} {word}", sub)
+
+
+def page() -> str:
+    """The whole page."""
+    parts = [HEAD]
+    for top in (cli.parser(), gcrun.parser()):
+        for name, parser in commands(top.prog, top):
+            about = cell(parser.description or "")
+            parts.append(f"## {name}\n\n{about[:1].upper()}{about[1:]}.\n")
+            if rows := list(options(parser)):
+                parts.append("| option | |\n|---|---|\n" + "\n".join(rows) + "\n")
+            if parser.epilog:
+                parts.append(f"{cell(parser.epilog)}\n")
+    return "\n".join(parts)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="generate docs/commands.md")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 when not current")
+    chosen = parser.parse_args(argv)
+    text = page()
+    if PAGE.exists() and PAGE.read_text() == text:
+        return 0
+    if chosen.check:
+        print("docs/commands.md is not current: run `make commands`", file=sys.stderr)
+        return 1
+    PAGE.write_text(text)
+    print("wrote docs/commands.md")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
