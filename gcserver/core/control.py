@@ -13,7 +13,7 @@ from typing import Any
 
 from gcproto import messages, wire
 from gcproto.epoch_messages import Admit, JobState
-from gcproto.messages import EpochDecided, Fault, JobJoin, JobLeft, JoinRefusal, Register
+from gcproto.messages import EpochDecided, JobJoin, JobLeft, JoinRefusal, Register
 from gcserver.core import admission, declarations, entering, epochs, job_messages, job_plans, settling, waiting
 from gcserver.core.control_config import ControlConfig
 from gcserver.core.control_events import (
@@ -42,6 +42,7 @@ from gcserver.core.early_messages import EarlyMessages
 from gcserver.core.effects import ReportClosed, ReportLink, ReportStep, ReportWaiting
 from gcserver.core.entering import Entrance
 from gcserver.core.events import CodecChoice, DomainClosed, FrameDamaged, FrameReceived, PeerAdded, PeerReset, Tick
+from gcserver.core.failed_jobs import FailedJobs
 from gcserver.core.gathering import Formation, Gathering, fault_without_job
 from gcserver.core.job import Job, NoSpace, any_controller, any_plan, any_section
 from gcserver.core.job_faults import AGAIN, abroad
@@ -52,8 +53,6 @@ from gcserver.core.restoring import damage
 
 #: In JobLeft of a job: an answer, which needs none.
 ANSWER = 1
-#: so many jobs that failed are remembered with the reason
-MAX_FAILED = 64
 
 
 def wish_number(incarnation: int, request: int) -> int:
@@ -73,8 +72,7 @@ class ControlMachine:
     jobs: dict[bytes, Job] = field(default_factory=dict)
     connections: dict[Connection, tuple[bytes, int]] = field(default_factory=dict)
     early: EarlyMessages = field(default_factory=EarlyMessages)
-    #: why forgotten jobs ended; a peer or a worker may come too late to have heard
-    failed: dict[bytes, Fault] = field(default_factory=dict)
+    failed: FailedJobs = field(default_factory=FailedJobs)
     draining: str = ""
     #: effects of the event being handled; the parts share it, so that effects stay in order
     out: list[ControlEffect] = field(default_factory=list)
@@ -127,6 +125,8 @@ class ControlMachine:
     def _peer_up(self, name: str, lost_memory: bool) -> None:
         for job in self.jobs.values():
             self.out.extend(job_messages.on_peer_up(job, name, lost_memory))
+        for fault in self.failed.unheard(name):
+            self.peers.send(name, fault)
         self.formation.peer_up(name)
 
     # --------------------------------------------------------------------------------------- workers
@@ -209,8 +209,8 @@ class ControlMachine:
         return Job(record, hello.node, hello.lanes, self.resolve, self.no_controller, self.no_room, self.no_space)
 
     def _reattach(self, connection: Connection, m: messages.Reattach) -> None:
-        if (job := self.jobs.get(m.job)) is None and m.job in self.failed:
-            self.out.append(Tell(connection, self.failed[m.job]))
+        if (job := self.jobs.get(m.job)) is None and (fault := self.failed.fault(m.job)) is not None:
+            self.out.append(Tell(connection, fault))
             return
         if job is None or m.rank not in job.workers:
             why = "the daemon came back without the memory of this job"
@@ -240,9 +240,7 @@ class ControlMachine:
                 self.out.append(ToLane(DomainClosed(domain.config.id)))
             self.out.extend(job.requests.give_up("the job ended before the plan took effect"))
         else:
-            self.failed[job.id] = job.ended
-            while len(self.failed) > MAX_FAILED:
-                self.failed.pop(next(iter(self.failed)))
+            self.failed.keep(job, job.ended)
         self.out.append(ForgetJob(job.id))
         del self.jobs[job.id]
         self.early.forget(job.id)
@@ -263,6 +261,8 @@ class ControlMachine:
         elif isinstance(m, EpochDecided):
             self._on_record(node, m)
         else:
+            if not isinstance(m, messages.Fault) and (fault := self.failed.answer(node, m.job)) is not None:
+                self.peers.send(node, fault)
             self.out.extend(job_messages.take(self.jobs, node, m, self.early))
 
     def _on_record(self, node: str, m: EpochDecided) -> None:
@@ -284,7 +284,7 @@ class ControlMachine:
             self._form(m)
             if m.job not in self.jobs and mine is not None:
                 # Whoever waits here may be let in once the others have gone on without this node.
-                self.peers.send(node, abroad(self.failed.get(m.job) or unknown_job(m, me), m, me))
+                self.peers.send(node, abroad(self.failed.fault(m.job) or unknown_job(m, me), m, me))
 
     def _replace(self, job: Job) -> None:
         self.out.extend(entering.outlived(job))

@@ -266,7 +266,11 @@ class Ledger:
             self.switches.append((e.step + e.lag, e.plan))
 
     def found(self) -> DomainLedger:
-        return DomainLedger(self.settled, tuple(self.voids), tuple(self.switches), self.ready)
+        switches = self.switches
+        # As the file is read: whose place another had taken by the last settled step is not told.
+        while len(switches) > 1 and switches[1][0] <= self.settled:
+            switches = switches[1:]
+        return DomainLedger(self.settled, tuple(self.voids), tuple(switches), self.ready)
 
     def finished(self, lane: int, record: StepRecord) -> None:
         ring = self.rings.setdefault(lane, [])

@@ -14,9 +14,9 @@ PARENT = """
 import signal, subprocess, sys, time
 from functools import partial
 from gcserver.parent import ends_with_parent
-child = "import signal, sys, time\\n" \
-    "signal.signal(signal.SIGTERM, lambda *_: sys.exit(print('told', flush=True)))\\n" \
-    "print('there', flush=True)\\ntime.sleep(60)"
+child = "import os, signal, time\\n" \
+    "signal.signal(signal.SIGTERM, lambda *_: os._exit(os.write(1, b'told\\\\n') - 5))\\n" \
+    "os.write(1, b'there\\\\n')\\ntime.sleep(60)"
 subprocess.Popen([sys.executable, "-c", child], preexec_fn=partial(ends_with_parent, signal.SIGTERM))
 time.sleep(60)
 """

@@ -37,7 +37,6 @@ TOLD = (
 #: texts in these files that no training script and nobody who starts a daemon sees, by their first clause
 OTHERS = {
     "sent epoch",  # a daemon's log
-    "a value cannot be sent to other ranks",  # a TypeError, like others about arguments of calls
     "takes effect at step",  # what gcctl says when all is well
     "memory on this node",  # doctor's sums, likewise
     "the arbiter",  # ends of texts that are there, like the next two
