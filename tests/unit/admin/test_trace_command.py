@@ -30,6 +30,17 @@ def test_start_asks_for_what_was_said(daemon: Daemon, capsys: pytest.CaptureFixt
     ]  # fmt: skip
 
 
+def test_the_job_of_a_context_is_the_one_that_is_traced(
+    daemon: Daemon, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "contexts.toml"
+    file.write_text('current = "lab"\n[contexts.lab]\njob = "gpt"\n')
+    monkeypatch.setenv("GCCTL_CONFIG", str(file))
+    out(capsys, "trace", "start")
+    out(capsys, "--context", "none", "trace", "start")
+    assert daemon.source.asked == [("start_trace", "gpt", 0, 0.0, ()), ("start_trace", "", 0, 0.0, ())]
+
+
 @pytest.mark.usefixtures("daemon")
 @pytest.mark.parametrize(
     ("arguments", "part"),
