@@ -1,7 +1,7 @@
 """Workers that join one job after the other, in turn: the same tensor and calls, by daemons or policies that differ.
 
-What may live here: what such a worker does and reports (`security.py`, `commits.py`). What may not: which jobs are
-compared, and how the figures are read.
+What may live here: what such a worker does and reports (`security.py`, `commits.py`, `tracing.py`). What may not:
+which jobs are compared, and how the figures are read.
 
 Each turn joins a job of every way, makes some calls and leaves. A call begins after a barrier and takes as long as the
 slowest rank. Results are compared with the exact ones where the codec loses nothing.
@@ -11,20 +11,24 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.lab import procfs
+from benchmarks.lab import daemons, procfs
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way to run the job. ``init``: arguments of `gcclient.init`; ``pids``: of the daemon of this host."""
+    """One way to run the job. ``init``: arguments of `gcclient.init`; ``pids``: of the daemon of this host; ``before``
+    and ``after``: what rank 0 has `gcctl` do before a turn's calls and after them, nothing if empty."""
 
     init: Mapping[str, str]
     pids: tuple[int, ...]
+    before: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +76,7 @@ def _turn(torch: Any, dist: Any, task: Task, name: str) -> tuple[list[float], fl
     pids = [*task.ways[name].pids, os.getpid()]
     used = torch.zeros(1, dtype=torch.float64)
     try:
+        _steer(rank, task.ways[name].before)
         for call in range(task.calls + 1):  # the first declares the tensor and touches its pages
             x.copy_(base).add_(2.0 * rank)
             dist.barrier()
@@ -82,6 +87,7 @@ def _turn(torch: Any, dist: Any, task: Task, name: str) -> tuple[list[float], fl
             dist.barrier()  # what daemons still do for the other ranks belongs to the call
             if call:
                 used += (procfs.cpu_seconds(pids) - before) / task.calls
+        _steer(rank, task.ways[name].after)
         if task.exact and not torch.equal(x, want):
             raise RuntimeError(f"{name}: {int((x != want).sum())} of {x.numel()} elements are wrong on rank {rank}")
     finally:
@@ -89,3 +95,9 @@ def _turn(torch: Any, dist: Any, task: Task, name: str) -> tuple[list[float], fl
     dist.all_reduce(times, dist.ReduceOp.MAX)
     dist.all_reduce(used)
     return times[1:].tolist(), float(used)
+
+
+def _steer(rank: int, arguments: tuple[str, ...]) -> None:
+    """What rank 0 has gcctl do."""
+    if rank == 0 and arguments:
+        subprocess.run([daemons.program("gcctl"), *arguments], check=True, stdout=subprocess.DEVNULL)

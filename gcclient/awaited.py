@@ -138,15 +138,19 @@ class Awaited:
         """Take what has come, something at least."""
         exchange, began = self._exchange, time.monotonic()
         assert exchange is not None
+        tracing = exchange.session.tracing
         try:
             if self._taken < exchange.sent:
                 for place in exchange.wait(began):
                     self._taken += 1
+                    copying = tracing.now() if tracing.on else 0.0
                     for parameter, piece in self._layout.by_block.get(place, ()):
                         self._targets[parameter].memory.store(piece.lo, piece.hi, piece.output)
                         self._left[parameter] -= 1
                         if not self._left[parameter]:
                             self._come(parameter)
+                    if copying:
+                        tracing.pulled(place, copying)
         except Exception:
             self._let_go()
             raise

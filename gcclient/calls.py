@@ -72,6 +72,7 @@ class Call(UnderWay):
                     raise self._given_up()
                 return self.result
             session, began = self.session, time.monotonic()
+            tracing = session.tracing
             while self._left:
                 if not self._ready:
                     self._wait(lambda: bool(self._ready) or self._error is not None, began)
@@ -81,8 +82,11 @@ class Call(UnderWay):
                     place = self._ready[0]
                     self.skipped |= place.skipped
                     at = place.block.start * place.block.dtype.itemsize
+                    copying = tracing.now() if tracing.on else 0.0
                     if not place.skipped:
                         self._memory.store(at, at + place.block.nbytes, place.output)
+                    if copying:
+                        tracing.pulled(place, copying)
                     self._ready.popleft()  # only now: a store that raises can be tried again
                     place.op = None
                     self._left -= 1

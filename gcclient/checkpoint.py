@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -316,3 +316,11 @@ def _few(ranks: tuple[int, ...]) -> str:
 
 def _spread(nodes: tuple[tuple[int, ...], ...]) -> str:
     return " | ".join(_few(ranks) for ranks in nodes)
+
+
+#: what a session does when its daemon says so: (session, lane, message)
+HANDLERS: Final[dict[type, Callable[[Session, int, Any], None]]] = {
+    Standing: lambda session, lane, message: session.checkpoints.on_standing(message),
+    BlockStates: lambda session, lane, message: session.checkpoints.on_states(lane, message),
+    StatesKept: lambda session, lane, message: session.checkpoints.on_states(lane, message),
+}

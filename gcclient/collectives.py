@@ -51,14 +51,18 @@ class Reduction(UnderWay):
 
     def deliver(self, places: list[BlockPlace]) -> None:
         """Results arrived; called by whoever reads."""
+        tracing = self.session.tracing
         try:
             for place in places:
                 place.op = None
                 if place.skipped:
                     self._skipped = True
                 else:
+                    began = tracing.now() if tracing.on else 0.0
                     at = place.block.start * place.block.dtype.itemsize
                     self.memory.store(at, at + place.block.nbytes, place.output)
+                    if began:
+                        tracing.pulled(place, began)
         except Exception as error:
             self.error = self.error or error
         self._left -= len(places)

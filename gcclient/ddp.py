@@ -128,11 +128,15 @@ class Backward(Scope):
         self._let_go()
 
     def take(self, place: BlockPlace) -> None:
+        tracing = self.session.tracing
+        began = tracing.now() if tracing.on else 0.0
         for bucket in self.buckets.get(place, ()):
             try:
                 bucket.back(place)
             except Exception as error:
                 bucket.fail(error)
+        if began:
+            tracing.pulled(place, began)
 
     def _let_go(self) -> None:
         """Blocks remember their newest step until the next one: it must not keep the buckets' memory."""

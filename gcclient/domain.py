@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from gcclient.arena import BlockPlace, LaneArena
+from gcclient.tracing import Tracing
 from gcproto.epoch_messages import DomainFacts
 from gcproto.lane_messages import Done, MapSection, Push
 from gcproto.manifest import AddressSpace, Section, TensorSpec
@@ -69,6 +70,8 @@ class Domain:
         self.maps: list[MapSection | None] = [None] * lanes
         #: and what it was asked, or brought, of states and has not answered yet
         self.questions: list[Message | None] = [None] * lanes
+        #: records what is done here, if anything does
+        self.tracing = Tracing()
         self._keep = KEEP_SCOPED if declared.scoped else KEEP_CALLS
         self._post = post
 
@@ -232,10 +235,14 @@ class Step:
         self.grad_scale = grad_scale
         self._ready: list[list[BlockPlace]] = [[] for _ in range(domain.lanes)]
         self._bytes = [0] * domain.lanes
+        if domain.tracing.on:
+            domain.tracing.opened(domain.id)
 
     def add(self, place: BlockPlace) -> None:
         """The input of ``place`` is complete; rings once enough has come together for its lane."""
-        lane = place.block.lane
+        lane, domain = place.block.lane, self.domain
+        if domain.tracing.on:
+            domain.tracing.ready(domain.id, self.number, place)
         self._ready[lane].append(place)
         self._bytes[lane] += place.block.nbytes
         if self._bytes[lane] > RING_BYTES:
@@ -255,6 +262,10 @@ class Step:
 
     def _ring(self, lane: int, close: bool) -> None:
         places, self._ready[lane], self._bytes[lane] = self._ready[lane], [], 0
+        domain = self.domain
+        began = domain.tracing.now() if domain.tracing.on else 0.0
         if places:
             self.settle()
-        self.domain.ring(lane, self.number, places, close, self.flags, self.grad_scale)
+        domain.ring(lane, self.number, places, close, self.flags, self.grad_scale)
+        if began:
+            domain.tracing.pushed(domain.id, self.number, places, began)

@@ -176,7 +176,7 @@ class Exchange(Scope):
         A parameter without a gradient here gets one if another rank had it, or if its residual was delivered. Raises
         RuntimeError if a gradient was changed after it was brought, and the job's failure.
         """
-        began = time.monotonic()
+        began, tracing = time.monotonic(), self.session.tracing
         check_unchanged(self.brought)
         absent = self.absent
         used = self._fill_up(absent, began) if absent else []
@@ -184,9 +184,12 @@ class Exchange(Scope):
         taken = 0
         while taken < self.sent:
             for place in self.wait(began):
+                copying = tracing.now() if tracing.on else 0.0
                 for parameter, piece in self.layout.by_block.get(place, ()):
                     if parameter in targets:
                         targets[parameter].memory.store(piece.lo, piece.hi, piece.output)
+                if copying:
+                    tracing.pulled(place, copying)
                 taken += 1
         for target in targets.values():
             target.complete()

@@ -16,12 +16,11 @@ from collections.abc import Callable
 from typing import Any, Final
 from weakref import WeakSet
 
-from gcclient import reach
+from gcclient import checkpoint, reach, tracing
 from gcclient.admission import Admission
 from gcclient.advice import Asking
 from gcclient.arena import ArenaError, BlockPlace, failure
 from gcclient.arguments import Terms
-from gcclient.checkpoint import Checkpoints
 from gcclient.counters import Counters
 from gcclient.daemon import CONTROL, Daemon, Link
 from gcclient.domain import Domain
@@ -36,7 +35,6 @@ from gcproto.epoch_messages import DomainFacts, NodesWait
 from gcproto.manifest import ManifestError, Section, TensorSpec
 from gcproto.messages import DeclareDomain, DeclareSection, Register, Registered
 from gcproto.packed import Message
-from gcproto.states import BlockStates, Standing, StatesKept
 
 log = logging.getLogger("gcclient")
 
@@ -61,6 +59,7 @@ class Session:
         self.failure: GradcommError | None = None
         self.domains: dict[int, Domain] = {}
         self.counters = Counters()
+        self.tracing = tracing.Tracing()
         #: what is to be finished before an orderly goodbye
         self.leaving: WeakSet[Finishing] = WeakSet()
         self.pending: set[Pending] = set()
@@ -72,7 +71,7 @@ class Session:
         self.audited: dict[int, Callable[[AuditAnswer], None]] = {}
         self.daemon = Daemon(self)
         self.asking = Asking(self)
-        self.checkpoints = Checkpoints(self)
+        self.checkpoints: checkpoint.Checkpoints = checkpoint.Checkpoints(self)
         self.membership = Membership()
         self.admission = Admission(self)
         #: domains that were there when this worker came into a running job, by number
@@ -169,6 +168,7 @@ class Session:
 
     def _on_registered(self, lane: int, message: Registered) -> None:
         control = self.daemon.control
+        self.tracing.end()  # one that came back knows nothing of a trace that it asked for
         with control.sending:
             self.registered = message
             self.membership.on_registered(message)
@@ -313,6 +313,7 @@ class Session:
                 return self.domains[number]
             declared = self.checkpoints.resumed(declared)
             domain = Domain.in_job(declared, self.job, self.me.rank, self._post_lane)
+            domain.tracing = self.tracing
             self.announce(domain.declared, lambda: self.domains.update({number: domain}))
             if (found := self.found.pop(number, None)) is not None:
                 domain.come_into(found)
@@ -367,6 +368,7 @@ class Session:
         if self.daemon.closed:
             return
         if orderly and self.registered is not None:
+            tracing.end(self)
             self.daemon.control.post(messages.Unregister())
             # A daemon that found the socket closed first would take the goodbye for a loss.
             until = time.monotonic() + GOODBYE_FOR
@@ -391,7 +393,7 @@ _HANDLERS: dict[type, Callable[[Session, int, Any], None]] = {
     messages.Waiting: Session._on_waiting,
     advice.Advised: lambda self, lane, message: self.asking.on_answer(message),
     messages.Fault: Session._on_fault,
-    Standing: lambda self, lane, message: self.checkpoints.on_standing(message),
-    **dict.fromkeys((BlockStates, StatesKept), lambda self, lane, m: self.checkpoints.on_states(lane, m)),
     AuditAnswer: lambda self, lane, message: self.audited[message.domain](message),
+    **checkpoint.HANDLERS,
+    **tracing.HANDLERS,
 }

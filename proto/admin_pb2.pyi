@@ -42,6 +42,19 @@ class LogLevel(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     LOG_LEVEL_WARNING: _ClassVar[LogLevel]
     LOG_LEVEL_ERROR: _ClassVar[LogLevel]
     LOG_LEVEL_CRITICAL: _ClassVar[LogLevel]
+
+class SpanKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SPAN_KIND_UNSPECIFIED: _ClassVar[SpanKind]
+    SPAN_KIND_READY: _ClassVar[SpanKind]
+    SPAN_KIND_PUSH: _ClassVar[SpanKind]
+    SPAN_KIND_PULL: _ClassVar[SpanKind]
+    SPAN_KIND_ENCODE: _ClassVar[SpanKind]
+    SPAN_KIND_ADD: _ClassVar[SpanKind]
+    SPAN_KIND_FINALISE: _ClassVar[SpanKind]
+    SPAN_KIND_DECODE: _ClassVar[SpanKind]
+    SPAN_KIND_SEND: _ClassVar[SpanKind]
+    SPAN_KIND_RECEIVE: _ClassVar[SpanKind]
 NODE_STATE_UNSPECIFIED: NodeState
 NODE_STATE_STARTING: NodeState
 NODE_STATE_SERVING: NodeState
@@ -66,6 +79,16 @@ LOG_LEVEL_INFO: LogLevel
 LOG_LEVEL_WARNING: LogLevel
 LOG_LEVEL_ERROR: LogLevel
 LOG_LEVEL_CRITICAL: LogLevel
+SPAN_KIND_UNSPECIFIED: SpanKind
+SPAN_KIND_READY: SpanKind
+SPAN_KIND_PUSH: SpanKind
+SPAN_KIND_PULL: SpanKind
+SPAN_KIND_ENCODE: SpanKind
+SPAN_KIND_ADD: SpanKind
+SPAN_KIND_FINALISE: SpanKind
+SPAN_KIND_DECODE: SpanKind
+SPAN_KIND_SEND: SpanKind
+SPAN_KIND_RECEIVE: SpanKind
 
 class GetStatusRequest(_message.Message):
     __slots__ = ()
@@ -732,3 +755,161 @@ class PlanGroup(_message.Message):
     rule: PlanRule
     reason: str
     def __init__(self, section: _Optional[int] = ..., blocks: _Optional[int] = ..., tensors: _Optional[int] = ..., first_tensor: _Optional[str] = ..., bytes: _Optional[int] = ..., codec: _Optional[str] = ..., scheme: _Optional[str] = ..., rule: _Optional[_Union[PlanRule, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class StartTraceRequest(_message.Message):
+    __slots__ = ("job", "steps", "seconds", "nodes")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    steps: int
+    seconds: float
+    nodes: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, job: _Optional[str] = ..., steps: _Optional[int] = ..., seconds: _Optional[float] = ..., nodes: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class StartTraceResponse(_message.Message):
+    __slots__ = ("nodes", "message")
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    nodes: _containers.RepeatedScalarFieldContainer[str]
+    message: str
+    def __init__(self, nodes: _Optional[_Iterable[str]] = ..., message: _Optional[str] = ...) -> None: ...
+
+class StopTraceRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class StopTraceResponse(_message.Message):
+    __slots__ = ("nodes", "message")
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    nodes: _containers.RepeatedCompositeFieldContainer[TracedNode]
+    message: str
+    def __init__(self, nodes: _Optional[_Iterable[_Union[TracedNode, _Mapping]]] = ..., message: _Optional[str] = ...) -> None: ...
+
+class TracedNode(_message.Message):
+    __slots__ = ("name", "spans", "dropped", "clocks", "firsts", "absent", "reason")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SPANS_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    CLOCKS_FIELD_NUMBER: _ClassVar[int]
+    FIRSTS_FIELD_NUMBER: _ClassVar[int]
+    ABSENT_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    spans: int
+    dropped: int
+    clocks: _containers.RepeatedCompositeFieldContainer[TraceClock]
+    firsts: _containers.RepeatedCompositeFieldContainer[TraceFirst]
+    absent: _containers.RepeatedScalarFieldContainer[str]
+    reason: str
+    def __init__(self, name: _Optional[str] = ..., spans: _Optional[int] = ..., dropped: _Optional[int] = ..., clocks: _Optional[_Iterable[_Union[TraceClock, _Mapping]]] = ..., firsts: _Optional[_Iterable[_Union[TraceFirst, _Mapping]]] = ..., absent: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class TraceClock(_message.Message):
+    __slots__ = ("at", "offset", "error")
+    AT_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    at: float
+    offset: float
+    error: float
+    def __init__(self, at: _Optional[float] = ..., offset: _Optional[float] = ..., error: _Optional[float] = ...) -> None: ...
+
+class TraceFirst(_message.Message):
+    __slots__ = ("job", "domain", "step")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    DOMAIN_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    domain: int
+    step: int
+    def __init__(self, job: _Optional[str] = ..., domain: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
+
+class GetTraceRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetTraceResponse(_message.Message):
+    __slots__ = ("context", "node", "spans")
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    SPANS_FIELD_NUMBER: _ClassVar[int]
+    context: TraceContext
+    node: TracedNode
+    spans: _containers.RepeatedCompositeFieldContainer[TraceSpan]
+    def __init__(self, context: _Optional[_Union[TraceContext, _Mapping]] = ..., node: _Optional[_Union[TracedNode, _Mapping]] = ..., spans: _Optional[_Iterable[_Union[TraceSpan, _Mapping]]] = ...) -> None: ...
+
+class TraceContext(_message.Message):
+    __slots__ = ("node", "steps", "wall_clock", "nodes", "domains")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    WALL_CLOCK_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    DOMAINS_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    steps: int
+    wall_clock: float
+    nodes: _containers.RepeatedCompositeFieldContainer[TracedName]
+    domains: _containers.RepeatedCompositeFieldContainer[TracedDomain]
+    def __init__(self, node: _Optional[str] = ..., steps: _Optional[int] = ..., wall_clock: _Optional[float] = ..., nodes: _Optional[_Iterable[_Union[TracedName, _Mapping]]] = ..., domains: _Optional[_Iterable[_Union[TracedDomain, _Mapping]]] = ...) -> None: ...
+
+class TracedName(_message.Message):
+    __slots__ = ("id", "name")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    name: str
+    def __init__(self, id: _Optional[int] = ..., name: _Optional[str] = ...) -> None: ...
+
+class TracedDomain(_message.Message):
+    __slots__ = ("job", "domain", "job_label", "label", "blocks")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    DOMAIN_FIELD_NUMBER: _ClassVar[int]
+    JOB_LABEL_FIELD_NUMBER: _ClassVar[int]
+    LABEL_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    domain: int
+    job_label: str
+    label: str
+    blocks: _containers.RepeatedCompositeFieldContainer[TracedBlock]
+    def __init__(self, job: _Optional[str] = ..., domain: _Optional[int] = ..., job_label: _Optional[str] = ..., label: _Optional[str] = ..., blocks: _Optional[_Iterable[_Union[TracedBlock, _Mapping]]] = ...) -> None: ...
+
+class TracedBlock(_message.Message):
+    __slots__ = ("key", "tensor")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    TENSOR_FIELD_NUMBER: _ClassVar[int]
+    key: int
+    tensor: str
+    def __init__(self, key: _Optional[int] = ..., tensor: _Optional[str] = ...) -> None: ...
+
+class TraceSpan(_message.Message):
+    __slots__ = ("kind", "begin", "end", "job", "domain", "step", "key", "place", "bytes", "peer", "link_seq", "phase", "resent")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    BEGIN_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    DOMAIN_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    LINK_SEQ_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    RESENT_FIELD_NUMBER: _ClassVar[int]
+    kind: SpanKind
+    begin: float
+    end: float
+    job: str
+    domain: int
+    step: int
+    key: int
+    place: int
+    bytes: int
+    peer: int
+    link_seq: int
+    phase: int
+    resent: bool
+    def __init__(self, kind: _Optional[_Union[SpanKind, str]] = ..., begin: _Optional[float] = ..., end: _Optional[float] = ..., job: _Optional[str] = ..., domain: _Optional[int] = ..., step: _Optional[int] = ..., key: _Optional[int] = ..., place: _Optional[int] = ..., bytes: _Optional[int] = ..., peer: _Optional[int] = ..., link_seq: _Optional[int] = ..., phase: _Optional[int] = ..., resent: bool = ...) -> None: ...

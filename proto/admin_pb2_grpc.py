@@ -89,6 +89,21 @@ class AdminServiceStub(object):
                 request_serializer=gcproto_dot_admin__pb2.AdviseRequest.SerializeToString,
                 response_deserializer=gcproto_dot_admin__pb2.AdviseResponse.FromString,
                 _registered_method=True)
+        self.StartTrace = channel.unary_unary(
+                '/gradcomm.admin.v1.AdminService/StartTrace',
+                request_serializer=gcproto_dot_admin__pb2.StartTraceRequest.SerializeToString,
+                response_deserializer=gcproto_dot_admin__pb2.StartTraceResponse.FromString,
+                _registered_method=True)
+        self.StopTrace = channel.unary_unary(
+                '/gradcomm.admin.v1.AdminService/StopTrace',
+                request_serializer=gcproto_dot_admin__pb2.StopTraceRequest.SerializeToString,
+                response_deserializer=gcproto_dot_admin__pb2.StopTraceResponse.FromString,
+                _registered_method=True)
+        self.GetTrace = channel.unary_stream(
+                '/gradcomm.admin.v1.AdminService/GetTrace',
+                request_serializer=gcproto_dot_admin__pb2.GetTraceRequest.SerializeToString,
+                response_deserializer=gcproto_dot_admin__pb2.GetTraceResponse.FromString,
+                _registered_method=True)
         self.GetLogs = channel.unary_stream(
                 '/gradcomm.admin.v1.AdminService/GetLogs',
                 request_serializer=gcproto_dot_admin__pb2.GetLogsRequest.SerializeToString,
@@ -192,6 +207,30 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def StartTrace(self, request, context):
+        """Begins to record the steps of jobs as spans, on this node and others, until StopTrace or a limit.
+        FAILED_PRECONDITION while another trace is being recorded here, NOT_FOUND for a job or a node that is not known.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def StopTrace(self, request, context):
+        """Ends the trace that was started at this node, on all of its nodes, and says what each recorded; again as often as
+        it is asked. FAILED_PRECONDITION when none was started here.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetTrace(self, request, context):
+        """What was recorded: the context, then of each node what it is and its spans. Kept until the next StartTrace.
+        FAILED_PRECONDITION before StopTrace.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetLogs(self, request, context):
         """What the daemon and its lanes logged last, oldest first, and with follow whatever comes.
         The stream ends when all is said, or with follow when the daemon stops and after an hour at most: whoever wants more
@@ -266,6 +305,21 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.Advise,
                     request_deserializer=gcproto_dot_admin__pb2.AdviseRequest.FromString,
                     response_serializer=gcproto_dot_admin__pb2.AdviseResponse.SerializeToString,
+            ),
+            'StartTrace': grpc.unary_unary_rpc_method_handler(
+                    servicer.StartTrace,
+                    request_deserializer=gcproto_dot_admin__pb2.StartTraceRequest.FromString,
+                    response_serializer=gcproto_dot_admin__pb2.StartTraceResponse.SerializeToString,
+            ),
+            'StopTrace': grpc.unary_unary_rpc_method_handler(
+                    servicer.StopTrace,
+                    request_deserializer=gcproto_dot_admin__pb2.StopTraceRequest.FromString,
+                    response_serializer=gcproto_dot_admin__pb2.StopTraceResponse.SerializeToString,
+            ),
+            'GetTrace': grpc.unary_stream_rpc_method_handler(
+                    servicer.GetTrace,
+                    request_deserializer=gcproto_dot_admin__pb2.GetTraceRequest.FromString,
+                    response_serializer=gcproto_dot_admin__pb2.GetTraceResponse.SerializeToString,
             ),
             'GetLogs': grpc.unary_stream_rpc_method_handler(
                     servicer.GetLogs,
@@ -575,6 +629,87 @@ class AdminService(object):
             '/gradcomm.admin.v1.AdminService/Advise',
             gcproto_dot_admin__pb2.AdviseRequest.SerializeToString,
             gcproto_dot_admin__pb2.AdviseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StartTrace(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gradcomm.admin.v1.AdminService/StartTrace',
+            gcproto_dot_admin__pb2.StartTraceRequest.SerializeToString,
+            gcproto_dot_admin__pb2.StartTraceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StopTrace(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gradcomm.admin.v1.AdminService/StopTrace',
+            gcproto_dot_admin__pb2.StopTraceRequest.SerializeToString,
+            gcproto_dot_admin__pb2.StopTraceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetTrace(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/gradcomm.admin.v1.AdminService/GetTrace',
+            gcproto_dot_admin__pb2.GetTraceRequest.SerializeToString,
+            gcproto_dot_admin__pb2.GetTraceResponse.FromString,
             options,
             channel_credentials,
             insecure,

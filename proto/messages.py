@@ -22,6 +22,7 @@ from gcproto.epoch_messages import Admit, DomainFacts, EpochStart, Frozen, JobSt
 from gcproto.manifest import Section
 from gcproto.modes import BALANCED, STATIC
 from gcproto.packed import Message
+from gcproto.spans import EndTrace, OfTrace, TraceOrder, WorkerSpans
 from gcproto.states import AskStanding, Standing
 from gcproto.timings import TensorTimes
 
@@ -242,7 +243,8 @@ class JobLeft(Message, frozen=True, tag="left"):
 
 #: what is of one job, once that is formed
 OfJob = SectionOffer | SectionList | PlanRequest | PlanText | PlanReady | PlanGo | Fault | StepReady | Frozen
-Control = JobJoin | JoinRefusal | EpochDecided | JobLeft | JobState | OfJob
+OfJobs = JobJoin | JoinRefusal | EpochDecided | JobLeft | JobState | OfJob
+Control = OfJobs | OfTrace
 Link = Hello | Refuse | Beat | Nack
 
 
@@ -356,6 +358,7 @@ class Waiting(Message, frozen=True, tag="waiting"):
 
 
 WorkerAct = Register | Reattach | WhoAreYou | DeclareDomain | DeclareSection | Admit | Unregister
-FromWorker = WorkerAct | TensorTimes | AuditReport | AskAdvice | AskStanding
+FromWorker = WorkerAct | TensorTimes | AuditReport | AskAdvice | AskStanding | WorkerSpans
 WorkerAnswer = AuditAnswer | Advised | Standing
-ToWorker = Registered | EpochChanged | NodesWait | IAm | SectionAgreed | Fault | Waiting | WorkerAnswer
+ToTraced = TraceOrder | EndTrace
+ToWorker = Registered | EpochChanged | NodesWait | IAm | SectionAgreed | Fault | Waiting | WorkerAnswer | ToTraced

@@ -54,7 +54,7 @@ def commands(whole: argparse.ArgumentParser) -> Iterator[str]:
     shared = {a.dest for a in common(whole)}
     for name, command in commands_of(whole):
         own = [a for a in command._actions if a.dest not in shared]
-        usage = " ".join(f"[{written(a)}]" if a.option_strings else written(a) for a in own)
+        usage = " ".join(f"[{written(a)}]" if a.option_strings and not a.required else written(a) for a in own)
         about = cell(command.description or "")
         yield f"### gcctl {name}\n\n{about[:1].upper()}{about[1:]}.\n\n```\n{f'gcctl {name} {usage}'.strip()}\n```"
         if own:

@@ -33,10 +33,10 @@ if ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
     "$python" -m venv --clear "$venv"
 fi
 
-say "installing torch and gradcomm[server,dev] into $venv (a few minutes the first time)"
+say "installing torch and gradcomm[server,otel,dev] into $venv (a few minutes the first time)"
 # torch by its exact version: an unpinned one may resolve to a build with gigabytes of accelerator libraries.
 if ! "$venv/bin/python" -m pip install --disable-pip-version-check --no-input \
-    -c constraints.txt "torch==$(sed -n 's/^torch==//p' constraints.txt)" -e '.[server,dev]' >"$venv/setup.log" 2>&1; then
+    -c constraints.txt "torch==$(sed -n 's/^torch==//p' constraints.txt)" -e '.[server,otel,dev]' >"$venv/setup.log" 2>&1; then
     tail -n 40 "$venv/setup.log" >&2
     fail "pip failed; the whole log is $venv/setup.log"
 fi

@@ -13,7 +13,9 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from gcproto import admin_pb2 as pb
+from gcproto.spans import Kind, Span
 from gcserver.admin import source
+from gcserver.admin.spans import TraceContext, TracedNode, TracePart
 
 M = TypeVar("M", bound=Message)
 
@@ -176,6 +178,33 @@ def alike(kind: type[M], value: Any) -> M:
         else:
             fields[field.name] = alike(described.message_type._concrete_class, part)
     return kind(**fields)
+
+
+def trace_part(part: TracePart) -> pb.GetTraceResponse:
+    if isinstance(part, TraceContext):
+        return pb.GetTraceResponse(context=alike(pb.TraceContext, part))
+    if isinstance(part, TracedNode):
+        return pb.GetTraceResponse(node=alike(pb.TracedNode, part))
+    return pb.GetTraceResponse(spans=[_span(s) for s in part])
+
+
+def _span(s: Span) -> pb.TraceSpan:
+    frame = s.kind in (Kind.SEND, Kind.RECEIVE)
+    return pb.TraceSpan(
+        kind=s.kind,  # type: ignore[arg-type]  # an open enumeration takes any number
+        begin=s.begin,
+        end=s.end,
+        job=s.job.hex(),
+        domain=s.domain,
+        step=s.step,
+        key=s.key,
+        place=s.place,
+        bytes=s.nbytes,
+        peer=s.peer,
+        link_seq=s.seq,
+        phase=s.phase if frame else 0,
+        resent=frame and s.resent,
+    )
 
 
 def change(c: source.PlanChange, kind: type[M]) -> M:

@@ -37,7 +37,7 @@ _ABOUT: Final = {
     Exit.DENIED: "not authorised: certificates that do not fit or have ended, or a role that may not do that",
     Exit.REFUSED: "the daemon refused: a spec or rule that cannot be run, or not now (several jobs and none named); "
     "or it is too old to know the command",
-    Exit.NOT_FOUND: "no such job, domain or tensor there",
+    Exit.NOT_FOUND: "no such job, node, domain or tensor there",
     Exit.TIMEOUT: "no answer within --timeout, or a change that did not come into force in time (it may yet)",
     Exit.UNAVAILABLE: "the daemon answers, and a peer, a lane or a planning process that it needs does not; try again",
     Exit.INTERRUPTED: "interrupted (Ctrl-C)",

@@ -2,8 +2,8 @@
 
 What may live here: from a command line to what is printed and to an exit status; what a failed call means. What may
 not: which options there are (`gcctl_parser.py`) and what they come to (`gcctl_settings.py`), single calls
-(`gcctl_calls.py`, `gcctl_logs.py`), how answers look (`tables.py`, `plan_tables.py`, `drawing.py`), anything the daemon
-should do itself.
+(`gcctl_calls.py`, `gcctl_logs.py`, `trace_command.py`), how answers look (`tables.py`, `plan_tables.py`, `drawing.py`),
+anything the daemon should do itself.
 
 Exit statuses are those of `exits.py`. Errors are one line on stderr; with `--json` stdout holds the answer alone.
 """
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 #: commands that wait until the job has made a step
 CHANGES = ("set-codec", "set-plan", "set-controller", "replan")
+#: commands that may take long: these, and those that measure or ask other nodes
+LONG = (*CHANGES, "advise", "trace start", "trace stop")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -43,6 +45,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             _print(gcctl_contexts.completion(options.shell, options.json))
         elif options.command.startswith("context "):
             _print(gcctl_contexts.run(options, os.environ))
+        elif options.command == "trace export":
+            from gcserver.admin import trace_command
+
+            _print(trace_command.export(options))
         else:
             return _call(options, settle(options, os.environ))
     except CtlError as error:
@@ -59,7 +65,7 @@ def _call(options: argparse.Namespace, settings: Settings) -> int:
 
     from gcserver.admin import gcctl_tls
 
-    usual = LONG_TIMEOUT if options.command in (*CHANGES, "advise") else USUAL_TIMEOUT
+    usual = LONG_TIMEOUT if options.command in LONG else USUAL_TIMEOUT
     options.timeout, options.job = settings.timeout or usual, settings.job
     use = gcctl_tls.files(settings.tls, settings.address)
     try:

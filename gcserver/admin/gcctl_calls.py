@@ -1,7 +1,8 @@
 """What `gcctl` asks of a daemon: one call for each command, and how its answer looks as a table.
 
 What may live here: requests from options, connections, the table of calls. What may not: the command line
-(`gcctl_parser.py`), how tables look (`tables.py`, `plan_tables.py`), what a failure means (`gcctl.py`).
+(`gcctl_parser.py`), how tables look (`tables.py`, `plan_tables.py`), traces (`trace_command.py`), what a failure means
+(`gcctl.py`).
 
 ``options`` are those of the command line, with ``timeout`` (seconds) and ``job`` settled.
 """
@@ -22,7 +23,7 @@ from google.protobuf.message import Message
 
 from gcproto import admin_pb2 as pb
 from gcproto import admin_pb2_grpc as pb_grpc
-from gcserver.admin import gcctl_tls, plan_tables, tables
+from gcserver.admin import gcctl_tls, plan_tables, tables, trace_command
 from gcserver.admin.access import Paths
 
 #: A proxy named in the environment is for the web, not for the daemon next door.
@@ -142,5 +143,7 @@ COMMANDS: Final[dict[str, Command]] = {
     "set-controller": Command(pb.SetControllerResponse, _set_controller, _changed),
     "profile": Command(pb.GetProfileResponse, _profile, plan_tables.profile),
     "advise": Command(pb.AdviseResponse, _advise, plan_tables.advice),
+    "trace start": Command(pb.StartTraceResponse, trace_command.start, trace_command.done),
+    "trace stop": Command(pb.StopTraceResponse, trace_command.stop, trace_command.shown),
     "drain": Command(pb.DrainResponse, _drain, _draining),
 }

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Final
 
 from gcproto.modes import MODES, QUALITIES
@@ -36,6 +37,20 @@ def _address(text: str) -> str:
         raise argparse.ArgumentTypeError(f"{error}; got {text!r}") from None
 
 
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected a whole number, got {text!r}")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    return float(text) if text.replace(".", "", 1).isdecimal() else _duration(text)
+
+
+def _names(text: str) -> list[str]:
+    return [] if text == "all" else [name.strip() for name in text.split(",") if name.strip()]
+
+
 def parser() -> argparse.ArgumentParser:
     # The same options before and after the command; SUPPRESS keeps the second parse from undoing the first.
     common = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)
@@ -49,7 +64,7 @@ def parser() -> argparse.ArgumentParser:
     common.add_argument("--json", action="store_true", help="the answer as JSON: every field, numbers as numbers")
     common.add_argument(
         "--timeout", type=_duration, metavar="TIME",
-        help="how long the daemon may take (10s; 60s where a job has to make steps or is planned for)",
+        help="how long the daemon may take (10s; 60s where a job has to make steps, is planned for or traced)",
     )  # fmt: skip
     for option, variable, _, about in TLS:
         common.add_argument(option, metavar="FILE", help=f"{about} (variable {variable})")
@@ -116,6 +131,9 @@ def parser() -> argparse.ArgumentParser:
         "--since", type=_duration, default=0.0, metavar="TIME", help="of the last 10m (default: all it has)"
     )
     logs.add_argument("--level", choices=LEVELS, default=LEVELS[0], help="this and what matters more (default: all)")
+    about = "record steps on all nodes, for Perfetto"
+    traced = commands.add_parser("trace", help=about, description=about)
+    _add_traces(traced.add_subparsers(required=True, metavar="COMMAND"), common)
     drain = add("drain", "take no new jobs, let running ones end, then exit")
     drain.add_argument("--within", type=_duration, default=0.0, metavar="TIME", help="how long jobs may still take")
     drain.add_argument("--reason", default="", help="shown in the daemon's log and to workers that want to join")
@@ -137,6 +155,22 @@ def _add(commands: Any, common: argparse.ArgumentParser, name: str, about: str) 
     made: argparse.ArgumentParser = commands.add_parser(word, parents=[common], help=about, description=about)
     made.set_defaults(command=name)
     return made
+
+
+def _add_traces(traces: Any, common: argparse.ArgumentParser) -> None:
+    start = _add(traces, common, "trace start", "begin to record steps as spans, on this node and others")
+    start.add_argument("--job", default="", help="label or id (default: the context's, else all)")
+    start.add_argument("--steps", type=_count, default=0, metavar="N", help="whole steps of each process group")
+    start.add_argument(
+        "--seconds", type=_seconds, default=0.0, metavar="TIME", help="how long at most (default 60s, at most 10min)"
+    )
+    start.add_argument("--nodes", type=_names, default=[], metavar="A,B", help="besides this one (default: all)")
+    about = "end it on all nodes and write what they recorded, for https://ui.perfetto.dev or Chrome"
+    stop = _add(traces, common, "trace stop", about)
+    stop.add_argument("--out", type=Path, metavar="FILE.json", help="(default: only say what there is)")
+    export = _add(traces, common, "trace export", "send a trace to a collector of OpenTelemetry's; no daemon is asked")
+    export.add_argument("file", type=Path, metavar="FILE.json", help="what `trace stop --out` wrote")
+    export.add_argument("--otlp", required=True, metavar="URL", help="such as http://collector:4318/v1/traces")
 
 
 def _completed(action: argparse.Action) -> None:

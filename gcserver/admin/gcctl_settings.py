@@ -24,7 +24,7 @@ DEFAULT_ADDRESS: Final = "127.0.0.1:7460"
 ADDRESS_VARIABLE: Final = "GC_NODE_ADMIN"
 #: names the context, as `--context` does, but without its precedence
 CONTEXT_VARIABLE: Final = "GCCTL_CONTEXT"
-#: how long a daemon may take, seconds; and where a job has to make steps or is planned for
+#: how long a daemon may take, seconds; and where a job has to make steps, is planned for or traced
 USUAL_TIMEOUT: Final = 10.0
 LONG_TIMEOUT: Final = 60.0
 #: option, variable, key of a context, what for

@@ -130,8 +130,11 @@ class Guard(grpc.aio.ServerInterceptor):
     def _yielding(self, method: str, inner: Any) -> Any:
         async def guarded(request: Any, context: Any) -> Any:
             await self._admit(method, context)
-            async for answer in inner(request, context):
-                yield answer
+            try:
+                async for answer in inner(request, context):
+                    yield answer
+            except AdminError as error:
+                await abort(context, error)
 
         return guarded
 

@@ -77,6 +77,7 @@ def _others() -> dict[str, JSON]:
         "context list": _object({**found, "in_use": _TEXT, "contexts": {"type": "array", "items": context}}),
         "context show": context,
         "context use": _object(found),
+        "trace export": _object({"file": _TEXT, "url": _TEXT, "spans": {"type": "integer", "minimum": 0}}),
         "completion": _object({"shell": _TEXT, "script": _TEXT}),
     }
 

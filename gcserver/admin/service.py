@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -122,6 +122,20 @@ class Admin(pb_grpc.AdminServiceServicer):
             raise AdminError(ErrorKind.INVALID, text, "bandwidths")
         found = await self._source.advise(request.job, tuple(request.bandwidths))
         return pb.AdviseResponse(domains=[convert.alike(pb.Advice, d) for d in found])
+
+    async def StartTrace(self, request: pb.StartTraceRequest, context: Any) -> pb.StartTraceResponse:
+        if not math.isfinite(request.seconds):
+            raise AdminError(ErrorKind.INVALID, f"seconds: expected a number, got {request.seconds}", "seconds")
+        nodes = tuple(request.nodes)
+        found = await self._source.start_trace(request.job, request.steps, request.seconds, nodes)
+        return convert.alike(pb.StartTraceResponse, found)
+
+    async def StopTrace(self, request: pb.StopTraceRequest, context: Any) -> pb.StopTraceResponse:
+        return convert.alike(pb.StopTraceResponse, await self._source.stop_trace())
+
+    async def GetTrace(self, request: pb.GetTraceRequest, context: Any) -> AsyncIterator[pb.GetTraceResponse]:
+        async for part in self._source.trace():
+            yield convert.trace_part(part)
 
     async def GetLogs(self, request: pb.GetLogsRequest, context: Any) -> None:
         await self._logs.serve(request, context.write)

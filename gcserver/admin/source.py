@@ -10,10 +10,12 @@ Durations in seconds, sizes in bytes, counters since the start of the daemon's i
 from __future__ import annotations
 
 import enum
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from gcserver.admin.planning import Advice, ControllerState, DomainProfile, Forecast, TimelineJob
+from gcserver.admin.spans import TracePart, TraceStarted, TraceStopped
 
 
 class NodeState(enum.StrEnum):
@@ -262,7 +264,7 @@ class ErrorKind(enum.StrEnum):
     """Why a request was refused; each has its gRPC status in `statuses.py`."""
 
     INVALID = "invalid"  # the request itself is wrong: a spec that does not parse
-    NOT_FOUND = "not_found"  # no such job, domain or tensor here
+    NOT_FOUND = "not_found"  # no such job, node, domain or tensor here
     PRECONDITION = "precondition"  # right, but not now: several jobs and none named, draining
     UNAVAILABLE = "unavailable"  # a peer or lane that is needed does not answer
     DEADLINE = "deadline"  # it did not happen in time
@@ -330,6 +332,18 @@ class Source(Protocol):
 
     async def advise(self, job: str, bandwidths: tuple[float, ...]) -> tuple[Advice, ...]:
         """What compression would bring at these bandwidths, bytes a second (none: usual ones). AdminError."""
+        ...
+
+    async def start_trace(self, job: str, steps: int, seconds: float, nodes: tuple[str, ...]) -> TraceStarted:
+        """Begins to record steps as spans, here and on other nodes. AdminError of any kind."""
+        ...
+
+    async def stop_trace(self) -> TraceStopped:
+        """Ends the trace that was started here. AdminError PRECONDITION."""
+        ...
+
+    def trace(self) -> AsyncIterator[TracePart]:
+        """What was recorded, part by part. AdminError PRECONDITION, when the first part is asked for."""
         ...
 
     async def drain(self, timeout: float, reason: str) -> DrainResult:

@@ -33,6 +33,7 @@ from gcserver.core.control_events import (
     ProbeLink,
     SetPlan,
     Tell,
+    TellPeer,
     ToLane,
     WorkerGone,
     WorkerSaid,
@@ -109,12 +110,6 @@ class ControlMachine:
         return out
 
     # ----------------------------------------------------------------------------------------- peers
-    def _on_peer_added(self, e: PeerAdded, now: float) -> None:
-        self.peers.on_added(e, now)
-
-    def _on_peer_reset(self, e: PeerReset, now: float) -> None:
-        self.peers.on_reset(e)
-
     def _on_received(self, e: FrameReceived, now: float) -> None:
         heard = self.peers.receive(e, now)
         if heard is None:
@@ -252,7 +247,7 @@ class ControlMachine:
         self._maybe_drained()
 
     # ------------------------------------------------------------------------------- peers' messages
-    def _on_control(self, node: str, m: messages.Control) -> None:
+    def _on_control(self, node: str, m: messages.OfJobs) -> None:
         if isinstance(m, JobJoin):
             self.formation.on_peer_join(node, m)
             self.out.extend(admission.on_join(self.jobs.values(), node, m))
@@ -381,8 +376,8 @@ class ControlMachine:
 
 
 _HANDLERS: dict[type, Callable[[ControlMachine, Any, float], None]] = {
-    PeerAdded: ControlMachine._on_peer_added,
-    PeerReset: ControlMachine._on_peer_reset,
+    PeerAdded: lambda machine, e, now: machine.peers.on_added(e, now),
+    PeerReset: lambda machine, e, now: machine.peers.on_reset(e),
     FrameReceived: ControlMachine._on_received,
     FrameDamaged: lambda machine, e, now: machine.peers.on_damaged(e),
     WorkerSaid: ControlMachine._on_worker,
@@ -393,6 +388,7 @@ _HANDLERS: dict[type, Callable[[ControlMachine, Any, float], None]] = {
     ArbiterSilent: ControlMachine._on_arbiter_silent,
     SetPlan: ControlMachine._on_set_plan,
     ProbeLink: lambda machine, e, now: machine.peers.on_probe(e, now),
+    TellPeer: lambda machine, e, now: machine.peers.send(e.peer, e.message),
     PeerExpelled: ControlMachine._on_expelled,
     DrainAsked: ControlMachine._on_drain,
     JobRestored: ControlMachine._on_restored,

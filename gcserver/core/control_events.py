@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from gcproto.manifest import Section
 from gcproto.messages import DeclareDomain, EpochDecided, PlanText, Rule, Token, ToWorker, WorkerAct
+from gcproto.spans import OfTrace
 from gcserver.core.effects import (
     Count,
     Reconnect,
@@ -119,6 +120,14 @@ class ProbeLink:
 
 
 @dataclass(frozen=True, slots=True)
+class TellPeer:
+    """Send what concerns a trace to ``peer`` (a name); lost while the link to it is down."""
+
+    peer: str
+    message: OfTrace
+
+
+@dataclass(frozen=True, slots=True)
 class PeerExpelled:
     """A node may not be talked to any more: its key is not among the admitted. Said again as long as that is so."""
 
@@ -180,6 +189,7 @@ ControlEvent = (
     | ArbiterSilent
     | SetPlan
     | ProbeLink
+    | TellPeer
     | PeerExpelled
     | DrainAsked
     | JobRestored
@@ -206,6 +216,14 @@ class ToLane:
 
     event: ToLaneEvent
     lane: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PeerSaid:
+    """What a peer said that concerns a trace, and no job."""
+
+    peer: str
+    message: OfTrace
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,6 +322,7 @@ ControlEffect = (
     | ReportLink
     | Tell
     | ToLane
+    | PeerSaid
     | KnowPeer
     | SaveJob
     | ForgetJob

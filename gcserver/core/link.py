@@ -31,6 +31,7 @@ from gcproto.records import Record, replace
 from gcproto.wire import CONTRIBUTION, Flag, FrameType, Header
 from gcserver.core.accounts import Accounts
 from gcserver.core.arrivals import Arrivals
+from gcserver.core.clocks import Clocks
 from gcserver.core.effects import Count, Reconnect, ReportLink, Send
 from gcserver.core.events import DomainKey, Handle
 from gcserver.core.probe import Probe
@@ -100,6 +101,7 @@ class Link:
     their_clock_at: float = 0.0
     #: smoothed round trip of heartbeats, seconds; None before the first
     rtt: float | None = None
+    clocks: Clocks = field(default_factory=Clocks)
     #: our clock when the newest probe (a padded heartbeat) left, its bytes, and its round trip once that is known, s
     probe: Probe | None = None
     arrivals: Arrivals = field(default_factory=Arrivals)
@@ -238,19 +240,16 @@ class Link:
         """A new life of the peer: everything about the link starts over."""
         first = self.theirs == 0
         self.theirs = incarnation
-        self.refused = ""
-        self.heard = now
-        self.quiet = False
-        self.knows_us = False
-        self.next_seq = 1
-        self.acked = 0
+        self.refused, self.heard = "", now
+        self.quiet = self.knows_us = False
+        self.next_seq, self.acked = 1, 0
         self.unacked.clear()
         self.received = self.highest = 0
         self.ahead.clear()
         self.damaged.clear()
         self.blind = 0
         self.their_clock, self.rtt, self.probe = 0.0, None, None
-        self.arrivals = Arrivals(now)
+        self.arrivals, self.clocks = Arrivals(now), Clocks()
         self.accounts.clear()
         out: list[LinkEffect] = [] if first else [Reconnect(self.peer)]
         out.append(ReportLink(self.peer, "up"))
@@ -339,6 +338,8 @@ class Link:
                 self.probe = Probe(self.probe.sent, self.probe.nbytes, trip)
         else:
             self.rtt = trip if self.rtt is None else self.rtt + SMOOTHING * (trip - self.rtt)
+            if beat.sent:
+                self.clocks.add(beat.sent, trip, now)
 
     def on_nack(self, body: bytes) -> list[LinkEffect]:
         # Each once, however often it is named.

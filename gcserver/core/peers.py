@@ -10,9 +10,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from gcproto import messages, packed, wire
+from gcproto.spans import AskSpans, SpansPart, TraceOrder
 from gcproto.wire import FrameType, Header
 from gcserver.core.control_config import ControlConfig
-from gcserver.core.control_events import ControlEffect, KnowPeer, Log, ProbeLink
+from gcserver.core.control_events import ControlEffect, KnowPeer, Log, PeerSaid, ProbeLink
 from gcserver.core.effects import Count, ReportLink
 from gcserver.core.events import FrameDamaged, FrameReceived, PeerAdded, PeerReset
 from gcserver.core.link import Link
@@ -34,7 +35,7 @@ class PeerUp:
 MAX_STRANGERS = 1024
 
 #: What a frame has for the rest of the machine.
-Heard = PeerUp | messages.Beat | messages.Control
+Heard = PeerUp | messages.Beat | messages.OfJobs
 
 
 @dataclass(slots=True)
@@ -125,7 +126,10 @@ class Peers:
         if h.type is FrameType.NACK:
             self.out.extend(link.on_nack(e.body))
         elif link.accept(h, self.out.append) and h.type is FrameType.CONTROL:
-            return link.name, _control(e.body)
+            message = _control(e.body)
+            if not isinstance(message, TraceOrder | AskSpans | SpansPart):
+                return link.name, message
+            self.out.append(PeerSaid(link.name, message))
         return None
 
     def _on_hello(self, link: Link | None, h: Header, body: bytes, now: float) -> tuple[str, PeerUp] | None:

@@ -66,10 +66,12 @@ from gcserver.runtime.lanelink import (
 from gcserver.runtime.laneworkers import LaneWorkers
 from gcserver.runtime.linkfit import Arrivals
 from gcserver.runtime.once import Once
+from gcserver.runtime.recording import AskRecord, Recording, RecordSpans
 from gcserver.runtime.setup import LaneSetup, lane_address, listen_unix
 from gcserver.runtime.statefiles import incarnation, latest
 from gcserver.runtime.stepreports import StepReports
 from gcserver.runtime.steptrace import AskTrace, StepTracer
+from gcserver.runtime.tap import Tap
 from gcserver.runtime.tickets import Tickets
 from gcserver.runtime.transport import ZmqTransport
 
@@ -100,7 +102,9 @@ class LaneProcess:
         self.delays = Delays(machine)
         self.reports = StepReports(machine, self.delays, self.send_up)
         self.workers = LaneWorkers(self, listener, Tickets(Path(setup.state)))
-        self.tracer = StepTracer(self)
+        tap, index = Tap(self), setup.hello.lane
+        self.tracer = StepTracer(tap, index, self.send_up)
+        self.recording = Recording(tap, index, machine, self.executor.domains, self.send_up)
         self._new = Once()
         self.queue: deque[ev.LaneEvent] = deque()
         #: questions about blocks that are being answered: request, what is left, what was found
@@ -264,6 +268,8 @@ class LaneProcess:
             self.asked.append((message.request, self.executor.facts(message.domain, message.gradients), []))
         elif isinstance(message, AskTrace):
             self.tracer.on_ask(message)
+        elif isinstance(message, RecordSpans | AskRecord):
+            self.recording.take(message)
         else:
             self.feed(message)
             if isinstance(message, ev.Settled):

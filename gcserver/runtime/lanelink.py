@@ -20,6 +20,7 @@ from gcproto.packed import UNREADABLE, Message, MessageError
 from gcserver.core import effects, events
 from gcserver.core.control_events import OpenSection
 from gcserver.runtime.linkfit import Arrival
+from gcserver.runtime.recording import AskRecord, LaneSpans, RecordSpans
 from gcserver.runtime.steptrace import AskTrace, TracedStep
 
 
@@ -196,6 +197,9 @@ _TYPES: dict[str, Any] = {
         BlockFacts,
         AskTrace,
         TracedStep,
+        RecordSpans,
+        AskRecord,
+        LaneSpans,
     )
 }
 _decoders = {name: msgspec.msgpack.Decoder(t) for name, t in _TYPES.items()}

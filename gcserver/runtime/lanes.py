@@ -37,6 +37,7 @@ from gcserver.runtime.lanelink import (
     StepTimes,
 )
 from gcserver.runtime.linkfit import LinkFit
+from gcserver.runtime.recording import LaneSpans
 from gcserver.runtime.setup import LaneSetup
 from gcserver.runtime.steptrace import TracedStep
 
@@ -154,7 +155,7 @@ class Lanes:
                 self._s.profiler.on_kernels(message)
             elif isinstance(message, StepDelays):
                 self._s.steering.measured(message)
-            elif isinstance(message, BlockFacts | TracedStep):
+            elif isinstance(message, BlockFacts | TracedStep | LaneSpans):
                 self._s.questions.answered(lane.index, message)
             else:
                 self._s.feed(cx.LaneSaid(lane.index, message))
@@ -167,6 +168,7 @@ class Lanes:
             self.send(lane, AddPeer(name, address))
         self._s.feed(cx.LaneUp(lane.index))
         self._s.steering.lane_up()
+        self._s.traces.lane_up(lane)
         if all(other is not None and other.ready for other in self.table):
             self._s.ready.set()
 

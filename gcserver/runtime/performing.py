@@ -37,6 +37,7 @@ def _save(s: Supervisor, e: cx.SaveJob) -> None:
     except OSError as error:
         s.short(e.job, "the job's memory cannot be written", error)
     s.profiler.on_declared(e.job)
+    s.traces.declared(e.job)
 
 
 def _forget(s: Supervisor, e: cx.ForgetJob) -> None:
@@ -105,6 +106,7 @@ _PERFORM: dict[type, Callable[[Supervisor, Any], object]] = {
     cx.Tell: lambda s, e: s.registrations.tell(e),
     cx.ToLane: lambda s, e: s.lanes.tell(e.event, e.lane),
     cx.KnowPeer: lambda s, e: s.loop.call_soon(s.peers.know, e.name, e.address),
+    cx.PeerSaid: lambda s, e: s.traces.on_peer(e.peer, e.message),
     cx.SaveJob: _save,
     cx.ForgetJob: _forget,
     cx.LogSettled: _settled,

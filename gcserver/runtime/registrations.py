@@ -18,6 +18,7 @@ from gcproto.audits import AuditReport
 from gcproto.channel import Channel, ChannelClosed
 from gcproto.messages import Fault, IAm, Register, Registered, ToWorker
 from gcproto.packed import MessageError
+from gcproto.spans import WorkerSpans
 from gcproto.states import AskStanding, Standing
 from gcproto.timings import TensorTimes
 from gcserver.core import control_events as cx
@@ -99,6 +100,8 @@ class Registrations:
                 return
             elif isinstance(message, AuditReport):
                 self._s.audits.on_report(descriptor, message)
+            elif isinstance(message, WorkerSpans):
+                self._s.traces.on_worker(descriptor, message)
             elif isinstance(message, AskAdvice):
                 self._advise(descriptor, message)
             elif isinstance(message, AskStanding):
@@ -152,6 +155,8 @@ class Registrations:
             message = replace(message, key=self._s.keys.pair.public.decode())
         if e.connection in self.channels:
             self._send(e.connection, message)
+            if isinstance(message, Registered):
+                self._s.traces.worker_up(e.connection, message.job)
 
     def _send(self, descriptor: int, message: ToWorker) -> None:
         channel = self.channels[descriptor]

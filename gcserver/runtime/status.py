@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,6 @@ from gcserver.admin.source import (
     Member,
     NodeState,
     NodeStatus,
-    PeerState,
     PeerStatus,
     PlanChange,
     PlanRule,
@@ -37,6 +37,7 @@ from gcserver.admin.source import (
     TensorStatus,
     WaitingFor,
 )
+from gcserver.admin.spans import TracePart, TraceStarted, TraceStopped
 from gcserver.core import control_events as cx
 from gcserver.core import epochs
 from gcserver.core.control_domain import ControlDomain
@@ -46,6 +47,7 @@ from gcserver.core.waiting import WHOLE_JOB
 from gcserver.runtime import waiters
 from gcserver.runtime.access import access
 from gcserver.runtime.lanelink import AskBlocks, BlockFacts, StepTimes
+from gcserver.runtime.peerstatus import peer_status
 from gcserver.runtime.planadmin import PlanAdmin
 from gcserver.runtime.planstatus import without_tensors
 from gcserver.runtime.tensors import Facts, in_force, space, tensors, with_facts
@@ -190,43 +192,10 @@ class Status:
         return [(source, name, n) for (source, name), n in found.items()]
 
     def peers(self) -> list[PeerStatus]:
-        s, now = self._s, time.monotonic()
         counters = self.counters()
-        out = []
-        for name, address in s.peers.addresses.items():
-            node = wire.node_id(name)
-            link = s.machine.links[node]
-            state, reason = PeerState.CONNECTING, "no answer yet"
-            if trouble := s.peers.transport.troubles.get(node, ""):
-                state, reason = PeerState.REFUSED, trouble
-            elif link.refused:
-                state, reason = PeerState.REFUSED, link.refused
-            elif link.up:
-                quiet = now - link.heard
-                lease = s.config.cluster.lease
-                state, reason = PeerState.UP, ""
-                if quiet > lease:
-                    state, reason = PeerState.DEAD, f"nothing heard for {quiet:.0f} s, lease {lease:g} s"
-                elif quiet > s.machine.config.quiet_after:
-                    state, reason = PeerState.RESTARTING, f"nothing heard for {quiet:.0f} s"
-            received, sent = self.traffic(node)
-            out.append(
-                PeerStatus(
-                    name,
-                    address,
-                    state,
-                    reason,
-                    link.theirs,
-                    now - link.heard if link.up else None,
-                    link.rtt,
-                    received,
-                    sent,
-                    counters.get(("frames_resent", node), 0),
-                    counters.get(("frames_corrupt", node), 0),
-                    s.keys is not None,
-                )
-            )
-        return out
+        return [
+            peer_status(self._s, name, counters, self.traffic(wire.node_id(name))) for name in self._s.peers.addresses
+        ]
 
     def traffic(self, node: int) -> tuple[int, int]:
         """Bytes from and to a peer, over all lanes."""
@@ -388,6 +357,18 @@ class Status:
         self._s.planning.by_hand(found)
         idle = ", ".join(repr(r.pattern) for r in without_tensors(found, rules))
         return PlanChange(answer.plan, answer.step, answer.message + (f"; no tensor matches {idle}" if idle else ""))
+
+    async def start_trace(self, job: str, steps: int, seconds: float, nodes: tuple[str, ...]) -> TraceStarted:
+        """See Source."""
+        return self._s.traces.start(self._job(job) if job else None, steps, seconds, nodes)
+
+    async def stop_trace(self) -> TraceStopped:
+        """See Source."""
+        return await self._s.traces.stop()
+
+    def trace(self) -> AsyncIterator[TracePart]:
+        """See Source."""
+        return self._s.traces.fetch()
 
     async def drain(self, timeout: float, reason: str) -> DrainResult:
         """See Source."""

@@ -1,7 +1,7 @@
 """One step of a domain on a lane, job by job: what is drawn beside a plan's prediction.
 
-What may live here: hooks around what a lane does anyway, there only while a step is traced; the record of it. What may
-not: anything that costs a step that is not traced; drawing (`gcserver.admin.drawing`).
+What may live here: the record of it. What may not: hooks (`tap.py`), spans of many steps and nodes (`recording.py`),
+drawing (`gcserver.admin.drawing`).
 
 A trace begins where the step before ends and goes on until its own step has ended here. Kernels are on the resource
 ``lane 0`` and on, each lane's its own; ``push`` is a worker's doorbell; ``exchange`` runs from our payload of a block
@@ -10,18 +10,15 @@ leaving, or the first one arriving at its owner, to the last one that the block 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gcproto.wire import FrameType, Header
 from gcserver.core import effects as fx
 from gcserver.core import events as ev
 from gcserver.core.events import DomainKey
-
-if TYPE_CHECKING:
-    from gcserver.runtime.lane import LaneProcess
+from gcserver.runtime.tap import Tap
 
 #: Longer traces are cut: they are for a drawing.
 MOST = 20_000
@@ -56,7 +53,7 @@ class TracedStep:
     jobs: tuple[TracedJob, ...]
 
 
-_KERNELS = {fx.Encode: "encode", fx.Accumulate: "add", fx.Finalise: "finalise", fx.Decode: "decode"}
+_KERNELS: dict[Any, str] = {fx.Encode: "encode", fx.Accumulate: "add", fx.Finalise: "finalise", fx.Decode: "decode"}
 
 
 @dataclass(slots=True)
@@ -81,77 +78,55 @@ class _Trace:
 
 
 class StepTracer:
-    """Traces one step at a time on ``process``; asked while it does, the newest question is the one answered."""
+    """Traces one step at a time on lane ``index``; asked while it does, the newest question is the one answered."""
 
-    def __init__(self, process: LaneProcess) -> None:
-        self._p = process
+    def __init__(self, tap: Tap, index: int, send_up: Callable[..., None]) -> None:
+        self._tap, self._resource, self._send_up = tap, f"lane {index}", send_up
         self._trace: _Trace | None = None
-        self._plain: dict[type, Callable[[Any], object]] = {}
-        self._feed: Callable[[ev.LaneEvent], None] | None = None
 
     def on_ask(self, ask: AskTrace) -> None:
         """Begin with the next step."""
         self._trace = _Trace(ask)
-        if self._feed is not None:
-            return
-        self._plain = dict(self._p.perform)
-        for kind, name in _KERNELS.items():
-            self._p.perform[kind] = self._timed(self._plain[kind], name, f"lane {self._p.setup.hello.lane}")
-        self._p.perform[fx.Send] = self._on_send
-        self._p.perform[fx.LogStep] = self._on_log_step
-        self._feed = self._p.feed
-        self._p.feed = self._on_event  # type: ignore[method-assign]
+        self._tap.add(self)
 
     def _end(self) -> None:
         self._trace = None
-        self._p.perform.update(self._plain)
-        # The method of the class again.
-        del self._p.feed
-        self._feed = None
+        self._tap.remove(self)
 
-    def _timed(self, act: Callable[[Any], object], name: str, resource: str) -> Callable[[Any], object]:
-        def timed(e: Any) -> object:
-            trace = self._trace
-            if trace is None or e.domain != trace.ask.domain or e.step != trace.step:
-                return act(e)
-            start = time.monotonic()
-            result = act(e)
-            trace.note(name, resource, e.key, start, time.monotonic())
-            return result
-
-        return timed
-
-    def _on_event(self, event: ev.LaneEvent) -> None:
+    def before(self, event: ev.LaneEvent, now: float) -> None:
         trace = self._trace
-        if trace is not None and trace.zero:
-            now = time.monotonic()
-            if isinstance(event, ev.Pushed) and event.domain == trace.ask.domain:
-                trace.step = trace.step or event.step
-                if event.step == trace.step:
-                    for key in event.keys:
-                        trace.note("push", "push", key, now, now)
-            elif isinstance(event, ev.FrameReceived) and trace.is_of(event.header):
-                key = event.header.key
-                trace.note("exchange", "exchange", key, trace.away.setdefault(key, now), now)
-        assert self._feed is not None
-        self._feed(event)
-
-    def _on_send(self, e: fx.Send) -> None:
-        trace = self._trace
-        if trace is not None and trace.is_of(e.header):
-            trace.away.setdefault(e.header.key, time.monotonic())
-        self._plain[fx.Send](e)
-
-    def _on_log_step(self, e: fx.LogStep) -> None:
-        self._plain[fx.LogStep](e)
-        trace = self._trace
-        if trace is None or e.domain != trace.ask.domain:
+        if trace is None or not trace.zero:
             return
-        now = time.monotonic()
+        if isinstance(event, ev.Pushed) and event.domain == trace.ask.domain:
+            trace.step = trace.step or event.step
+            if event.step == trace.step:
+                for key in event.keys:
+                    trace.note("push", "push", key, now, now)
+        elif isinstance(event, ev.FrameReceived) and trace.is_of(event.header):
+            key = event.header.key
+            trace.note("exchange", "exchange", key, trace.away.setdefault(key, now), now)
+
+    def after(self, event: ev.LaneEvent, began: float, ended: float) -> None:
+        """What follows from an event is heard of by itself."""
+
+    def done(self, effect: Any, began: float, ended: float) -> None:
+        trace = self._trace
+        if trace is None:
+            return
+        if isinstance(effect, fx.Send):
+            if trace.is_of(effect.header):
+                trace.away.setdefault(effect.header.key, began)
+        elif effect.domain == trace.ask.domain:
+            if isinstance(effect, fx.LogStep):
+                self._step_over(trace, effect, ended)
+            elif effect.step == trace.step:
+                trace.note(_KERNELS[type(effect)], self._resource, effect.key, began, ended)
+
+    def _step_over(self, trace: _Trace, e: fx.LogStep, now: float) -> None:
         if not trace.zero:
             trace.zero = now
         elif e.step == trace.step:
-            self._p.send_up(TracedStep(trace.ask.request, e.domain, e.step, tuple(trace.jobs)))
+            self._send_up(TracedStep(trace.ask.request, e.domain, e.step, tuple(trace.jobs)))
             self._end()
 
     def forget(self, domain: DomainKey) -> None:

@@ -54,6 +54,7 @@ from gcserver.runtime.statefiles import MemoryShort, incarnation, latest, privat
 from gcserver.runtime.status import Status
 from gcserver.runtime.steering import Steering
 from gcserver.runtime.tickets import Tickets
+from gcserver.runtime.traces import Traces
 from gcserver.runtime.transport import BindError
 
 TICK: Final = 0.5
@@ -69,6 +70,7 @@ class Supervisor:
     """One daemon. ``await run()`` returns its exit status."""
 
     lanes: Lanes
+    traces: Traces
     stopped: asyncio.Event
     # these are there once it runs
     loop: asyncio.AbstractEventLoop
@@ -103,6 +105,7 @@ class Supervisor:
         self.status = Status(self)
         self.profiler = Profiler(self)
         self.audits = Audits(self)
+        self.traces = Traces(self)
         self.hello = Hello(self.node, str(config.node.advertise), config.node.lanes, config.node.lanes, 0, __version__)
 
     # ------------------------------------------------------------------------------------- start, stop

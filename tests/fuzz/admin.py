@@ -7,9 +7,11 @@ INTERNAL, and is a failure here. The daemon answers and its job goes on.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import random
 import shutil
 import tempfile
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -42,6 +44,8 @@ REQUESTS: Final[tuple[tuple[str, Any], ...]] = (
     ("SetPlan", pb.SetPlanRequest(mode="auto", quality="fast")), ("Replan", pb.ReplanRequest(job="train")),
     ("SetController", pb.SetControllerRequest(controller="dc2-da2", parameters={"k_min": 0.01, "k_max": 0.5})),
     ("GetProfile", pb.GetProfileRequest(job="train")), ("Advise", pb.AdviseRequest(bandwidths=[1e6, 1e9])),
+    ("StartTrace", pb.StartTraceRequest(job="train", steps=3, seconds=5.0, nodes=["a", "b"])),
+    ("StopTrace", pb.StopTraceRequest()), ("GetTrace", pb.GetTraceRequest()),
     ("GetLogs", pb.GetLogsRequest(since_seconds=60, level=pb.LOG_LEVEL_INFO, after_sequence=1, incarnation=1)),
     ("GetLogs", pb.GetLogsRequest(follow=True)),
     ("Drain", pb.DrainRequest(timeout_seconds=5.0, reason="upgrade")),
@@ -142,6 +146,8 @@ def _change(rng: random.Random, request: Any) -> None:
         value = rng.choice(mutate.WORDS)
         if rng.random() < 0.5:
             value = mutate.spoil(rng, _RULE.codec.encode()).decode("utf-8", "replace")
+    elif field.type == field.TYPE_UINT32:
+        value = rng.choice((0, 1, 2**31, 2**32 - 1, rng.randrange(2**32)))
     elif field.type == field.TYPE_BOOL:
         value = rng.random() < 0.5
     elif field.type == field.TYPE_UINT64:
@@ -175,8 +181,12 @@ async def _ask(method: str, request: Any) -> str:
         guard = Guard(False, audit, node.count, Handshakes(lambda: None))  # type: ignore[arg-type]
         path = f"/{SERVICE}/{method}"
         streams = pb.DESCRIPTOR.services_by_name["AdminService"].methods_by_name[method].server_streaming
-        guarded = (guard._writing if streams else guard._answering)(path, getattr(service, method))
-        call = asyncio.ensure_future(guarded(request, context))
+        inner = getattr(service, method)
+        if inspect.isasyncgenfunction(inner):
+            work = _written(guard._yielding(path, inner)(request, context), context)
+        else:
+            work = (guard._writing if streams else guard._answering)(path, inner)(request, context)
+        call = asyncio.ensure_future(work)
         await _settled(node, 1, call)
         outcome = _outcome(call, context)
         assert len(audit.lines) == (roles.METHODS[path] == roles.OPERATOR)
@@ -197,6 +207,12 @@ async def _ask(method: str, request: Any) -> str:
         worker.sock.close()
         node.close()
         shutil.rmtree(root, ignore_errors=True)
+
+
+async def _written(answers: AsyncIterator[Any], context: Context) -> None:
+    """As gRPC does with what a method yields."""
+    async for answer in answers:
+        await context.write(answer)
 
 
 async def _settled(node: Node, first: int, call: asyncio.Future[Any]) -> None:

@@ -18,6 +18,7 @@ import msgspec
 from gcclient import errors
 from gcproto import messages, packed, wire
 from gcproto.messages import MemberInfo, Rule
+from gcproto.spans import RECORD_BYTES, AskSpans, SpansPart, TraceOrder
 from gcproto.wire import FrameType, Header
 from tests.fuzz import mutate, supervisors
 from tests.fuzz.lanes import LATEST, NODES, Frame
@@ -38,6 +39,8 @@ MESSAGES: Final[tuple[packed.Message, ...]] = (
     messages.PlanReady(JOB, 1), messages.PlanReady(JOB, 1, "no"), messages.PlanGo(JOB, 1),
     messages.Fault(JOB, "PeerLost", "gone", 0, 1, 1, "push", ("b",), 1.0, 0, "start again"),
     messages.JobLeft("train", JOB, 0, ((0, 3),)), messages.JobLeft("train", b"", 300),
+    TraceOrder(7, JOB, 3, 60.0), TraceOrder(7, b"", 0, 0.5), AskSpans(7, 0), AskSpans(7, 1 << 20),
+    SpansPart(7, 0, 2 * RECORD_BYTES, 1, bytes(2 * RECORD_BYTES), ((JOB, 0, 1),), ("lane 0",)),
 )  # fmt: skip
 _UNNUMBERED: Final = (
     (FrameType.HELLO, messages.Hello("b", "tcp://127.0.0.2:7470", 1, 1, 1, "fuzz")),

@@ -40,6 +40,7 @@ from gcproto.messages import (
     Unregister,
     WhoAreYou,
 )
+from gcproto.spans import RECORD_BYTES, WorkerSpans
 from gcproto.timings import TensorTimes
 from gcserver import config, keys
 from gcserver.core import control_events as cx
@@ -352,6 +353,7 @@ class Pair:
                 TensorTimes(0, 1, (5, 9), 100, 300, 310, 4096, 7),
                 AuditReport(0, 1, 0.5, 0.9, 1.0, (TensorError("w", 0.5, 0.9, 1.0),), 1, 0, 0.1, True),
                 AskAdvice(1, -1, (1e6,)),
+                WorkerSpans(7, 1, ((number, 0, 1),), bytes(2 * RECORD_BYTES)),
             )
             await self.carry()
 

@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 import gcclient
 from tests.integration.cluster import mark
@@ -72,3 +75,26 @@ def schemes(stop: str) -> dict[str, Any]:
             mark("running")
     gcclient.shutdown()
     return {"steps": step, "runs": runs}
+
+
+def training(stop: str) -> int:
+    """Trains a DDP model, compressed, until rank 0 sees the file ``stop``; returns the number of steps."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    gcclient.init(deadline=60)
+    torch.manual_seed(7)
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(400, 500), nn.ReLU(), nn.Linear(500, 400)))
+    model.register_comm_hook(gcclient.state(model, compression="fp16"), gcclient.ddp_hook)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    steps, ended = 0, False
+    while not ended:
+        steps += 1
+        optimizer.zero_grad()
+        model(torch.ones(8, 400)).pow(2).mean().backward()
+        optimizer.step()
+        mine = torch.tensor([float(gcclient.rank() == 0 and Path(stop).exists())])
+        ended = bool(gcclient.push_pull(mine, "stop")[0] > 0)
+        if steps == 10:
+            mark("running")
+    gcclient.shutdown()
+    return steps

@@ -1,10 +1,12 @@
-"""Two real daemons and a running job, looked at and steered: gcctl, metrics, health, set-codec, set-plan, drain.
+"""Two real daemons and a running job, looked at and steered: gcctl, metrics, health, set-codec, set-plan, trace, drain.
 
 All tests share the daemons but the last one; the last but one drains the first of them.
 """
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
 import subprocess
 import sys
@@ -21,10 +23,13 @@ from gcserver.admin.exits import Exit
 from tests.integration.cluster import Cluster, Job
 from tests.integration.daemon import ROOT, Daemon
 from tests.integration.operators import ask, ctl, reachable, scrape, series, until
+from tests.trace_files import Event, named, sound
 
 WORKER = "tests.integration.admin_workers:loop"
 SCHEMES = "tests.integration.admin_workers:schemes"
+TRACED = "tests.integration.admin_workers:training"
 ELEMENTS = 40_000
+STEPS = 3
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +46,8 @@ def gcctl(daemon: Daemon, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=60, check=False)
 
 
-def start(cluster: Cluster, stop: Path, worker: str = WORKER) -> Job:
-    job = cluster.start(worker, [0, 1], job="steered", stop=str(stop))
+def start(cluster: Cluster, stop: Path, worker: str = WORKER, label: str = "steered") -> Job:
+    job = cluster.start(worker, [0, 1], job=label, stop=str(stop))
     job.wait_mark("running")
     return job
 
@@ -170,6 +175,78 @@ def test_a_running_job_changes_its_scheme_and_back(cluster: Cluster, tmp_path: P
     made = ["none", "owner", "all", "owner", "none"]
     assert first["runs"] == [[what, bounds[i], bounds[i + 1] - 1] for i, what in enumerate(made)]
     until("the job to leave", lambda: ask(a, "jobs") == ask(b, "jobs") == {"jobs": []})
+
+
+KINDS = {"ready", "push", "encode", "wire", "aggregate", "decode", "pull"}
+
+
+def refused(daemon: Daemon, *arguments: str, end: Exit = Exit.REFUSED) -> str:
+    """What gcctl complains of."""
+    status, said, complained = ctl(daemon, *arguments)
+    assert (status, said) == (end, ""), complained
+    return complained
+
+
+@pytest.mark.slow
+def test_steps_are_traced_over_both_nodes(cluster: Cluster, tmp_path: Path) -> None:
+    a, b = cluster.daemons
+    target = tmp_path / "trace.json"
+    assert "no trace was started at this node" in refused(a, "trace", "stop")
+    job = start(cluster, tmp_path / "stop", TRACED, "traced")
+    assert ask(a, "trace", "start", "--job", "traced", "--steps", str(STEPS))["nodes"] == [a.name, b.name]
+    assert "is being recorded here" in refused(a, "trace", "start")
+    (seen,) = ask(a, "jobs")["jobs"]
+    until("the steps", lambda: ask(a, "jobs")["jobs"][0]["step"] > seen["step"] + STEPS + 2)
+    nowhere = refused(a, "trace", "stop", "--out", str(tmp_path / "no" / "trace.json"), end=Exit.FAILED)
+    assert "no/trace.json cannot be written: No such file" in nowhere
+    full = refused(a, "trace", "stop", "--out", "/dev/full", end=Exit.FAILED)
+    assert "cannot be written: No space left on device" in full
+    found = ask(a, "trace", "stop", "--out", str(target))
+    (tmp_path / "stop").touch()
+    assert all(outcome.ok() > STEPS for outcome in job.wait())
+    assert f"was started at {a.name}: ask that node" in refused(b, "trace", "stop")
+
+    ours, theirs = found["nodes"]
+    for node, daemon in ((ours, a), (theirs, b)):
+        assert (node["name"], node["dropped"], node["absent"], node["reason"]) == (daemon.name, 0, [], "")
+    for clock in theirs["clocks"]:
+        assert abs(clock["offset"]) <= clock["error"] < 1.0, "both daemons read the same clock"
+    file = json.loads(target.read_text())
+    slices = [e for e in sound(file) if e["args"]["group"] == "ddp.0"]
+    _, other = file["otherData"]["nodes"]
+    assert abs(other["clock_ahead_us"]) <= other["clock_error_us"] + 1.0, "and so frames say"
+    steps = sorted({e["args"]["step"] for e in slices})
+    assert len(steps) == STEPS and steps[0] > 1 and steps == list(range(steps[0], steps[0] + STEPS))
+    for step in steps:
+        of = [e for e in slices if e["args"]["step"] == step]
+        for daemon in (a, b):
+            _check_node([e for e in of if e["node"] == daemon.name])
+        owners = {e["args"]["tensor"]: e["node"] for e in named(of, "aggregate", part="finalise")}
+        assert set(owners.values()) == {a.name, b.name}, "each owns some"
+        for tensor, owner in owners.items():
+            _check_course([e for e in of if e["args"].get("tensor") == tensor], owner, 2 * other["clock_error_us"])
+    until("the job to leave", lambda: ask(a, "jobs") == ask(b, "jobs") == {"jobs": []})
+
+
+def _check_node(slices: list[Event]) -> None:
+    """What one node did in a step."""
+    assert {e["cat"] for e in slices} >= KINDS
+    (whole,) = named(slices, "step")
+    assert all(e["ts"] + e["dur"] <= whole["ts"] + whole["dur"] + 0.01 for e in slices)
+    kernels = [e["dur"] for kind in ("encode", "aggregate", "decode") for e in named(slices, kind)]
+    assert 0 < sum(kernels) <= whole["dur"], "one lane does one thing at a time"
+
+
+def _check_course(slices: list[Event], owner: str, slack: float) -> None:
+    """A step of one tensor, from the node that does not own it there and back. ``slack``: of clocks, microseconds."""
+    away = [e for e in slices if e["node"] != owner]
+    (encoded,), (decoded,), (pulled,) = (named(away, kind) for kind in ("encode", "decode", "pull"))
+    (out,), (back,) = (named(slices, "wire", what=what) for what in ("contribution", "aggregate"))
+    (averaged,) = named(slices, "aggregate", part="finalise")
+    assert (out["node"], back["node"]) == (owner, encoded["node"])
+    for first, then in itertools.pairwise([encoded, out, averaged, back, decoded, pulled]):
+        # A frame is on its way until its receiver begins with it.
+        assert first["ts"] + first["dur"] <= then["ts"] + slack + 1.0, (first, then)
 
 
 @pytest.mark.slow

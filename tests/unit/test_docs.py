@@ -151,7 +151,7 @@ def lines_of(page: str) -> Iterator[str]:
             yield re.split(r"&&|\||;| > ", line)[0].removeprefix("/opt/gradcomm/bin/")
 
 
-@pytest.mark.parametrize("page", ["start.md", "plans.md"])
+@pytest.mark.parametrize("page", ["start.md", "plans.md", "tracing.md"])
 def test_commands_are_commands(page: str) -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     seen = 0

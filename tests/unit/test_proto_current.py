@@ -36,6 +36,9 @@ def test_service_is_complete() -> None:
         "SetController",
         "GetProfile",
         "Advise",
+        "StartTrace",
+        "StopTrace",
+        "GetTrace",
         "GetLogs",
         "Drain",
     ]

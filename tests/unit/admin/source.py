@@ -3,6 +3,7 @@ what it refuses, it refuses as the supervisor does."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
@@ -40,7 +41,9 @@ from gcserver.admin.source import (
     TensorStatus,
     WaitingFor,
 )
+from gcserver.admin.spans import TracedNode, TracePart, TraceStarted, TraceStopped
 from gcserver.codecs import CodecError, parse
+from tests.unit.admin import traces
 
 BIG = (1 << 60) + 1  # does not fit a double: JSON must not lose its last digit
 
@@ -192,6 +195,23 @@ class FixedSource:
         self.asked.append(("advise", job, bandwidths))
         self._job(job)
         return (ADVICE,)
+
+    async def start_trace(self, job: str, steps: int, seconds: float, nodes: tuple[str, ...]) -> TraceStarted:
+        self.asked.append(("start_trace", job, steps, seconds, nodes))
+        return TraceStarted(("a", "b"), "recording steps of all jobs on 2 node(s), for 60 s at most")
+
+    async def stop_trace(self) -> TraceStopped:
+        self.asked.append(("stop_trace",))
+        found = tuple(part for part in traces.parts() if isinstance(part, TracedNode))
+        return TraceStopped(
+            (*found, TracedNode("c", reason="it does not answer")), "37 spans of 2 node(s); nothing of 1"
+        )
+
+    async def trace(self) -> AsyncIterator[TracePart]:
+        if not self.asked:
+            raise AdminError(ErrorKind.PRECONDITION, "the trace is still being recorded; end it first, by `trace stop`")
+        for part in traces.parts():
+            yield part
 
     async def drain(self, timeout: float, reason: str) -> DrainResult:
         self.asked.append(("drain", timeout, reason))

@@ -147,6 +147,8 @@ def test_a_shell_completes(shell: str, capsys: pytest.CaptureFixture[str], tmp_p
     assert completed(shell, script, "gcctl set-") == ["set-codec", "set-controller", "set-plan"]
     assert completed(shell, script, "gcctl logs --level w") == ["warning"]
     assert completed(shell, script, "gcctl logs --f") == ["--follow"]
+    assert completed(shell, script, "gcctl trace s") == ["start", "stop"]
+    assert completed(shell, script, "gcctl trace start --st") == ["--steps"]
     assert completed(shell, script, "gcctl context use ") == ["lab", "none", "test"], "names out of the file"
 
 

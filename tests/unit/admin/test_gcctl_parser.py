@@ -14,21 +14,25 @@ from typing import Any
 
 import pytest
 
-from gcserver.admin import gcctl, jsonform
+from gcserver.admin import gcctl, jsonform, tracefile
 from gcserver.admin.exits import Exit
 from gcserver.admin.gcctl_parser import commands_of, parser
 from gcserver.admin.logs import LogRing
+from tests.unit.admin.collector import collecting
 from tests.unit.admin.serving import serving
 from tests.unit.admin.source import FixedSource
+from tests.unit.admin.traces import parts, settled
 from tools import gen_gcctl_page
 
 COMMANDS = dict(commands_of(parser()))
 SCHEMA = jsonform.schema()
-#: a command line for each command; NAMED stands for a file of contexts with one that is called lab
+#: a command line for each command. TIMELINE stands for a file that is to be, TRACE for one of a trace, COLLECTOR for
+#: the address of a collector of OpenTelemetry's; the file of contexts has one that is called lab.
 LINES: dict[str, list[str]] = {
     "status": [], "peers": [], "jobs": [], "top": ["--once"], "tensors": [], "set-codec": ["fp16"],
     "plan": ["--timeline", "TIMELINE"], "set-plan": ["*=fp16"], "replan": [], "set-controller": ["dc2-da2"],
-    "profile": [], "advise": [], "logs": [], "drain": [], "context list": [], "context show": ["lab"],
+    "profile": [], "advise": [], "logs": [], "trace start": [], "trace stop": ["--out", "TIMELINE"],
+    "trace export": ["TRACE", "--otlp", "COLLECTOR"], "drain": [], "context list": [], "context show": ["lab"],
     "context use": ["lab"], "completion": ["bash"],
 }  # fmt: skip
 
@@ -85,8 +89,12 @@ def test_what_it_prints_fits_the_schema(
     monkeypatch.setenv("GCCTL_CONFIG", str(file))
     ring = LogRing()
     ring.append(1.5, "info", "gcserver", "ready")
-    arguments = [str(tmp_path / "step.json") if text == "TIMELINE" else text for text in LINES[name]]
-    with serving(FixedSource(), ring=ring) as server:
+    trace = tmp_path / "trace.json"
+    with trace.open("w") as out:
+        tracefile.write(settled(parts()), out)
+    with serving(FixedSource(), ring=ring) as server, collecting() as collector:
+        stands = {"TIMELINE": str(tmp_path / "step.json"), "TRACE": str(trace), "COLLECTOR": collector.url}
+        arguments = [stands.get(text, text) for text in LINES[name]]
         assert gcctl.main(["--json", "--address", server.address, *name.split(), *arguments]) == Exit.OK
     printed = capsys.readouterr()
     assert printed.err == ""
@@ -124,6 +132,7 @@ def test_the_page_has_every_command_option_and_status() -> None:
         assert f"### gcctl {name}" in page
         for option in options_of(command) - {"-h"}:
             assert f"`{option}" in page, option
+    assert "\ngcctl trace export FILE.json --otlp URL\n" in page, "what has to be given is without brackets"
     for status in Exit:
         assert f"| {status.value} | {status.about} |" in page
 

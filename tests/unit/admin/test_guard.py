@@ -33,9 +33,9 @@ from tests.unit.admin.source import FixedSource
 
 REQUESTS: list[Any] = [
     pb.GetStatusRequest(), pb.ListPeersRequest(), pb.ListJobsRequest(), pb.ListTensorsRequest(), pb.GetPlanRequest(),
-    pb.GetProfileRequest(), pb.AdviseRequest(), pb.GetLogsRequest(), CODEC,
+    pb.GetProfileRequest(), pb.AdviseRequest(), pb.GetTraceRequest(), pb.GetLogsRequest(), CODEC,
     pb.SetPlanRequest(rules=[pb.PlanRule(pattern="*", codec="fp16")]), pb.ReplanRequest(),
-    pb.SetControllerRequest(controller="dc2-da2"), pb.DrainRequest(),
+    pb.SetControllerRequest(controller="dc2-da2"), pb.StartTraceRequest(), pb.StopTraceRequest(), pb.DrainRequest(),
 ]  # fmt: skip
 
 
@@ -67,7 +67,7 @@ def test_a_viewer_may_look_and_an_operator_do_everything(ours: Folder, tmp_path:
             assert rpc_status.from_call(answer).details[0].Unpack(info) and info.reason == "DENIED"
         changes = [r for r in REQUESTS if needs(r) == "operator"]
         assert service.source.asked == [("advise", "", ())], "nothing that was refused reached the daemon"
-        assert service.counted == {"admin_denied": len(changes)} and len(changes) == 5
+        assert service.counted == {"admin_denied": len(changes)} and len(changes) == 7
         for request in REQUESTS:
             answer = await service.ask(operator, request)
             assert not isinstance(answer, grpc.RpcError), answer

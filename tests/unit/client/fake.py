@@ -25,6 +25,7 @@ from gcproto.lane_messages import Attach, Done, MapSection, Push
 from gcproto.manifest import AddressSpace, ArenaPlan, Block
 from gcproto.messages import DeclareDomain, DeclareSection, MemberInfo
 from gcproto.packed import Message
+from gcproto.spans import WorkerSpans
 from gcproto.timings import TensorTimes
 
 PARTITION = 256 << 10
@@ -246,5 +247,6 @@ class FakeDaemon:
             if not self.silent:
                 channel.send(Done(message.domain, message.step, message.keys, skipped=self.skipping))
         else:
-            known = Attach | messages.Unregister | TensorTimes | AuditReport | advice.AskAdvice | Admit | Push
+            measured = TensorTimes | AuditReport | WorkerSpans
+            known = Attach | messages.Unregister | measured | advice.AskAdvice | Admit | Push
             assert isinstance(message, known)

@@ -19,6 +19,7 @@ from gcproto.audits import AuditAnswer, AuditReport, TensorError
 from gcproto.manifest import Section, TensorSpec
 from gcproto.messages import MemberInfo, Rule
 from gcproto.packed import Decoder, MessageError
+from gcproto.spans import RECORD_BYTES, AskSpans, EndTrace, SpansPart, TraceOrder, WorkerSpans
 from gcproto.timings import TensorTimes
 
 UNIONS: dict[str, typing.Any] = {
@@ -94,6 +95,12 @@ SAMPLES: list[packed.Message] = [
     messages.DeclareSection(0, SECTION),
     messages.SectionAgreed(0, 0, 123),
     messages.Unregister(),
+    TraceOrder(1 << 62, b"j" * 16, 3, 60.0),
+    EndTrace(1 << 62),
+    WorkerSpans(1 << 62, 5, ((b"j" * 16, 0, 3),), bytes(RECORD_BYTES)),
+    AskSpans(1 << 62, 1 << 20),
+    SpansPart(1 << 62, 0, RECORD_BYTES, 5, bytes(RECORD_BYTES), ((b"j" * 16, 0, 3),), ("rank 0 did not answer",)),
+    SpansPart(1 << 62, 0, 0, 0, b"", error="it knows nothing of this trace"),
     TensorTimes(0, 5, (0, 1500, -1), 20_000, 90_000, 88_000, 4096, 12),
     AuditReport(16, 100, 0.9, 0.4, 0.4, (TensorError("w", math.inf, -1.0, 0.0),), 1, 0, 0.5, True),
     AuditAnswer(16, 2, 104),

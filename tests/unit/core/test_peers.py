@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from gcproto import messages, packed
 from gcproto.records import replace
+from gcproto.spans import AskSpans, TraceOrder
 from gcproto.wire import FrameType
 from gcserver.core import control_events as ce
 from gcserver.core.effects import Count, Send
@@ -14,7 +15,7 @@ from gcserver.core.events import PeerAdded, Tick
 from gcserver.core.lives import LAST_LIFE
 from gcserver.core.peers import MAX_STRANGERS
 from gcserver.core.probe import Probe
-from tests.unit.core.control_machine import B, hello_from, machine
+from tests.unit.core.control_machine import B, control_from_b, control_sent, hello_from, machine
 
 
 def test_another_number_of_lanes_is_refused_on_both_sides() -> None:
@@ -83,6 +84,18 @@ def test_a_peer_of_another_release_is_said() -> None:
     other.on(PeerAdded(B, "b"), 0.0)
     out = other.on(hello_from("b", 7), 0.0)
     assert ce.Log("info", "peer b is up") in out
+
+
+def test_what_concerns_a_trace_passes_by_the_jobs() -> None:
+    m = machine()
+    order, ask = TraceOrder(5, b"", 3, 60.0), AskSpans(5, 0)
+    m.on(PeerAdded(B, "b"), 0.0)
+    assert control_sent(m.on(ce.TellPeer("b", order), 0.0)) == [], "the link is not up"
+    m.on(hello_from("b", 7, to=100), 0.0)
+    assert control_sent(m.on(ce.TellPeer("b", order), 0.0)) == [order]
+    assert control_sent(m.on(ce.TellPeer("nobody", order), 0.0)) == []
+    assert ce.PeerSaid("b", ask) in m.on(control_from_b(ask, 1), 0.0)
+    assert not any(isinstance(e, ce.PeerSaid) for e in m.on(control_from_b(ask, 1), 0.0)), "each frame counts once"
 
 
 def test_a_probe_is_a_padded_heartbeat_to_a_peer_that_is_there() -> None:

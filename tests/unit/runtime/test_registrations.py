@@ -14,6 +14,7 @@ import pytest
 from gcproto import advice, messages, packed
 from gcproto.channel import Channel, connect
 from gcproto.messages import Fault, Reattach, Register, WhoAreYou
+from gcproto.spans import WorkerSpans
 from gcproto.states import AskStanding, Standing
 from gcproto.timings import TensorTimes
 from gcserver import keys
@@ -43,6 +44,11 @@ class Supervisor:
         self.fed: list[Any] = []
         self.measured: list[Any] = []
         self.profiler = SimpleNamespace(on_tensor_times=lambda *said: self.measured.append(said))
+        self.recorded: list[Any] = []
+        self.up: list[Any] = []
+        self.traces = SimpleNamespace(
+            on_worker=lambda *said: self.recorded.append(said), worker_up=lambda *who: self.up.append(who)
+        )
         self.asked: list[Any] = []
         self.advising = SimpleNamespace(asked=lambda *said: self.asked.append(said))
         self.warnings: list[str] = []
@@ -101,6 +107,15 @@ def test_what_cannot_be_read_is_answered_before_the_connection_is_closed(
     worker.close()
 
 
+def test_what_a_worker_recorded_goes_to_the_trace(supervisor: Supervisor) -> None:
+    worker, _ = _connected(supervisor)
+    spans = WorkerSpans(5, 0, (), b"")
+    worker.send(spans)
+    supervisor.turn()
+    assert supervisor.recorded == [(max(supervisor.readers), spans)] and not supervisor.fed
+    worker.close()
+
+
 def test_what_a_worker_measured_goes_to_the_profiler(supervisor: Supervisor) -> None:
     worker, _ = _connected(supervisor)
     ours = max(supervisor.readers)
@@ -155,6 +170,7 @@ def test_a_worker_comes_back_with_its_ticket_only(supervisor: Supervisor) -> Non
     supervisor.registrations.tell(cx.Tell(ours, mine))
     ((told, _),) = worker.receive()
     assert isinstance(told, messages.Registered) and told.lane_sockets == ("lane0",) and len(told.ticket) == 32
+    assert supervisor.up == [(ours, job)], "a trace that is under way is to have it too"
     worker.close()
     supervisor.turn()
     supervisor.fed.clear()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 from gcproto.wire import FrameType, Header
@@ -10,6 +9,7 @@ from gcserver.core import effects as fx
 from gcserver.core import events as ev
 from gcserver.core.events import CodecChoice
 from gcserver.runtime.steptrace import AskTrace, StepTracer, TracedStep
+from gcserver.runtime.tap import Tap
 
 DOMAIN = (b"j" * 16, 16)
 OTHER = (b"j" * 16, 17)
@@ -20,7 +20,6 @@ class Lane:
     """A lane process as far as a tracer touches it."""
 
     def __init__(self) -> None:
-        self.setup = SimpleNamespace(hello=SimpleNamespace(lane=1))
         self.fed: list[Any] = []
         self.done: list[Any] = []
         self.sent: list[TracedStep] = []
@@ -33,6 +32,10 @@ class Lane:
 
     def send_up(self, message: TracedStep) -> None:
         self.sent.append(message)
+
+
+def tracer_of(lane: Lane) -> StepTracer:
+    return StepTracer(Tap(lane), 1, lane.send_up)  # type: ignore[arg-type]
 
 
 def data(step: int, key: int) -> Header:
@@ -52,7 +55,7 @@ def run(lane: Lane, step: int, domain: tuple[bytes, int] = DOMAIN) -> None:
 def test_the_step_after_the_next_end_of_one_is_traced_and_no_other() -> None:
     lane = Lane()
     plain = dict(lane.perform)
-    tracer = StepTracer(lane)  # type: ignore[arg-type]
+    tracer = tracer_of(lane)
     tracer.on_ask(AskTrace(5, DOMAIN))
     for step in (3, 4, 5):
         run(lane, step)
@@ -70,7 +73,7 @@ def test_the_step_after_the_next_end_of_one_is_traced_and_no_other() -> None:
 
 def test_other_domains_leave_no_trace() -> None:
     lane = Lane()
-    tracer = StepTracer(lane)  # type: ignore[arg-type]
+    tracer = tracer_of(lane)
     tracer.on_ask(AskTrace(1, DOMAIN))
     lane.perform[fx.LogStep](fx.LogStep(DOMAIN, 1, False, 0, 0))
     lane.feed(ev.Pushed(OTHER, 0, 2, (9,), True))
@@ -81,7 +84,7 @@ def test_other_domains_leave_no_trace() -> None:
 
 def test_a_domain_that_closes_ends_its_trace() -> None:
     lane = Lane()
-    tracer = StepTracer(lane)  # type: ignore[arg-type]
+    tracer = tracer_of(lane)
     tracer.on_ask(AskTrace(1, DOMAIN))
     tracer.forget(OTHER)
     assert "feed" in vars(lane)

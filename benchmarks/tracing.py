@@ -1,0 +1,97 @@
+"""What recording a trace costs: push_pull while `gcctl trace` records beside push_pull while it does not, in turn.
+
+``python -m benchmarks.tracing [--nodes 2] [--sizes 4KiB,1MiB,64MiB] [--codec fp16] [--network loopback|1gbit|RATE]
+[--json FILE]``
+
+The same worker processes join one job after the other on the same daemons; during every other one a trace of all nodes,
+lanes and workers is recorded. It is begun before the first of a turn's calls and ended after the last, outside the
+times. ``ratio`` is the median with a trace over that without: 1.00 costs nothing.
+
+What may live here: this measurement. What may not: the workers (``benchmarks.turns``), the lab and the daemons
+(``benchmarks.lab``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from benchmarks import command, common, turns
+from benchmarks.lab import daemons, netns, workers
+
+#: (name, what gcctl does before a turn's calls, and after them); asked for something else, it costs what it costs then
+WAYS = (
+    ("plain", ("status",), ("status",)),
+    ("traced", ("trace", "start"), ("trace", "stop")),
+)
+
+
+def measure(args: argparse.Namespace) -> Iterator[list[common.Row]]:
+    """Starts lab, daemons and workers; yields the rows of one size after the other."""
+    with contextlib.ExitStack() as stack:
+        lab = stack.enter_context(netns.open_network(args.nodes, args.network))
+        settings = {"codec.default": args.codec} | dict(args.set)
+        cluster = stack.enter_context(daemons.Daemons(lab.hosts, settings))
+        for nbytes in args.sizes:
+
+            def task(host: netns.Host, nbytes: int = nbytes) -> turns.Task:
+                daemon = cluster[host.index]
+                at, pids = ("--address", daemon.admin), tuple(daemon.pids())
+                ways = {way: turns.Way({}, pids, (*at, *before), (*at, *after)) for way, before, after in WAYS}
+                return turns.Task(nbytes, args.turns, args.calls, args.codec == "none", ways)
+
+            for result in workers.results("tracing", lab.hosts, cluster, task):
+                yield rows_of(result, args, nbytes)
+
+
+def rows_of(result: dict[str, Any], args: argparse.Namespace, nbytes: int) -> list[common.Row]:
+    """One row a way."""
+    rows = []
+    for way, _, _ in WAYS:
+        row = common.median_row(
+            "gradcomm", result["times"][way], nodes=args.nodes, bytes=nbytes, network=args.network, codec=args.codec,
+            way=way,
+        )  # fmt: skip
+        row["cpu_ms"] = result["cpu"][way] * 1e3
+        rows.append(row)
+    for row in rows:
+        row["ratio"] = row["median_s"] / rows[0]["median_s"]
+    return rows
+
+
+TABLE = common.Table({"size": 9, "way": 8, "median": 10, "ratio": 7, "CPU": 10})
+
+
+def show(row: common.Row) -> str:
+    """The row as a line of the table."""
+    seconds, cpu = common.show_seconds(row["median_s"]), f"{row['cpu_ms']:.2f} ms"
+    return TABLE.line(common.show_size(row["bytes"]), row["way"], seconds, f"{row['ratio']:.3f}", cpu)
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = command.parser(__doc__, "two sizes and few turns, under a minute")
+    parser.add_argument("--nodes", type=command.count, default=2, help="number of nodes (default 2)")
+    parser.add_argument("--sizes", type=command.sizes, help="of the tensor (default 4KiB,1MiB,64MiB)")
+    parser.add_argument("--codec", default="fp16", help="the daemons' codec.default (default fp16)")
+    parser.add_argument("--turns", type=command.count, default=9, help="of each way (default 9)")
+    parser.add_argument("--calls", type=command.count, default=21, help="in each turn (default 21)")
+    args = parser.parse_args(argv)
+    if args.quick:
+        args.sizes, args.turns, args.calls = args.sizes or command.sizes("4KiB,1MiB"), 3, 5
+    args.sizes = args.sizes or command.sizes("4KiB,1MiB,64MiB")
+    return args
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = parse(argv)
+    if command.worked(args, turns.worker, turns.Task):
+        return 0
+    heading = f"{args.nodes} nodes, {args.network}, codec {args.codec}\n{TABLE.head()}"
+    return command.run(args, command.written("tracing", argv), [(heading, measure(args))], show)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
