@@ -14,12 +14,28 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 import gcclient
+
+#: how `gcctl` ends where no daemon answers
+UNREACHABLE = 3
+
+
+def peers() -> dict[str, Any]:
+    """What `gcctl peers` prints. A daemon that came back serves its workers a moment before operators."""
+    for _ in range(100):
+        asked = subprocess.run(["gcctl", "peers", "--json"], capture_output=True, text=True)
+        if asked.returncode != UNREACHABLE:
+            break
+        time.sleep(0.2)
+    assert asked.returncode == 0, asked.stderr
+    return dict(json.loads(asked.stdout))
 
 
 def main(folder: Path) -> None:
@@ -36,8 +52,7 @@ def main(folder: Path) -> None:
             lives.append(sorted(daemon.stdout.split(), key=int)[-1])
         if step == 1 and rank == 1:
             os.kill(int(lives[0]), signal.SIGKILL)
-    peers = subprocess.run(["gcctl", "peers", "--json"], capture_output=True, text=True, check=True)
-    found = {"sums": sums, "lives": lives, "user": getpass.getuser(), **json.loads(peers.stdout)}
+    found = {"sums": sums, "lives": lives, "user": getpass.getuser(), **peers()}
     (folder / f"{rank}.json").write_text(json.dumps(found))
     dist.barrier()
     gcclient.shutdown()
