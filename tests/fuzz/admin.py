@@ -44,7 +44,7 @@ REQUESTS: Final[tuple[tuple[str, Any], ...]] = (
     ("SetPlan", pb.SetPlanRequest(mode="auto", quality="fast")), ("Replan", pb.ReplanRequest(job="train")),
     ("SetController", pb.SetControllerRequest(controller="dc2-da2", parameters={"k_min": 0.01, "k_max": 0.5})),
     ("GetProfile", pb.GetProfileRequest(job="train")), ("Advise", pb.AdviseRequest(bandwidths=[1e6, 1e9])),
-    ("StartTrace", pb.StartTraceRequest(job="train", steps=3, seconds=5.0, nodes=["a", "b"])),
+    ("StartTrace", pb.StartTraceRequest(job="train", steps=3, seconds=5.0, nodes=["a"])),
     ("StopTrace", pb.StopTraceRequest()), ("GetTrace", pb.GetTraceRequest()),
     ("GetLogs", pb.GetLogsRequest(since_seconds=60, level=pb.LOG_LEVEL_INFO, after_sequence=1, incarnation=1)),
     ("GetLogs", pb.GetLogsRequest(follow=True)),
