@@ -174,6 +174,7 @@ class ZmqTransport:
     def _close_in(self) -> None:
         if self._knocks is not None:
             self._in.disable_monitor()
+            self._knocks.close(0)
         self._in.close(0)
 
     # ------------------------------------------------------------------------------------------- keys
@@ -283,6 +284,7 @@ class ZmqTransport:
             socket.connect(self._addresses[peer])
         except zmq.ZMQError:
             socket.disable_monitor()
+            monitor.close(0)
             socket.close(0)
             raise
         self._monitors[peer] = monitor
@@ -298,8 +300,11 @@ class ZmqTransport:
     def _disconnect(self, peer: int, linger_ms: int) -> None:
         socket = self._out.pop(peer, None)
         if socket is not None:
-            self._monitors.pop(peer, None)
+            # The reading end lives until nothing is told any more: a thread of ZeroMQ that has an event for an end that
+            # is closed waits for another one for ever, and whoever stops the monitor waits for that thread.
+            monitor = self._monitors.pop(peer)
             socket.disable_monitor()
+            monitor.close(0)
             socket.close(linger_ms)
 
 
