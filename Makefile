@@ -55,32 +55,32 @@ lint: $(STAMP) ## style, types, layering, generated code
 	@$(BIN)/ruff format --check --output-format concise .
 	@$(BIN)/mypy
 	@out=$$($(BIN)/lint-imports --no-logo 2>&1) || { echo "$$out"; exit 1; }; echo "$$out" | tail -n 1
-	@$(BIN)/python tools/gen_proto.py --check
-	@$(BIN)/python tools/gen_metrics_page.py --check
-	@$(BIN)/python tools/gen_grafana.py --check
-	@$(BIN)/python tools/gen_gcctl_page.py --check
-	@$(BIN)/python tools/gen_commands_page.py --check
-	@$(BIN)/python tools/draw_concepts.py --check
+	@$(BIN)/python -m tools.gen_proto --check
+	@$(BIN)/python -m tools.gen_metrics_page --check
+	@$(BIN)/python -m tools.gen_grafana --check
+	@$(BIN)/python -m tools.gen_gcctl_page --check
+	@$(BIN)/python -m tools.gen_commands_page --check
+	@$(BIN)/python -m tools.draw_concepts --check
 
 format: $(STAMP) ## rewrite the sources as the linter wants them
 	@$(BIN)/ruff check --quiet --fix . || true
 	@$(BIN)/ruff format .
 
 proto: $(STAMP) ## regenerate the code of proto/admin.proto
-	@$(BIN)/python tools/gen_proto.py
+	@$(BIN)/python -m tools.gen_proto
 
 metrics: $(STAMP) ## rewrite the tables of docs/metrics.md and the Grafana dashboard
-	@$(BIN)/python tools/gen_metrics_page.py
-	@$(BIN)/python tools/gen_grafana.py
+	@$(BIN)/python -m tools.gen_metrics_page
+	@$(BIN)/python -m tools.gen_grafana
 
 gcctl: $(STAMP) ## rewrite the lists of docs/gcctl.md and docs/gcctl.schema.json
-	@$(BIN)/python tools/gen_gcctl_page.py
+	@$(BIN)/python -m tools.gen_gcctl_page
 
 commands: $(STAMP) ## rewrite docs/commands.md from the parsers of gcserver and gcrun
-	@$(BIN)/python tools/gen_commands_page.py
+	@$(BIN)/python -m tools.gen_commands_page
 
 pictures: $(STAMP) ## redraw the pictures of docs/concepts.md
-	@$(BIN)/python tools/draw_concepts.py
+	@$(BIN)/python -m tools.draw_concepts
 
 # What the site is made with is not for daemons, training or tests: it comes when somebody makes the site.
 $(DOCS_STAMP): pyproject.toml constraints.txt | $(STAMP)

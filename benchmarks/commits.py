@@ -19,7 +19,6 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from benchmarks import command, common, turns
 from benchmarks.lab import daemons, netns, workers
@@ -44,21 +43,7 @@ def measure(args: argparse.Namespace) -> Iterator[list[common.Row]]:
                 return turns.Task(nbytes, args.turns, args.calls, True, ways)
 
             for result in workers.results("commits", lab.hosts, cluster, task):
-                yield rows_of(result, args, nbytes)
-
-
-def rows_of(result: dict[str, Any], args: argparse.Namespace, nbytes: int) -> list[common.Row]:
-    """One row a policy."""
-    rows = []
-    for policy in POLICIES:
-        row = common.median_row(
-            "gradcomm", result["times"][policy], nodes=args.nodes, bytes=nbytes, network=args.network, on_loss=policy
-        )
-        row["cpu_ms"] = result["cpu"][policy] * 1e3
-        rows.append(row)
-    for row in rows:
-        row["ratio"] = row["median_s"] / rows[0]["median_s"]
-    return rows
+                yield turns.rows(result, args, nbytes, "on_loss", POLICIES)
 
 
 TABLE = common.Table({"size": 9, "on_loss": 9, "median": 10, "ratio": 7, "CPU": 10})
@@ -76,20 +61,7 @@ def show(row: common.Row) -> str:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = command.parser(__doc__, "two sizes and few turns, under a minute")
-    parser.add_argument("--nodes", type=command.count, default=2, help="number of nodes (default 2)")
-    parser.add_argument(
-        "--sizes",
-        type=command.sizes,
-        help="of the tensor: FROM..TO in steps of four, or a list (default 4KiB,1MiB,64MiB)",
-    )
-    parser.add_argument("--turns", type=command.count, default=9, help="of each policy (default 9)")
-    parser.add_argument("--calls", type=command.count, default=11, help="in each turn (default 11)")
-    args = parser.parse_args(argv)
-    if args.quick:
-        args.sizes, args.turns, args.calls = args.sizes or command.sizes("4KiB,1MiB"), 3, 5
-    args.sizes = args.sizes or command.sizes("4KiB,1MiB,64MiB")
-    return args
+    return turns.read(turns.parser(__doc__, "policy", 11), argv)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

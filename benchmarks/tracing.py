@@ -17,7 +17,6 @@ import argparse
 import contextlib
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from benchmarks import command, common, turns
 from benchmarks.lab import daemons, netns, workers
@@ -44,22 +43,8 @@ def measure(args: argparse.Namespace) -> Iterator[list[common.Row]]:
                 return turns.Task(nbytes, args.turns, args.calls, args.codec == "none", ways)
 
             for result in workers.results("tracing", lab.hosts, cluster, task):
-                yield rows_of(result, args, nbytes)
-
-
-def rows_of(result: dict[str, Any], args: argparse.Namespace, nbytes: int) -> list[common.Row]:
-    """One row a way."""
-    rows = []
-    for way, _, _ in WAYS:
-        row = common.median_row(
-            "gradcomm", result["times"][way], nodes=args.nodes, bytes=nbytes, network=args.network, codec=args.codec,
-            way=way,
-        )  # fmt: skip
-        row["cpu_ms"] = result["cpu"][way] * 1e3
-        rows.append(row)
-    for row in rows:
-        row["ratio"] = row["median_s"] / rows[0]["median_s"]
-    return rows
+                names = [way for way, _, _ in WAYS]
+                yield turns.rows(result, args, nbytes, "way", names, codec=args.codec)
 
 
 TABLE = common.Table({"size": 9, "way": 8, "median": 10, "ratio": 7, "CPU": 10})
@@ -72,17 +57,9 @@ def show(row: common.Row) -> str:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = command.parser(__doc__, "two sizes and few turns, under a minute")
-    parser.add_argument("--nodes", type=command.count, default=2, help="number of nodes (default 2)")
-    parser.add_argument("--sizes", type=command.sizes, help="of the tensor (default 4KiB,1MiB,64MiB)")
+    parser = turns.parser(__doc__, "way", 21)
     parser.add_argument("--codec", default="fp16", help="the daemons' codec.default (default fp16)")
-    parser.add_argument("--turns", type=command.count, default=9, help="of each way (default 9)")
-    parser.add_argument("--calls", type=command.count, default=21, help="in each turn (default 21)")
-    args = parser.parse_args(argv)
-    if args.quick:
-        args.sizes, args.turns, args.calls = args.sizes or command.sizes("4KiB,1MiB"), 3, 5
-    args.sizes = args.sizes or command.sizes("4KiB,1MiB,64MiB")
-    return args
+    return turns.read(parser, argv)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

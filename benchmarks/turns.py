@@ -1,7 +1,7 @@
 """Workers that join one job after the other, in turn: the same tensor and calls, by daemons or policies that differ.
 
-What may live here: what such a worker does and reports (`security.py`, `commits.py`, `tracing.py`). What may not:
-which jobs are compared, and how the figures are read.
+What may live here: what such a worker does and reports (`security.py`, `commits.py`, `tracing.py`); options and rows of
+those that compare ways at several sizes. What may not: which jobs are compared, and how the figures are read.
 
 Each turn joins a job of every way, makes some calls and leaves. A call begins after a barrier and takes as long as the
 slowest rank. Results are compared with the exact ones where the codec loses nothing.
@@ -9,15 +9,56 @@ slowest rank. Results are compared with the exact ones where the codec loses not
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks import command, common
 from benchmarks.lab import daemons, procfs
+
+SIZES = "4KiB,1MiB,64MiB"
+
+
+def parser(about: str | None, of: str, calls: int) -> argparse.ArgumentParser:
+    """With the options of a benchmark at several sizes; ``of``: what has its turns."""
+    made = command.parser(about, "two sizes and few turns, under a minute")
+    made.add_argument("--nodes", type=command.count, default=2, help="number of nodes (default 2)")
+    made.add_argument(
+        "--sizes", type=command.sizes, help=f"of the tensor: FROM..TO in steps of four, or a list (default {SIZES})"
+    )
+    made.add_argument("--turns", type=command.count, default=9, help=f"of each {of} (default 9)")
+    made.add_argument("--calls", type=command.count, default=calls, help=f"in each turn (default {calls})")
+    return made
+
+
+def read(made: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
+    """What such a command line says, ``--quick`` seen to."""
+    args = made.parse_args(argv)
+    if args.quick:
+        args.sizes, args.turns, args.calls = args.sizes or command.sizes("4KiB,1MiB"), 3, 5
+    args.sizes = args.sizes or command.sizes(SIZES)
+    return args
+
+
+def rows(
+    result: dict[str, Any], args: argparse.Namespace, nbytes: int, column: str, ways: Iterable[str], **more: Any
+) -> list[common.Row]:
+    """A row for each way, named in ``column``; ``ratio`` is to the first."""
+    found: list[common.Row] = []
+    for way in ways:
+        row = common.median_row(
+            "gradcomm", result["times"][way], nodes=args.nodes, bytes=nbytes, network=args.network, **more,
+            **{column: way},
+        )  # fmt: skip
+        row["cpu_ms"] = result["cpu"][way] * 1e3
+        row["ratio"] = row["median_s"] / (found[0] if found else row)["median_s"]
+        found.append(row)
+    return found
 
 
 @dataclass(frozen=True, slots=True)

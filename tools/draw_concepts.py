@@ -1,7 +1,6 @@
 """Draws the pictures of docs/concepts.md, as SVG files in docs/images.
 
-`python tools/draw_concepts.py` writes them; with `--check` it writes nothing and exits with 1 when they are not
-current. What may live here: shapes and where they stand. What may not: what the pictures explain (docs/concepts.md says
+What may live here: shapes and where they stand. What may not: what the pictures explain (docs/concepts.md says
 it again in words, for those who do not see them).
 
 Each file brings its own background and takes the reader's light or dark setting, so it is legible on any page.
@@ -9,13 +8,13 @@ Each file brings its own background and takes the reader's light or dark setting
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable
 from html import escape
-from pathlib import Path
 
-IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
+from tools import generated
+
+IMAGES = generated.ROOT / "docs" / "images"
 STYLE = """\
 text{font:14px system-ui,sans-serif;fill:#1c2430}
 .small{font-size:12px;fill:#4a5565}.head{font-weight:600}.mid{text-anchor:middle}
@@ -211,19 +210,7 @@ PICTURES: dict[str, Callable[[], str]] = {
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="draw the pictures of docs/concepts.md")
-    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 when not current")
-    options = parser.parse_args(argv)
-    stale = []
-    for name, draw in PICTURES.items():
-        path, content = IMAGES / name, draw()
-        if not path.exists() or path.read_text() != content:
-            stale.append(f"docs/images/{name}")
-            if not options.check:
-                path.write_text(content)
-    if stale:
-        print(f"{', '.join(stale)} not current: run `make pictures`" if options.check else f"wrote {', '.join(stale)}")
-    return 1 if stale and options.check else 0
+    return generated.keep({IMAGES / name: draw() for name, draw in PICTURES.items()}, "pictures", argv)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """Writes docs/commands.md: every command and option of `gcserver` and `gcrun`, from their parsers.
 
-`python tools/gen_commands_page.py` writes the page; with `--check` it writes nothing and exits with 1 when the page is
-not current. What may live here: how a parser is shown as Markdown. What may not: what commands do (`gcserver/cli.py`).
+What may live here: how a parser is shown as Markdown. What may not: what commands do (`gcserver/cli.py`).
 """
 
 from __future__ import annotations
@@ -9,12 +8,13 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 from gcserver import cli, gcrun
 from gcserver.config_keys import KEYS
+from tools import generated
+from tools.generated import cell
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "commands.md"
+PAGE = generated.ROOT / "docs" / "commands.md"
 HEAD = """\
 # gcserver and gcrun
 
@@ -29,10 +29,6 @@ configuration, 126 or 127 if the command cannot be run. Every error is one line 
 *Keys* below are those of the [configuration](configuration.md): each is a flag of that name (`--node.name a`) wherever
 the table says so.
 """
-
-
-def cell(text: str) -> str:
-    return " ".join(text.split()).replace("%%", "%").replace("|", "\\|").replace("<", "&lt;")
 
 
 def options(parser: argparse.ArgumentParser) -> Iterator[str]:
@@ -83,18 +79,7 @@ def page() -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="generate docs/commands.md")
-    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 when not current")
-    chosen = parser.parse_args(argv)
-    text = page()
-    if PAGE.exists() and PAGE.read_text() == text:
-        return 0
-    if chosen.check:
-        print("docs/commands.md is not current: run `make commands`", file=sys.stderr)
-        return 1
-    PAGE.write_text(text)
-    print("wrote docs/commands.md")
-    return 0
+    return generated.keep({PAGE: page()}, "commands", argv)
 
 
 if __name__ == "__main__":

@@ -1,30 +1,24 @@
 """Writes what docs/gcctl.md lists (commands, options, exit statuses) and docs/gcctl.schema.json, from gcctl's parser.
 
-`python tools/gen_gcctl_page.py` writes them, the lists between the page's marks; with `--check` it writes nothing and
-exits with 1 when they are not current. The rest of the page is written by hand.
+The lists go between the page's marks. The rest of the page is written by hand.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import re
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 from gcserver.admin import jsonform
 from gcserver.admin.exits import Exit
 from gcserver.admin.gcctl_parser import commands_of, parser
+from tools import generated
+from tools.generated import cell
 
-DOCS = Path(__file__).resolve().parent.parent / "docs"
+DOCS = generated.ROOT / "docs"
 PAGE = DOCS / "gcctl.md"
 SCHEMA = DOCS / "gcctl.schema.json"
-
-
-def cell(text: str) -> str:
-    """One cell of a table, of what argparse would print."""
-    return " ".join(text.split()).replace("%%", "%").replace("|", "\\|").replace("<", "&lt;")
 
 
 def written(action: argparse.Action) -> str:
@@ -74,30 +68,12 @@ def lists() -> dict[str, str]:
 
 def filled(page: str) -> str:
     """The page with current lists. Raises ValueError where a mark is missing."""
-    for name, text in lists().items():
-        marks = re.compile(rf"(<!-- {name}: generated -->\n).*?(<!-- {name}: end -->)", re.DOTALL)
-        if len(marks.findall(page)) != 1:
-            raise ValueError(f"docs/gcctl.md: expected one pair of marks named {name}")
-        page = marks.sub(lambda m, text=text: f"{m[1]}\n{text}\n\n{m[2]}", page)
-    return page
+    return generated.filled(page, {name: f"\n{text}\n" for name, text in lists().items()}, "docs/gcctl.md")
 
 
 def main(argv: list[str] | None = None) -> int:
-    options = argparse.ArgumentParser(description="generate the lists of docs/gcctl.md and docs/gcctl.schema.json")
-    options.add_argument("--check", action="store_true", help="write nothing; exit with 1 when not current")
-    check = options.parse_args(argv).check
     schema = json.dumps(jsonform.schema(), indent=2, ensure_ascii=False) + "\n"
-    status = 0
-    for path, text in ((PAGE, filled(PAGE.read_text())), (SCHEMA, schema)):
-        if path.exists() and path.read_text() == text:
-            continue
-        if check:
-            print(f"docs/{path.name} is not current: run `make gcctl`", file=sys.stderr)
-            status = 1
-        else:
-            path.write_text(text)
-            print(f"wrote docs/{path.name}")
-    return status
+    return generated.keep({PAGE: filled(PAGE.read_text()), SCHEMA: schema}, "gcctl", argv)
 
 
 if __name__ == "__main__":

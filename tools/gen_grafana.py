@@ -1,17 +1,14 @@
 """Writes deploy/grafana/gradcomm.json, the Grafana dashboard of a cluster of daemons.
 
-`python tools/gen_grafana.py` writes it; with `--check` it writes nothing and exits with 1 when it is not current. What
-is shown is the list below; how a panel is spelled is Grafana's own library's business. Names of series come from
+What is shown is the list below; how a panel is spelled is Grafana's own library's business. Names of series come from
 `gcserver.admin.catalogue`, so that one that is gone cannot be asked for.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 from grafana_foundation_sdk.builders import common, dashboard, prometheus, stat, timeseries
@@ -19,8 +16,9 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.dashboard import DataSourceRef, GridPos, VariableRefresh
 
 from gcserver.admin import catalogue as c
+from tools import generated
 
-TARGET: Final = Path(__file__).resolve().parent.parent / "deploy" / "grafana" / "gradcomm.json"
+TARGET: Final = generated.ROOT / "deploy" / "grafana" / "gradcomm.json"
 SOURCE: Final = DataSourceRef(type_val="prometheus", uid="${datasource}")
 #: of the daemons that were chosen at the top of the dashboard
 NODES: Final = 'instance=~"$instance"'
@@ -178,19 +176,7 @@ def _panel(shown: Shown) -> Any:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="generate the Grafana dashboard")
-    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 when not current")
-    options = parser.parse_args(argv)
-    wanted = build()
-    if TARGET.exists() and TARGET.read_text() == wanted:
-        return 0
-    if options.check:
-        print("deploy/grafana/gradcomm.json is not current: run `make metrics`", file=sys.stderr)
-        return 1
-    TARGET.parent.mkdir(parents=True, exist_ok=True)
-    TARGET.write_text(wanted)
-    print("wrote deploy/grafana/gradcomm.json")
-    return 0
+    return generated.keep({TARGET: build()}, "metrics", argv)
 
 
 if __name__ == "__main__":

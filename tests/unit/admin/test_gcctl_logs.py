@@ -5,6 +5,7 @@ What may live here: tests of `gcserver/admin/gcctl_logs.py`. What may not: what 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import queue
 import re
@@ -103,13 +104,20 @@ class Later(FixedSource):
         return replace(super().node(), incarnation=77)
 
 
-def test_following_through_a_restart(tmp_path: Path) -> None:
-    address = f"unix:{tmp_path}/admin.sock"
+@contextlib.contextmanager
+def followed(address: str) -> Iterator[tuple[LogRing, Follower]]:
+    """A daemon that has said one thing, and who has heard it; the daemon goes at the end."""
     ring = LogRing()
     ring.append(time.time(), "info", "gcserver", "one")
     with serving(FixedSource(), address, ring=ring):
         follower = Follower(address)
         assert follower.hears(1) == ["one"]
+        yield ring, follower
+
+
+def test_following_through_a_restart(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path}/admin.sock"
+    with followed(address) as (ring, follower):
         ring.append(time.time(), "info", "gcserver", "two")
         assert follower.hears(1) == ["two"]
     ring = LogRing()
@@ -127,11 +135,8 @@ def test_following_through_a_restart(tmp_path: Path) -> None:
 
 def test_a_connection_that_is_lost_repeats_nothing(tmp_path: Path) -> None:
     address = f"unix:{tmp_path}/admin.sock"
-    ring = LogRing()
-    ring.append(time.time(), "info", "gcserver", "one")
-    with serving(FixedSource(), address, ring=ring):
-        follower = Follower(address)
-        assert follower.hears(1) == ["one"]
+    with followed(address) as (ring, follower):
+        pass
     ring.append(time.time(), "info", "gcserver", "two")
     with serving(FixedSource(), address, ring=ring):
         assert follower.hears(1) == ["two"]
@@ -142,11 +147,7 @@ def test_a_connection_that_is_lost_repeats_nothing(tmp_path: Path) -> None:
 
 def test_a_daemon_that_stays_away(tmp_path: Path) -> None:
     address = f"unix:{tmp_path}/admin.sock"
-    ring = LogRing()
-    ring.append(time.time(), "info", "gcserver", "one")
-    with serving(FixedSource(), address, ring=ring):
-        follower = Follower(address)
-        assert follower.hears(1) == ["one"]
+    with followed(address) as (_, follower):
         follower.options.timeout = 0.1
     assert follower.end().code().name == "UNAVAILABLE"
 
