@@ -44,7 +44,7 @@ test: warmup ## the fast tests: no root, no system packages
 
 test-system: warmup ## the tests that need root or system packages (installs those as root, says which)
 	@tools/system_packages.sh
-	@$(ONE_THREAD) $(RUBBISH) PATH="$$PATH:/usr/sbin:/sbin" $(BIN)/python -m pytest -q -m "system and not soak and not long" $(ARGS)
+	@$(ONE_THREAD) $(RUBBISH) PATH="$$PATH:/usr/sbin:/sbin" $(BIN)/python -m pytest -q -m "system and not soak and not long" -o testpaths=tests/system -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-long: warmup ## what takes minutes or gigabytes, and trial runs of benchmarks
 	@tools/system_packages.sh

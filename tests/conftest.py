@@ -12,9 +12,19 @@ import pytest
 #: Tests that start daemons take longest. `--dist loadfile` gives a file to one process, so that what its tests share is
 #: started once (groups by mark would need an xdist that knows pytest 9.2).
 _DAEMONS = {"integration", "system", "soak"}
+#: Files of `tests/system` that take longest, the longest first. A process is given its next file when two tests of the
+#: one before are left, and files with fewer tests thus come in pairs.
+_LONG = ("test_demo", "test_losses", "test_elastic", "test_systemd", "test_rejoin", "test_slurm", "test_resources")
+
+
+def _place(item: pytest.Item) -> tuple[bool, int]:
+    folder, *_ = item.path.relative_to(Path(__file__).parent).parts
+    if item.get_closest_marker("system") and folder != "system":
+        raise pytest.UsageError(f"{item.nodeid} is marked `system`, but is not in tests/system: nothing would run it")
+    name = item.path.stem
+    return folder not in _DAEMONS, _LONG.index(name) if folder == "system" and name in _LONG else len(_LONG)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = Path(__file__).parent
-    # They come first, so that none begins when everything else is over.
-    items.sort(key=lambda item: not _DAEMONS & set(item.path.relative_to(here).parts))
+    # What takes long comes first, so that none of it begins when everything else is over.
+    items.sort(key=_place)

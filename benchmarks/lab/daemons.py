@@ -14,7 +14,6 @@ import functools
 import os
 import random
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.lab import netns, processes, procfs
+from benchmarks.lab.ports import free_ports
 from gcserver import keys
 
 PORT = 7470  # in a namespace nobody else has it
@@ -137,10 +137,12 @@ class Daemons(processes.Owner):
     def _prepare(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="gclab-"))
         shared = Path("/dev/shm")
-        self.state = Path(tempfile.mkdtemp(prefix="gclab-", dir=shared if shared.is_dir() else None))
+        where = shared if shared.is_dir() else None
+        # the process by which a test knows what was left behind from what belongs to somebody else
+        self.state = Path(tempfile.mkdtemp(prefix=f"gclab-{os.getpid()}-", dir=where))
         lanes = int(self.settings.get("node.lanes", "1"))
         names = [f"n{i}" for i in range(len(self.hosts))]
-        # On loopback the daemons share one set of ports, drawn as one range: those drawn apart could overlap.
+        # on loopback the daemons share one set of ports
         each = lanes + 1  # the control link's
         first = free_ports(each * len(self.hosts))
         ports = [self.port if h.address != "127.0.0.1" else first + i * each for i, h in enumerate(self.hosts)]
@@ -194,24 +196,6 @@ def warmup() -> None:
     """Compiles the kernels, or nothing if they are cached: daemons that had to would not be ready for a minute."""
     argv = [program("gcserver"), "warmup"]
     subprocess.run(argv, check=True, start_new_session=True, stdout=2)  # what it says is progress
-
-
-def free_ports(count: int) -> int:
-    """The first of ``count`` successive ports of 127.0.0.1 that nothing listens on right now.
-
-    Below the range the system hands out by itself, so that no outgoing connection takes one in the meantime.
-    """
-    for _ in range(200):
-        first = random.SystemRandom().randrange(10000, 30000)
-        with contextlib.ExitStack() as stack:
-            try:
-                for port in range(first, first + count):
-                    probe = stack.enter_context(socket.socket())
-                    probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return first
-    raise DaemonError(f"no {count} successive free ports between 10000 and 30000")
 
 
 def workers_stopped(workers: Sequence[subprocess.Popen[Any]], timeout: float) -> list[int]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.lab import netns, processes
-from benchmarks.lab.daemons import free_ports
+from benchmarks.lab.ports import free_ports
 
 START_WITHIN = 30.0
 #: said once there is a leader

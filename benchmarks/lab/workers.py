@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.lab import daemons, netns, processes
+from benchmarks.lab import daemons, netns, ports, processes
 from benchmarks.lab.jsonlog import JsonLog
 
 
@@ -117,7 +117,7 @@ class Workers(processes.Owner):
                 self._fail(f"a worker ended before it was told {word!r}")
 
     def _open(self) -> None:
-        port = daemons.free_ports(1)
+        port = ports.free_ports(1)
         for host in self.hosts:
             env = self.cluster[host.index].environment(self.job) if self.cluster is not None else host.environment()
             env |= environment(host, self.hosts, port)
@@ -151,7 +151,7 @@ def results(
     ``cluster``: the daemons that the job goes through, one a host; None without any. Raises WorkerError with their logs
     if a worker fails.
     """
-    port, job = daemons.free_ports(1), daemons.job_name(name)
+    port, job = ports.free_ports(1), daemons.job_name(name)
     with contextlib.ExitStack() as stack:
         started: list[subprocess.Popen[Any]] = []
         stack.callback(lambda: processes.end(started, grace=3.0))

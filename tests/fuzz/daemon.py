@@ -19,7 +19,7 @@ from typing import Any, Final
 import msgspec
 import zmq
 
-from benchmarks.lab.daemons import free_ports
+from benchmarks.lab.ports import free_ports
 from gcproto import advice, lane_messages, messages, packed, wire
 from gcproto.channel import ChannelClosed, connect
 from gcproto.messages import IAm, WhoAreYou

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.lab import processes
-from benchmarks.lab.daemons import free_ports
+from benchmarks.lab.ports import free_ports
 from gcserver import keys as node_keys
 from gcserver.keys import KeyPair
 from tests.integration.daemon import ROOT, Daemon

@@ -15,7 +15,7 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from benchmarks.lab.daemons import free_ports
+from benchmarks.lab.ports import free_ports
 from gcserver.admin import gcctl
 from tests.integration.cluster import Cluster
 from tests.integration.daemon import Daemon
@@ -65,7 +65,7 @@ def series(daemon: Daemon) -> dict[str, float]:
     return found
 
 
-def until(what: str, look: Callable[[], Any], timeout: float = 20.0) -> Any:
+def until(what: str, look: Callable[[], Any], timeout: float = 60.0) -> Any:
     """The first true answer of ``look``."""
     end = time.monotonic() + timeout
     while True:

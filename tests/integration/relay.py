@@ -11,7 +11,7 @@ import socket
 import threading
 from types import TracebackType
 
-from benchmarks.lab.daemons import free_ports
+from benchmarks.lab.ports import free_ports
 
 _GREETING = 64
 _MORE, _LONG, _COMMAND = 1, 2, 4

@@ -18,7 +18,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from benchmarks.lab.daemons import free_ports
+from benchmarks.lab.ports import free_ports
 from gcserver.admin.exits import Exit
 from tests.integration.cluster import Cluster, Job
 from tests.integration.daemon import ROOT, Daemon

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.lab.daemons import free_ports
+from benchmarks.lab.ports import free_ports
 from tests.integration.cluster import Cluster
 from tests.integration.daemon import ROOT
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from cryptography import x509
 
-from benchmarks.lab.daemons import free_ports
+from benchmarks.lab.ports import free_ports
 from gcserver import cli
 from gcserver.admin.exits import Exit
 from tests.integration.cluster import Cluster

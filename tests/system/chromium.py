@@ -55,7 +55,9 @@ def browser() -> Iterator[Browser]:
     """Headless, without asking anybody but who it is told to."""
     with sync_playwright() as playwright:
         started = playwright.chromium.launch(
-            executable_path=EXECUTABLE, args=["--no-sandbox", "--disable-background-networking", "--disable-gpu"]
+            executable_path=EXECUTABLE,
+            args=["--no-sandbox", "--disable-background-networking", "--disable-gpu"],
+            timeout=90_000,
         )
         try:
             yield started
@@ -68,7 +70,7 @@ def page(started: Browser, width: int, about: str = "") -> Iterator[Page]:
     """A page of a context of its own. What it complains of in its console, and dialogs that it opens, are errors, but
     for complaints ``about`` something."""
     context = started.new_context(viewport={"width": width, "height": 900})
-    context.set_default_timeout(20_000)
+    context.set_default_timeout(60_000)
     complaints: list[str] = []
     opened = context.new_page()
     opened.on("console", lambda m: complaints.append(m.text) if m.type in ("error", "warning") else None)

@@ -9,8 +9,10 @@ second and downloads nothing. gradcomm lies under /opt/gradcomm as `python -m ve
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -27,11 +29,47 @@ from tests.integration.forked import ends_with_parent
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PACKAGES: Final = {"gcserver": "gcserver", "gcclient": "gcclient", "gcproto": "proto"}
-BOOTS_WITHIN: Final = 60.0
+BOOTS_WITHIN: Final = 120.0
+#: from the end of its processes to that of its control groups, seconds
+ENDS_WITHIN: Final = 30.0
 needs_nspawn = pytest.mark.skipif(
     os.geteuid() != 0 or shutil.which("systemd-nspawn") is None,
     reason="systemd-nspawn needs root, and to be installed (Debian: systemd-container)",
 )
+
+
+class Group:
+    """A control group of version 2, below the one that this process is in, where there is version 2.
+
+    A systemd takes everything below its group for its own: two machines in one would end each other's services.
+    """
+
+    def __init__(self, name: str) -> None:
+        ours = [line[3:] for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::")]
+        mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
+        #: by kind of hierarchy; systemd-nspawn makes the same one in those of version 1 that are systemd's
+        self._paths = [(kind, Path(where + path) / name) for _, where, kind, *_ in mounts for path in ours]
+        for path in self._version_2():
+            path.mkdir()
+
+    def _version_2(self) -> list[Path]:
+        return [path for kind, path in self._paths if kind == "cgroup2"][:1]
+
+    def enter(self) -> None:
+        """The calling process becomes a member."""
+        for path in self._version_2():
+            (path / "cgroup.procs").write_text("0")
+
+    def remove(self) -> None:
+        """With all below it, once their processes have ended. Raises RuntimeError if they do not."""
+        end = time.monotonic() + ENDS_WITHIN
+        while left := [path for kind, path in self._paths if kind in ("cgroup", "cgroup2") and path.exists()]:
+            if time.monotonic() > end:
+                raise RuntimeError(f"{left[0]} still has processes")
+            for folder, _, _ in (walked for path in left for walked in os.walk(path, topdown=False)):
+                with contextlib.suppress(OSError):
+                    os.rmdir(folder)
+            time.sleep(0.02)
 
 
 class Machine:
@@ -40,6 +78,10 @@ class Machine:
     def __init__(self, folder: Path) -> None:
         self.root = folder / "root"
         self.console = folder / "console"
+        #: no other machine's that runs at the same time
+        self._name = f"trial-{os.getpid()}-{folder.name}"
+        self._group: Group | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         # names in /usr may lead to /etc/alternatives and back
         #: by where it is shown: a folder of this machine may be at two places, as /usr is where Python is the system's
         self._binds = {name: name for name in ("/usr", "/etc/alternatives") if Path(name).exists()}
@@ -102,18 +144,24 @@ class Machine:
         """Until the system says that it runs. Raises RuntimeError with its console if it does not."""
         binds = [f"--bind-ro={outside}:{inside}" for inside, outside in self._binds.items()]
         argv = [
-            "systemd-nspawn", "--quiet", "--register=no", "--keep-unit", "--private-network",
+            "systemd-nspawn", "--quiet", f"--machine={self._name}", "--register=no", "--keep-unit", "--private-network",
             f"--directory={self.root}", *binds,
             "--hostname=trial", "--boot", "systemd.unit=multi-user.target",
         ]  # fmt: skip
+        self._group = group = Group(self._name)
+
+        def begin() -> None:
+            ends_with_parent()
+            group.enter()
+
         with self.console.open("wb") as console:
-            self._process = subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, stdout=console, stderr=console, preexec_fn=ends_with_parent,
+            self._process = process = subprocess.Popen(
+                argv, stdin=subprocess.DEVNULL, stdout=console, stderr=console, preexec_fn=begin,
                 # cgroup v2 also where this machine has v1: there the end of a unit's processes may go unnoticed
                 env={**os.environ, "SYSTEMD_NSPAWN_UNIFIED_HIERARCHY": "1"},
             )  # fmt: skip
         end = time.monotonic() + BOOTS_WITHIN
-        while time.monotonic() < end and self._process.poll() is None:
+        while time.monotonic() < end and process.poll() is None:
             if self._leader() and "running" in self.run("systemctl", "is-system-running", check=False).split():
                 self.run("ldconfig")
                 return
@@ -122,6 +170,7 @@ class Machine:
 
     def _leader(self) -> str:
         """The machine's first process, seen from here; "" before there is one."""
+        assert self._process is not None
         pid = self._process.pid
         return Path(f"/proc/{pid}/task/{pid}/children").read_text().strip()
 
@@ -134,12 +183,19 @@ class Machine:
     def run(self, *argv: str, user: str = "", check: bool = True) -> str:
         """Both outputs of a command in there. Raises RuntimeError if it fails, unless not ``check``."""
         done = subprocess.run(
-            self.enter(argv, user), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60
+            self.enter(argv, user), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120
         )
         if check and done.returncode:
             raise RuntimeError(f"{' '.join(argv)} ended with {done.returncode}:\n{done.stdout}")
         return done.stdout.strip()
 
     def off(self) -> None:
-        self._process.kill()
-        self._process.wait()
+        """It ends at once, with all that runs in it."""
+        if self._process is not None:
+            # systemd-nspawn would leave it running; what is left without its first process is ended by the kernel
+            for leader in self._leader().split() if self._process.poll() is None else ():
+                os.kill(int(leader), signal.SIGKILL)
+            self._process.kill()
+            self._process.wait()
+        if self._group:
+            self._group.remove()

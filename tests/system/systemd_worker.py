@@ -3,7 +3,7 @@
 What may live here: one script that the machine's users run. What may not: assertions that the test can make.
 
 Usage: systemd_worker.py FOLDER STEPS. FOLDER/RANK gets a line a step of the second time, FOLDER/RANK.json the digests
-of the weights after each time.
+of the weights after each time. Steps are slow until there is FOLDER/undisturbed.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from torch import nn
 import gcclient
 
 
-def trained(steps: int, rank: int, pause: float, log: Path) -> str:
-    """A digest of the weights after ``steps`` steps with at least ``pause`` seconds each."""
+def trained(steps: int, rank: int, log: Path, pause: float = 0.0, until: Path | None = None) -> str:
+    """A digest of the weights after ``steps`` steps; with ``pause`` seconds after each while there is no ``until``."""
     torch.manual_seed(7)
     net = nn.Sequential(nn.Linear(64, 800), nn.ReLU(), nn.Linear(800, 10))
     plain = torch.optim.SGD(net.parameters(), 0.05, momentum=0.9)
@@ -35,7 +35,8 @@ def trained(steps: int, rank: int, pause: float, log: Path) -> str:
             nn.functional.cross_entropy(net(x), y).backward()
             optimizer.step()
             print(step, file=file, flush=True)
-            time.sleep(pause)
+            if until is not None and not until.exists():
+                time.sleep(pause)
     flat = torch.cat([p.detach().reshape(-1) for p in net.parameters()])
     return hashlib.sha256(flat.numpy().tobytes()).hexdigest()
 
@@ -44,8 +45,8 @@ def main(folder: Path, steps: int) -> None:
     torch.set_num_threads(1)
     gcclient.init(deadline=60, seed=5)
     rank = gcclient.rank()
-    alone = trained(steps, rank, 0.0, Path(os.devnull))
-    disturbed = trained(steps, rank, 0.02, folder / str(rank))
+    alone = trained(steps, rank, Path(os.devnull))
+    disturbed = trained(steps, rank, folder / str(rank), 0.02, folder / "undisturbed")
     (folder / f"{rank}.json").write_text(json.dumps([alone, disturbed]))
     gcclient.shutdown()
 

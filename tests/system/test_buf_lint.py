@@ -21,6 +21,8 @@ def buf(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("npm is not here; on Debian: apt-get install npm")
     folder = tmp_path_factory.mktemp("buf")
     command = [npm, "install", "--silent", "--no-audit", "--no-fund", "--prefix", folder, "@bufbuild/buf"]
+    # it would wait for more than a minute before it asks a registry that does not answer for the last time
+    command += ["--fetch-retry-mintimeout=1000", "--fetch-retry-maxtimeout=5000"]
     try:
         result = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
     except subprocess.TimeoutExpired:

@@ -197,7 +197,7 @@ def test_two_daemons_and_a_job(browser: Any, tmp_path: Path) -> None:
             page.goto(f"http://{a.options['node.metrics']}/")
             page.wait_for_selector("#live[data-state=good]")
             job.wait_mark("step 20")
-            page.wait_for_selector("#step .part", timeout=40_000)
+            page.wait_for_selector("#step .part")
             assert cells(page, "links-t")[0].startswith(b.name) and cells(page, "links-t")[1] == "up"
             until("something to be sent", lambda: not cells(page, "links-t")[2].startswith(("0 B", "–")))
             assert cells(page, "jobs-t")[:2] == ["gpt", "running"]

@@ -15,7 +15,7 @@ import pytest
 
 from benchmarks.lab import netns
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.system, pytest.mark.timeout(540)]
 
 MARK = "DEMO_UNDER_TEST"
 
@@ -39,25 +39,31 @@ class Demo:
     def __init__(self, folder: Path, *argv: str) -> None:
         self.mark, self.folder = uuid.uuid4().hex, folder / "tmp"
         self.folder.mkdir()
-        self.shared = set(Path("/dev/shm").glob("gclab-*"))
         env = os.environ | {MARK: self.mark, "TMPDIR": str(self.folder)}
         command = [sys.executable, "-m", "examples.demo", "--plot", str(folder / "demo.png"), *argv]
         self.process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
     def nothing_left(self) -> bool:
-        deadline = time.monotonic() + 5.0
+        deadline = time.monotonic() + 20.0
         while (left := marked(self.mark)) and time.monotonic() < deadline:
             time.sleep(0.05)
         assert left == []
         assert list(self.folder.iterdir()) == []
-        assert set(Path("/dev/shm").glob("gclab-*")) <= self.shared
+        assert list(Path("/dev/shm").glob(f"gclab-{self.process.pid}-*")) == []
         return True
 
 
-def test_the_demo_from_end_to_end(tmp_path: Path) -> None:
-    report = tmp_path / "demo.json"
-    demo = Demo(tmp_path, "--seconds", "3", "--steps", "3", "--rate", "200mbit", "--json", str(report))
-    printed, _ = demo.process.communicate(timeout=220)
+@pytest.fixture
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One with a short name: sockets lie below it."""
+    return tmp_path_factory.mktemp("demo")
+
+
+def test_the_demo_from_end_to_end(folder: Path) -> None:
+    report = folder / "demo.json"
+    # So slow that what a busy machine takes for computing does not hide what compression saves.
+    demo = Demo(folder, "--seconds", "3", "--steps", "3", "--rate", "100mbit", "--json", str(report))
+    printed, _ = demo.process.communicate(timeout=520)
     assert demo.process.returncode == 0, printed
     assert demo.nothing_left()
     rows = json.loads(report.read_text())["rows"]
@@ -67,7 +73,7 @@ def test_the_demo_from_end_to_end(tmp_path: Path) -> None:
     assert by_method["gradcomm fp16"]["step_bytes"] < by_method["gloo"]["step_bytes"] * 0.6
     assert "none lost" in printed
     assert "torchrun" in printed
-    assert 10_000 < (tmp_path / "demo.png").stat().st_size < 200_000
+    assert 10_000 < (folder / "demo.png").stat().st_size < 200_000
     if netns.shaping() is None:
         assert "unshaped: no speed-up to expect here" in printed
     else:
@@ -78,16 +84,16 @@ def test_the_demo_from_end_to_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_interrupted_it_leaves_nothing(tmp_path: Path, signum: signal.Signals) -> None:
-    demo = Demo(tmp_path, "--steps", "500")
-    deadline = time.monotonic() + 60
+def test_interrupted_it_leaves_nothing(folder: Path, signum: signal.Signals) -> None:
+    demo = Demo(folder, "--steps", "500")
+    deadline = time.monotonic() + 120
     # until workers train inside, beside daemons
     while not any("train_gpt" in line for line in marked(demo.mark)):
         assert demo.process.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.1)
     demo.process.send_signal(signum)
-    printed, _ = demo.process.communicate(timeout=30)
+    printed, _ = demo.process.communicate(timeout=60)
     assert demo.process.returncode == 128 + signum, printed
     assert "Traceback" not in printed
     assert demo.nothing_left()

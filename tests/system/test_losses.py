@@ -14,7 +14,7 @@ import pytest
 from tests.integration.cluster import Cluster, Job
 from tests.system.etcd import Etcd, needs_etcd
 
-pytestmark = [pytest.mark.system, needs_etcd, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.system, needs_etcd, pytest.mark.timeout(400)]
 SUMS = "tests.integration.loss_workers:sums"
 TRAINING = "tests.integration.loss_workers:training"
 #: all of three ranks, and without rank 1
@@ -84,7 +84,7 @@ def test_training_goes_on(tmp_path: Path, on_loss: str) -> None:
 
 def test_two_losses_one_after_the_other(tmp_path: Path) -> None:
     with Etcd(tmp_path) as etcd, Cluster(tmp_path, nodes=3, options=options(etcd, "shrink")) as cluster:
-        job = cluster.start(SUMS, [0, 1, 2], steps=STEPS, elements=1000)
+        job = cluster.start(SUMS, [0, 1, 2], steps=STEPS, elements=1000, pause=0.05)
         job.wait_mark("step 10", rank=0)
         kill_node(cluster, job, 0)
         job.wait_mark("step 30", rank=2)

@@ -18,12 +18,14 @@ from typing import Any
 
 import pytest
 import yaml
+from prometheus_client import generate_latest
 
-from benchmarks.lab.daemons import free_ports
+from benchmarks.lab.ports import free_ports
 from tests.integration.cluster import Cluster
 from tests.integration.daemon import ROOT
 from tests.integration.forked import ends_with_parent
 from tests.integration.operators import reachable, scrape, until
+from tests.unit.admin.test_metrics import filled
 from tools import gen_grafana
 
 RULES = ROOT / "deploy" / "prometheus" / "gradcomm.rules.yml"
@@ -67,7 +69,7 @@ class Prometheus:
 
     def __exit__(self, *exc: object) -> None:
         self._process.terminate()
-        self._process.wait(20)
+        self._process.wait(60)
         self._log.close()
 
     def get(self, path: str, **parameters: str) -> Any:
@@ -95,6 +97,11 @@ def test_the_rules_are_right_and_each_alert_fires_when_it_should() -> None:
     assert checked.returncode == 0, checked.stdout + checked.stderr
     tested = promtool("test", "rules", str(RULES.with_suffix(".test.yml")))
     assert tested.returncode == 0, tested.stdout + tested.stderr
+
+
+def test_promtool_has_nothing_to_say_of_any_series() -> None:
+    judged = promtool("check", "metrics", given=generate_latest(filled().registry).decode())
+    assert (judged.returncode, judged.stdout, judged.stderr) == (0, "", "")
 
 
 @pytest.fixture

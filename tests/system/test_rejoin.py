@@ -16,7 +16,7 @@ import pytest
 from tests.integration.cluster import Cluster, Job
 from tests.system.etcd import Etcd, needs_etcd
 
-pytestmark = [pytest.mark.system, needs_etcd, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.system, needs_etcd, pytest.mark.timeout(400)]
 TRAINING = "tests.integration.rejoin_workers:training"
 ALL, MORE = 0b111, 25
 

@@ -24,7 +24,7 @@ pytestmark = [
         any(shutil.which(name) is None for name in ("slurmd", "slurmctld", "munged", "sbatch")),
         reason="Slurm is not installed (Debian: slurmd slurmctld slurm-client munge)",
     ),
-    pytest.mark.timeout(180),
+    pytest.mark.timeout(400),
 ]
 SLURM: Final = ROOT / "deploy/slurm"
 ALICE: Final = 2001
@@ -85,8 +85,8 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     made = Machine(tmp_path_factory.mktemp("machine"))
     install(made)
     made.mount(ROOT / "tests/system", "/opt/trial")
-    made.boot()
     try:
+        made.boot()
         made.run("mkdir", "-p", "/run/munge", "/var/spool/slurmctld", "/var/log/munge", "/var/lib/munge")
         for address in NODES.values():
             made.run("ip", "address", "add", f"{address}/8", "dev", "lo")
@@ -94,7 +94,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
         made.run("slurmctld")
         for node in NODES:
             assert not made.run("slurmd", "-N", node, check=False), said(made)
-        end = time.monotonic() + 30
+        end = time.monotonic() + 90
         while made.run("sinfo", "--noheader", "--format=%T %D", check=False) != "idle 2":
             assert time.monotonic() < end, said(made)
             time.sleep(0.2)
@@ -113,7 +113,7 @@ def run_job(machine: Machine, *arguments: str) -> str:
     """A job of alice's, from sbatch to its end and that of the epilog on both nodes; what it printed."""
     where = ["--chdir=/opt/job", "--output=/opt/job/out", "--export=ALL,PATH=/opt/gradcomm/bin:/usr/bin"]
     machine.run("sbatch", *where, "/opt/train.sbatch", *arguments, user="alice")
-    end = time.monotonic() + 60
+    end = time.monotonic() + 180
     while machine.run("squeue", "--noheader") or machine.run("sinfo", "--noheader", "--format=%T %D") != "idle 2":
         assert time.monotonic() < end, said(machine)
         time.sleep(0.1)

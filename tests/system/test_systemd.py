@@ -21,11 +21,11 @@ import pytest
 from gcserver import keys
 from tests.system.machine import ROOT, Machine, needs_nspawn
 
-pytestmark = [pytest.mark.system, needs_nspawn, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.system, needs_nspawn, pytest.mark.timeout(400)]
 UNIT: Final = ROOT / "deploy/systemd/gradcomm@.service"
 #: the users of the machine, each with a daemon: uid and port
 USERS: Final = {"alice": (2001, 7470), "bob": (2002, 7480)}
-STEPS: Final = 300
+STEPS: Final = 600
 EXPOSURE: Final = 3.0
 
 
@@ -62,12 +62,12 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     made = Machine(tmp_path_factory.mktemp("machine"))
     install(made)
     made.mount(ROOT / "tests/system", "/opt/trial")
-    # the watchdog of the unit allows half a minute; the tests have less time than that
+    # the watchdog of the unit allows half a minute; a busy machine is late by less than this
     quick = made.root / "etc/systemd/system/gradcomm@.service.d"
     quick.mkdir(parents=True)
-    (quick / "quick.conf").write_text("[Service]\nWatchdogSec=2\n")
-    made.boot()
+    (quick / "quick.conf").write_text("[Service]\nWatchdogSec=5\n")
     try:
+        made.boot()
         yield made
     finally:
         made.off()
@@ -80,7 +80,7 @@ def shown(machine: Machine, user: str, *names: str) -> list[str]:
     return [found[name] for name in names]
 
 
-def until(what: str, holds: Callable[[], bool], within: float = 60.0) -> None:
+def until(what: str, holds: Callable[[], bool], within: float = 120.0) -> None:
     end = time.monotonic() + within
     while not holds():
         assert time.monotonic() < end, f"still not after {within:g} s: {what}"
@@ -164,7 +164,9 @@ class Training:
         return "".join((self._folder / f"log{rank}").read_text() for rank in range(len(USERS)))
 
     def digests(self) -> list[list[str]]:
-        assert [worker.wait(90) for worker in self._workers] == [0, 0], self.said()
+        """After the remaining steps, which need not wait for anything any more."""
+        (self._folder / "undisturbed").touch()
+        assert [worker.wait(180) for worker in self._workers] == [0, 0], self.said()
         return [json.loads((self._folder / f"{rank}.json").read_text()) for rank in range(len(USERS))]
 
     def kill(self) -> None:

@@ -110,15 +110,6 @@ def test_workers_are_ended_by_the_first_failure() -> None:
     assert time.monotonic() - began < 20
 
 
-def test_ports_are_successive_and_free() -> None:
-    import socket
-
-    first = daemons.free_ports(3)
-    for port in range(first, first + 3):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", port))
-
-
 @pytest.mark.parametrize(("rate", "bits"), [("100mbit", 10**8), ("1.5gbit", 1_500_000_000), ("8000bit", 8000)])
 def test_rates_are_read(rate: str, bits: int) -> None:
     assert netns.bits_per_second(rate) == bits

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.lab.ports import free_ports
 from gcproto.channel import Channel, ChannelClosed
 from gcproto.messages import FromWorker, IAm, WhoAreYou
 from gcproto.packed import Decoder
@@ -22,11 +23,6 @@ from gcserver.values import Address
 
 def configured(**flags: str) -> Config:
     return config.load(flags={name.replace("__", "."): text for name, text in flags.items()})
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return int(taken.getsockname()[1])
 
 
 @pytest.fixture
@@ -78,8 +74,8 @@ def test_all_that_is_bound() -> None:
 
 
 def test_a_port_in_use() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    port = free_ports(1)
+    with socket.create_server(("127.0.0.1", port)):
         found = checks.port_free("lane 0", "node.listen", Address("127.0.0.1", port))
         assert found.fatal and f"127.0.0.1:{port} for lane 0 is in use" in found.text
         assert "node.listen" in found.fix and "ss -ltnp" in found.fix

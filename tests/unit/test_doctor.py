@@ -9,23 +9,19 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.lab.ports import free_ports
 from gcserver import config, doctor
 from gcserver.checks import Check
 from gcserver.config import Config
 from gcserver.doctor import Need
 from tests.unit.test_checks import daemon as daemon  # a fixture
-from tests.unit.test_checks import free_port
 
 
 def configured(folder: Path, **flags: str) -> Config:
-    """A configuration of its own, on ports that were free a moment ago."""
-    while True:
-        port = free_port()
-        if port < 65000:
-            break
+    """A configuration of its own, on ports that nobody else is given, enough for 32 lanes."""
     own = {
         "node.name": "a",
-        "node.listen": f"tcp://127.0.0.1:{port}",
+        "node.listen": f"tcp://127.0.0.1:{free_ports(33)}",
         "node.socket": str(folder / "run" / "d.sock"),
         "node.state": f"/dev/shm/gradcomm-{folder.name}",
         "node.admin": "",
@@ -74,7 +70,8 @@ def test_preflight_takes_less_than_a_second(tmp_path: Path) -> None:
 
 
 def test_examine_asks_everything(tmp_path: Path) -> None:
-    found = doctor.examine(configured(tmp_path, cluster__peers=f"b=tcp://127.0.0.1:{free_port()}"), Need(10**6).parts())
+    peers = f"b=tcp://127.0.0.1:{free_ports(1)}"
+    found = doctor.examine(configured(tmp_path, cluster__peers=peers), Need(10**6).parts())
     names = {check.name for check in found}
     assert names == {
         "python", "kernels", "cores", "ports", "socket", "advertise", "state", "keys", "peers", "shared memory",

@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from benchmarks.lab import daemons, netns
+from benchmarks.lab import netns, ports
 from tests.soak.proxy import Damage, Proxy, Route, read_route
 
 
@@ -53,7 +53,7 @@ def exchange(data: bytes, through: int, server: socket.socket) -> tuple[bytes, b
 
 
 def test_bytes_pass_both_ways_until_some_are_flipped_forwards() -> None:
-    port = daemons.free_ports(1)
+    port = ports.free_ports(1)
     host = netns.Loopback(1).hosts[0]
     data = random.Random(2).randbytes(50_000)
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -71,7 +71,7 @@ def test_bytes_pass_both_ways_until_some_are_flipped_forwards() -> None:
 
 
 def test_a_closed_end_closes_the_other() -> None:
-    port = daemons.free_ports(1)
+    port = ports.free_ports(1)
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(20)
         there = Route(("127.0.0.1", port), server.getsockname()[:2])
@@ -83,7 +83,7 @@ def test_a_closed_end_closes_the_other() -> None:
                 assert client.recv(10) == b""
             except ConnectionResetError:
                 pass
-        refused = Route(("127.0.0.1", port), ("127.0.0.1", daemons.free_ports(1)))
+        refused = Route(("127.0.0.1", port), ("127.0.0.1", ports.free_ports(1)))
         with Proxy(netns.Loopback(1).hosts[0], [refused]), socket.create_connection(("127.0.0.1", port)) as client:
             client.settimeout(20)
             try:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import pytest
 import zmq
 
-from benchmarks.lab.daemons import free_ports
+from benchmarks.lab.ports import free_ports
 from gcproto import wire
 from gcproto.wire import FrameType, Header
 from gcserver import keys

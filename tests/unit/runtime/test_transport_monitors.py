@@ -9,7 +9,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from benchmarks.lab.daemons import free_ports
+from benchmarks.lab.ports import free_ports
 
 #: Of a process with itself, so that ZeroMQ's thread has events of a connection just when that is dropped.
 SCRIPT = """

@@ -7,20 +7,19 @@ What may live here: tests of what `gcserver/runtime/transport.py` does without d
 from __future__ import annotations
 
 import errno
-import socket
 import time
 from typing import Any
 
 import pytest
 import zmq
 
+from benchmarks.lab.ports import free_ports
 from gcproto.wire import HEADER_BYTES
 from gcserver.runtime.transport import ZmqTransport
 
 
 def an_address() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    return f"tcp://127.0.0.1:{free_ports(1)}"
 
 
 class Refusing:
