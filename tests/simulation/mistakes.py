@@ -220,7 +220,8 @@ def downgrade(w: World, r: Random) -> None:
 
 
 def lacks_a_codec(w: World, r: Random) -> None:
-    """A node's release does not know a codec that operators ask for: the plan is refused, the job goes on."""
+    """A node's release does not know a codec that operators ask for: the plan is refused, the job goes on; unless it
+    goes on from a checkpoint with that codec in its plan, which nobody may replace by another."""
 
     def lacking(spec: str) -> CodecChoice:
         if spec == "coarse":
@@ -229,6 +230,9 @@ def lacks_a_codec(w: World, r: Random) -> None:
 
     if all(not j.plans for n in w.nodes if n.supervisor is not None for j in n.supervisor.machine.jobs.values()):
         n = r.choice(w.nodes)
+        resumed = [d.resumed for x in w.workers for d in x.spec.domains if d.resumed is not None]
+        if any(rule.spec == "coarse" for saved in resumed for rule in saved.rules):
+            w.fatal = w.fatal or f"{n.name} lacks a codec of a checkpoint"
         n.resolve = lacking
         if n.supervisor is not None:
             n.supervisor.machine.resolve = lacking

@@ -10,6 +10,7 @@ from random import Random
 
 import pytest
 
+from gcproto.agreed import Resumed, Rule
 from gcproto.messages import Fault
 from tests.simulation import bounds, latecomers, mistakes, remembered, strains, strangers
 from tests.simulation.faults import lose_memory
@@ -46,11 +47,13 @@ ENDS = {
 }
 
 
-def world(steps: int) -> World:
+def world(steps: int, resumed: Resumed | None = None) -> World:
     """Three nodes of one and two ranks that train one model of four blocks."""
     ranks = tuple(range(4))
     tensors = section(0, 0, [256 * KIB, 128 * KIB])
-    domain = DomainSpec(0, ranks, True, "feedback", (tensors,), (1,), steps, {}, frozenset(), 1, seed=3)
+    domain = DomainSpec(
+        0, ranks, True, "feedback", (tensors,), (1,), steps, {}, frozenset(), 1, seed=3, resumed=resumed
+    )
     job = JobSpec("train", ((0, 1), (1, 2), (2, 1)), (domain,))
     return World(Shape(3, 1, (job,), partition_bytes=128 * KIB), seed=2)
 
@@ -76,6 +79,16 @@ def test_what_ends_a_job_says_why_to_every_worker(strain: strains.Strain) -> Non
         assert worker.fault is not None or all(t.finished for t in worker.threads.values())
     faults = {x.fault.kind for x in told if isinstance(x.fault, Fault)}
     assert faults and faults <= ENDS[strain]
+
+
+def test_a_plan_that_was_saved_is_not_replaced_where_its_codec_is_missing() -> None:
+    """G6."""
+    w = world(12, Resumed(b"an earlier job's", 46, (), (Rule("*", "coarse"),), ""))
+    play(w, mistakes.lacks_a_codec, 0.0)
+    assert w.fatal
+    faults = [x.fault for x in w.workers]
+    assert {f.kind for f in faults if isinstance(f, Fault)} == {"CodecError"}
+    assert all("no codec 'coarse' in this release" in str(f) for f in faults)
 
 
 def test_every_deadly_strain_is_expected_to_end_a_job() -> None:
