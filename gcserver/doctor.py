@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from gcproto.manifest import MAX_SECTION_ELEMENTS
-from gcserver import checks, keychecks
+from gcserver import checks, checks_logind, keychecks
 from gcserver.checks import Check
 from gcserver.config import Config
 from gcserver.runtime.memory_parts import PRIVATE, SHARED, Part, listed, total
@@ -103,6 +103,8 @@ def examine(config: Config, parts: list[Part] | None = None, timeout: float = 2.
     found.append(checks.advertised(config, timeout))
     found.append(checks.directory_usable("socket", "node.socket", config.node.socket.parent))
     found.append(checks.directory_usable("state", "node.state", config.node.state))
+    if (kept := checks_logind.kept_at_logout(config.node.state, os.getuid(), timeout)) is not None:
+        found.append(kept)
     found += keychecks.keys_of(config)
     wrong = checks.peer_names(config)
     found += wrong

@@ -54,7 +54,11 @@ class Piece:
 
 def send(path: Path, url: str) -> int:
     """Send a file's spans to ``url``; returns how many. Raises ExportError."""
-    pieces = list(_pieces(_read(path)))
+    file = _read(path)
+    try:
+        pieces = list(_pieces(file))
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
+        raise NoTraceError(f"{path} was changed since `gcctl trace stop --out` wrote it: {error!r}") from None
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.trace.export import SpanExportResult

@@ -19,6 +19,8 @@ from gcproto.epoch_messages import EpochStart, StepReady
 from gcproto.messages import EpochDecided, JobJoin, JobLeft, MemberInfo, PlanReady, PlanRequest, Rule
 from gcproto.wire import Phase
 from gcserver.core import control_events as ce
+from gcserver.core import resuming
+from gcserver.core.control_domain import ControlDomain
 from gcserver.core.effects import ReportStep, ReportWaiting
 from gcserver.core.job import Job
 from tests.simulation import mistakes
@@ -49,13 +51,22 @@ def probes(w: World, r: Random) -> None:
                 w.at(w.now + at, p.deliver, ce.ProbeLink(name, b"x" * 512))
 
 
+def _can_be_resumed(job: Job, domain: ControlDomain) -> None:
+    """What is said of where a domain stands suffices for a later job: all its steps, a number for each node."""
+    found = resuming.standing(job, domain)
+    nodes = [m for m in job.record.origin if set(m.ranks) & set(domain.declared_as.ranks)]
+    assert found.origin and found.steps == domain.settled + domain.config.ahead and len(found.nodes) == len(nodes)
+
+
 def told_twice(w: World, r: Random) -> None:
-    """A supervisor hears again that a lane is up, and what that lane finished and waited for long ago."""
+    """A supervisor hears again that a lane is up, and what that lane finished and waited for long ago. A worker asks
+    where its domains stand."""
     for p, job in _jobs(w):
         epoch = job.record.epoch
         for lane in list(p.lanes_up):
             p.deliver(ce.LaneUp(lane))
             for domain in job.domains.values():
+                _can_be_resumed(job, domain)
                 key = domain.config.id
                 late: list[ReportStep | ReportWaiting] = [
                     ReportWaiting(key, 1, 0.0, "push", ("local rank 0",), ("push",), 1, epoch - 1)

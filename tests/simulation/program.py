@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gcproto import messages
+from gcproto.agreed import Resumed
 from gcproto.manifest import Block, Section
 from gcproto.wire import Flag
 from gcserver.core.job import CALL_LAG, SCOPED_LAG
@@ -19,7 +20,8 @@ class DomainSpec:
     """A domain's program: what all its ranks declare and do, in the same order.
 
     ``late[i]`` is the step before which section i is declared (1: at once); ``nan`` maps a step to the rank
-    whose first gradient is not finite; ``skip`` steps leave out the lowest address (an unused parameter).
+    whose first gradient is not finite; ``skip`` steps leave out the lowest address (an unused parameter). ``resumed``:
+    what it goes on from, as if an earlier job had been saved.
     """
 
     id: int
@@ -34,13 +36,18 @@ class DomainSpec:
     window: int
     seed: int
     whole: bool = False
+    warmup: int = 0
+    resumed: Resumed | None = None
 
     @property
     def lag(self) -> int:
         return SCOPED_LAG if self.scoped else CALL_LAG
 
     def message(self) -> messages.DeclareDomain:
-        return messages.DeclareDomain(f"group-{self.id}", self.id, self.ranks, self.scoped, self.codec, self.whole)
+        return messages.DeclareDomain(
+            f"group-{self.id}", self.id, self.ranks, self.scoped, self.codec, self.whole,
+            warmup=self.warmup, resumed=self.resumed,
+        )  # fmt: skip
 
     def keys(self, step: int, blocks: list[tuple[Block, ...]]) -> list[Block]:
         """The blocks of ``step``, in the order they are pushed: highest address first, as backward produces them."""

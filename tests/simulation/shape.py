@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from random import Random
 
+from gcproto.agreed import Resumed, Rule
 from gcproto.dtypes import DType
 from gcproto.manifest import Section, TensorSpec
 from tests.simulation.program import DomainSpec, JobSpec
@@ -74,6 +75,17 @@ def sometimes_cut(cut: Section, seed: int) -> Section:
     return Section(cut.index, cut.tensors, tuple(range(1, len(cut.tensors)))) if groups else cut
 
 
+def sometimes_resumed(spec: DomainSpec, seed: int) -> DomainSpec:
+    """Warmed up, or going on from an earlier job, in some cases; from a generator of its own."""
+    r = Random(seed * 64 + 71)
+    if r.random() > 0.1:
+        return spec
+    rules = r.choice([(), (Rule("*", "coarse"),), (Rule("*", "none"), Rule("d0.*", "feedback"))])
+    numbers = tuple(r.randrange(1, 1 << 60) for _ in range(r.choice([0, 2, 2, 3])))
+    resumed = Resumed(b"an earlier job's", r.randrange(50), numbers, rules, r.choice(["", "none"]))
+    return replace(spec, warmup=r.choice([0, 1, 3, 52]), resumed=r.choice([None, resumed, resumed]))
+
+
 def draw_domain(r: Random, number: int, ranks: tuple[int, ...], codecs: list[str], steps: int, seed: int) -> DomainSpec:
     scoped = r.random() < 0.6
     sections = []
@@ -89,9 +101,10 @@ def draw_domain(r: Random, number: int, ranks: tuple[int, ...], codecs: list[str
     codec = sometimes_twice(r.choice(codecs), seed * 4 + number)
     # From a generator of its own: the other draws stay what they were before this one came.
     whole = scoped and Random(seed * 4 + number).random() < 0.2
-    return DomainSpec(
+    drawn = DomainSpec(
         number, ranks, scoped, codec, tuple(sections), late, steps, nan, skip, r.randint(1, 3), seed + number, whole
     )
+    return sometimes_resumed(drawn, seed * 4 + number)
 
 
 def draw_job(r: Random, label: str, nodes: int, codecs: list[str], seed: int) -> JobSpec:

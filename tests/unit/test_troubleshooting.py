@@ -28,7 +28,16 @@ SHORTEST = 9
 #: what texts are called before they are said
 NAMES = {"text", "why"}
 #: where daemons refuse to start, and doctor asks
-STARTING = ("checks", "checks_certificates", "doctor", "keychecks", "keys", "private", "runtime/supervisor")
+STARTING = (
+    "checks",
+    "checks_certificates",
+    "checks_logind",
+    "doctor",
+    "keychecks",
+    "keys",
+    "private",
+    "runtime/supervisor",
+)
 #: where texts of faults are put together before they are told
 TOLD = (
     "core/control", "core/control_config", "core/entering", "core/epochs", "core/gathering", "core/job_records",

@@ -102,3 +102,11 @@ def test_other_files_are_refused(tmp_path: Path, content: str) -> None:
         otlp.send(path, "http://127.0.0.1:1/v1/traces")
     with pytest.raises(otlp.ExportError, match="cannot be read: No such file"):
         otlp.send(tmp_path / "none.json", "http://127.0.0.1:1/v1/traces")
+
+
+@pytest.mark.parametrize(("part", "instead"), [("otherData", {"made_by": "gradcomm"}), ("traceEvents", [5])])
+def test_a_file_that_was_changed_is_refused(file: Path, tmp_path: Path, part: str, instead: object) -> None:
+    path = tmp_path / "changed.json"
+    path.write_text(json.dumps({**json.loads(file.read_text()), part: instead}))
+    with pytest.raises(otlp.NoTraceError, match="was changed since"):
+        otlp.send(path, "http://127.0.0.1:1/v1/traces")
