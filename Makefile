@@ -12,6 +12,7 @@ JOBS    ?= 3
 BIN   := .venv/bin
 STAMP := .venv/.up-to-date
 DOCS_STAMP := .venv/.docs-up-to-date
+EXAMPLES_STAMP := .venv/.examples-up-to-date
 # One thread per process: the tests run many processes on few cores.
 ONE_THREAD := OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1
 # What is freed is filled with rubbish, so that a kernel that reads on from there shows; small blocks too, which a
@@ -46,7 +47,7 @@ test-system: warmup ## the tests that need root or system packages (installs tho
 	@tools/system_packages.sh
 	@$(ONE_THREAD) $(RUBBISH) PATH="$$PATH:/usr/sbin:/sbin" $(BIN)/python -m pytest -q -m "system and not soak and not long" -o testpaths=tests/system -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
-test-long: warmup ## what takes minutes or gigabytes, and trial runs of benchmarks
+test-long: warmup $(EXAMPLES_STAMP) ## what takes minutes or gigabytes, and trial runs of benchmarks
 	@tools/system_packages.sh
 	@$(ONE_THREAD) $(RUBBISH) PATH="$$PATH:/usr/sbin:/sbin" $(BIN)/python -m pytest -q -m long $(ARGS)
 
@@ -87,6 +88,13 @@ $(DOCS_STAMP): pyproject.toml constraints.txt | $(STAMP)
 	@echo "setup: installing gradcomm[docs] into .venv"
 	@$(BIN)/python -m pip install --disable-pip-version-check --no-input -c constraints.txt -e '.[docs]' >.venv/docs.log 2>&1 \
 		|| { tail -n 40 .venv/docs.log >&2; exit 1; }
+	@touch $@
+
+# Lightning, transformers and others are heavy; only examples that show gradcomm within them need them.
+$(EXAMPLES_STAMP): pyproject.toml constraints.txt | $(STAMP)
+	@echo "setup: installing gradcomm[examples] into .venv (a few hundred megabytes)"
+	@$(BIN)/python -m pip install --disable-pip-version-check --no-input -c constraints.txt -e '.[examples]' >.venv/examples.log 2>&1 \
+		|| { tail -n 40 .venv/examples.log >&2; exit 1; }
 	@touch $@
 
 # The warning is of what mkdocs 2 will be; pyproject.toml holds it below that.

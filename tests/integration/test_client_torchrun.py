@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
-from benchmarks.lab.ports import free_ports
 from tests.integration.cluster import Cluster
 from tests.integration.daemon import ROOT
+from tests.integration.torchruns import torchruns
 
 #: what is said of the weights, after a script that leaves them in `model`
 WEIGHTS = """
@@ -19,33 +16,6 @@ import hashlib, os, pathlib
 weights = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
 pathlib.Path(f"{os.environ['GC_TEST_OUT']}.{os.environ['RANK']}").write_text(hashlib.sha256(weights).hexdigest())
 """
-
-
-def torchruns(cluster: Cluster, folder: Path, script: Path, workers: tuple[int, int]) -> str:
-    """One torchrun a node, with so many workers each, until they end in good order; what they printed. Both nodes are
-    on this machine, so only the daemons' names tell them apart."""
-    port, runs = free_ports(1), []
-    for node, number in enumerate(workers):
-        environ = {
-            **{k: v for k, v in os.environ.items() if not k.startswith("GC_")},
-            "GC_NODE_SOCKET": str(cluster.daemons[node].socket),
-            "GC_TEST_OUT": str(folder / "found"),
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": str(ROOT),
-        }
-        argv = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", f"--nproc-per-node={number}"]
-        argv += [f"--node-rank={node}", "--master-addr=127.0.0.1", f"--master-port={port}", str(script)]
-        with (folder / f"torchrun{node}.log").open("wb") as log:
-            runs.append(subprocess.Popen(argv, env=environ, stdout=log, stderr=log, stdin=subprocess.DEVNULL))
-    try:
-        statuses = [run.wait(100) for run in runs]
-    finally:
-        for run in runs:
-            run.kill()
-            run.wait()
-    logs = "".join((folder / f"torchrun{n}.log").read_text() for n in (0, 1))
-    assert statuses == [0, 0], logs
-    return logs
 
 
 def test_two_torchruns_with_unequal_numbers_of_workers(tmp_path: Path) -> None:
