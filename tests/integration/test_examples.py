@@ -16,7 +16,7 @@ EXAMPLES = {
     "digits_ddp.py": ([0, 1], ["--steps=11"]),
     "gpt_ddp.py": ([0, 1], ["--steps=11", "--layers=1", "--width=32"]),
     "gpt_hsdp.py": ([0, 0, 1, 1], ["--steps=11", "--layers=1", "--width=32"]),
-    "lstm.py": ([0, 1], ["--steps=11", "--width=32"]),
+    "lstm.py": ([0, 1], ["--steps=31", "--width=32"]),
     "accumulate_amp.py": ([0, 1], ["--steps=11", "--passes=2"]),
 }
 
@@ -57,8 +57,8 @@ def both(request: pytest.FixtureRequest, cluster: Cluster) -> tuple[str, Ran, Ra
 
 def test_it_learns_and_replicas_are_the_same(both: tuple[str, Ran, Ran]) -> None:
     for found in both[1:]:
-        assert list(found.losses) == [1, 11]
-        assert found.losses[11] < found.losses[1] < 5, found.losses
+        first, *_, last = found.losses.values()
+        assert last < first < 5, found.losses
         assert all(value["finite"] for value in found.values)
         half = len(found.values) // 2
         weights = [value["weights"] for value in found.values]
