@@ -143,7 +143,8 @@ def merged(results: list[Result]) -> list[Result]:
         m.inputs += r.inputs
         m.outcomes += r.outcomes
         m.failures += r.failures
-        if r.resident[1] - r.resident[0] >= m.resident[1] - m.resident[0]:
+        # that of the slice which grew most, also where all became smaller
+        if not m.resident[0] or r.resident[1] - r.resident[0] >= m.resident[1] - m.resident[0]:
             m.resident = r.resident
         m.peak = max(m.peak, r.peak)
     return list(out.values())

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.fuzz import harness
-from tests.fuzz.spread import Slice, run_all, slices
+from tests.fuzz.spread import Slice, merged, run_all, slices
 from tests.fuzz.targets import LIVE, TARGETS, share
 
 QUICK = [name for name in TARGETS if name != LIVE]
@@ -149,6 +149,15 @@ def test_processes_feed_their_slices_and_one_that_ends_is_told_of() -> None:
     assert (result.target, result.inputs, result.failures) == ("metrics", 7, [])
     (lost,) = run_all([Slice("no such target", 0, 0, 1)], 1)
     assert "the process ended with 1 at this input" in lost.failures[0].error
+
+
+def test_the_memory_of_a_target_is_that_of_the_slice_that_grew_most() -> None:
+    mib = 1 << 20
+    less, least, more = (harness.Result("frames", 5, resident=m, peak=m[0]) for m in ((9, 8), (9 * mib, 0), (1, 3)))
+    (shrunk,) = merged([least, less])
+    assert (shrunk.inputs, shrunk.resident, shrunk.peak) == (10, (9, 8), 9 * mib), "also where all became smaller"
+    (grown,) = merged([least, more, less])
+    assert grown.resident == (1, 3)
 
 
 def test_a_saved_input_is_read_back(tmp_path: Path) -> None:
