@@ -13,7 +13,6 @@ import logging
 import os
 import shutil
 import signal
-import sys
 import time
 from collections import deque
 from collections.abc import Callable
@@ -370,12 +369,7 @@ def _kind(event: cx.ControlEvent) -> str:
 
 
 def run(config: Config) -> int:
-    """Run a daemon until it is told to stop. Returns its exit status."""
-    logging.basicConfig(
-        level=config.log.level.upper(),
-        stream=sys.stderr,
-        format=f"%(asctime)s %(levelname)s {config.node.name}: %(message)s",
-    )
+    """Run a daemon until it is told to stop. Returns its exit status. Its log is set up."""
     logs = LogRing()
     logging.getLogger().addHandler(LogHandler(logs))
     shortage.raise_descriptors()
