@@ -282,8 +282,8 @@ def _check_keys(config: Config, refuse: Callable[[str, str], None]) -> None:
         refuse(
             "node.listen", f"{listen.endpoint} can be reached by other machines, and without keys nothing is "
             "encrypted or authenticated. Make keys (`gcserver keygen` on each node, then security.key and "
-            "security.peers); or, on a network you trust, set insecure = true (--insecure, GC_INSECURE=1); or bind "
-            "127.0.0.1",
+            "security.peers; for private daemons GC_JOB_SECRET is enough); or, on a network you trust, set insecure = "
+            "true (--insecure, GC_INSECURE=1); or bind 127.0.0.1",
         )  # fmt: skip
 
 

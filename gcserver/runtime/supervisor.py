@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from gcproto.messages import Hello, Rule
-from gcserver import __version__
+from gcserver import __version__, derivedkeys
 from gcserver.admin.logs import LogHandler, LogRing
 from gcserver.config import Config
 from gcserver.core import control_events as cx
@@ -90,6 +90,8 @@ class Supervisor:
         self.queue: deque[cx.ControlEvent] = deque()
         self.lanes = Lanes(self)
         self.keys: Keyring | None = None
+        # Taken out of the environment: lanes and the planning process have no use for it.
+        self._secret = derivedkeys.take(os.environ)
         self.counts: dict[tuple[str, int], int] = {}
         self._new = Once()
         self.signalled = False
@@ -120,7 +122,7 @@ class Supervisor:
             )
         # Lanes need the longest to start; the rest is done while they load their kernels.
         try:
-            self.keys = open_keyring(self, self.node, self.config.security)
+            self.keys = open_keyring(self, self.node, self.config.security, self._secret)
         except KeyFileError as error:
             raise StartError(str(error)) from None
         generation, self.incarnation = self.store.generation(), incarnation(self.state / "supervisor.incarnation")
