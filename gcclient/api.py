@@ -70,8 +70,9 @@ def init(
     counts) what automatic plans may lose: "safe", "balanced" or "fast" (default of both: plan.mode and plan.quality of
     rank 0's daemon). GC_JOB_TOKEN, if set, is a secret of the job: daemons let only workers with the same one join
     (default: drawn by rank 0 where ranks meet in torch's store). GC_AUTOSTART=1: where nobody names a socket, the job
-    has a private daemon on this machine, which its first worker here starts and which ends with the last. GC_DISABLE=1:
-    there is no daemon, and every call of gcclient uses torch's own collectives.
+    has a private daemon on this machine, which its first worker here starts and which ends with the last; on several
+    machines its daemons have keys by GC_JOB_SECRET. GC_DISABLE=1: there is no daemon, and every call of gcclient uses
+    torch's own collectives.
 
     Raises TypeError and ValueError that name the argument (ranks that do not fit, no duration, no seed, no such word),
     :class:`~gcclient.NoDaemon`, :class:`~gcclient.NotAuthorised`, :class:`~gcclient.JoinRefused`,

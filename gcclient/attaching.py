@@ -1,7 +1,7 @@
 """What of a process group of the backend `gc` is compressed: the gradients of attached modules, and nothing else.
 
 What may live here: telling a module's reductions from all others. What may not: carrying them (`collectives.py`,
-`ddp.py`).
+`ddp.py`), which of them patterns mean (`shardgroups.py`).
 
 DistributedDataParallel has a hook for it. With `fully_shard` over a mesh with a replicate dimension torch reduces the
 memory that it allocated through the module's reduce-scatter object just before: that object is wrapped, and marks it.
@@ -9,15 +9,16 @@ memory that it allocated through the module's reduce-scatter object just before:
 
 from __future__ import annotations
 
+import glob
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from gcclient import arguments, backend, ddp
+from gcclient import arguments, backend, ddp, shardgroups
 from gcclient.api import joined
 from gcclient.audit import Audit
 from gcclient.collectives import Collectives, Reduction
@@ -25,11 +26,13 @@ from gcclient.domain import Domain
 from gcclient.grouping import Groups
 from gcclient.plain import Plain
 from gcclient.plain_training import PlainState
+from gcclient.shardgroups import ShardGroup, shard_groups
+from gcproto.agreed import MAX_EXCLUDE, MAX_WARMUP
 
 
 def attach(
     module: torch.nn.Module,
-    compression: str | None = None,
+    compression: str | Mapping[str, str] | None = None,
     scaler: Any = None,
     whole: bool | None = None,
     groups: Groups = None,
@@ -44,17 +47,23 @@ def attach(
 
     ``module``: a DistributedDataParallel, whose hook this registers, and whose state it returns (the other arguments
     are as :func:`gcclient.state` takes them); or a module to which `fully_shard` was applied with a mesh whose
-    replicate dimension has the backend "gc", with all such modules in it. Each of them reduces a tensor of its own,
-    called after the module, of the flat shard's shape. Default of ``compression``: the daemon's ``codec.default``.
+    replicate dimension has the backend "gc", with all such modules in it. Each of them reduces its parameters as one
+    tensor, called after the module, of the flat shard's shape. Default of ``compression``: the daemon's
+    ``codec.default``.
 
-    Raises TypeError for another module, ValueError for ``fully_shard`` with an argument that only DDP has or without a
-    replicate dimension of that backend, and what :func:`gcclient.state` raises.
+    With `fully_shard` ``compression`` may be specs by globs, ``{"layers.*": "topk(ratio=0.01)", "head": "fp16"}``, the
+    last that matches counts; these and ``exclude`` name modules, or all the parameters of one that are reduced
+    together. ``warmup_steps`` counts backward passes that exchange.
+
+    Raises TypeError for another module, ValueError for ``fully_shard`` with an argument that only DDP has, with a
+    pattern that would split what is reduced together or without a replicate dimension of that backend, and what
+    :func:`gcclient.state` raises.
     """
     if isinstance(module, DistributedDataParallel):
         state = ddp.state(
             module,
             None,
-            compression,
+            compression,  # type: ignore[arg-type]  # refused there
             scaler,
             whole,
             groups,
@@ -66,7 +75,7 @@ def attach(
         )
         module.register_comm_hook(state, ddp.ddp_hook)
         return state
-    sharded = [(name, part) for name, part in module.named_modules() if hasattr(part, "set_custom_reduce_scatter")]
+    sharded = shard_groups(module)
     if not sharded:
         raise TypeError(
             f"attach() takes a DistributedDataParallel or a module that fully_shard was applied to, got {type(module)}"
@@ -78,34 +87,42 @@ def attach(
         ("audit", audit, None),
         ("backward_passes_per_step", backward_passes_per_step, 1),
         ("quality", quality, None),
-        ("exclude", exclude or (), ()),
-        ("warmup_steps", warmup_steps, 0),
     ):
         if given != default:
             raise ValueError(f"{name}={given!r}: for DistributedDataParallel only")
-    codec = "" if compression is None else arguments.read_codec(compression)
+    codecs = shardgroups.codecs(compression, sharded)
+    left_out = shardgroups.chosen(arguments.read_patterns(exclude, "exclude"), sharded, "exclude")
+    if len(left_out) > MAX_EXCLUDE:
+        raise ValueError(
+            f"exclude: expected at most {MAX_EXCLUDE} fully_shard groups, the patterns match {len(left_out)}"
+        )
+    warmup = arguments.read_whole_within(warmup_steps, "warmup_steps", 0, MAX_WARMUP // len(sharded))
     session = joined()
     if isinstance(session, Plain):
         return None
-    domains: dict[Collectives, Domain] = {}
-    for name, part in sharded:
-        for unit in part._get_fsdp_state()._fsdp_param_groups:
-            collectives = backend.collectives_of(_replicate_group(unit, name), session)
-            if collectives not in domains:
-                domains[collectives] = collectives.domain("fsdp", codec)
-            inner = unit._reduce_scatter_comm
+    # What has one codec has one domain: a codec that is given to a domain is that of all its tensors.
+    alike: dict[tuple[Collectives, str], list[ShardGroup]] = {}
+    for group in sharded:
+        collectives = backend.collectives_of(_replicate_group(group), session)
+        alike.setdefault((collectives, codecs[group]), []).append(group)
+    for (collectives, codec), together in alike.items():
+        excluded = tuple(glob.escape(group.module) for group in together if group in left_out)
+        # Every group of it makes a step of the domain in each pass.
+        domain = collectives.domain("fsdp", codec, excluded, warmup * len(together))
+        for group in together:
+            inner = group.unit._reduce_scatter_comm
             if isinstance(inner, _Marking):  # attached in an earlier job
                 inner = inner.inner
-            unit._reduce_scatter_comm = _Marking(inner, collectives, domains[collectives], name or "(root)")
+            group.unit._reduce_scatter_comm = _Marking(inner, collectives, domain, group.module)
     return None
 
 
-def _replicate_group(unit: Any, name: str) -> backend.Group:
-    """The group over which torch reduces the shards of ``unit``."""
-    group = getattr(unit.mesh_info, "replicate_process_group", None)
+def _replicate_group(sharded: ShardGroup) -> backend.Group:
+    """The group over which torch reduces shards."""
+    group = getattr(sharded.unit.mesh_info, "replicate_process_group", None)
     if not isinstance(group, backend.Group):
         raise ValueError(
-            f"module {name or '(root)'!r} is not replicated through the backend 'gc': give fully_shard a mesh made by "
+            f"module {sharded.module!r} is not replicated through the backend 'gc': give fully_shard a mesh made by "
             'init_device_mesh(..., mesh_dim_names=("replicate", "shard"), backend_override={"replicate": "gc"})'
         )
     return group

@@ -39,14 +39,16 @@ def _join(name: str, label: str) -> tuple[str, int]:
     argv = [sys.executable, "-m", "gcserver.private", name]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as starter:
         assert starter.stdout is not None
-        folder = os.fsdecode(starter.stdout.readline().removesuffix(b"\n"))
+        said = os.fsdecode(starter.stdout.readline().removesuffix(b"\n"))
+        folder = said if said.startswith("/") else ""
         # Held before the starter lets go of it, which it does when its standard input ends. One that has ended by then
         # cannot be.
         with contextlib.suppress(OSError):
             if folder:
                 return folder, os.open(os.path.join(folder, USERS), os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    why = said.removeprefix("error: ") if said.startswith("error: ") else ""
     raise NoDaemon(
-        "GC_AUTOSTART=1, and no private daemon could be started",
+        f"GC_AUTOSTART=1, and no private daemon could be started{why and f' ({why})'}",
         job=label,
         phase="join",
         advice="what was printed before says why; pip install 'gradcomm[server]' where that is missing, or start "

@@ -131,10 +131,12 @@ class Collectives:
             self._domain = self.domain("group", "none")
         return self._domain
 
-    def domain(self, kind: str, codec: str) -> Domain:
-        """A new domain of this group in which every call is a step. All of its ranks together."""
+    def domain(self, kind: str, codec: str, exclude: tuple[str, ...] = (), warmup: int = 0) -> Domain:
+        """A new domain of this group in which every call is a step. All of its ranks together. ``exclude``, ``warmup``:
+        as in :class:`DeclareDomain`."""
         which, label = number(self.session, kind, self.ranks)
-        return self.session.domain(DeclareDomain(label, which, self.ranks, codec=codec))
+        declared = DeclareDomain(label, which, self.ranks, codec=codec, exclude=exclude, warmup=warmup)
+        return self.session.domain(declared)
 
     def start(self, tensor: torch.Tensor, average: bool, domain: Domain | None = None, name: str = "") -> Reduction:
         """Sum or average ``tensor`` over the group, in place: losslessly, or in ``domain`` as its tensor ``name``.

@@ -120,8 +120,8 @@ class CorruptFrame(GradcommError):
 class NotAuthorised(GradcommError):
     """The daemon does not serve this user, does not admit the key of another node, or knows the job by another token.
 
-    Run the worker as the daemon's user, or start a daemon as this one; correct security.peers; give all workers of the
-    job the same GC_JOB_TOKEN. The message says which it was.
+    Run the worker as the daemon's user, or start a daemon as this one; correct security.peers; give private daemons
+    the same GC_JOB_SECRET, and all workers of the job the same GC_JOB_TOKEN. The message says which it was.
     """
 
 

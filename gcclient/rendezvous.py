@@ -174,6 +174,6 @@ def peers(places: Sequence[Place], me: int) -> tuple[tuple[str, str], ...]:
                 phase="join",
                 advice="let daemons listen on an address that the others reach, with keys or insecure = true: "
                 "`gcserver run --node.listen tcp://ADDRESS:7470 ...`, `gcrun --node.listen tcp://ADDRESS:0 ... -- ...` "
-                "(GC_NODE_LISTEN)",
+                "(GC_NODE_LISTEN; keys by GC_JOB_SECRET)",
             )
     return tuple((n, a) for n, a in sorted(found.items()) if n != places[me].node)

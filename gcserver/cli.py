@@ -10,14 +10,14 @@ error is one line on stderr; `--log.level debug` adds the traceback of one that 
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import sys
 import time
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from gcserver import __version__, config, pki_command, values
+from gcserver import __version__, config, logsetup, pki_command, values
 from gcserver.config import Config, ConfigError
 from gcserver.config_keys import KEYS, unknown
 
@@ -119,23 +119,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
     except Exception as error:
-        if "debug" in (getattr(options, "log.level", None), os.environ.get("GC_LOG_LEVEL")):
-            traceback.print_exc()
-        return _complain(f"{type(error).__name__}: {error}" if not isinstance(error, OSError) else str(error), FAILED)
+        trace = "debug" in (getattr(options, "log.level", None), os.environ.get("GC_LOG_LEVEL"))
+        text = f"{type(error).__name__}: {error}" if not isinstance(error, OSError) else str(error)
+        return _complain(text, FAILED, trace=trace)
 
 
-def _complain(text: str, status: int) -> int:
-    print("gcserver:", " ".join(text.split()), file=sys.stderr, flush=True)
+def _complain(text: str, status: int, level: int = logging.ERROR, trace: bool = False) -> int:
+    logsetup.complain("gcserver", " ".join(text.split()), level, trace)
     return status
 
 
 def _run(options: argparse.Namespace) -> int:
+    if (getattr(options, "log.format") or os.environ.get("GC_LOG_FORMAT", "")).strip().lower() == logsetup.JSON:
+        # What is wrong with the rest of the configuration is said so too.
+        name = getattr(options, "node.name") or os.environ.get("GC_NODE_NAME", "")
+        logsetup.begin(logsetup.Voice(name, form=logsetup.JSON))
     settings = load(options)
+    logsetup.begin(settings.voice())
     from gcserver.doctor import preflight
 
     problems = preflight(settings)
     for problem in problems:
-        _complain(f"{'cannot start' if problem.fatal else 'warning'}: {problem.text}; {problem.fix}", FAILED)
+        what, level = ("cannot start", logging.ERROR) if problem.fatal else ("warning", logging.WARNING)
+        _complain(f"{what}: {problem.text}; {problem.fix}", FAILED, level)
     if any(problem.fatal for problem in problems):
         return FAILED
     from gcserver.runtime import supervisor

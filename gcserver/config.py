@@ -35,6 +35,7 @@ from gcserver.config_tables import (
     PlanConfig,
     SecurityConfig,
 )
+from gcserver.logsetup import Voice
 from gcserver.values import Address, toml_value
 
 __all__ = [
@@ -82,6 +83,10 @@ class Config:
     def others(self) -> tuple[Peer, ...]:
         """The peers without this node itself, which a list shared by all nodes contains."""
         return tuple(p for p in self.cluster.peers if p.name != self.node.name)
+
+    def voice(self, lane: int | None = None) -> Voice:
+        """How the processes of this daemon log; ``lane``: which of them it is for, None: none."""
+        return Voice(self.node.name, self.log.level, self.log.format, lane)
 
 
 # ---------------------------------------------------------------------------------------------- combining
@@ -198,7 +203,8 @@ def _build(read: dict[str, Any], sources: dict[str, str]) -> Config:
             read["plan.profiles"] if "plan.profiles" in read else _profiles(),
         ),
         AdminConfig(read["admin.ca"], read["admin.cert"], read["admin.key"], read["admin.audit_log"]),
-        LogConfig(read["log.level"]), read["partition_bytes"], read["min_compress_bytes"], read["insecure"], sources,
+        LogConfig(read["log.level"], read["log.format"]), read["partition_bytes"], read["min_compress_bytes"],
+        read["insecure"], sources,
     )  # fmt: skip
     _check(config)
     return config
@@ -276,8 +282,8 @@ def _check_keys(config: Config, refuse: Callable[[str, str], None]) -> None:
         refuse(
             "node.listen", f"{listen.endpoint} can be reached by other machines, and without keys nothing is "
             "encrypted or authenticated. Make keys (`gcserver keygen` on each node, then security.key and "
-            "security.peers); or, on a network you trust, set insecure = true (--insecure, GC_INSECURE=1); or bind "
-            "127.0.0.1",
+            "security.peers; for private daemons GC_JOB_SECRET is enough); or, on a network you trust, set insecure = "
+            "true (--insecure, GC_INSECURE=1); or bind 127.0.0.1",
         )  # fmt: skip
 
 

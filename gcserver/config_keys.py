@@ -19,6 +19,7 @@ from gcproto.manifest import PAGE
 from gcproto.modes import MODES, QUALITIES, STATIC
 from gcserver import values
 from gcserver.core.control_config import POLICIES
+from gcserver.logsetup import CONSOLE, FORMATS
 from gcserver.planner import controllers
 from gcserver.values import Address
 
@@ -315,6 +316,10 @@ KEYS: Final[tuple[Key, ...]] = (
         "Allow addresses that other machines can reach although nothing there is encrypted or authenticated.", False,
     ),
     Key("log.level", _one_of(_LEVELS), ", ".join(_LEVELS), "How much is logged.", "info"),
+    Key(
+        "log.format", _one_of(FORMATS), ", ".join(FORMATS),
+        "How it is written to stderr: as text for people, or as one JSON object a line.", CONSOLE,
+    ),
 )  # fmt: skip
 
 BY_NAME: Final = {key.name: key for key in KEYS}

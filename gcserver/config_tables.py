@@ -103,6 +103,7 @@ class AdminConfig:
 
 @dataclass(frozen=True, slots=True)
 class LogConfig:
-    """``log.*``. ``level`` is one of debug, info, warning, error."""
+    """``log.*``. ``level`` is one of debug, info, warning, error, ``format`` console or json."""
 
     level: str
+    format: str

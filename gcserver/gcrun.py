@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from gcproto.switches import read_switch
-from gcserver import cli, private
+from gcserver import cli, derivedkeys, private
 from gcserver.config import ConfigError
 from gcserver.parent import ends_with_parent
 
@@ -44,7 +44,8 @@ def parser() -> argparse.ArgumentParser:
         prog="gcrun", allow_abbrev=False, usage="gcrun [--KEY VALUE ...] -- COMMAND [ARGUMENT ...]",
         description="run a command with a gradcomm daemon of its own, which ends with it",
         epilog="Keys are those of `gcserver run`; a node.listen with port 0 means a free one. Other machines reach the "
-        "daemon only at an address of this one, with security.key and security.peers or with --insecure.",
+        "daemon only at an address of this one, with GC_JOB_SECRET, with security.key and security.peers, or with "
+        "--insecure.",
     )  # fmt: skip
     cli.add_keys(top)
     top.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="what to run, and its arguments")
@@ -94,6 +95,7 @@ def _run(command: list[str], daemon: private.Private) -> int:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     environ = {**os.environ, "GC_NODE_SOCKET": str(daemon.socket)}
+    derivedkeys.take(environ)  # the daemon has it
     if daemon.admin:
         environ["GC_NODE_ADMIN"] = daemon.admin
     try:

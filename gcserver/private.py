@@ -24,8 +24,9 @@ from pathlib import Path
 from typing import Final
 
 from gcproto.paths import SOCKET_NAME
-from gcserver import config, ports, private_folder, values
+from gcserver import config, derivedkeys, ports, private_folder, values
 from gcserver.config import Config, ConfigError
+from gcserver.derivedkeys import SecretError
 from gcserver.private_folder import Door
 
 #: A daemon is given this long to take connections, seconds: the first start of a release compiles its kernels.
@@ -67,7 +68,8 @@ def start(flags: Mapping[str, str], environ: Mapping[str, str], file: Path | Non
     """Start a private daemon; returns once it takes connections.
 
     ``flags``: keys of the configuration as `gcserver run` takes them (``node.listen`` may have port 0: a free one),
-    ``file``: a configuration. ``door``: where others find it. Raises ConfigError, StartError, OSError.
+    ``file``: a configuration. ``door``: where others find it. With GC_JOB_SECRET in ``environ`` its keys are derived
+    from that. Raises ConfigError, SecretError, StartError, OSError.
     """
     if importlib.util.find_spec("zmq") is None:
         raise StartError("a private daemon needs what gradcomm[server] installs: pip install 'gradcomm[server]'")
@@ -120,14 +122,29 @@ class _Settings:
         return words + (["--config", str(file)] if file is not None else [])
 
 
+def _keys(folder: Path, secret: bytes, said: Config, name: str) -> dict[str, str]:
+    """Keys of this daemon and of the peers that it knows, as flags; more are admitted when workers name them."""
+    for key in ("security.key", "security.peers"):
+        if key in said.sources:
+            raise ConfigError(
+                f"{derivedkeys.VARIABLE} is set, from which private daemons derive their keys; leave out one of them",
+                key, said.sources[key],
+            )  # fmt: skip
+    others = (peer.name for peer in said.cluster.peers)
+    private, listed = derivedkeys.write(folder, secret, derivedkeys.PRIVATE, name, others)
+    return {"security.key": str(private), "security.peers": str(listed)}
+
+
 def _settings(flags: Mapping[str, str], environ: Mapping[str, str], file: Path | None, folder: Path) -> _Settings:
     for key in _CHOSEN:
         if key in flags:
             raise ConfigError("is chosen for every private daemon; leave it out", f"--{key}", "flag")
     listen = flags.get("node.listen", environ.get("GC_NODE_LISTEN", ""))
     any_port = listen.endswith(":0")
-    # First what the job has said; port 0 has a meaning here only.
-    said = config.load(file, {**flags, **({"node.listen": f"{listen[:-1]}1"} if any_port else {})}, environ)
+    secret = derivedkeys.of_environment(environ)
+    # First what the job has said; port 0 has a meaning here only, and keys come later.
+    first = {**({"node.listen": f"{listen[:-1]}1"} if any_port else {}), **({"insecure": "true"} if secret else {})}
+    said = config.load(file, {**flags, **first}, environ)
     chosen = {
         **{key: text for key, text in _DEFAULTS.items() if key not in said.sources},
         "node.socket": str(folder / SOCKET_NAME),
@@ -136,6 +153,8 @@ def _settings(flags: Mapping[str, str], environ: Mapping[str, str], file: Path |
     if "node.name" not in said.sources:
         # A job may have several of them on one machine.
         chosen["node.name"] = f"{config.hostname()[:100]}-{secrets.token_hex(4)}"
+    if secret:
+        chosen |= _keys(folder, secret, said, chosen.get("node.name", said.node.name))
     if "node.admin" not in said.sources:
         chosen["node.admin"] = f"unix:{folder / 'admin.sock'}"
     free_port = any_port or "node.listen" not in said.sources
@@ -205,11 +224,13 @@ def join(name: str, environ: Mapping[str, str]) -> tuple[Path, int]:
 
 def main() -> int:
     """``python -m gcserver.private NAME``: prints the folder of the private daemon of that name, and keeps the daemon
-    alive until its standard input ends."""
+    alive until its standard input ends; or ``error:`` and why there is none."""
     try:
         folder, _ = join(sys.argv[1], os.environ)
-    except (ConfigError, StartError, OSError) as error:
+    except (ConfigError, SecretError, StartError, OSError) as error:
+        # Once where people look, once for who asked.
         print(f"gradcomm: {error}", file=sys.stderr, flush=True)
+        print("error:", " ".join(str(error).split()), flush=True)
         return 1
     print(folder, flush=True)
     sys.stdin.buffer.read()

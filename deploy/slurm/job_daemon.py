@@ -13,8 +13,6 @@ went wrong is in `log`, in the job's folder.
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import os
 import pwd
 import shutil
@@ -29,12 +27,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import zmq
-from zmq.utils import z85
-
-from gcserver import config, keys, ports
+from gcserver import config, derivedkeys, ports
 from gcserver.config import ConfigError
-from gcserver.keys import KeyPair
 from gcserver.lives import PAUSE, Lives
 from gcserver.private_folder import locked
 from gcserver.values import Address
@@ -45,7 +39,6 @@ SHARED_MEMORY = Path("/dev/shm")
 #: A user's first daemon on a node compiles kernels; then it takes a second or two.
 READY_WITHIN = 300.0
 STOPS_WITHIN = 10.0
-MIN_SECRET_BYTES = 32
 #: Of a log, which is its user's, no more is read: a daemon that starts well says so early.
 MOST_LOG = 1 << 20
 READY = b"ready: node"
@@ -86,21 +79,9 @@ def place(environ: Mapping[str, str]) -> Place:
     return Place(environ["SLURM_JOB_ID"], environ["SLURMD_NODENAME"])
 
 
-def key_pair(secret: bytes, job: str, node: str) -> KeyPair:
-    """The keys of a node in a job: Curve25519, the secret key by HMAC-SHA256 from the site's secret."""
-    if len(secret) < MIN_SECRET_BYTES:
-        raise ValueError(f"the secret has {len(secret)} bytes, expected at least {MIN_SECRET_BYTES}")
-    derived = hmac.digest(secret, f"gradcomm slurm job key\0{job}\0{node}".encode(), hashlib.sha256)
-    private: bytes = z85.encode(derived)
-    return KeyPair(node, zmq.curve_public(private), private)
-
-
 def write_keys(folder: Path, secret: bytes, job: str, node: str, nodes: Sequence[str]) -> list[str]:
     """This node's key and the list of the job's nodes, in ``folder``. Returns the flags that name them."""
-    pairs = {name: key_pair(secret, job, name) for name in {*nodes, node}}
-    private, _ = keys.write(pairs[node], folder)
-    listed = folder / "peers"
-    listed.write_text("".join(keys.line(name, pairs[name].public) + "\n" for name in sorted(pairs)))
+    private, listed = derivedkeys.write(folder, secret, f"gradcomm slurm job key\0{job}", node, nodes)
     return [f"--security.key={private}", f"--security.peers={listed}"]
 
 

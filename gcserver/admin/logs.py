@@ -132,11 +132,15 @@ class LogHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             trace = _formatter.formatException(record.exc_info) if record.exc_info else ""
-            level = LEVELS[max(0, sum(record.levelno >= number for number in _NUMBERS) - 1)]
             lane = getattr(record, "lane", None)
-            self._ring.append(record.created, level, record.name, record.getMessage(), trace, lane)
+            self._ring.append(record.created, level_of(record.levelno), record.name, record.getMessage(), trace, lane)
         except Exception:
             self.handleError(record)
+
+
+def level_of(number: int) -> str:
+    """The one of LEVELS that a record of `logging` with this level belongs to."""
+    return LEVELS[max(0, sum(number >= least for least in _NUMBERS) - 1)]
 
 
 def bounded(text: str, most: int = MOST_TEXT) -> str:

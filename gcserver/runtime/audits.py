@@ -15,6 +15,7 @@ from gcproto.audits import AuditAnswer, AuditReport
 from gcproto.messages import Rule
 from gcserver.core import control_events as cx
 from gcserver.core.events import DomainKey
+from gcserver.logsetup import of_job
 
 if TYPE_CHECKING:
     from gcserver.core.job import Job
@@ -67,7 +68,7 @@ class Audits:
         self._s.status.on_audit(job, report)
         # A report may cross the answer to the one before; the first dense step still delivers what was held back.
         if report.dense and key not in self._asked and report.step > before.dense_from:
-            log.warning(
+            of_job(log, job.record.label).warning(
                 "job %s: the audit of step %d of %s found an error of %.3g, above its limit of %.3g: asking for an "
                 "uncompressed plan ('*'='none')",
                 job.record.label, report.step, label, report.error, report.limit or 0.0,

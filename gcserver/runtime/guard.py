@@ -56,6 +56,8 @@ class Guard:
         self._names: dict[bytes, str] = {}
         self._senders: dict[str, int] = {}
         self._said_at, self._unsaid, self._what = -SAY_EVERY, 0, ""
+        #: the last key that was refused
+        self._stranger = b""
         #: connections that were made, that asked to be let in, that never did; how many were made by which time
         self._knocked = self._asked = self._failed = 0
         self._history: deque[tuple[float, int]] = deque()
@@ -70,6 +72,9 @@ class Guard:
         self._keys = {wire.node_id(name): key for name, key in admitted.items()}
         self._names = {key: name for name, key in admitted.items()}
         self._senders = {name: wire.node_id(name) for name in admitted}
+        if self._unsaid == 1 and self._stranger in self._names:
+            # It came a moment before it was admitted, and comes again.
+            self._unsaid = 0
         return {node for node, key in before.items() if self._keys.get(node) != key}
 
     # ---------------------------------------------------------------------------------------- sockets
@@ -117,6 +122,7 @@ class Guard:
         address, key = question[3].decode("ascii", "replace"), z85.encode(question[6])
         name = self._names.get(key)
         if name is None:
+            self._stranger = key
             self.refused(KEY_REFUSED, f"{address} with key {key.decode()}, which is not in security.peers")
             return [_VERSION, number, b"400", b"key not admitted", b"", b""]
         return [_VERSION, number, b"200", b"", name.encode(), b""]

@@ -7,14 +7,16 @@ node (`gcserver.core`).
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from typing import TYPE_CHECKING
 
-from gcserver import keys
+from gcserver import derivedkeys, keys
 from gcserver.config import SecurityConfig
 from gcserver.core.control_events import PeerExpelled
 from gcserver.keys import KeyFileError, KeyPair
 from gcserver.runtime.lanelink import Admit
+from gcserver.values import read_name
 
 if TYPE_CHECKING:
     from gcserver.runtime.supervisor import Supervisor
@@ -23,10 +25,16 @@ log = logging.getLogger("gcserver")
 
 
 class Keyring:
-    """``pair`` is this node's. Raises KeyFileError where the files cannot be used."""
+    """``pair`` is this node's. ``secret``: of the job of a private daemon, whose keys come from it; else None. Raises
+    KeyFileError where the files cannot be used."""
 
-    def __init__(self, supervisor: Supervisor, pair: KeyPair, watch: keys.Watch) -> None:
-        self._s, self.pair, self._watch = supervisor, pair, watch
+    def __init__(self, supervisor: Supervisor, pair: KeyPair, watch: keys.Watch, secret: bytes | None = None) -> None:
+        self._s, self.pair, self._watch, self._secret = supervisor, pair, watch, secret
+
+    @property
+    def derived(self) -> bool:
+        """Whether nodes are admitted that have the keys that the job's secret gives them."""
+        return self._secret is not None
 
     @property
     def admitted(self) -> dict[str, bytes]:
@@ -46,6 +54,25 @@ class Keyring:
         """As :meth:`tick`, and take the list as it is now: who asks for that has finished writing it."""
         self._read(asked=True)
         self.tick()
+
+    def introduce(self, published: tuple[tuple[str, str], ...]) -> None:
+        """Admit those of these nodes, (name, key), that have the key which the job's secret gives them."""
+        if self._secret is None:
+            return
+        new = {}
+        for name, key in published:
+            if name not in self.admitted and key:
+                with contextlib.suppress(ValueError):  # no name of a node
+                    new[read_name(name)] = key.encode()
+        found = {name: key for name, key in new.items() if _derived(self._secret, name).public == key}
+        if not found:
+            return
+        try:
+            derivedkeys.write_list(self._watch.path, {**self.admitted, **found})
+        except OSError as error:
+            log.error("%s cannot be written: %s", self._watch.path, error)
+            return
+        self.reload()
 
     def _read(self, asked: bool = False) -> None:
         before = self.admitted
@@ -68,6 +95,13 @@ class Keyring:
         self._s.lanes.tell(Admit(now))
 
 
+def unwelcome(ring: Keyring | None, published: tuple[tuple[str, str], ...]) -> str:
+    """As :func:`why_not`, after those were admitted whom the job's secret admits."""
+    if ring is not None:
+        ring.introduce(published)
+    return why_not(ring, published)
+
+
 def why_not(ring: Keyring | None, published: tuple[tuple[str, str], ...]) -> str:
     """Why nodes that say they have these keys, (name, key), cannot be talked to; "" when they can."""
     for name, key in published:
@@ -76,6 +110,8 @@ def why_not(ring: Keyring | None, published: tuple[tuple[str, str], ...]) -> str
         if ring is None:
             continue
         known = ring.admitted.get(name)
+        if ring.derived and known != key.encode():
+            return f"{name} has another key than this job's secret gives it ({derivedkeys.VARIABLE})"
         if known is None:
             return f"{name} is not in this node's security.peers"
         if key.encode() != known:
@@ -83,8 +119,16 @@ def why_not(ring: Keyring | None, published: tuple[tuple[str, str], ...]) -> str
     return ""
 
 
-def open_keyring(supervisor: Supervisor, node: str, security: SecurityConfig) -> Keyring | None:
-    """The keys of ``node``; None where none are configured. Raises KeyFileError."""
+def _derived(secret: bytes, node: str) -> KeyPair:
+    return derivedkeys.pair(secret, derivedkeys.PRIVATE, node)
+
+
+def open_keyring(supervisor: Supervisor, node: str, security: SecurityConfig, secret: bytes = b"") -> Keyring | None:
+    """The keys of ``node``; None where none are configured. Raises KeyFileError.
+
+    ``secret``: what stands in the environment. It counts where this node's own key was derived from it: the list of
+    another daemon is its operator's.
+    """
     if security.key is None or security.peers is None:
         return None
     pair = keys.read_pair(security.key)
@@ -93,4 +137,5 @@ def open_keyring(supervisor: Supervisor, node: str, security: SecurityConfig) ->
             f"{security.key} is the key of node {pair.name!r}, this is {node!r}: others would refuse it; correct "
             "node.name or security.key"
         )
-    return Keyring(supervisor, pair, keys.Watch(security.peers))
+    own = len(secret) >= derivedkeys.MIN_SECRET_BYTES and _derived(secret, node) == pair
+    return Keyring(supervisor, pair, keys.Watch(security.peers), secret if own else None)

@@ -32,6 +32,7 @@ from gcproto.channel import ChannelClosed
 from gcproto.packed import MessageError
 from gcproto.records import replace
 from gcproto.wire import Flag
+from gcserver import logsetup
 from gcserver.codecs.warmup import warmup
 from gcserver.core import effects as fx
 from gcserver.core import events as ev
@@ -364,6 +365,7 @@ def serve(process: LaneProcess) -> None:
 def main() -> int:
     """Entry point of a lane process: one argument, the setup as JSON."""
     setup = msgspec.json.decode(sys.argv[1].encode(), type=LaneSetup)
+    logsetup.begin_child(setup.voice)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     # Memory files make a lane's sudden end harmless; a lane without its supervisor would serve nobody.

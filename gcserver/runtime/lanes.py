@@ -127,6 +127,7 @@ class Lanes:
         setup = LaneSetup(
             hello, str(c.listen.plus(index)), self.sockets()[index], str(self._s.state), -1,
             cores_for(index, c.lanes, c.cores), DEFAULT_CREDIT, self._s.keys is not None,
+            self._s.config.voice(index),
         )  # fmt: skip
         lane = self.table[index] = _spawn(setup, restarts)
         if self._s.keys is not None:

@@ -14,6 +14,7 @@ from gcproto import wire
 from gcserver.core import control_events as cx
 from gcserver.core import effects as fx
 from gcserver.core.events import DomainKey
+from gcserver.logsetup import of_job
 from gcserver.planner import controllers
 from gcserver.runtime.lanelink import ForgetJob
 from gcserver.runtime.ledger import Ledger
@@ -98,6 +99,13 @@ def _answer(s: Supervisor, e: cx.AnswerRequest) -> None:
         future.set_result(e)
 
 
+def _job_of(s: Supervisor, text: str) -> str | None:
+    """The job that a line of the core is about: such a line begins with its name."""
+    labels = (job.record.label for job in s.machine.jobs.values())
+    begins = [label for label in labels if text.startswith((f"job {label} ", f"job {label}:", f"job {label},"))]
+    return max(begins, key=len, default=None)
+
+
 _PERFORM: dict[type, Callable[[Supervisor, Any], object]] = {
     fx.Send: lambda s, e: s.peers.transport.send(e.peer, wire.pack(e.header), e.body, copy=True),
     fx.Reconnect: lambda s, e: s.peers.transport.reset(e.peer),
@@ -116,5 +124,5 @@ _PERFORM: dict[type, Callable[[Supervisor, Any], object]] = {
     cx.Arbitrate: _arbitrate,
     cx.AnswerRequest: _answer,
     cx.Drained: lambda s, e: s.stopped.set(),
-    cx.Log: lambda s, e: log.log(getattr(logging, e.level.upper()), "%s", e.text),
+    cx.Log: lambda s, e: of_job(log, _job_of(s, e.text)).log(getattr(logging, e.level.upper()), "%s", e.text),
 }

@@ -21,6 +21,7 @@ from typing import Final
 import msgspec
 
 from gcproto.packed import UNREADABLE
+from gcserver.logsetup import Voice
 from gcserver.planner.advice import Advice
 from gcserver.planner.auto import Proposal, Wish
 from gcserver.planner.auto_rules import PlannedRule
@@ -35,6 +36,7 @@ IDLE: Final = 60.0
 COMMAND: Final = (sys.executable, "-m", "gcserver.runtime.plannerprocess")
 MAX_MESSAGE: Final = 1 << 28
 LENGTH: Final = struct.Struct("<I")
+TEXT: Final = Voice()
 
 
 class PlannerError(Exception):
@@ -102,10 +104,13 @@ Answer = Measured | Planned | Advised | Predicted | Refused
 
 
 class PlannerLink:
-    """One planning process at most, one question at a time. ``close`` ends it."""
+    """One planning process at most, one question at a time. ``close`` ends it. ``voice``: how it logs."""
 
-    def __init__(self, patience: float = PATIENCE, idle: float = IDLE, command: Sequence[str] = COMMAND) -> None:
-        self._patience, self._idle, self._command = patience, idle, command
+    def __init__(
+        self, patience: float = PATIENCE, idle: float = IDLE, command: Sequence[str] = COMMAND, voice: Voice = TEXT
+    ) -> None:
+        self._patience, self._idle = patience, idle
+        self._command = (*command, msgspec.json.encode(voice).decode())
         self._process: asyncio.subprocess.Process | None = None
         #: the newest one that was told to end
         self._ending: asyncio.subprocess.Process | None = None

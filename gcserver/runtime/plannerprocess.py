@@ -16,6 +16,8 @@ from typing import BinaryIO, Final
 
 import msgspec
 
+from gcserver import logsetup
+from gcserver.logsetup import JSON, Voice
 from gcserver.parent import ends_with_parent
 from gcserver.planner import auto, auto_rules, families
 from gcserver.planner.advice import advise
@@ -91,7 +93,7 @@ def serve(source: BinaryIO, target: BinaryIO) -> None:
 
 
 def main() -> int:
-    """Entry point of the process."""
+    """Entry point of the process: one argument, how it logs, as JSON."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     ends_with_parent(signal.SIGKILL)
     with contextlib.suppress(OSError):
@@ -99,6 +101,10 @@ def main() -> int:
     # Answers alone go to the pipe: whatever a library prints goes where the log goes.
     target = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
+    voice = msgspec.json.decode(sys.argv[1].encode(), type=Voice)
+    logsetup.begin_child(voice)
+    if voice.form == JSON:
+        sys.stdout = sys.stderr
     serve(sys.stdin.buffer, target)
     return 0
 

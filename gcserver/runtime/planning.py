@@ -27,6 +27,7 @@ from gcproto.rates import say_rate
 from gcserver.core.control_domain import ControlDomain
 from gcserver.core.control_events import AnswerRequest
 from gcserver.core.job import Job
+from gcserver.logsetup import of_job
 from gcserver.planner import course as decide
 from gcserver.planner.advice import Advice
 from gcserver.planner.auto import Wish
@@ -62,12 +63,16 @@ USUAL: Final = (12.5e6, 125e6, 1.25e9, 12.5e9)
 log = logging.getLogger("gcserver")
 
 
+def _log(job: Job) -> logging.LoggerAdapter[logging.Logger]:
+    return of_job(log, job.record.label)
+
+
 class Planning:
     """All jobs this node plans for."""
 
     def __init__(self, supervisor: Supervisor, link: PlannerLink | None = None) -> None:
         self._s = supervisor
-        self._link = link or PlannerLink()
+        self._link = link or PlannerLink(voice=supervisor.config.voice())
         self._courses: dict[bytes, Course] = {}
 
     async def close(self) -> None:
@@ -158,7 +163,7 @@ class Planning:
             except Exception:
                 # A defect here must not stop the daemon's clock, nor the job.
                 course.says, course.looked = FAILED, now + RETRY_AFTER
-                log.exception("job %r: planning failed", job.record.label)
+                _log(job).exception("job %r: planning failed", job.record.label)
 
     def _notice(self, job: Job, course: Course) -> None:
         """Whose the job's newest plan is."""
@@ -167,7 +172,9 @@ class Planning:
             return
         if found.mode == STATIC:
             course.says = ""
-            log.info("job %r: plan %d is not the planner's: operators make the plans", job.record.label, job.proposal)
+            _log(job).info(
+                "job %r: plan %d is not the planner's: operators make the plans", job.record.label, job.proposal
+            )
         course.standing = found
         self._now(job)
 
@@ -204,12 +211,12 @@ class Planning:
                     course.says = f"measures steps anew: {why}"
                     return
             course.afresh = 0.0
-            log.info("job %r is planned: %s", job.record.label, why)
+            _log(job).info("job %r is planned: %s", job.record.label, why)
             if decide.drifted(course.standing, seen):
                 self._now(job, taken_back=(), took=(), considered=0)
             self._begin(job, course, lambda: self._plan(job, domain, course, seen))
         elif act is Act.TAKE_BACK:
-            log.warning("job %r: %s", job.record.label, why)
+            _log(job).warning("job %r: %s", job.record.label, why)
             learned = decide.judged(course.standing, seen)
             self._now(job, took=learned.took, considered=learned.considered)
             wanted = course.standing.mode, course.standing.quality
@@ -243,7 +250,7 @@ class Planning:
                 raise
             except Exception:
                 # A defect here must not end the job, whose plan in force is as good as before.
-                log.exception("job %r", job.record.label)
+                _log(job).exception("job %r", job.record.label)
                 self._failed(job, course, FAILED)
                 raise NotPlannable(FAILED) from None
             finally:
@@ -254,7 +261,7 @@ class Planning:
         return course.task
 
     def _failed(self, job: Job, course: Course, says: str, overtaken: bool = False) -> None:
-        log.warning("job %r: %s", job.record.label, says)
+        _log(job).warning("job %r: %s", job.record.label, says)
         course.later(time.monotonic(), overtaken)
         if course.standing.mode != STATIC:
             course.says = says
@@ -278,13 +285,13 @@ class Planning:
         if not pays:
             self._now(job, **found)
             course.says = reason
-            log.info("job %r: %s", job.record.label, reason)
+            _log(job).info("job %r: %s", job.record.label, reason)
             return None
         answered = await self._put(job, course, decide.rules_of(proposal))
         if course.standing.mode != STATIC:
             self._now(job, **found, before=decide.replaced(rules, now))
             course.says = f"plan {answered.plan} since step {answered.step}: {reason}"
-            log.info("job %r: %s (expected %.3g s a step)", job.record.label, course.says, proposal.expected)
+            _log(job).info("job %r: %s (expected %.3g s a step)", job.record.label, course.says, proposal.expected)
         return answered
 
     async def _take_back(self, job: Job, course: Course, why: str, wanted: tuple[str, str]) -> AnswerRequest:

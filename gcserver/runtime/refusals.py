@@ -76,7 +76,8 @@ def unadmitted(node: str, why: str) -> Fault:
         "NotAuthorised",
         f"the daemon of {node} does not admit all nodes of this job: {why}",
         phase="join",
-        advice="run all daemons with keys or none, and give all the same up to date security.peers",
+        advice="run all daemons with keys or none, and give all the same up to date security.peers; private daemons: "
+        "the same GC_JOB_SECRET on all machines",
     )
 
 

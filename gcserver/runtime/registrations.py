@@ -106,7 +106,7 @@ class Registrations:
                 self._advise(descriptor, message)
             elif isinstance(message, AskStanding):
                 self._stand(descriptor, message)
-            elif isinstance(message, Register) and (why := keyring.why_not(self._s.keys, message.keys)):
+            elif isinstance(message, Register) and (why := keyring.unwelcome(self._s.keys, message.keys)):
                 self._s.count("keys_refused")
                 self._send(descriptor, refusals.unadmitted(self._s.config.node.name, why))
             else:

@@ -14,11 +14,12 @@ from pathlib import Path
 import msgspec
 
 from gcproto import messages
+from gcserver.logsetup import Voice
 
 
 class LaneSetup(msgspec.Struct, frozen=True):
     """What a lane is started with (JSON on its command line). ``link`` is its end of the socket pair; ``secured``: keys
-    come over it."""
+    come over it; ``voice``: how it logs."""
 
     hello: messages.Hello
     listen: str
@@ -28,6 +29,7 @@ class LaneSetup(msgspec.Struct, frozen=True):
     cores: tuple[int, ...]
     credit: int
     secured: bool = False
+    voice: Voice = Voice()
 
 
 def lane_address(address: str, lane: int) -> str:

@@ -13,7 +13,6 @@ import logging
 import os
 import shutil
 import signal
-import sys
 import time
 from collections import deque
 from collections.abc import Callable
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from gcproto.messages import Hello, Rule
-from gcserver import __version__
+from gcserver import __version__, derivedkeys
 from gcserver.admin.logs import LogHandler, LogRing
 from gcserver.config import Config
 from gcserver.core import control_events as cx
@@ -91,6 +90,8 @@ class Supervisor:
         self.queue: deque[cx.ControlEvent] = deque()
         self.lanes = Lanes(self)
         self.keys: Keyring | None = None
+        # Taken out of the environment: lanes and the planning process have no use for it.
+        self._secret = derivedkeys.take(os.environ)
         self.counts: dict[tuple[str, int], int] = {}
         self._new = Once()
         self.signalled = False
@@ -121,7 +122,7 @@ class Supervisor:
             )
         # Lanes need the longest to start; the rest is done while they load their kernels.
         try:
-            self.keys = open_keyring(self, self.node, self.config.security)
+            self.keys = open_keyring(self, self.node, self.config.security, self._secret)
         except KeyFileError as error:
             raise StartError(str(error)) from None
         generation, self.incarnation = self.store.generation(), incarnation(self.state / "supervisor.incarnation")
@@ -370,12 +371,7 @@ def _kind(event: cx.ControlEvent) -> str:
 
 
 def run(config: Config) -> int:
-    """Run a daemon until it is told to stop. Returns its exit status."""
-    logging.basicConfig(
-        level=config.log.level.upper(),
-        stream=sys.stderr,
-        format=f"%(asctime)s %(levelname)s {config.node.name}: %(message)s",
-    )
+    """Run a daemon until it is told to stop. Returns its exit status. Its log is set up."""
     logs = LogRing()
     logging.getLogger().addHandler(LogHandler(logs))
     shortage.raise_descriptors()

@@ -9,7 +9,7 @@ import pytest
 from tests.integration.cluster import Cluster, parts
 
 WORKERS = "tests.integration.group_workers"
-FUNCTIONS = ("plain", "ddp", "hsdp", "fsdp1", "fsdp2")
+FUNCTIONS = ("plain", "ddp", "hsdp", "hsdp_in_part", "fsdp1", "fsdp2")
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +51,20 @@ def test_hybrid_sharding_reduces_between_nodes_only(found: dict[str, list[Any]])
         assert value["left"] == 0
         assert "not replicated through the backend 'gc'" in value["refused"]
     assert len({tuple(value["hashes"]) for value in found["hsdp"]}) == 1
+
+
+def test_hybrid_sharding_compresses_what_it_is_told_to(found: dict[str, list[Any]]) -> None:
+    for value in found["hsdp_in_part"]:
+        assert "would split the fully_shard group '0'" in value["split"]
+        assert value["declared"] == [["fsdp.0", "topk(ratio=0.05)"], ["fsdp.1", "fp16"]]
+        for step, far in enumerate(value["far"]):
+            assert far.keys() == {f"{layer}.{what}" for layer in (0, 2, 4) for what in ("weight", "bias")}
+            for name, error in far.items():
+                if step < 2 or name.startswith("4"):
+                    assert error < 1e-6, (step, name)
+            if step >= 2:
+                assert far["0.weight"] > 0.1, "most of it is left for later"
+                assert 1e-5 < far["2.weight"] < 1e-2, "rounded"
 
 
 def test_fsdp1_reduces_between_nodes_through_the_group_it_is_given(found: dict[str, list[Any]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -10,8 +11,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import redirect_stdout, suppress
 from pathlib import Path
+from typing import Any
 
+from gcserver.admin import gcctl
 from tests.integration.cluster import Cluster
 from tests.integration.daemon import ROOT
 from tests.integration.forked import ends_with_parent
@@ -50,10 +54,10 @@ def _lives(pid: int) -> bool:
 class Gcrun:
     """One `gcrun`, whose command has begun once this is made."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, **variables: str) -> None:
         said = folder / "said"
         folder.mkdir()
-        environ = {k: v for k, v in os.environ.items() if not k.startswith("GC_")}
+        environ = {k: v for k, v in os.environ.items() if not k.startswith("GC_")} | variables
         argv = [sys.executable, "-m", "gcserver.gcrun", "--plan.profiles", "", "--", sys.executable, "-c", COMMAND]
         self.log = folder / "log"
         with self.log.open("wb") as log:
@@ -107,6 +111,53 @@ def test_two_machines_a_killed_daemon_and_both_ends_of_gcrun(tmp_path: Path) -> 
         for run in runs:
             run.process.kill()
             run.process.wait()
+
+
+def test_one_secret_is_all_that_machines_need_for_keys(tmp_path: Path) -> None:
+    """Two that have it train encrypted, also after one daemon was killed; one with another secret and one without any
+    are refused. Whoever looks at processes, logs and files finds keys at most, and those for the user alone."""
+    secret, wrong = (letters * 20 for letters in ("5ec", "0dd"))
+    given = {name: {"GC_JOB_SECRET": text} for name, text in zip("abc", (secret, secret, wrong), strict=True)}
+    runs: list[Gcrun] = []
+    cluster = Cluster(tmp_path / "workers", nodes=4)
+    try:
+        for name, daemon in zip("abcd", cluster.daemons, strict=True):
+            runs.append(Gcrun(tmp_path / name, GC_LOG_LEVEL="debug", **given.get(name, {})))
+            daemon.socket = runs[-1].socket
+        job = cluster.start(f"{WORKERS}:counting", [0, 1], steps=30)
+        job.wait_mark("step 10")
+        status, said = _peers(runs[0])
+        assert status == 0 and [(p["state"], p["encrypted"]) for p in said] == [("up", True)]
+        os.kill(runs[0].daemon(), signal.SIGKILL)
+        assert [outcome.ok()["wrong"] for outcome in job.wait(60)] == [0, 0]
+
+        for other, words in ((2, "another key than this job's secret"), (3, "keys")):
+            refused = cluster.run(f"{WORKERS}:counting", [0, other], steps=1)
+            assert {o.error for o in refused} == {"NotAuthorised"}
+            assert all(words in o.message and "GC_JOB_SECRET" in o.message for o in refused)
+
+        folder = runs[0].socket.parent
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            with suppress(OSError):  # it has ended
+                assert secret.encode() not in path.read_bytes()
+        for file in [runs[0].log, *(f for f in folder.rglob("*") if f.is_file())]:
+            assert secret.encode() not in file.read_bytes(), file
+        for lane in _children(runs[0].daemon()):
+            assert secret.encode() not in Path(f"/proc/{lane}/environ").read_bytes()
+        assert secret.encode() not in Path(f"/proc/{runs[0].said['pid']}/environ").read_bytes(), "nor has the command"
+        assert [stat.S_IMODE(key.stat().st_mode) for key in folder.glob("*.key")] == [0o600]
+    finally:
+        cluster.close()
+        for run in runs:
+            run.process.kill()
+            run.process.wait()
+
+
+def _peers(run: Gcrun) -> tuple[int, list[Any]]:
+    said = io.StringIO()
+    with redirect_stdout(said):
+        status = gcctl.main(["--address", run.said["admin"], "--timeout", "60s", "--json", "peers"])
+    return status, json.loads(said.getvalue())["peers"]
 
 
 def test_ranks_of_a_machine_share_the_daemon_that_one_of_them_starts(tmp_path: Path) -> None:

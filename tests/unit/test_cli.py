@@ -196,3 +196,32 @@ def test_as_a_process() -> None:
     )
     os.close(writer)
     assert (gone.returncode, gone.stderr) == (0, b"")
+
+
+def _running(*arguments: str, **environ: str) -> tuple[int, list[str]]:
+    """`gcserver run`, which must end at once; its status and the lines on its stderr."""
+    argv = [sys.executable, "-m", "gcserver.cli", "run", *arguments]
+    ended = subprocess.run(argv, env={**os.environ, **environ}, capture_output=True, text=True, timeout=60)
+    return ended.returncode, ended.stderr.splitlines()
+
+
+def test_a_start_that_fails_says_so_in_the_format_of_the_log(tmp_path: Path) -> None:
+    """Before the configuration is read, where flag or variable say which; in its checks; in all that follows."""
+    bad = ("--node.lanes", "many")
+    for flags, environ in ((("--log.format=json",), {}), ((), {"GC_LOG_FORMAT": "JSON"})):
+        status, lines = _running(*flags, *bad, "--node.name=n1", **environ)
+        (said,) = map(json.loads, lines)
+        assert (status, said["level"], said["node"]) == (2, "error", "n1")
+        assert said["message"].startswith("node.lanes (")
+    file = tmp_path / "gradcomm.toml"
+    file.write_text('log.format = "json"\nnode.lanes = "many"\n')
+    status, lines = _running("--config", str(file))
+    assert status == 2 and len(lines) == 1 and lines[0].startswith("gcserver: node.lanes")
+
+    file.write_text('log.format = "json"\nnode.name = "n2"\n')
+    (tmp_path / "file").touch()
+    status, lines = _running("--config", str(file), "--node.socket", str(tmp_path / "file" / "daemon.sock"))
+    said = [json.loads(line) for line in lines]
+    fatal = [s["message"] for s in said if s["level"] == "error"]
+    assert status == 1 and {s["node"] for s in said} == {"n2"} and fatal[0].startswith("cannot start: ")
+    assert {s["level"] for s in said} <= {"error", "warning"}

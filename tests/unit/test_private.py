@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gcserver import private, private_folder
+from gcserver import derivedkeys, gcrun, keys, private, private_folder
 from gcserver.config import ConfigError
 
 
@@ -62,6 +62,51 @@ def test_an_address_that_others_reach_needs_keys_here_too() -> None:
     with pytest.raises(ConfigError, match="insecure"):
         _given({"node.listen": "tcp://0.0.0.0:0"})
     assert _given({"node.listen": "tcp://0.0.0.0:0", "insecure": "true"}).config.node.listen.host == "0.0.0.0"
+
+
+SECRET = "0123456789abcdef" * 2
+
+
+def test_a_jobs_secret_gives_it_keys() -> None:
+    environ = {"GC_JOB_SECRET": SECRET, "GC_NODE_LISTEN": "tcp://0.0.0.0:0"}
+    given = _given({"node.name": "n1", "cluster.peers": "n2=tcp://10.0.0.2:7470"}, environ)
+    security, folder = given.config.security, given.config.node.socket.parent
+    assert security.key == folder / "n1.key" and security.peers == folder / "peers" and not given.config.insecure
+    pairs = [derivedkeys.pair(SECRET.encode(), derivedkeys.PRIVATE, name) for name in ("n1", "n2")]
+    assert keys.read_pair(security.key) == pairs[0]
+    assert keys.read_admitted(security.peers) == {pair.name: pair.public for pair in pairs}
+    assert SECRET not in " ".join(given.arguments(None))
+    unnamed = _given({}, environ).config
+    assert unnamed.security.key is not None and keys.read_pair(unnamed.security.key).name == unnamed.node.name
+
+
+@pytest.mark.parametrize("where", ["flag", "variable", "file"])
+def test_a_secret_beside_keys_is_refused(where: str, tmp_path: Path) -> None:
+    flags, environ, file = {}, {"GC_JOB_SECRET": SECRET}, None
+    if where == "flag":
+        flags = {"security.key": "/etc/a.key", "security.peers": "/etc/peers"}
+    elif where == "variable":
+        environ |= {"GC_SECURITY_KEY": "/etc/a.key", "GC_SECURITY_PEERS": "/etc/peers"}
+    else:
+        file = tmp_path / "gradcomm.toml"
+        file.write_text('[security]\nkey = "/etc/a.key"\npeers = "/etc/peers"\n')
+    with pytest.raises(ConfigError, match=r"security\.key .*GC_JOB_SECRET is set"):
+        _given(flags, environ, file)
+
+
+def test_a_secret_that_is_too_short_starts_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(derivedkeys.SecretError, match="has 7 bytes"):
+        private.start({}, {"GC_JOB_SECRET": "letmein"}, None)
+    assert not list(private_folder.base().glob("job-*"))
+    monkeypatch.setenv("GC_JOB_SECRET", "letmein")
+    monkeypatch.setattr(sys, "argv", ["private", "job"])
+    assert private.main() == 1
+    said = capsys.readouterr()
+    assert said.out.startswith("error: GC_JOB_SECRET has 7 bytes, expected at least 32") and "letmein" not in said.out
+    assert "GC_JOB_SECRET has 7 bytes" in said.err
+    assert gcrun.main(["--", "true"]) == 2 and "GC_JOB_SECRET has 7 bytes" in capsys.readouterr().err
 
 
 def test_free_ports_come_in_a_row(monkeypatch: pytest.MonkeyPatch) -> None:

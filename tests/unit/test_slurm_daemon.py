@@ -34,27 +34,13 @@ def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return module
 
 
-def test_every_node_derives_the_same_keys_and_no_two_are_alike(daemon: Any) -> None:
-    pair = daemon.key_pair(SECRET, "17", "n1")
-    assert pair == daemon.key_pair(SECRET, "17", "n1") and pair.name == "n1"
-    others = [("17", "n2"), ("18", "n1"), ("171", "n")]
-    pairs = [pair, daemon.key_pair(SECRET[::-1], "17", "n1"), *(daemon.key_pair(SECRET, *other) for other in others)]
-    assert len({p.public for p in pairs}) == len({p.secret for p in pairs}) == len(pairs)
-
-
-def test_a_short_secret_is_refused(daemon: Any) -> None:
-    with pytest.raises(ValueError, match="has 31 bytes, expected at least 32"):
-        daemon.key_pair(SECRET[1:], "17", "n1")
-
-
 def test_the_files_of_keys_are_those_a_daemon_reads(daemon: Any, tmp_path: Path) -> None:
-    daemon.write_keys(tmp_path, SECRET, "17", "n1", ["n1", "n2"])
-    assert keys.read_pair(tmp_path / "n1.key") == daemon.key_pair(SECRET, "17", "n1")
-    assert keys.exposed(tmp_path / "n1.key") == ""
-    assert keys.read_admitted(tmp_path / "peers") == {
-        name: daemon.key_pair(SECRET, "17", name).public for name in ("n1", "n2")
-    }
-    assert not (tmp_path / "n2.key").exists(), "a node has its own key only"
+    """Of the job: daemons of another one are not admitted."""
+    for job in ("17", "18"):
+        daemon.write_keys(tmp_path / job, SECRET, job, "n1", ["n1", "n2"])
+    assert keys.read_pair(tmp_path / "17" / "n1.key").name == "n1"
+    one, other = (keys.read_admitted(tmp_path / job / "peers") for job in ("17", "18"))
+    assert one.keys() == other.keys() == {"n1", "n2"} and not set(one.values()) & set(other.values())
 
 
 def test_ports_in_a_row(daemon: Any) -> None:

@@ -57,6 +57,55 @@ def test_every_sharded_module_is_a_tensor_of_its_own(alone: FakeDaemon, monkeypa
     assert backend.marked == {}
 
 
+def test_options_of_sharded_modules(alone: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has a codec of its own has a domain of its own; a step of the training is one of it for each module."""
+    mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("replicate", "shard"), backend_override={"replicate": "gc"})
+    net: Any = nn.Sequential(*(nn.Linear(3, 3) for _ in range(3)))
+    for layer in net[:2]:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(net, mesh=mesh)
+    gcclient.attach(net, {"*": "fp16", "1.*": "bf16"}, exclude=["2.*"], warmup_steps=4)
+    monkeypatch.setattr(backend.Group, "size", lambda self: 2)
+    for _ in range(2):
+        net(torch.ones(1, 3)).sum().backward()
+    declared = [m for m in alone.heard[-1] if isinstance(m, DeclareDomain)]
+    assert [(m.label, m.codec, m.exclude, m.warmup) for m in declared] == [
+        ("fsdp.0", "fp16", ("(root)",), 8), ("fsdp.1", "bf16", (), 4),
+    ]  # fmt: skip
+    domains = {d.declared.label: d for d in current().domains.values()}
+    assert [domains[f"fsdp.{n}"].step for n in (0, 1)] == [4, 2]
+    assert {s.section.tensors[0].name for s in domains["fsdp.0"].sections} == {"(root)", "0"}
+
+
+def test_a_pattern_that_would_split_what_is_reduced_together_is_refused(alone: FakeDaemon) -> None:
+    for given in ({"exclude": ["*.bias"]}, {"compression": {"*.bias": "fp16"}}):
+        with pytest.raises(
+            ValueError, match=r"would split the fully_shard group '\(root\)'.*'1.bias' match and '1.weight'"
+        ):
+            gcclient.attach(_sharded(replicate="gc"), **given)
+    assert _labels(alone) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "words"),
+    [
+        ({"warmup_steps": 500_001}, ValueError, r"warmup_steps=500001: expected 0\.\.500000"),
+        ({"compression": {"0": 3}}, TypeError, "compression=3"),
+        ({"compression": {3: "fp16"}}, TypeError, "a pattern in compression"),
+        ({"exclude": "0"}, TypeError, "exclude='0'"),
+    ],
+)
+def test_options_that_are_none(alone: FakeDaemon, given: dict[str, Any], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        gcclient.attach(_sharded(replicate="gc"), **given)
+
+
+def test_codecs_by_pattern_are_for_sharded_modules(alone: FakeDaemon) -> None:
+    model = DistributedDataParallel(nn.Linear(3, 2), process_group=dist.new_group(backend="gc"))
+    with pytest.raises(TypeError, match=r"compression=\{'weight': 'fp16'\}"):
+        gcclient.attach(model, {"weight": "fp16"})
+
+
 def test_a_module_is_attached_for_one_job(alone: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
     once, twice = _sharded(replicate="gc"), _sharded(replicate="gc")
     for net in (once, twice):
@@ -129,8 +178,6 @@ def test_what_comes_into_the_place_of_memory_that_was_not_reduced_is_not_the_mod
         {"audit": gcclient.Audit()},
         {"backward_passes_per_step": 2},
         {"quality": "safe"},
-        {"exclude": ["*.bias"]},
-        {"warmup_steps": 1},
     ],
 )
 def test_what_only_ddp_has_is_refused_elsewhere(alone: FakeDaemon, given: dict[str, Any]) -> None:

@@ -58,6 +58,9 @@ def test_what_cannot_be_started_is_no_daemon(folder: Path) -> None:
     (folder / "starter").write_text("#!/bin/sh\nexit 1\n")
     with pytest.raises(gcclient.NoDaemon, match=r"GC_AUTOSTART=1.*gcserver run"):
         autostart.socket_for("gpt", 2)
+    (folder / "starter").write_text("#!/bin/sh\necho error: no room\nexit 1\n")
+    with pytest.raises(gcclient.NoDaemon, match=r"no private daemon could be started \(no room\)"):
+        autostart.socket_for("gpt", 2)
 
 
 def test_init_asks_only_where_nobody_names_a_socket(monkeypatch: pytest.MonkeyPatch) -> None:

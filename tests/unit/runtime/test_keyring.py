@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from gcserver import keys
+from gcserver import derivedkeys, keys
 from gcserver.config import SecurityConfig
 from gcserver.core.control_events import PeerExpelled
 from gcserver.keys import KeyFileError
-from gcserver.runtime.keyring import open_keyring
+from gcserver.runtime.keyring import open_keyring, unwelcome
 from gcserver.runtime.lanelink import Admit
 from tests.unit.key_pairs import fixed_pair
 
@@ -78,6 +78,61 @@ def test_a_new_list_goes_to_every_socket(tmp_path: Path, caplog: pytest.LogCaptu
     assert supervisor.admitted == [now] and supervisor.told == [Admit(now)] and ring.admitted == now
     for said in (": admitted: c", "no longer admitted: b", "another key: a"):
         assert said in caplog.text
+
+
+SECRET = bytes(range(40, 80))
+
+
+def _derived(name: str) -> keys.KeyPair:
+    return derivedkeys.pair(SECRET, derivedkeys.PRIVATE, name)
+
+
+def published(*pairs: keys.KeyPair) -> tuple[tuple[str, str], ...]:
+    return tuple((pair.name, pair.public.decode()) for pair in pairs)
+
+
+def test_with_a_jobs_secret_nodes_are_admitted_by_the_keys_that_it_gives_them(tmp_path: Path) -> None:
+    """When a worker names them; a daemon that is started again finds them on the list."""
+    supervisor = Supervisor()
+    security = SecurityConfig(*derivedkeys.write(tmp_path, SECRET, derivedkeys.PRIVATE, "a", []))
+    ring = open_keyring(supervisor, "a", security, SECRET)  # type: ignore[arg-type]
+    b, c = _derived("b"), keys.KeyPair("c", C.public, C.secret)
+    assert ring is not None and unwelcome(ring, published(b)) == ""
+    assert ring.admitted == {"a": _derived("a").public, "b": b.public}
+    assert supervisor.admitted == [ring.admitted] and supervisor.told == [Admit(ring.admitted)]
+    assert unwelcome(ring, published(b)) == "" and len(supervisor.told) == 1, "once"
+
+    assert "c has another key than this job's secret gives it (GC_JOB_SECRET)" in unwelcome(ring, published(b, c))
+    assert "runs without keys, and this node with" in unwelcome(ring, (("d", ""),))
+    assert "another key" in unwelcome(ring, published(keys.KeyPair("b", C.public, b""))), "a name keeps its key"
+    assert "another key" in unwelcome(ring, (("no/name", b.public.decode()),))
+    assert ring.admitted.keys() == {"a", "b"} == keys.read_admitted(tmp_path / "peers").keys()
+
+    again = open_keyring(Supervisor(), "a", security, SECRET)  # type: ignore[arg-type]
+    assert again is not None and again.admitted == ring.admitted
+
+
+@pytest.mark.parametrize("secret", [b"", b"short", bytes(32)])
+def test_a_list_that_does_not_come_from_the_secret_is_its_operators(tmp_path: Path, secret: bytes) -> None:
+    private, _ = keys.write(A, tmp_path)
+    listed = tmp_path / "peers"
+    listed.write_text(lines(A))
+    ring = open_keyring(Supervisor(), "a", SecurityConfig(private, listed), secret)  # type: ignore[arg-type]
+    assert ring is not None and not ring.derived
+    assert "not in this node's security.peers" in unwelcome(ring, published(_derived("b")))
+    assert listed.read_text() == lines(A)
+
+
+def test_a_list_that_cannot_be_written_admits_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    security = SecurityConfig(*derivedkeys.write(tmp_path, SECRET, derivedkeys.PRIVATE, "a", []))
+    ring = open_keyring(Supervisor(), "a", security, SECRET)  # type: ignore[arg-type]
+    assert ring is not None
+
+    def full(*arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(derivedkeys, "write_list", full)
+    assert "b" in unwelcome(ring, published(_derived("b"))) and ring.admitted.keys() == {"a"}
 
 
 def test_jobs_lose_whoever_is_not_on_the_list(tmp_path: Path) -> None:

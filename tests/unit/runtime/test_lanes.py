@@ -6,17 +6,24 @@ What may live here: tests of `gcserver/runtime/lanes.py`. What may not: real lan
 from __future__ import annotations
 
 import errno
+import json
 import os
 import socket
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from gcproto.messages import Hello
+from gcserver.logsetup import JSON, Voice
 from gcserver.runtime import lanes
 from gcserver.runtime.lanes import LONGEST_PAUSE, Lanes
 from gcserver.runtime.setup import LaneSetup
+
+SETUP = LaneSetup(Hello("a", "tcp://a:1", 1, 0, 1, "test"), "tcp://127.0.0.1:1", "lane.sock", "state", -1, (), 1)
 
 
 def test_a_lane_that_there_is_no_process_for_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,8 +57,16 @@ def test_a_process_that_cannot_be_made_leaves_no_socket(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(lanes.socket, "socketpair", seen)
     monkeypatch.setattr(lanes.subprocess, "Popen", refuse)
-    hello = Hello("a", "tcp://a:1", 1, 0, 1, "test")
-    setup = LaneSetup(hello, "tcp://127.0.0.1:1", "lane.sock", "state", -1, (), 1)
     with pytest.raises(OSError, match="Cannot allocate"):
-        lanes._spawn(setup, 0)
+        lanes._spawn(SETUP, 0)
     assert [s.fileno() for s in pairs] == [-1, -1]
+
+
+@pytest.mark.slow
+def test_what_ends_a_lane_is_in_the_format_of_the_daemons_log() -> None:
+    setup = msgspec.structs.replace(SETUP, cores=(1 << 19,), voice=Voice("a", form=JSON, lane=3))
+    argv = [sys.executable, "-m", "gcserver.runtime.lane", msgspec.json.encode(setup).decode()]
+    ended = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=60)
+    (said,) = [json.loads(line) for line in ended.stderr.splitlines()]
+    assert ended.returncode == 1
+    assert (said["node"], said["lane"], said["level"]) == ("a", 3, "critical") and "setaffinity" in said["exception"]

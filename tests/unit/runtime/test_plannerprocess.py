@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import io
+import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from gcserver.logsetup import JSON, Voice
 from gcserver.planner import families
 from gcserver.planner.advice import advise
 from gcserver.planner.auto import Wish, compose
@@ -150,3 +154,13 @@ def test_a_question_too_long_ends_the_process() -> None:
     target = io.BytesIO()
     serve(io.BytesIO(LENGTH.pack(MAX_MESSAGE + 1) + framed(Plan(PROFILE, WISH))), target)
     assert not target.getvalue()
+
+
+@pytest.mark.slow
+def test_what_it_says_is_in_the_format_of_the_daemons_log() -> None:
+    voice = msgspec.json.encode(Voice("n1", form=JSON)).decode()
+    argv = [sys.executable, "-m", "gcserver.runtime.plannerprocess", voice]
+    ended = subprocess.run(argv, input=LENGTH.pack(7) + b"garbage", capture_output=True, timeout=60)
+    (said,) = [json.loads(line) for line in ended.stderr.splitlines()]
+    assert ended.returncode == 1 and ended.stdout == b""
+    assert (said["node"], said["level"]) == ("n1", "critical") and "ValidationError" in said["exception"]

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import pytest
 import zmq
+from zmq.utils import z85
 
 from benchmarks.lab.ports import free_ports
 from gcproto import wire
@@ -149,6 +150,16 @@ def test_a_key_that_is_added_gets_in_without_a_restart(make: Make) -> None:
     b.transport.admit(ALL)
     until([a, b], lambda: a.send("b", *frame("a", 7)) and b.got and not a.trouble("b"))
     assert b.got[0] == (7, b"")
+
+
+def test_who_comes_a_moment_before_it_is_admitted_is_counted_and_not_complained_of(make: Make) -> None:
+    for admitted, complaints in ((ALL, 0), ({"b": B.public, "c": C.public}, 1)):
+        b = make(B, {"b": B.public})
+        assert b.guard is not None
+        b.guard._decide([b"1.0", b"1", b"", b"10.0.0.1", b"", b"CURVE", z85.decode(A.public)])
+        b.guard.admit(admitted)
+        b.guard.tick(time.monotonic())
+        assert (b.counts[KEY_REFUSED], len(b.said)) == (1, complaints)
 
 
 def test_a_peer_without_a_key_here_is_not_connected_to_until_it_has_one(make: Make) -> None:
