@@ -90,7 +90,7 @@ $(DOCS_STAMP): pyproject.toml constraints.txt | $(STAMP)
 		|| { tail -n 40 .venv/docs.log >&2; exit 1; }
 	@touch $@
 
-# Lightning, transformers and others are heavy; only examples that show gradcomm within them need them.
+# Lightning, transformers, Ray and others are heavy; only examples that show gradcomm within them need them.
 $(EXAMPLES_STAMP): pyproject.toml constraints.txt | $(STAMP)
 	@echo "setup: installing gradcomm[examples] into .venv (a few hundred megabytes)"
 	@$(BIN)/python -m pip install --disable-pip-version-check --no-input -c constraints.txt -e '.[examples]' >.venv/examples.log 2>&1 \
