@@ -1,7 +1,7 @@
 """Answers of the daemon as tables for a person.
 
 What may live here: which columns a person wants, how wide, how numbers are written. What may not: asking the daemon
-(`gcctl.py`). Input is what `convert.plain` makes of a message, so a table shows the same as `--json`.
+(`gcctl_calls.py`). Input is what `convert.plain` makes of a message, so a table shows the same as `--json`.
 """
 
 from __future__ import annotations
