@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
 import traceback
 from collections.abc import Sequence
@@ -116,8 +117,8 @@ def _top(address: str, use: Paths | None, options: argparse.Namespace) -> None:
         )
         return status, peers, jobs
 
-    clear = is_terminal() and not options.json
-    top.run(look, show, options.every, options.once, options.json, clear)
+    screen = shutil.get_terminal_size if is_terminal() and not options.json else None
+    top.run(look, show, options.every, options.once, options.json, screen)
 
 
 def _complain(text: str, status: Exit) -> Exit:

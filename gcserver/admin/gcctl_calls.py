@@ -25,6 +25,7 @@ from gcproto import admin_pb2 as pb
 from gcproto import admin_pb2_grpc as pb_grpc
 from gcserver.admin import gcctl_tls, plan_tables, tables, trace_command
 from gcserver.admin.access import Paths
+from gcserver.admin.gcctl_settings import SettingError
 from gcserver.admin.gcctl_streams import MOST_OF_MESSAGE
 
 #: A proxy named in the environment is for the web, not for the daemon next door.
@@ -49,9 +50,12 @@ def connect(address: str, use: Paths | None, *more: tuple[str, int]) -> Any:
 
 
 def ask(address: str, use: Paths | None, command: str, options: argparse.Namespace) -> Message:
-    """The answer to a command of COMMANDS. Raises grpc.RpcError and TlsRefused."""
+    """The answer to a command of COMMANDS. Raises grpc.RpcError, TlsRefused and SettingError."""
     with connect(address, use) as channel:
-        return COMMANDS[command].ask(pb_grpc.AdminServiceStub(channel), options)
+        try:
+            return COMMANDS[command].ask(pb_grpc.AdminServiceStub(channel), options)
+        except UnicodeEncodeError as error:  # bytes of the command line that are no letters
+            raise SettingError(f"expected text in UTF-8, got {error.object!r}") from None
 
 
 def _status(stub: Any, options: argparse.Namespace) -> Message:

@@ -13,8 +13,8 @@ from typing import Any, Final
 from gcserver.admin.exits import CtlError
 from gcserver.values import human_size
 
-#: of a message, bytes: a hundred times a model of 10,000 tensors
-MOST_OF_MESSAGE: Final = 256 << 20
+#: of a message, bytes: the tensors of a model that has 100,000 take a sixth of it
+MOST_OF_MESSAGE: Final = 64 << 20
 #: of the log, bytes: a daemon keeps 4 MiB of text
 MOST_OF_LOG: Final = 64 << 20
 #: of a trace, bytes: some ten million spans

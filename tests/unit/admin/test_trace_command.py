@@ -46,8 +46,10 @@ def test_the_job_of_a_context_is_the_one_that_is_traced(
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
-        (("start", "--steps", "-1"), "expected a whole number, got '-1'"),
-        (("start", "--steps", "many"), "expected a whole number, got 'many'"),
+        (("start", "--steps", "-1"), "expected a whole number of at most nine digits; got '-1'"),
+        (("start", "--steps", "many"), "expected a whole number of at most nine digits; got 'many'"),
+        (("start", "--steps", "4294967296"), "nine digits; got '4294967296'"),
+        (("start", "--seconds", "9" * 30), "expected at most 365 d"),
         (("start", "--seconds", "long"), "got 'long'"),
         ((), "COMMAND"),
         (("export", "trace.json"), "--otlp"),
