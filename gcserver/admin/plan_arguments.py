@@ -9,13 +9,14 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from pathlib import Path
 from typing import Any
 
 from gcproto import admin_pb2 as pb
 from gcproto.rates import read_rate
 
 RULE = "PATTERN=SPEC[@SCHEME]"
+#: bytes of a file of rules; a slip may name anything
+_MOST = 16 << 20
 _KEYS = ("pattern", "codec", "scheme")
 
 
@@ -48,7 +49,11 @@ def rules_in_file(path: str) -> list[pb.PlanRule]:
     Raises argparse.ArgumentTypeError, whose text names the file and the rule.
     """
     try:
-        content = json.loads(Path(path).read_bytes())
+        with open(path, "rb") as file:
+            held = file.read(_MOST + 1)
+        if len(held) > _MOST:
+            raise ValueError(f"more than {_MOST} bytes")
+        content = json.loads(held)
     except OSError as error:
         raise argparse.ArgumentTypeError(f"{path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:

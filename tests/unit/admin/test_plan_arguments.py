@@ -63,6 +63,8 @@ def test_a_file_of_something_else(tmp_path: Path, content: Any, why: str) -> Non
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match=r"none\.json: No such file"):
         rules_in_file(str(tmp_path / "none.json"))
+    with pytest.raises(argparse.ArgumentTypeError, match="zero: expected JSON, got more than 16777216 bytes"):
+        rules_in_file("/dev/zero")
     for content in (b"*=fp16", b"\xff\xff", b"[" * 100_000):
         (tmp_path / "text").write_bytes(content)
         with pytest.raises(argparse.ArgumentTypeError, match="text: expected JSON, got "):
