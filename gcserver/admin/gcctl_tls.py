@@ -39,7 +39,7 @@ def files(given: Mapping[str, Value], address: str) -> Paths | None:
     missing = [f"{option} ({variable})" for option, variable, *_ in TLS if option not in given]
     if missing:
         sources = ", ".join(value.source for value in given.values())
-        raise SettingError(f"{sources}: expected all three files, and {' and '.join(missing)} is missing")
+        raise SettingError(f"{sources}: expected all three files; missing: {', '.join(missing)}")
     paths = tls_paths(given)
     for value, path in zip(
         (given[option] for option, *_ in TLS), (paths.ca, paths.certificate, paths.key), strict=True

@@ -176,9 +176,7 @@ def test_files_that_are_missing_or_unusable(daemon: Daemon, capsys: pytest.Captu
     ctl = ["--address", daemon.address, "status"]
     assert gcctl.main(["--tls-cert", str(alice.certificate), *ctl]) == Exit.USAGE
     said = capsys.readouterr().err
-    assert (
-        "--tls-cert: expected all three files, and --tls-ca (GC_TLS_CA) and --tls-key (GC_TLS_KEY) is missing" in said
-    )
+    assert "--tls-cert: expected all three files; missing: --tls-ca (GC_TLS_CA), --tls-key (GC_TLS_KEY)" in said
     assert gcctl.main([*options(Paths(tmp_path / "none", alice.certificate, alice.key)), *ctl]) == Exit.USAGE
     assert f"--tls-ca: {tmp_path}/none is no file that uid" in capsys.readouterr().err
     homeless = Paths(Path("~no-such-user/ca.pem"), alice.certificate, alice.key)
