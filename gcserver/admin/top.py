@@ -30,7 +30,7 @@ def overview(status: dict[str, Any], peers: dict[str, Any], jobs: dict[str, Any]
         rate = steps.get(job["id"])
         waits = waiting(job)
         first = waits[0] if waits else ("-", "-", "-", "-")
-        shown = "-" if rate is None else f"{rate:.2g}"
+        shown = "-" if rate is None else f"{rate:.2g}" if rate < 100 else f"{rate:.0f}"
         rows.append((job["label"], job["state"], job["step"], shown, *first))
         rows += [("", "", "", "", *more) for more in waits[1:]]
     header = ("JOB", "STATE", "STEP", "STEPS/S", "WAITS FOR", "TO SEND", "STEP", "SINCE")

@@ -21,7 +21,7 @@ from google.protobuf.message import Message
 from google.rpc import status_pb2
 
 from gcproto import admin_pb2 as pb
-from gcserver.admin import gcctl, gcctl_calls, gcctl_logs, trace_command
+from gcserver.admin import gcctl, gcctl_calls, gcctl_logs, tables, trace_command
 from gcserver.admin.exits import Exit
 from gcserver.admin.gcctl_calls import COMMANDS
 from tests.unit.admin.hostile import EVIL, drives, filled, hostile
@@ -125,6 +125,12 @@ def test_a_refusal_whose_details_make_no_sense(capsys: pytest.CaptureFixture[str
     with hostile(answer) as address:
         status, text = said(capsys, "status", "--address", address)
     assert status == Exit.FAILED and "\\x1b[2J" in text and "no" in text
+
+
+def test_a_long_name_does_not_widen_all_rows() -> None:
+    long = "w" * 100_000
+    lines = tables.table(("TENSOR", "CODEC"), [(long, "fp16"), *[("b", "none")] * 100]).splitlines()
+    assert lines[1] == f"{long}  fp16" and {len(line) for line in lines[2:]} == {206}
 
 
 def test_what_nobody_foresaw_is_one_line_too(

@@ -1,20 +1,26 @@
 """What becomes of gcctl's words where stdout or stderr is closed, full, without a reader, or has no such letters.
 
-What may live here: tests of `gcserver/admin/gcctl_output.py`, in processes of their own. What may not: what the words
-are.
+What may live here: tests of `gcserver/admin/gcctl_output.py`, in processes of their own, and of Ctrl-C at those. What
+may not: what the words are.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from gcserver.admin.exits import Exit
+from tests.unit.admin.serving import serving
+from tests.unit.admin.source import FixedSource
 
 NAME = "café☕"
 
@@ -64,3 +70,36 @@ def test_a_path_that_is_no_text(file: str) -> None:
         done = gcctl("", *command.split(), GCCTL_CONFIG=odd)
         assert b"Traceback" not in done.stderr and b"\x1b" not in done.stdout + done.stderr
         assert done.returncode == (Exit.USAGE if command.endswith("b") else Exit.OK)
+
+
+@contextlib.contextmanager
+def running(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """`gcctl`, which is ended where it has not ended itself."""
+    command = [sys.executable, "-m", "gcserver.admin.gcctl", *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def interrupted(process: subprocess.Popen[bytes]) -> tuple[int, bytes]:
+    """Status and stderr of a process at which somebody presses Ctrl-C."""
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=100)
+    return process.returncode, err
+
+
+def test_ctrl_c_between_two_looks() -> None:
+    with serving(FixedSource()) as server:
+        arguments = ("--address", server.address, "--timeout", "100s", "top", "--every", "1h", "--json")
+        with running(*arguments) as looking:
+            assert looking.stdout is not None and looking.stdout.readline().startswith(b'{"status":')
+            assert interrupted(looking) == (Exit.INTERRUPTED, b"gcctl: interrupted\n")
+
+
+def test_ctrl_c_while_nothing_answers() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        with running("--address", address, "--timeout", "1h", "status") as waiting, silent.accept()[0]:
+            assert interrupted(waiting) == (Exit.INTERRUPTED, b"gcctl: interrupted\n")

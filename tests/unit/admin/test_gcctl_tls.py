@@ -208,6 +208,12 @@ def test_nothing_there_is_said_as_ever(daemon: Daemon, capsys: pytest.CaptureFix
     assert status == Exit.UNREACHABLE and "no daemon answers at 127.0.0.1:9" in said
 
 
+@pytest.mark.parametrize("host", ["a..b", "a" * 64])
+def test_a_name_that_no_host_has(capsys: pytest.CaptureFixture[str], host: str) -> None:
+    status, said = run(capsys, f"{host}:1", None)
+    assert status == Exit.UNREACHABLE and f"no daemon answers at {host}:1" in said
+
+
 def test_a_unix_socket_is_asked_without_tls(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """Variables for other daemons do not get in the way."""
     alice = Folder(tmp_path / "pki").operator("alice", "operator")

@@ -34,7 +34,7 @@ def test_who_is_waited_for_longest_comes_first() -> None:
         wait("c", "contribution", 8.0, 42),
         own=(wait("rank 2", "connection", 5.0),),
     )
-    shown = top.overview(STATUS, PEERS, {"jobs": [gpt, job(7, label="cnn")]}, {"gptgptgpt": 12.34})
+    shown = top.overview(STATUS, PEERS, {"jobs": [gpt, job(7, label="cnn")]}, {"gptgptgpt": 12.34, "cnncnncnn": 152.4})
     assert shown.splitlines() == [
         "a  serving  up 2 h 5 min",
         "",
@@ -42,7 +42,7 @@ def test_who_is_waited_for_longest_comes_first() -> None:
         "gpt  running  41    12       c          contribution  42    8 s",
         "-    -        -     -        rank 2     connection    -     5 s",
         "-    -        -     -        b          aggregate     42    3.5 s",
-        "cnn  running  7     -        -          -             -     -",
+        "cnn  running  7     152      -          -             -     -",
     ]
 
 
