@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from gcserver import __version__, config, logsetup, pki_command, values
+from gcserver import __version__, config, logsetup, pki_command, scripts, values
 from gcserver.config import Config, ConfigError
 from gcserver.config_keys import KEYS, unknown
 
@@ -118,6 +118,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         # the reader of our output has seen enough; keep the interpreter from complaining about it at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
+    except ModuleNotFoundError as error:
+        return _complain(scripts.missing(error) or str(error), FAILED)
     except Exception as error:
         trace = "debug" in (getattr(options, "log.level", None), os.environ.get("GC_LOG_LEVEL"))
         text = f"{type(error).__name__}: {error}" if not isinstance(error, OSError) else str(error)

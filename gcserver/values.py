@@ -11,6 +11,7 @@ would be accepted; the caller adds which key it was and where it came from.
 from __future__ import annotations
 
 import ipaddress
+import math
 import re
 import tomllib
 from dataclasses import dataclass
@@ -234,10 +235,11 @@ def human_size(size: float) -> str:
 
 
 def human_duration(seconds: float) -> str:
-    """A duration for a person: ``120 ms``, ``4.2 s``, ``3 min 20 s``, ``2 h 5 min``, ``3 d 4 h``."""
+    """A duration for a person: ``120 ms``, ``4.2 s``, ``3 min 20 s``, ``2 h 5 min``, ``3 d 4 h``; of what is no number
+    of seconds (``inf``, ``nan``) what it is."""
     if seconds < 1:
         return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} µs"
-    if seconds < 60:
+    if seconds < 60 or not math.isfinite(seconds):
         return f"{seconds:.3g} s"
     whole = round(seconds)
     for size, big, small_size, small in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):

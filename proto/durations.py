@@ -25,6 +25,6 @@ def read_duration(raw: object) -> float:
             raise ValueError(f"expected {DURATION_FORM}")
         return float(raw)
     found = _DURATION.fullmatch(raw.strip())
-    if found is None:
+    if found is None or not math.isfinite(seconds := float(found[1]) * _SECONDS[found[2]]):
         raise ValueError(f"expected {DURATION_FORM}")
-    return float(found[1]) * _SECONDS[found[2]]
+    return seconds

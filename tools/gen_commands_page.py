@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 
 from gcserver import cli, gcrun
+from gcserver.admin.gcctl_parser import commands_of
 from gcserver.config_keys import KEYS
 from tools import generated
 from tools.generated import cell
@@ -54,21 +55,11 @@ def _value(action: argparse.Action) -> str:
     return f"{name} [{name} ...]" if action.nargs == "+" else name
 
 
-def commands(name: str, parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:
-    """(full name, parser) of every command that can be run, in the order in which they were added."""
-    below = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
-    if not below:
-        yield name, parser
-    for action in below:
-        for word, sub in action.choices.items():
-            yield from commands(f"{name} {word}", sub)
-
-
 def page() -> str:
     """The whole page."""
     parts = [HEAD]
     for top in (cli.parser(), gcrun.parser()):
-        for name, parser in commands(top.prog, top):
+        for name, parser in commands_of(top, top.prog):
             about = cell(parser.description or "")
             parts.append(f"## {name}\n\n{about[:1].upper()}{about[1:]}.\n")
             if rows := list(options(parser)):

@@ -45,7 +45,7 @@ class Block:
     def take(self, count: int) -> int:
         """The first of ``count`` successive ports of 127.0.0.1 that nothing has bound right now; those that were taken
         before come last. Raises PortsError."""
-        for _ in range(BLOCK):
+        for _ in range(BLOCK if count <= BLOCK else 0):
             if self._next + count > self.first + BLOCK:
                 self._next = self.first
             first = self._next

@@ -31,10 +31,16 @@ from gcserver import values
 from gcserver.admin.exits import CtlError, Exit
 
 VARIABLE: Final = "GCCTL_CONFIG"
+#: longest path of a Unix socket, bytes
+_SOCKET: Final = 107
+#: longest time that anything here is waited for, seconds
+LONGEST: Final = 365 * 86400.0
 #: name of the context that is none: no file's settings are used
 NONE: Final = "none"
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _NAME_FORM: Final = f"1 to 64 letters, digits, '.', '_' or '-', and not {NONE!r}"
+#: bytes of a file; a slip may name anything
+_MOST: Final = 1 << 20
 _CURRENT: Final = re.compile(r"\s*(current|\"current\"|'current')\s*=")
 
 
@@ -80,8 +86,23 @@ class Contexts:
 def read_address(text: str) -> str:
     """``host:port`` or ``unix:/path``. Raises ValueError, which says what would be accepted."""
     if text.startswith("unix:"):
+        path = text.removeprefix("unix:").removeprefix("//")
+        try:
+            length = len(path.encode())
+        except UnicodeEncodeError:  # bytes of the command line that are no letters
+            length = 0
+        if not 0 < length <= _SOCKET or "\0" in path:
+            raise ValueError(f"expected unix: and the path of a socket, at most {_SOCKET} bytes of UTF-8")
         return text
     return values.read_endpoint(text, "host:port or unix:/path").endpoint
+
+
+def read_timeout(text: str) -> float:
+    """How long a daemon may take, seconds. Raises ValueError, which says what would be accepted."""
+    seconds = values.read_duration(text)
+    if not 0 < seconds <= LONGEST:
+        raise ValueError(f"expected more than 0 s and at most {values.human_duration(LONGEST)}")
+    return seconds
 
 
 def place(environ: Mapping[str, str]) -> Path:
@@ -97,26 +118,36 @@ def place(environ: Mapping[str, str]) -> Path:
 def load(environ: Mapping[str, str]) -> Contexts:
     """All contexts; none where there is no file, unless a variable names one. Raises :class:`ContextError`."""
     path = place(environ)
-    try:
-        text = path.read_bytes().decode()
-    except (OSError, ValueError) as error:
-        if not os.path.exists(path):  # or cannot be seen, as the home of whom sudo was called by
-            if environ.get(VARIABLE):
-                raise ContextError(f"{VARIABLE}: {path} is not there; write it, or unset the variable") from None
-            return Contexts(path)
-        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise ContextError(f"{path} cannot be read: {why}") from None
+    if not os.path.exists(path):  # or cannot be seen, as the home of whom sudo was called by
+        if environ.get(VARIABLE):
+            raise ContextError(f"{VARIABLE}: {path} is not there; write it, or unset the variable")
+        return Contexts(path)
+    text = _text(path)
     found = parse(path, text)
     if any(context.tls_key for context in found.known.values()):
         _trusted(path)
     return found
 
 
+def _text(path: Path) -> str:
+    """What a file holds, line ends as they are. Raises :class:`ContextError`."""
+    try:
+        with path.open("rb") as file:  # which may be a pipe of the shell's
+            held = file.read(_MOST + 1)
+        text = held.decode()
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise ContextError(f"{path} cannot be read: {why}") from None
+    if len(held) > _MOST:
+        raise ContextError(f"{path} has more than {_MOST} bytes; expected a file of contexts")
+    return text
+
+
 def parse(path: Path, text: str) -> Contexts:
     """What a file with this text says. Raises :class:`ContextError`."""
     try:
         content = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # not all that it raises is a TOMLDecodeError
         raise ContextError(f"{path}: expected TOML, got: {error}") from None
     for key in content:
         if key not in ("current", "contexts"):
@@ -156,7 +187,7 @@ def _context(path: Path, name: str, table: object) -> Context:
     return Context(name, **read)
 
 
-_READERS: Final[Mapping[str, Any]] = {"address": read_address, "timeout": values.read_duration}
+_READERS: Final[Mapping[str, Any]] = {"address": read_address, "timeout": read_timeout}
 
 
 def check_key(source: str, key: Path) -> None:
@@ -185,15 +216,22 @@ def use(contexts: Contexts, name: str) -> None:
     """Make a context the current one in the file; NONE: none of them. Raises :class:`ContextError`."""
     chosen = "" if name == NONE else contexts.get(name).name
     try:
-        target = contexts.path.resolve()  # of a link what it points to
-        text = target.read_text() if chosen or target.exists() else ""
+        target = Path(os.path.realpath(contexts.path))  # of a link what it points to
+        text = _text(target) if chosen or target.exists() else ""
         changed = _with_current(text, chosen)
-        if parse(contexts.path, changed) != replace(contexts, current=chosen):
+        if not _says(contexts.path, changed, replace(contexts, current=chosen)):
             raise ContextError(f'{contexts.path}: current cannot be set in it; write current = "{chosen}" into its top')
         if changed != text:
             _replace(target, changed)
     except OSError as error:
         raise ContextError(f"{contexts.path} cannot be written: {error.strerror}") from None
+
+
+def _says(path: Path, text: str, wanted: Contexts) -> bool:
+    try:
+        return parse(path, text) == wanted
+    except ContextError:
+        return False
 
 
 def _with_current(text: str, name: str) -> str:
@@ -209,13 +247,16 @@ def _with_current(text: str, name: str) -> str:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Whole or not at all, and with the mode that it has."""
+    """Whole or not at all, and with the mode that it has; of root's making its owner's still."""
     number, new = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(number, "w") as file:
-            file.write(text)
-            os.fchmod(file.fileno(), stat.S_IMODE(path.stat().st_mode))
+        with os.fdopen(number, "wb") as file:
+            file.write(text.encode())
+            before = path.stat()
+            if before.st_uid != os.geteuid():
+                os.fchown(file.fileno(), before.st_uid, before.st_gid)
+            os.fchmod(file.fileno(), stat.S_IMODE(before.st_mode))
         os.replace(new, path)
-    except OSError:
+    except BaseException:
         os.unlink(new)
         raise

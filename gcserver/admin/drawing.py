@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gcserver.admin.exits import CtlError
+from gcserver.admin.tables import clean
 
 FORMS: Final = (".html", ".png", ".json")
 _SIDES: Final = ("predicted", "measured")
@@ -27,6 +28,10 @@ _COLOURS: Final = {
     "exchange": "#7c9885",
 }
 _OTHER: Final = "#b0a8d0"
+#: longest step that is drawn, s
+_LONGEST: Final = 1e6
+#: rows that fit into a picture of matplotlib's
+_MOST_ROWS: Final = 1000
 _WIDTH, _ROW = 1000, 18
 #: of a letter of the row names, 11 px
 _LETTER = 6.2
@@ -52,7 +57,8 @@ def target(text: str) -> Path:
 
 def draw(answer: dict[str, Any], path: Path) -> None:
     """Write the timelines in GetPlan's answer to ``path``. Raises DrawingError."""
-    sides = [(_label(d, side), side, d[side]) for d in answer["domains"] for side in _SIDES if d[side]]
+    drawn = [(_label(d, side), side, list(filter(_usable, d[side]))) for d in answer["domains"] for side in _SIDES]
+    sides = [(label, side, jobs) for label, side, jobs in drawn if jobs]
     if not sides:
         raise DrawingError(
             "no step has been predicted or measured yet: give the job a mode (`gcctl set-plan --mode auto`) and let it "
@@ -60,13 +66,20 @@ def draw(answer: dict[str, Any], path: Path) -> None:
         )
     try:
         if path.suffix == ".json":
-            path.write_text(json.dumps({"traceEvents": list(_events(sides)), "displayTimeUnit": "ms"}))
+            path.write_text(
+                json.dumps({"traceEvents": list(_events(sides)), "displayTimeUnit": "ms"}), encoding="utf-8"
+            )
         elif path.suffix == ".html":
-            path.write_text(_page(str(answer["job"]), sides))
+            path.write_text(_page(str(answer["job"]), sides), encoding="utf-8")
         else:
             _picture(str(answer["job"]), sides, path)
     except OSError as error:
         raise DrawingError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def _usable(job: Job) -> bool:
+    """Whether it may lie in a step: a daemon that is none says anything."""
+    return -_LONGEST <= job["start_seconds"] <= job["end_seconds"] <= _LONGEST
 
 
 def _label(domain: dict[str, Any], side: str) -> str:
@@ -99,7 +112,7 @@ def _events(sides: Sequence[tuple[str, str, list[Job]]]) -> Iterator[dict[str, A
 
 
 def _page(job: str, sides: Sequence[tuple[str, str, list[Job]]]) -> str:
-    end = max(j["end_seconds"] for _, _, jobs in sides for j in jobs) or 1.0
+    end = max(1e-6, *(j["end_seconds"] for _, _, jobs in sides for j in jobs))
     left = 12 + _LETTER * max(len(f"{j['node']} {j['resource']}") for _, _, jobs in sides for j in jobs)
     scale = (_WIDTH - left - 30) / end  # the last tick's text needs some room
     parts = [f"<h1>A step of {html.escape(job)}</h1><p>Hover over a bar to see what it is. Times are in ms.</p>"]
@@ -148,7 +161,11 @@ def _picture(job: str, sides: Sequence[tuple[str, str, list[Job]]], path: Path) 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    heights = [max(len(_rows(jobs)), 1) for _, _, jobs in sides]
+    heights = [len(_rows(jobs)) for _, _, jobs in sides]
+    if sum(heights) > _MOST_ROWS:
+        raise DrawingError(
+            f"{sum(heights)} rows are too many for a .png (at most {_MOST_ROWS}); .html and .json take any"
+        )
     figure, axes = plt.subplots(
         len(sides), 1, sharex=True, squeeze=False, figsize=(12, 1 + 0.35 * sum(heights)),
         gridspec_kw={"height_ratios": heights}, layout="constrained",
@@ -158,9 +175,10 @@ def _picture(job: str, sides: Sequence[tuple[str, str, list[Job]]], path: Path) 
         for y, ((_, resource), row) in enumerate(rows.items()):
             bars = [(j["start_seconds"] * 1e3, (j["end_seconds"] - j["start_seconds"]) * 1e3) for j in row]
             axis.broken_barh(bars, (y - 0.4, 0.8), color=colour(resource))
-        axis.set_yticks(range(len(rows)), [f"{node} {resource}" for node, resource in rows])
+        # Names are no formulas, whatever is in them.
+        axis.set_yticks(range(len(rows)), [clean(f"{node} {resource}") for node, resource in rows], parse_math=False)
         axis.invert_yaxis()
-        axis.set_title(f"{job}, {label}, {side}", fontsize=10)
+        axis.set_title(clean(f"{job}, {label}, {side}"), fontsize=10, parse_math=False)
     axes[-1, 0].set_xlabel("ms")
     figure.savefig(path, dpi=120)
     plt.close(figure)

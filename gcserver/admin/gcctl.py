@@ -3,22 +3,26 @@
 What may live here: from a command line to what is printed and to an exit status; what a failed call means. What may
 not: which options there are (`gcctl_parser.py`) and what they come to (`gcctl_settings.py`), single calls
 (`gcctl_calls.py`, `gcctl_logs.py`, `trace_command.py`), how answers look (`tables.py`, `plan_tables.py`, `drawing.py`),
-anything the daemon should do itself.
+writing (`gcctl_output.py`), anything the daemon should do itself.
 
-Exit statuses are those of `exits.py`. Errors are one line on stderr; with `--json` stdout holds the answer alone.
+Exit statuses are those of `exits.py`. Errors are one line on stderr, also those that nobody foresaw; with `--json`
+stdout holds the answer alone.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
+import traceback
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from gcserver import values
 from gcserver.admin import gcctl_contexts, top
 from gcserver.admin.exits import CtlError, Exit
+from gcserver.admin.gcctl_output import is_terminal, note, show
 from gcserver.admin.gcctl_parser import parser
 from gcserver.admin.gcctl_settings import ADDRESS_VARIABLE, LONG_TIMEOUT, USUAL_TIMEOUT, Settings, settle
 
@@ -33,6 +37,20 @@ LONG = (*CHANGES, "advise", "trace start", "trace stop")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit status (argparse itself exits with 2)."""
+    try:
+        return _run(argv)
+    except CtlError as error:
+        return _complain(str(error), error.status)
+    except KeyboardInterrupt:
+        return _complain("interrupted", Exit.INTERRUPTED)
+    except Exception as error:
+        if os.environ.get("GC_LOG_LEVEL") == "debug":
+            traceback.print_exc()
+        said = f"{type(error).__name__}: {error}"
+        return _complain(f"{said} (a defect; GC_LOG_LEVEL=debug shows where)", Exit.FAILED)
+
+
+def _run(argv: Sequence[str] | None) -> Exit:
     whole = parser()
     if "_ARGCOMPLETE" in os.environ:  # a shell asks what could be written next; this ends the process
         import argcomplete
@@ -40,25 +58,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         argcomplete.autocomplete(whole, always_complete_options=False)
     options = whole.parse_args(argv)
     options.json = getattr(options, "json", False)
-    try:
-        if options.command == "completion":
-            _print(gcctl_contexts.completion(options.shell, options.json))
-        elif options.command.startswith("context "):
-            _print(gcctl_contexts.run(options, os.environ))
-        elif options.command == "trace export":
-            from gcserver.admin import trace_command
+    if options.command == "completion":
+        show(gcctl_contexts.completion(options.shell, options.json))
+    elif options.command.startswith("context "):
+        show(gcctl_contexts.run(options, os.environ))
+    elif options.command == "trace export":
+        from gcserver.admin import trace_command
 
-            _print(trace_command.export(options))
-        else:
-            return _call(options, settle(options, os.environ))
-    except CtlError as error:
-        return _complain(str(error), error.status)
-    except KeyboardInterrupt:
-        return _complain("interrupted", Exit.INTERRUPTED)
+        show(trace_command.export(options))
+    else:
+        return _call(options, settle(options, os.environ))
     return Exit.OK
 
 
-def _call(options: argparse.Namespace, settings: Settings) -> int:
+def _call(options: argparse.Namespace, settings: Settings) -> Exit:
     """A command that asks a daemon. Raises CtlError."""
     # Imported late: gRPC takes longer than all the rest of a command, and shells ask for completions.
     import grpc
@@ -74,7 +87,7 @@ def _call(options: argparse.Namespace, settings: Settings) -> int:
         elif options.command == "logs":
             from gcserver.admin import gcctl_logs
 
-            gcctl_logs.run(settings.address, use, options, _print, _note)
+            gcctl_logs.run(settings.address, use, options, show, note)
         else:
             _ask(settings.address, use, options)
     except grpc.RpcError as error:
@@ -83,7 +96,7 @@ def _call(options: argparse.Namespace, settings: Settings) -> int:
 
 
 def _ask(address: str, use: Paths | None, options: argparse.Namespace) -> None:
-    from gcserver.admin import convert, drawing, gcctl_calls, jsonform
+    from gcserver.admin import convert, drawing, gcctl_calls, jsonform, tables
 
     plain = convert.plain(gcctl_calls.ask(address, use, options.command, options))
     timeline = getattr(options, "timeline", None)
@@ -91,8 +104,8 @@ def _ask(address: str, use: Paths | None, options: argparse.Namespace) -> None:
         drawing.draw(plain, timeline)
     text = jsonform.text(plain, indent=2) if options.json else gcctl_calls.COMMANDS[options.command].show(plain)
     if timeline and not options.json:
-        text += f"\n\ntimeline written to {timeline}"
-    _print(text)
+        text += f"\n\ntimeline written to {tables.clean(str(timeline))}"
+    show(text)
 
 
 def _top(address: str, use: Paths | None, options: argparse.Namespace) -> None:
@@ -104,42 +117,24 @@ def _top(address: str, use: Paths | None, options: argparse.Namespace) -> None:
         )
         return status, peers, jobs
 
-    clear = sys.stdout.isatty() and not options.json
-    top.run(look, _print, options.every, options.once, options.json, clear)
+    screen = shutil.get_terminal_size if is_terminal() and not options.json else None
+    top.run(look, show, options.every, options.once, options.json, screen)
 
 
-def _print(text: str) -> bool:
-    """Whether anybody reads it."""
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:
-        # the reader (head, less) has seen enough; keep the interpreter from complaining about it at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return False
-    return True
-
-
-def _note(text: str) -> None:
-    """One line on stderr, which is no end."""
-    print("gcctl:", " ".join(text.split()), file=sys.stderr, flush=True)
-
-
-def _complain(text: str, status: Exit) -> int:
-    _note(text)
+def _complain(text: str, status: Exit) -> Exit:
+    note(text)
     return status
 
 
 def _explain(error: Any, address: str, use: Paths | None, options: argparse.Namespace) -> tuple[str, Exit]:
     """One line that says what to do, and how to end."""
     import grpc
-    from grpc_status import rpc_status
 
     from gcserver.admin import gcctl_tls
 
     codes = grpc.StatusCode
     code, details = error.code(), error.details() or ""
-    if rpc_status.from_call(error) is not None:
-        # the daemon's own words; without a status it is gRPC that speaks
+    if _by_daemon(error):
         said = {
             codes.INVALID_ARGUMENT: Exit.REFUSED,
             codes.FAILED_PRECONDITION: Exit.REFUSED,
@@ -170,6 +165,17 @@ def _explain(error: Any, address: str, use: Paths | None, options: argparse.Name
             ), Exit.TIMEOUT
         return f"{address} did not answer within {wait}; --timeout allows more", Exit.TIMEOUT
     return details or code.name, Exit.FAILED
+
+
+def _by_daemon(error: Any) -> bool:
+    """Whether these are the daemon's own words; without a status, or with one that cannot be read, gRPC's."""
+    from google.protobuf.message import DecodeError
+    from grpc_status import rpc_status
+
+    try:
+        return rpc_status.from_call(error) is not None
+    except (DecodeError, ValueError):
+        return False
 
 
 if __name__ == "__main__":

@@ -25,9 +25,11 @@ from gcproto import admin_pb2 as pb
 from gcproto import admin_pb2_grpc as pb_grpc
 from gcserver.admin import gcctl_tls, plan_tables, tables, trace_command
 from gcserver.admin.access import Paths
+from gcserver.admin.gcctl_settings import SettingError
+from gcserver.admin.gcctl_streams import MOST_OF_MESSAGE
 
 #: A proxy named in the environment is for the web, not for the daemon next door.
-_SETTINGS: Final = (("grpc.max_receive_message_length", -1), ("grpc.enable_http_proxy", 0))
+SETTINGS: Final = (("grpc.max_receive_message_length", MOST_OF_MESSAGE), ("grpc.enable_http_proxy", 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +43,19 @@ class Command:
 
 def connect(address: str, use: Paths | None, *more: tuple[str, int]) -> Any:
     """A channel to a daemon, to be closed. ``more``: settings of gRPC. Raises TlsRefused."""
-    settings = [*_SETTINGS, *more]
+    settings = [*SETTINGS, *more]
     if use is None:
         return grpc.insecure_channel(address, options=settings)
     return grpc.secure_channel(address, gcctl_tls.credentials(use), options=settings)
 
 
 def ask(address: str, use: Paths | None, command: str, options: argparse.Namespace) -> Message:
-    """The answer to a command of COMMANDS. Raises grpc.RpcError and TlsRefused."""
+    """The answer to a command of COMMANDS. Raises grpc.RpcError, TlsRefused and SettingError."""
     with connect(address, use) as channel:
-        return COMMANDS[command].ask(pb_grpc.AdminServiceStub(channel), options)
+        try:
+            return COMMANDS[command].ask(pb_grpc.AdminServiceStub(channel), options)
+        except UnicodeEncodeError as error:  # bytes of the command line that are no letters
+            raise SettingError(f"expected text in UTF-8, got {error.object!r}") from None
 
 
 def _status(stub: Any, options: argparse.Namespace) -> Message:
@@ -122,13 +127,13 @@ def _message(answer: Any) -> Message:
 
 
 def _changed(answer: dict[str, Any]) -> str:
-    version, message = answer["plan_version"], str(answer["message"])
+    version, message = answer["plan_version"], tables.clean(answer["message"])
     # what the planner says, and what is said of one of several requests, names the plan itself
     return message if not version or message.startswith("plan ") else f"plan {version} {message}"
 
 
 def _draining(answer: dict[str, Any]) -> str:
-    return f"{answer['message']} ({answer['jobs_running']} running)"
+    return f"{tables.clean(answer['message'])} ({answer['jobs_running']} running)"
 
 
 COMMANDS: Final[dict[str, Command]] = {

@@ -34,7 +34,7 @@ def run(options: argparse.Namespace, environ: Mapping[str, str]) -> str:
     name = "" if options.name == NONE else options.name
     if options.json:
         return jsonform.text({"file": str(known.path), "current": name}, indent=2)
-    return f"{known.path}: the current context is {name or NONE}"
+    return f"{tables.clean(str(known.path))}: the current context is {name or NONE}"
 
 
 def _list(known: Contexts, in_use: Context | None, as_json: bool) -> str:
@@ -43,7 +43,7 @@ def _list(known: Contexts, in_use: Context | None, as_json: bool) -> str:
         found = [_plain(context) for context in known.known.values()]
         return jsonform.text({"file": str(known.path), "current": known.current, "in_use": used, "contexts": found}, 2)
     if not known.known:
-        return f"no contexts: {known.path} has none"
+        return f"no contexts: {tables.clean(str(known.path))} has none"
     rows = [
         ("*" if context is in_use else "", context.name, context.address or DEFAULT_ADDRESS,
          "yes" if context.tls_key else "no", context.job)

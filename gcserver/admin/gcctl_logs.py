@@ -21,6 +21,7 @@ from gcproto import admin_pb2 as pb
 from gcproto import admin_pb2_grpc as pb_grpc
 from gcserver.admin import convert, gcctl_calls, jsonform, tables
 from gcserver.admin.access import Paths
+from gcserver.admin.gcctl_streams import MOST_OF_LOG, bounded
 from gcserver.values import human_duration
 
 #: between two attempts to reach a daemon that went away, seconds
@@ -46,7 +47,7 @@ class _Place:
 
 def run(address: str, use: Paths | None, options: argparse.Namespace, say: Say, note: Note) -> None:
     """Until all is said, ``say`` tells that nobody reads, or the daemon cannot be reached for ``options.timeout``.
-    Raises grpc.RpcError and TlsRefused."""
+    Raises grpc.RpcError, TlsRefused and TooMuch."""
     place = _Place()
     reached = False
     gone: float | None = None
@@ -82,7 +83,7 @@ def _answers(channel: Any, options: argparse.Namespace, place: _Place) -> Iterat
     stub = pb_grpc.AdminServiceStub(channel)
     if not options.follow:
         # All at once: while a pager waits for its reader, the daemon need not.
-        yield from list(stub.GetLogs(request, timeout=options.timeout))
+        yield from list(bounded(stub.GetLogs(request, timeout=options.timeout), MOST_OF_LOG, "a log"))
         return
     call = stub.GetLogs(request)
     with _deadline(call, options.timeout) as began:
@@ -145,8 +146,15 @@ def _show(answer: pb.GetLogsResponse, place: _Place, as_json: bool, say: Say, no
 
 def line(record: dict[str, Any]) -> str:
     """A record for a person, by the clock of this machine's time zone; what has several lines is indented."""
-    at = dt.datetime.fromtimestamp(record["time"]).isoformat(sep=" ", timespec="milliseconds")
     who = record["node"] + (f" lane {record['lane']}" if record["lane"] is not None else "")
     first, *more = f"{record['message']}\n{record['trace']}".split("\n")
-    head = f"{at}  {record['level']:<8}  {tables.clean(who)}: {tables.clean(first)}"
+    head = f"{_at(record['time'])}  {record['level']:<8}  {tables.clean(who)}: {tables.clean(first)}"
     return "\n".join([head, *(f"    {tables.clean(text)}" for text in more if text)])
+
+
+def _at(seconds: float) -> str:
+    """Seconds since 1970, as a clock shows them; other clocks than ours may be beyond all calendars."""
+    try:
+        return dt.datetime.fromtimestamp(seconds).isoformat(sep=" ", timespec="milliseconds")
+    except (ValueError, OverflowError, OSError):
+        return f"{seconds:g} s"

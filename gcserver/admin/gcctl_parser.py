@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from gcproto.modes import MODES, QUALITIES
 from gcserver import __version__, values
@@ -20,31 +20,44 @@ from gcserver.admin.gcctl_settings import ADDRESS_VARIABLE, CONTEXT_VARIABLE, DE
 from gcserver.admin.logs import LEVELS
 from gcserver.admin.plan_arguments import RULE, bandwidth, parameter, rule, rules_in_file
 
+T = TypeVar("T")
+
 SHELLS: Final = ("bash", "zsh", "fish")
 
 
-def _duration(text: str) -> float:
-    try:
-        return values.read_duration(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{error}; got {text!r}") from None
+def _read(read: Callable[[str], T]) -> Callable[[str], T]:
+    """What argparse can use of a reader that raises ValueError: its words are part of what is said."""
+
+    def reader(text: str) -> T:
+        try:
+            return read(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(f"{error}; got {text!r}") from None
+
+    return reader
 
 
-def _address(text: str) -> str:
-    try:
-        return contexts.read_address(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{error}; got {text!r}") from None
+def _time(text: str) -> float:
+    seconds = values.read_duration(text)
+    if seconds > contexts.LONGEST:
+        raise ValueError(f"expected at most {values.human_duration(contexts.LONGEST)}")
+    return seconds
+
+
+def _pause(text: str) -> float:
+    seconds = _time(text)
+    if seconds < top.SHORTEST:
+        raise ValueError(f"expected at least {values.human_duration(top.SHORTEST)}")
+    return seconds
 
 
 def _count(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"expected a whole number, got {text!r}")
+    if not text.isdecimal() or len(text) > 9:
+        raise ValueError("expected a whole number of at most nine digits")
     return int(text)
 
 
-def _seconds(text: str) -> float:
-    return float(text) if text.replace(".", "", 1).isdecimal() else _duration(text)
+_duration: Final = _read(_time)
 
 
 def _names(text: str) -> list[str]:
@@ -55,7 +68,7 @@ def parser() -> argparse.ArgumentParser:
     # The same options before and after the command; SUPPRESS keeps the second parse from undoing the first.
     common = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)
     common.add_argument(
-        "--address", type=_address, metavar="HOST:PORT",
+        "--address", type=_read(contexts.read_address), metavar="HOST:PORT",
         help=f"node.admin of the daemon, or unix:/path (variable {ADDRESS_VARIABLE}, else {DEFAULT_ADDRESS})",
     )  # fmt: skip
     what = "context to take address, files and defaults from, or none"
@@ -63,7 +76,7 @@ def parser() -> argparse.ArgumentParser:
     _completed(common.add_argument("--context", metavar="NAME", help=said))
     common.add_argument("--json", action="store_true", help="the answer as JSON: every field, numbers as numbers")
     common.add_argument(
-        "--timeout", type=_duration, metavar="TIME",
+        "--timeout", type=_read(contexts.read_timeout), metavar="TIME",
         help="how long the daemon may take (10s; 60s where a job has to make steps, is planned for or traced)",
     )  # fmt: skip
     for option, variable, _, about in TLS:
@@ -84,7 +97,7 @@ def parser() -> argparse.ArgumentParser:
     watched = add("top", "who is waited for, since when and for what, looked at again and again")
     watched.add_argument("--once", action="store_true", help="one look, then exit")
     watched.add_argument(
-        "--every", type=_duration, default=top.EVERY, metavar="TIME", help="between looks (default 2s)"
+        "--every", type=_read(_pause), default=top.EVERY, metavar="TIME", help="between looks (default 2s)"
     )
     tensors = add("tensors", "a job's tensors: codec, bytes before and after, residual")
     _add_job(tensors)
@@ -160,9 +173,9 @@ def _add(commands: Any, common: argparse.ArgumentParser, name: str, about: str) 
 def _add_traces(traces: Any, common: argparse.ArgumentParser) -> None:
     start = _add(traces, common, "trace start", "begin to record steps as spans, on this node and others")
     start.add_argument("--job", default="", help="label or id (default: the context's, else all)")
-    start.add_argument("--steps", type=_count, default=0, metavar="N", help="whole steps of each process group")
+    start.add_argument("--steps", type=_read(_count), default=0, metavar="N", help="whole steps of each process group")
     start.add_argument(
-        "--seconds", type=_seconds, default=0.0, metavar="TIME", help="how long at most (default 60s, at most 10min)"
+        "--seconds", type=_duration, default=0.0, metavar="TIME", help="how long at most (default 60s, at most 10min)"
     )
     start.add_argument("--nodes", type=_names, default=[], metavar="A,B", help="besides this one (default: all)")
     about = "end it on all nodes and write what they recorded, for https://ui.perfetto.dev or Chrome"

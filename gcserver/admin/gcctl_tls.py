@@ -39,12 +39,12 @@ def files(given: Mapping[str, Value], address: str) -> Paths | None:
     missing = [f"{option} ({variable})" for option, variable, *_ in TLS if option not in given]
     if missing:
         sources = ", ".join(value.source for value in given.values())
-        raise SettingError(f"{sources}: expected all three files, and {' and '.join(missing)} is missing")
+        raise SettingError(f"{sources}: expected all three files; missing: {', '.join(missing)}")
     paths = tls_paths(given)
     for value, path in zip(
         (given[option] for option, *_ in TLS), (paths.ca, paths.certificate, paths.key), strict=True
     ):
-        if not path.is_file() or not os.access(path, os.R_OK):
+        if not os.path.isfile(path) or not os.access(path, os.R_OK):
             raise SettingError(f"{value.source}: {path} is no file that uid {os.getuid()} can read")
     key = given["--tls-key"]
     if key.of_context:
@@ -77,8 +77,11 @@ def why_not(address: str, use: Paths | None) -> str:
     if use is None:
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     else:
-        context.load_verify_locations(use.ca)
-        context.load_cert_chain(use.certificate, use.key)
+        try:
+            context.load_verify_locations(use.ca)
+            context.load_cert_chain(use.certificate, use.key)
+        except OSError as error:  # gRPC's library takes keys that OpenSSL finds too short
+            return f"{use.ca}, {use.certificate} and {use.key} cannot be used: {error}"
     try:
         with socket.create_connection((where.host, where.port), _PROBE) as plain:
             try:
@@ -88,7 +91,7 @@ def why_not(address: str, use: Paths | None) -> str:
                 return _not_verified(address, use, error)
             except (ssl.SSLError, ConnectionResetError):
                 return "" if use is None else f"{address} speaks no TLS: leave out --tls-ca, --tls-cert and --tls-key"
-    except OSError:
+    except (OSError, ValueError):  # a name that no host can have is a ValueError
         return ""
 
 

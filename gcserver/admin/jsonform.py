@@ -23,11 +23,15 @@ _SIGNED: Final = (FieldDescriptor.CPPTYPE_INT32, FieldDescriptor.CPPTYPE_INT64)
 
 
 def text(value: Any, indent: int | None = None) -> str:
-    """JSON of an answer. A number that JSON has no word for (infinite, or none) is null."""
+    """JSON of an answer. A number that JSON has no word for (infinite, or none) is null. Characters that nobody sees,
+    which may drive a terminal, are escaped."""
     try:
-        return json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False)
+        written = json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False)
     except ValueError:
-        return json.dumps(_finite(value), indent=indent, ensure_ascii=False)
+        written = json.dumps(_finite(value), indent=indent, ensure_ascii=False)
+    if written.replace("\n", "").isprintable():
+        return written
+    return "".join(c if c == "\n" or c.isprintable() else json.dumps(c)[1:-1] for c in written)
 
 
 def _finite(value: Any) -> Any:

@@ -56,18 +56,17 @@ def send(path: Path, url: str) -> int:
     """Send a file's spans to ``url``; returns how many. Raises ExportError."""
     file = _read(path)
     try:
-        pieces = list(_pieces(file))
-    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
-        raise NoTraceError(f"{path} was changed since `gcctl trace stop --out` wrote it: {error!r}") from None
-    try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.trace.export import SpanExportResult
     except ModuleNotFoundError:
         raise ExportError(_MISSING) from None
+    try:
+        spans = list(_spans(list(_pieces(file))))
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
+        raise NoTraceError(f"{path} was changed since `gcctl trace stop --out` wrote it: {error!r}") from None
     # What it says in its log is in the error below.
     logging.getLogger("opentelemetry").addHandler(logging.NullHandler())
     exporter = OTLPSpanExporter(endpoint=url, timeout=PATIENCE)
-    spans = list(_spans(pieces))
     try:
         for at in range(0, len(spans), BATCH):
             if exporter.export(spans[at : at + BATCH]) is not SpanExportResult.SUCCESS:
@@ -84,7 +83,7 @@ def _read(path: Path) -> dict[str, Any]:
             return dict(found)
     except OSError as error:
         raise NoTraceError(f"{path} cannot be read: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         pass
     raise NoTraceError(f"{path} is no trace that `gcctl trace stop --out` wrote")
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from pathlib import Path
 from typing import Any
 
 from gcproto import admin_pb2 as pb
 from gcproto.rates import read_rate
 
 RULE = "PATTERN=SPEC[@SCHEME]"
+#: bytes of a file of rules; a slip may name anything
+_MOST = 16 << 20
 _KEYS = ("pattern", "codec", "scheme")
 
 
@@ -29,10 +30,17 @@ def rule(text: str) -> pb.PlanRule:
         raise argparse.ArgumentTypeError(f"expected {RULE} such as 'layer.*=topk(ratio=0.01)@all', got {text!r}")
     codec, at, scheme = (part.strip() for part in rest.rpartition("@"))
     if not at:
-        return pb.PlanRule(pattern=pattern, codec=rest)
+        return _made(text, pattern=pattern, codec=rest)
     if not (codec and scheme):
         raise argparse.ArgumentTypeError(f"expected a codec before and a scheme after '@', got {text!r}")
-    return pb.PlanRule(pattern=pattern, codec=codec, scheme=scheme)
+    return _made(text, pattern=pattern, codec=codec, scheme=scheme)
+
+
+def _made(text: str, **parts: str) -> pb.PlanRule:
+    try:
+        return pb.PlanRule(**parts)
+    except UnicodeEncodeError:  # half of a character
+        raise argparse.ArgumentTypeError(f"expected UTF-8, got {text!r}") from None
 
 
 def rules_in_file(path: str) -> list[pb.PlanRule]:
@@ -41,10 +49,14 @@ def rules_in_file(path: str) -> list[pb.PlanRule]:
     Raises argparse.ArgumentTypeError, whose text names the file and the rule.
     """
     try:
-        content = json.loads(Path(path).read_text())
+        with open(path, "rb") as file:
+            held = file.read(_MOST + 1)
+        if len(held) > _MOST:
+            raise ValueError(f"more than {_MOST} bytes")
+        content = json.loads(held)
     except OSError as error:
         raise argparse.ArgumentTypeError(f"{path}: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise argparse.ArgumentTypeError(f"{path}: expected JSON, got {error}") from None
     if not isinstance(content, list):
         raise argparse.ArgumentTypeError(f"{path}: expected a list of rules, got {type(content).__name__}")
@@ -56,7 +68,7 @@ def _from_json(where: str, item: Any) -> pb.PlanRule:
     if not whole or not all(isinstance(value, str) for value in item.values()):
         wanted = "strings pattern and codec, and perhaps scheme"
         raise argparse.ArgumentTypeError(f"{where}: expected an object of {wanted}; got {json.dumps(item)}")
-    return pb.PlanRule(**item)
+    return _made(f"{where}: {json.dumps(item)}", **item)
 
 
 def parameter(text: str) -> tuple[str, float]:

@@ -1,8 +1,8 @@
 """Plans, profiles and advice as tables for a person.
 
 What may live here: which columns a person wants of what the planner says. What may not: how tables are made
-(`tables.py`), drawings (`drawing.py`), asking the daemon (`gcctl.py`). Input is what `convert.plain` makes of a
-message.
+(`tables.py`), drawings (`drawing.py`), asking the daemon (`gcctl_calls.py`). Input is what `convert.plain` makes of
+a message.
 """
 
 from __future__ import annotations

@@ -1,25 +1,27 @@
 """Answers of the daemon as tables for a person.
 
 What may live here: which columns a person wants, how wide, how numbers are written. What may not: asking the daemon
-(`gcctl.py`). Input is what `convert.plain` makes of a message, so a table shows the same as `--json`.
+(`gcctl_calls.py`). Input is what `convert.plain` makes of a message, so a table shows the same as `--json`.
 """
 
 from __future__ import annotations
 
 import unicodedata
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from gcserver.values import human_duration, human_size, show_cores
 
 Row = Sequence[object]
+#: Columns are no wider than this; what is longer reaches beyond, alone in its row.
+_WIDEST: Final = 200
 
 
 def table(header: Sequence[str], rows: Sequence[Row]) -> str:
     """Columns two spaces apart; a column of numbers only is flush right. Control characters are shown, not obeyed."""
     cells = [[clean(str(cell)) for cell in row] for row in rows]
     right = [bool(rows) and all(isinstance(row[i], int | float) for row in rows) for i in range(len(header))]
-    widths = [max(len(line[i]) for line in [list(header), *cells]) for i in range(len(header))]
+    widths = [min(_WIDEST, max(len(line[i]) for line in [list(header), *cells])) for i in range(len(header))]
 
     def line(texts: Sequence[str]) -> str:
         parts = (t.rjust(w) if r else t.ljust(w) for t, w, r in zip(texts, widths, right, strict=True))

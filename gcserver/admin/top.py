@@ -15,6 +15,8 @@ from gcserver.values import human_duration
 
 #: Seconds between two looks unless ``--every`` says otherwise.
 EVERY = 2.0
+#: and at least: a daemon has other things to do.
+SHORTEST = 0.1
 _CLEAR = "\x1b[H\x1b[2J"
 
 
@@ -28,7 +30,7 @@ def overview(status: dict[str, Any], peers: dict[str, Any], jobs: dict[str, Any]
         rate = steps.get(job["id"])
         waits = waiting(job)
         first = waits[0] if waits else ("-", "-", "-", "-")
-        shown = "-" if rate is None else f"{rate:.2g}"
+        shown = "-" if rate is None else f"{rate:.2g}" if rate < 100 else f"{rate:.0f}"
         rows.append((job["label"], job["state"], job["step"], shown, *first))
         rows += [("", "", "", "", *more) for more in waits[1:]]
     header = ("JOB", "STATE", "STEP", "STEPS/S", "WAITS FOR", "TO SEND", "STEP", "SINCE")
@@ -53,17 +55,27 @@ def rates(before: dict[str, int], now: dict[str, int], seconds: float) -> dict[s
     return {job: (now[job] - step) / seconds for job, step in before.items() if job in now and seconds > 0}
 
 
+def fitted(text: str, columns: int, lines: int) -> str:
+    """What of a look a terminal of that size can show without scrolling its beginning away; the last line is empty."""
+    rows = text.split("\n")
+    if len(rows) > lines - 1:
+        shown = max(lines - 2, 0)
+        rows = [*rows[:shown], f"... {len(rows) - shown} more lines, in a larger window or by --once"]
+    return "\n".join(row[:columns] for row in rows)
+
+
 def run(
     look: Callable[[], tuple[dict[str, Any], dict[str, Any], dict[str, Any]]],
     show: Callable[[str], bool],
     every: float,
     once: bool,
     as_json: bool,
-    clear: bool,
+    screen: Callable[[], tuple[int, int]] | None,
 ) -> None:
     """Look and show until interrupted, until ``show`` says that nobody reads, or ``once``.
 
-    ``clear``: each look takes the place of the one before it.
+    ``screen``: columns and lines of a terminal, on which each look takes the place of the one before it; None: there
+    is none, and looks follow each other whole.
 
     As JSON every look is one line: ``{"status": ..., "peers": [...], "jobs": [...]}``.
     """
@@ -77,7 +89,9 @@ def run(
             text = jsonform.text({"status": status, **peers, **jobs})
         else:
             text = overview(status, peers, jobs, rates(before, steps, now - at))
-        if not show((_CLEAR if clear and not once else "") + text) or once:
+        if screen is not None and not once:
+            text = _CLEAR + fitted(text, *screen())
+        if not show(text) or once:
             return
         before, at = steps, now
         time.sleep(every)

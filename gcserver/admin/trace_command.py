@@ -18,6 +18,7 @@ from google.protobuf.message import Message
 from gcproto import admin_pb2 as pb
 from gcserver.admin import jsonform, otlp, tables, tracefile
 from gcserver.admin.exits import CtlError
+from gcserver.admin.gcctl_streams import MOST_OF_TRACE, bounded
 from gcserver.admin.traceslices import Trace
 from gcserver.values import human_duration
 
@@ -43,7 +44,7 @@ def stop(stub: Any, options: argparse.Namespace) -> Message:
         answer = stub.StopTrace(pb.StopTraceRequest(), timeout=options.timeout)
         if file is not None:
             trace = Trace()
-            for part in stub.GetTrace(pb.GetTraceRequest(), timeout=options.timeout):
+            for part in bounded(stub.GetTrace(pb.GetTraceRequest(), timeout=options.timeout), MOST_OF_TRACE, "a trace"):
                 trace.take(part)
             trace.settle()
             tracefile.write(trace, file)
@@ -55,25 +56,29 @@ def export(options: argparse.Namespace) -> str:
     sent = otlp.send(options.file, options.otlp)
     if options.json:
         return jsonform.text({"file": str(options.file), "url": options.otlp, "spans": sent}, indent=2)
-    return f"{sent} spans sent to {options.otlp}"
+    return f"{sent} spans sent to {tables.clean(options.otlp)}"
 
 
 @contextlib.contextmanager
 def _target(path: Path) -> Iterator[TextIO]:
     """``path`` to write to: what is there stays until all of the new file is. Raises TraceError."""
-    whole = path.exists() and not path.is_file()  # a device, a pipe
+    whole = os.path.exists(path) and not os.path.isfile(path)  # a device, a pipe
     partial = path if whole else path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with partial.open("w", encoding="utf-8") as file:
-            yield file
         if not whole:
-            partial.replace(path)
+            partial.unlink(missing_ok=True)  # where everybody may write, somebody may have put a link there
+        with partial.open("w" if whole else "x", encoding="utf-8") as file:
+            try:
+                yield file
+                file.flush()
+                if not whole:
+                    partial.replace(path)
+            except BaseException:
+                if not whole:
+                    partial.unlink(missing_ok=True)
+                raise
     except OSError as error:
         raise TraceError(f"{path} cannot be written: {error.strerror or error}; {KEPT}") from None
-    finally:
-        if not whole:
-            with contextlib.suppress(OSError):
-                partial.unlink(missing_ok=True)
 
 
 # ------------------------------------------------------------------------------------------- shown
@@ -83,7 +88,9 @@ def shown(answer: dict[str, Any]) -> str:
         (n["name"], n["spans"], n["dropped"], _clock(n["clocks"]), "; ".join([*n["absent"], n["reason"]]).strip("; "))
         for n in answer["nodes"]
     ]
-    return tables.table(("NODE", "SPANS", "DROPPED", "CLOCK", "MISSING"), rows) + f"\n\n{answer['message']}"
+    return (
+        tables.table(("NODE", "SPANS", "DROPPED", "CLOCK", "MISSING"), rows) + f"\n\n{tables.clean(answer['message'])}"
+    )
 
 
 def _clock(samples: list[dict[str, float]]) -> str:
@@ -97,4 +104,4 @@ def _clock(samples: list[dict[str, float]]) -> str:
 
 def done(answer: dict[str, Any]) -> str:
     """The sentence."""
-    return str(answer["message"])
+    return tables.clean(answer["message"])

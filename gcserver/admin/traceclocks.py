@@ -8,13 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import inf, isfinite
+from math import inf
 from typing import Final
 
 from gcserver.admin.spans import TraceClock
 
 #: Times of a clock that began years ago are exact to so many seconds.
 ROUNDING: Final = 1e-6
+#: Three hundred years, s. What is further off is no time of a clock, and not to be reckoned with.
+LONGEST: Final = 1e10
+
+
+def is_time(seconds: float) -> bool:
+    """Whether it may be a time of some clock, or the difference of two."""
+    return abs(seconds) <= LONGEST
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +41,7 @@ class Clock:
         if not samples:
             return cls(0.0, 0.0, 0.0, 0.0, 0.0)
         first, last = samples[0], samples[-1]
-        if not all(map(isfinite, (first.at, first.offset, last.at, last.offset, last.error))):
+        if not all(is_time(t) for s in samples for t in (s.at, s.offset, s.error)):
             raise ValueError("its clock cannot be compared: what it says of it are no times")
         return cls(first.at, first.offset, last.at, last.offset, max(s.error for s in samples))
 

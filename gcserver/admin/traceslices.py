@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from math import isfinite
 from typing import Any, NamedTuple
 
 from gcproto import admin_pb2 as pb
 from gcproto.spans import Kind
 from gcserver.admin.spans import TraceClock
-from gcserver.admin.traceclocks import Bounds, Clock
+from gcserver.admin.traceclocks import Bounds, Clock, is_time
 
 _KINDS = frozenset(Kind)
 #: (job, domain)
@@ -67,6 +66,8 @@ class Trace:
         """One message of GetTrace."""
         if answer.HasField("context"):
             self.context = answer.context
+            if not is_time(answer.context.wall_clock):
+                self.context.wall_clock = 0.0
         if answer.HasField("node"):
             about = answer.node
             self._newest = self.nodes.setdefault(about.name, Node(about))
@@ -104,7 +105,7 @@ class Trace:
         steps, clock = self.context.steps, node.clock
         pushed: dict[tuple[Any, ...], list[pb.TraceSpan]] = {}
         for i, s in enumerate(node.spans):
-            if s.kind not in _KINDS or not (isfinite(s.begin) and isfinite(s.end) and s.begin <= s.end):
+            if s.kind not in _KINDS or not (is_time(s.begin) and is_time(s.end) and s.begin <= s.end):
                 self.unusable += 1
                 continue
             first = firsts.get((s.job, s.domain), 0)

@@ -5,6 +5,7 @@ What may live here: starting them, waiting for them. What may not: the scripts t
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -21,26 +22,35 @@ def torchruns(
 ) -> str:
     """One torchrun a node, with so many workers each, until they end in good order; what they printed. Both nodes are
     on this machine, so only the daemons' names tell them apart."""
-    port, runs = free_ports(1), []
-    for node, number in enumerate(workers):
-        environ = {
-            **{k: v for k, v in os.environ.items() if not k.startswith("GC_")},
-            "GC_NODE_SOCKET": str(cluster.daemons[node].socket),
-            "GC_TEST_OUT": str(folder / "found"),
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": str(ROOT),
-        }
-        argv = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", f"--nproc-per-node={number}"]
-        argv += [f"--node-rank={node}", "--master-addr=127.0.0.1", f"--master-port={port}", str(script)]
-        argv += arguments
-        with (folder / f"torchrun{node}.log").open("wb") as log:
-            runs.append(subprocess.Popen(argv, env=environ, stdout=log, stderr=log, stdin=subprocess.DEVNULL))
-    try:
+    port, logs = free_ports(1), [folder / f"torchrun{node}.log" for node in range(len(workers))]
+    with contextlib.ExitStack() as running:
+        runs = []
+        for node, number in enumerate(workers):
+            environ = {
+                **{k: v for k, v in os.environ.items() if not k.startswith("GC_")},
+                "GC_NODE_SOCKET": str(cluster.daemons[node].socket),
+                "GC_TEST_OUT": str(folder / "found"),
+                "OMP_NUM_THREADS": "1",
+                "PYTHONPATH": str(ROOT),
+            }
+            argv = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", f"--nproc-per-node={number}"]
+            argv += [f"--node-rank={node}", "--master-addr=127.0.0.1", f"--master-port={port}", str(script)]
+            argv += arguments
+            with logs[node].open("wb") as log:
+                run = subprocess.Popen(argv, env=environ, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+            running.callback(_end, run)
+            runs.append(run)
         statuses = [run.wait(100) for run in runs]
-    finally:
-        for run in runs:
-            run.kill()
-            run.wait()
-    logs = "".join((folder / f"torchrun{n}.log").read_text() for n in (0, 1))
-    assert statuses == [0, 0], logs
-    return logs
+    said = "".join(log.read_text() for log in logs)
+    assert statuses == [0, 0], said
+    return said
+
+
+def _end(run: subprocess.Popen[bytes]) -> None:
+    """With its workers, which it ends when it is told to, and leaves when it is killed."""
+    run.terminate()
+    try:
+        run.wait(20)
+    except subprocess.TimeoutExpired:
+        run.kill()
+        run.wait()

@@ -34,6 +34,8 @@ def test_what_is_bound_is_left_out_and_comes_again_when_it_is_not() -> None:
             assert block.take(2) == block.first + 2
             with pytest.raises(ports.PortsError, match=rf"no {ports.BLOCK} successive free ports from {block.first} "):
                 block.take(ports.BLOCK)
+        with pytest.raises(ports.PortsError):
+            block.take(ports.BLOCK + 1)  # would reach into another's
         while (found := block.take(2)) != block.first:
             assert found > block.first
     finally:

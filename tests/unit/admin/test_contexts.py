@@ -85,6 +85,10 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
         ('[contexts.lab]\njob = ""', "contexts.lab.job: expected a text, got ''"),
         ('[contexts.lab]\naddress = "a"', "contexts.lab.address: expected host:port or unix:/path"),
         ('[contexts.lab]\ntimeout = "soon"', "contexts.lab.timeout: expected"),
+        ('[contexts.lab]\ntimeout = "0s"', "contexts.lab.timeout: expected more than 0 s"),
+        (f'[contexts.lab]\ntimeout = "{"9" * 400}"', "contexts.lab.timeout: expected"),
+        ("current = " + "9" * 5000, "expected TOML, got: Exceeds the limit"),
+        ("[contexts]\na = " + "[" * 5000, "expected TOML, got: "),
         (
             '[contexts.lab]\ntls_ca = "a"\ntls_key = "b"',
             "contexts.lab: expected tls_ca, tls_cert and tls_key or none of them, got tls_ca and tls_key",
@@ -104,6 +108,35 @@ def test_a_file_that_cannot_be_read(file: Path) -> None:
         load(file)
     with pytest.raises(ContextError, match="cannot be read: Is a directory"):
         load(file.parent)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "unix:", "unix://", "unix:/" + "a" * 107, "unix:/a\0b", "unix:/\udcff", "a", "a:0", "a:65536", "http://a:1"],
+)
+def test_no_address(text: str) -> None:
+    with pytest.raises(ValueError, match=r"^expected "):
+        contexts.read_address(text)
+
+
+def test_addresses() -> None:
+    for text in ("unix:/run/gradcomm/a/admin.sock", "unix:///tmp/é", "unix:here.sock", "a:1", "[::1]:7460"):
+        assert contexts.read_address(text) == text
+
+
+def test_a_file_without_end() -> None:
+    with pytest.raises(ContextError, match="/dev/zero has more than 1048576 bytes"):
+        load(Path("/dev/zero"))
+
+
+def test_a_link_to_itself(file: Path) -> None:
+    file.unlink()
+    file.symlink_to(file)
+    with pytest.raises(ContextError, match="is not there"):
+        load(file)
+    contexts.use(Contexts(file), "none")
+    with pytest.raises(ContextError, match="no context 'lab'"):
+        contexts.use(Contexts(file), "lab")
 
 
 def test_a_name_that_is_not_there(file: Path) -> None:
@@ -180,6 +213,22 @@ def test_a_text_that_cannot_be_changed_by_line(file: Path) -> None:
     file.write_text('current = """\nlab"""\n\n[contexts.lab]\naddress = "a:1"\n')
     before = load(file)
     assert before.current == "lab"
-    with pytest.raises(ContextError):
+    with pytest.raises(ContextError, match="current cannot be set in it"):
         contexts.use(before, "none")
     assert load(file) == before
+
+
+def test_line_ends_stay_as_they_are(file: Path) -> None:
+    file.write_bytes(WHOLE.replace("\n", "\r\n").encode())
+    contexts.use(load(file), "b.test")
+    assert b"\r\n[contexts.lab]\r\n" in file.read_bytes() and load(file).current == "b.test"
+
+
+def test_roots_change_leaves_it_its_owners(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given, found = [], load(file)
+    monkeypatch.setattr("os.fchown", lambda _, uid, gid: given.append((uid, gid)))
+    contexts.use(found, "b.test")
+    before = file.stat()
+    monkeypatch.setattr("os.geteuid", lambda: before.st_uid + 1)
+    contexts.use(load(file), "lab")
+    assert given == [(before.st_uid, before.st_gid)] and load(file).current == "lab"

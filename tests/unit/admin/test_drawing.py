@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,37 @@ def test_names_of_tensors_are_escaped(tmp_path: Path) -> None:
     hostile["domains"][0]["predicted"][0]["what"] = "<script>"
     drawing.draw(hostile, tmp_path / "t.html")
     assert "<script>" not in (tmp_path / "t.html").read_text()
+
+
+@pytest.mark.parametrize("form", drawing.FORMS)
+def test_what_no_daemon_says_is_left_out_and_names_are_no_formulas(tmp_path: Path, form: str) -> None:
+    hostile = answer()
+    predicted = hostile["domains"][0]["predicted"]
+    predicted[0]["what"], predicted[0]["resource"] = "w\u00e9", "worker $\\frac$ \x1b[2J"
+    hostile["job"] = "$\\frac$"
+    bad = [{**predicted[0], "end_seconds": end} for end in (math.inf, math.nan, 1e308, -1.0, -math.inf)]
+    hostile["domains"].append({**hostile["domains"][0], "predicted": bad, "measured": bad[:1]})
+    path = tmp_path / f"t{form}"
+    drawing.draw(hostile, path)
+    if form == ".json":
+        lengths = [e["dur"] for e in json.loads(path.read_text("utf-8"))["traceEvents"] if e["ph"] == "X"]
+        assert len(lengths) == 5 and max(lengths) < 1e6
+    elif form == ".html":
+        assert path.read_text("utf-8").count("<rect") == 5
+    for job in [*predicted, *hostile["domains"][0]["measured"]]:
+        job["end_seconds"] = job["start_seconds"] = 0.0
+    drawing.draw(hostile, path)
+    with pytest.raises(drawing.DrawingError, match="no step has been"):
+        drawing.draw({**hostile, "domains": hostile["domains"][-1:]}, path)
+
+
+def test_more_rows_than_a_picture_holds(tmp_path: Path) -> None:
+    many = answer()
+    first = many["domains"][0]["predicted"][0]
+    many["domains"][0]["predicted"] = [{**first, "resource": f"lane {i}"} for i in range(1001)]
+    drawing.draw(many, tmp_path / "t.html")
+    with pytest.raises(drawing.DrawingError, match=r"rows are too many for a \.png"):
+        drawing.draw(many, tmp_path / "t.png")
 
 
 def test_a_picture_is_one(tmp_path: Path) -> None:

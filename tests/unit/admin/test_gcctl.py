@@ -338,6 +338,9 @@ def test_somebody_silent(capsys: pytest.CaptureFixture[str]) -> None:
         ("set-plan", "--file", "/does/not/exist.json"),
         ("--address", "7460", "status"),
         ("drain", "--within", "soon"),
+        ("--timeout", "0", "status"),
+        ("--timeout", "400d", "status"),
+        ("top", "--every", "0"),
     ],
 )
 def test_usage_errors(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]) -> None:
@@ -345,6 +348,12 @@ def test_usage_errors(capsys: pytest.CaptureFixture[str], arguments: tuple[str, 
         gcctl.main(arguments)
     assert caught.value.code == 2
     assert "gcctl" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("daemon")
+def test_bytes_that_are_no_letters(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (("set-codec", "\udcff"), ("plan", "--job", "\udcff"), ("drain", "--reason", "\udcff")):
+        assert "expected text in UTF-8, got '\\udcff'" in err(capsys, Exit.USAGE, *arguments)
 
 
 def test_a_bad_address_in_the_environment(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
+import ssl
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -175,22 +176,42 @@ def test_files_that_are_missing_or_unusable(daemon: Daemon, capsys: pytest.Captu
     ctl = ["--address", daemon.address, "status"]
     assert gcctl.main(["--tls-cert", str(alice.certificate), *ctl]) == Exit.USAGE
     said = capsys.readouterr().err
-    assert (
-        "--tls-cert: expected all three files, and --tls-ca (GC_TLS_CA) and --tls-key (GC_TLS_KEY) is missing" in said
-    )
+    assert "--tls-cert: expected all three files; missing: --tls-ca (GC_TLS_CA), --tls-key (GC_TLS_KEY)" in said
     assert gcctl.main([*options(Paths(tmp_path / "none", alice.certificate, alice.key)), *ctl]) == Exit.USAGE
     assert f"--tls-ca: {tmp_path}/none is no file that uid" in capsys.readouterr().err
     homeless = Paths(Path("~no-such-user/ca.pem"), alice.certificate, alice.key)
     assert gcctl.main([*options(homeless), *ctl]) == Exit.USAGE
     assert "--tls-ca: ~no-such-user/ca.pem names no user of this machine" in capsys.readouterr().err
+    unreachable = Paths(Path("a" * 300), alice.certificate, alice.key)
+    assert gcctl.main([*options(unreachable), *ctl]) == Exit.USAGE
+    assert f"{'a' * 300} is no file that uid" in capsys.readouterr().err
     eve = daemon.ours.operator("eve", "viewer")
     status, said = run(capsys, daemon.address, Paths(alice.ca, alice.certificate, eve.key))
     assert status == Exit.DENIED and f"{eve.key} is not the key of {alice.certificate}" in said
 
 
+def test_files_that_openssl_does_not_take_are_said(
+    daemon: Daemon, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """gRPC's library takes shorter keys than OpenSSL, which looks for the reason of a failure."""
+
+    def refuse(*_: object) -> None:
+        raise ssl.SSLError("[SSL: EE_KEY_TOO_SMALL] ee key too small")
+
+    monkeypatch.setattr(ssl.SSLContext, "load_cert_chain", refuse)
+    status, said = run(capsys, "127.0.0.1:9", daemon.ours.operator("alice", "operator"))
+    assert status == Exit.DENIED and "alice.key cannot be used: " in said and "EE_KEY_TOO_SMALL" in said
+
+
 def test_nothing_there_is_said_as_ever(daemon: Daemon, capsys: pytest.CaptureFixture[str]) -> None:
     status, said = run(capsys, "127.0.0.1:9", daemon.ours.operator("alice", "operator"))
     assert status == Exit.UNREACHABLE and "no daemon answers at 127.0.0.1:9" in said
+
+
+@pytest.mark.parametrize("host", ["a..b", "a" * 64])
+def test_a_name_that_no_host_has(capsys: pytest.CaptureFixture[str], host: str) -> None:
+    status, said = run(capsys, f"{host}:1", None)
+    assert status == Exit.UNREACHABLE and f"no daemon answers at {host}:1" in said
 
 
 def test_a_unix_socket_is_asked_without_tls(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

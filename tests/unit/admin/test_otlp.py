@@ -94,7 +94,9 @@ def test_without_the_packages_it_says_which_extra_has_them(file: Path, monkeypat
         otlp.send(file, "http://127.0.0.1:1/v1/traces")
 
 
-@pytest.mark.parametrize("content", ["{}", "[1", '{"otherData":{"made_by":"other"},"traceEvents":[]}', "[]"])
+@pytest.mark.parametrize(
+    "content", ["{}", "[1", '{"otherData":{"made_by":"other"},"traceEvents":[]}', "[]", "[" * 100_000]
+)
 def test_other_files_are_refused(tmp_path: Path, content: str) -> None:
     path = tmp_path / "other.json"
     path.write_text(content)
@@ -104,7 +106,23 @@ def test_other_files_are_refused(tmp_path: Path, content: str) -> None:
         otlp.send(tmp_path / "none.json", "http://127.0.0.1:1/v1/traces")
 
 
-@pytest.mark.parametrize(("part", "instead"), [("otherData", {"made_by": "gradcomm"}), ("traceEvents", [5])])
+def step(**arguments: object) -> list[dict[str, object]]:
+    """The events of one step of node a."""
+    both = {"pid": 1, "tid": 0, "id": "step1", "cat": "step", "name": "step of w"}
+    node = {"ph": "M", "pid": 1, "name": "process_name", "args": {"name": "a"}}
+    return [node, {"ph": "b", "ts": 0, "args": arguments, **both}, {"ph": "e", "ts": 5, **both}]
+
+
+@pytest.mark.parametrize(
+    ("part", "instead"),
+    [
+        ("otherData", {"made_by": "gradcomm"}),
+        ("traceEvents", [5]),
+        ("traceEvents", step(job_id="0", group="w", step=1)),
+        ("traceEvents", step(job="gpt", job_id=[], group="w", step=1)),
+        ("traceEvents", [{**step()[0], "args": {"name": []}}, *step(job="gpt", job_id="0", group="w", step=1)[1:]]),
+    ],
+)
 def test_a_file_that_was_changed_is_refused(file: Path, tmp_path: Path, part: str, instead: object) -> None:
     path = tmp_path / "changed.json"
     path.write_text(json.dumps({**json.loads(file.read_text()), part: instead}))

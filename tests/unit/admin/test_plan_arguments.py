@@ -29,7 +29,7 @@ def test_a_rule(text: str, expected: tuple[str, str, str]) -> None:
     assert (found.pattern, found.codec, found.scheme) == expected
 
 
-@pytest.mark.parametrize("text", ["", "fp16", "=fp16", "w=", "w=@all", "w=fp16@"])
+@pytest.mark.parametrize("text", ["", "fp16", "=fp16", "w=", "w=@all", "w=fp16@", "\udcff=fp16", "w=fp16@\udcff"])
 def test_no_rule(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match=r"expected .*got "):
         rule(text)
@@ -50,6 +50,7 @@ def test_rules_in_a_file(tmp_path: Path) -> None:
         ([{"pattern": "*", "codec": 16}], "rule 0: expected an object"),
         ([{"pattern": "*", "codec": "fp16", "origin": "plan"}], "rule 0: expected an object"),
         (["*=fp16"], "rule 0: expected an object"),
+        ([{"pattern": "\ud800", "codec": "fp16"}], "rule 0: "),
     ],
 )
 def test_a_file_of_something_else(tmp_path: Path, content: Any, why: str) -> None:
@@ -62,6 +63,9 @@ def test_a_file_of_something_else(tmp_path: Path, content: Any, why: str) -> Non
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match=r"none\.json: No such file"):
         rules_in_file(str(tmp_path / "none.json"))
-    (tmp_path / "text").write_text("*=fp16")
-    with pytest.raises(argparse.ArgumentTypeError, match="text: expected JSON, got "):
-        rules_in_file(str(tmp_path / "text"))
+    with pytest.raises(argparse.ArgumentTypeError, match="zero: expected JSON, got more than 16777216 bytes"):
+        rules_in_file("/dev/zero")
+    for content in (b"*=fp16", b"\xff\xff", b"[" * 100_000):
+        (tmp_path / "text").write_bytes(content)
+        with pytest.raises(argparse.ArgumentTypeError, match="text: expected JSON, got "):
+            rules_in_file(str(tmp_path / "text"))

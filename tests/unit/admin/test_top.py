@@ -34,7 +34,7 @@ def test_who_is_waited_for_longest_comes_first() -> None:
         wait("c", "contribution", 8.0, 42),
         own=(wait("rank 2", "connection", 5.0),),
     )
-    shown = top.overview(STATUS, PEERS, {"jobs": [gpt, job(7, label="cnn")]}, {"gptgptgpt": 12.34})
+    shown = top.overview(STATUS, PEERS, {"jobs": [gpt, job(7, label="cnn")]}, {"gptgptgpt": 12.34, "cnncnncnn": 152.4})
     assert shown.splitlines() == [
         "a  serving  up 2 h 5 min",
         "",
@@ -42,7 +42,7 @@ def test_who_is_waited_for_longest_comes_first() -> None:
         "gpt  running  41    12       c          contribution  42    8 s",
         "-    -        -     -        rank 2     connection    -     5 s",
         "-    -        -     -        b          aggregate     42    3.5 s",
-        "cnn  running  7     -        -          -             -     -",
+        "cnn  running  7     152      -          -             -     -",
     ]
 
 
@@ -70,11 +70,26 @@ def test_steps_a_second_come_of_two_looks(monkeypatch: pytest.MonkeyPatch) -> No
         shown.append(text)
         return len(shown) < 3
 
-    top.run(lambda: (STATUS, PEERS, {"jobs": [looks.pop(0)]}), show, 2.0, False, False, True)
+    top.run(lambda: (STATUS, PEERS, {"jobs": [looks.pop(0)]}), show, 2.0, False, False, lambda: (80, 24))
     assert not looks, "nobody reads: no further look"
     assert all(text.startswith("\x1b[H\x1b[2J") for text in shown)
     rates = [line.split()[2:4] for text in shown for line in text.splitlines() if line.startswith("gpt")]
     assert rates == [["40", "-"], ["50", "5"], ["60", "5"]]
+
+
+@pytest.mark.parametrize(("columns", "lines"), [(200, 50), (60, 12), (20, 5), (1, 1), (3, 2)])
+def test_a_look_fits_its_terminal(columns: int, lines: int) -> None:
+    whole = top.overview(STATUS, PEERS, {"jobs": [job(i, wait("b", "aggregate", i)) for i in range(20)]}, {})
+    shown = top.fitted(whole, columns, lines).split("\n")
+    assert len(shown) <= max(lines - 1, 1) and max(map(len, shown)) <= columns
+    assert (
+        shown == whole.split("\n")
+        or shown[-1]
+        == "... {} more lines, in a larger window or by --once".format(len(whole.split("\n")) - len(shown) + 1)[
+            :columns
+        ]
+    )
+    assert shown[0] == whole.split("\n")[0][:columns] or len(shown) == 1
 
 
 def test_as_json_a_look_is_a_line() -> None:
@@ -84,6 +99,6 @@ def test_as_json_a_look_is_a_line() -> None:
         shown.append(text)
         return True
 
-    top.run(lambda: (STATUS, PEERS, {"jobs": [job(4)]}), show, 2.0, True, True, True)
+    top.run(lambda: (STATUS, PEERS, {"jobs": [job(4)]}), show, 2.0, True, True, None)
     assert json.loads(shown[0]) == {"status": STATUS, "peers": [], "jobs": [job(4) | {"waiting_for": []}]}
     assert len(shown) == 1 and "\n" not in shown[0]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -45,8 +46,10 @@ def test_the_job_of_a_context_is_the_one_that_is_traced(
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
-        (("start", "--steps", "-1"), "expected a whole number, got '-1'"),
-        (("start", "--steps", "many"), "expected a whole number, got 'many'"),
+        (("start", "--steps", "-1"), "expected a whole number of at most nine digits; got '-1'"),
+        (("start", "--steps", "many"), "expected a whole number of at most nine digits; got 'many'"),
+        (("start", "--steps", "4294967296"), "nine digits; got '4294967296'"),
+        (("start", "--seconds", "9" * 30), "expected at most 365 d"),
         (("start", "--seconds", "long"), "got 'long'"),
         ((), "COMMAND"),
         (("export", "trace.json"), "--otlp"),
@@ -99,10 +102,28 @@ def test_a_full_disk_is_said_and_leaves_nothing_behind(capsys: pytest.CaptureFix
     )
     kept = tmp_path / "trace.json"
     kept.write_text("old")
-    full = tmp_path / f".trace.json.{os.getpid()}.part"
-    full.symlink_to("/dev/full")
-    assert "No space left on device" in err(capsys, Exit.FAILED, "trace", "stop", "--out", str(kept))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (16, before[1]))
+    try:
+        assert "File too large" in err(capsys, Exit.FAILED, "trace", "stop", "--out", str(kept))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert kept.read_text() == "old" and os.listdir(tmp_path) == ["trace.json"]
+
+
+@pytest.mark.usefixtures("daemon")
+def test_a_link_that_somebody_put_beside_it_is_not_followed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    theirs, ours = tmp_path / "theirs", tmp_path / "trace.json"
+    theirs.write_text("old")
+    (tmp_path / f".trace.json.{os.getpid()}.part").symlink_to(theirs)
+    out(capsys, "trace", "stop", "--out", str(ours))
+    assert (theirs.read_text(), ours.read_text()[:1]) == ("old", "{")
+    assert sorted(os.listdir(tmp_path)) == ["theirs", "trace.json"]
+
+
+@pytest.mark.usefixtures("daemon")
+def test_a_name_that_is_too_long_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "File name too long" in err(capsys, Exit.FAILED, "trace", "stop", "--out", "a" * 300)
 
 
 def test_a_refusal_leaves_what_was_there(
