@@ -130,6 +130,11 @@ class NodeGroup:
             self._received = torch.empty(elements, dtype=dtype, device=self._place)
         return self._received[:elements]
 
+    def is_finite(self, shard: torch.Tensor) -> bool:
+        """Whether what was summed last is."""
+        with self._queued():
+            return bool(shard.isfinite().all())
+
     def all_finite(self, finite: bool) -> bool:
         """Whether all ranks say so."""
         if self._sums is None:

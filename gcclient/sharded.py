@@ -181,7 +181,7 @@ class ShardState(State):
         self._node.sum(work.cut, packed)
         if scope is not None:
             if self._note is not None and self._finite:
-                self._finite = bool(work.buffer.isfinite().all())
+                self._finite = self._node.is_finite(work.buffer)
             scope.add(work)
         if not work.plan.by_block:
             work.complete()

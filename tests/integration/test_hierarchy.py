@@ -6,14 +6,17 @@ What may live here: what takes several workers of a node. What may not: what one
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.integration.cluster import Cluster, Outcome, parts
+from tests.integration.operators import ask, reachable, until
 
 DDP = "tests.integration.ddp_workers"
 WORKERS = "tests.integration.hierarchy_workers"
+TRAIN = "tests.integration.planning_workers:train"
 SEVERAL = "tests.integration.cluster:several"
 #: the node of each rank
 EVEN, UNEVEN, MORE = [0, 0, 1, 1], [0, 1, 1], [0, 0, 1, 1, 1]
@@ -207,6 +210,35 @@ def test_a_lost_worker_comes_out_of_backward(pair: Cluster) -> None:
         value = outcomes[rank].ok()
         assert value["later"] == "WorkerLost"
         assert "rank 1" in value["backward"] and "without shutdown" in value["backward"]
+
+
+def test_what_an_operator_says_holds_for_every_shard(tmp_path: Path) -> None:
+    options, stop = {"min_compress_bytes": "0"}, tmp_path / "stop"
+    with reachable(Cluster(tmp_path, nodes=2, options=options)) as cluster:
+        daemon = cluster.daemons[0]
+        job = cluster.start(TRAIN, EVEN, stop=str(stop), pause=0.02, width=200, hierarchy=True)
+        job.wait_mark("step 3")
+        (about,) = ask(daemon, "jobs")["jobs"]
+        elements = {d["label"]: d["elements"] for d in about["domains"] if d["label"].startswith("ddp.")}
+        model = 64 * 200 + 200 + 200 * 200 + 200 + 200 * 10 + 10
+        # a note beside each shard
+        assert elements == {
+            "ddp.0 in 2 shards a node, codec of the daemon": 0,
+            "ddp.0 of ranks 0,2": model // 2 + 1,
+            "ddp.0 of ranks 1,3": model // 2 + 1,
+        }
+        assert ask(daemon, "tensors", "--pattern", "*.weight")["tensors"]
+        ask(daemon, "set-codec", "--pattern", "2.weight", "topk(ratio=0.05)")
+
+        def codecs() -> set[tuple[str, str]]:
+            found = ask(daemon, "tensors")["tensors"]
+            return {(t["domain"], t["codec"]) for t in found if t["name"] == "2.weight" and t["shape"][0] > 0}
+
+        until("both shards' codec", lambda: len(found := codecs()) == 2 and all("topk" in c for _, c in found))
+        ask(daemon, "plan")
+        stop.touch()
+        values = [o.ok() for o in job.wait(60)]
+    assert len({v["hash"] for v in values}) == 1
 
 
 def test_a_killed_daemon_changes_no_bit(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -131,6 +131,7 @@ def test_what_comes_into_the_place_of_memory_that_was_not_reduced_is_not_the_mod
         {"quality": "safe"},
         {"exclude": ["*.bias"]},
         {"warmup_steps": 1},
+        {"hierarchy": True},
     ],
 )
 def test_what_only_ddp_has_is_refused_elsewhere(alone: FakeDaemon, given: dict[str, Any]) -> None:

@@ -109,6 +109,15 @@ def test_sums_are_added_in_rank_order_and_given_out_to_all(
     assert all(rank.finite == [False, True] for rank in ranks)
 
 
+def test_one_group_serves_both_where_they_must_not_go_on_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(NodeGroup, "overlap", False)
+    ranks = _run(3, 2, (1, 1), torch.float32)
+    for rank in ranks:
+        assert rank.finite == [False, True]
+        total = sum(r.buffers[1] for r in ranks)
+        assert isinstance(total, torch.Tensor) and torch.equal(rank.given[1], total)
+
+
 def test_halves_that_overflow_when_added_do_not() -> None:
     store = dist.HashStore()
     full = torch.full((sum(SIZES),), 60_000.0, dtype=torch.float16)
