@@ -79,8 +79,8 @@ def state(
     uncompressed, whatever codec, plan or operator says. ``warmup_steps``: so many first exchanges are uncompressed.
     ``hierarchy``: True sums gradients within each node first, by torch's collectives (gloo; NCCL on CUDA), so that each
     of a node's workers hands its daemon a shard of the sum instead of all of its gradients (as many shards as the node
-    with the fewest workers has of them); "auto" does so where every node has two workers at least and nothing else that
-    is asked for stands against it.
+    with the fewest workers has of them); "auto" does so where gradients are on CUDA, every node has two or more workers
+    and nothing else that is asked for stands against it.
     Raises TypeError for a ``compression`` that is no text, ``groups`` that are none, an ``audit`` that is no Audit or
     an ``exclude`` that is no list, ValueError for a model without gradients, with an unknown dtype, a name that no
     message can carry or one that two parameters have (without "module." and "_orig_mod." before it), for groups that

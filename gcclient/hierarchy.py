@@ -111,7 +111,9 @@ def nodes_of(
         if why:
             raise ValueError(f"hierarchy=True: {why}; leave hierarchy out, or give 'auto'")
         return nodes
-    if nodes.shards < 2:
+    if not why and any(t.device.type == "cpu" for t in tensors):
+        why = "gradients are on the CPU, where daemons add them sooner"
+    elif nodes.shards < 2:
         why = "some node has one worker only, which would bring all of a node's gradients"
     if why:
         log.info("hierarchy='auto': gradients are not summed within the node first: %s", why)

@@ -141,7 +141,7 @@ class NodeGroup:
             return finite
         with self._queued():
             said = torch.tensor([float(finite)], device=self._place)
-            options = dist.AllreduceOptions()
+            options: Any = dist.AllreduceOptions()
             options.reduceOp = dist.ReduceOp.MIN
             self._sums.allreduce([said], options).wait()
             return bool(said.item())

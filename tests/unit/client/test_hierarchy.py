@@ -125,11 +125,35 @@ def test_torch_has_to_span_the_job(world_of_four: None) -> None:
     assert found is not None and found.shards == 2
 
 
-def test_auto_wants_two_workers_a_node(world_of_four: None) -> None:
-    uneven, even = _session((0,), (1, 2, 3)), _session((0, 1), (2, 3))
-    assert nodes_of(uneven, "auto", CPU, (0, 1, 2, 3), Options()) is None
-    assert nodes_of(uneven, True, CPU, (0, 1, 2, 3), Options()) is not None
-    assert nodes_of(even, "auto", CPU, (0, 1, 2, 3), Options()) is not None
+@pytest.mark.parametrize(
+    ("nodes", "device", "why"),
+    [
+        (((0, 1), (2, 3)), "cuda:0", ""),
+        (((0,), (1, 2, 3)), "cuda:0", "some node has one worker only"),
+        (((0, 1), (2, 3)), "cpu", "gradients are on the CPU"),
+    ],
+)
+def test_auto_wants_two_workers_a_node_and_cuda(
+    world_of_four: None,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    nodes: tuple[tuple[int, ...], ...],
+    device: str,
+    why: str,
+) -> None:
+    tensors: Any = [SimpleNamespace(device=torch.device(device))]
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
+    with caplog.at_level(logging.INFO, "gcclient"):
+        found = nodes_of(_session(*nodes), "auto", tensors, (0, 1, 2, 3), Options())
+    assert (found is None) is bool(why) and why in caplog.text
+    assert nodes_of(_session(*nodes), True, tensors, (0, 1, 2, 3), Options()) is not None
+
+
+def test_cuda_wants_nccl(world_of_four: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors: Any = [SimpleNamespace(device=torch.device("cuda:0"))]
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: False)
+    with pytest.raises(ValueError, match="needs NCCL for gradients on cuda"):
+        nodes_of(_session((0, 1), (2, 3)), True, tensors, (0, 1, 2, 3), Options())
 
 
 def test_one_worker_a_node_has_nothing_to_sum(world_of_four: None) -> None:
