@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gcclient
 from gcclient import ddp, device
+from gcclient.advice import domain_of
 from gcclient.api import current
 from gcclient.buckets import Backward, State
 from gcclient.hierarchy import Nodes
@@ -68,8 +69,6 @@ def test_all_ranks_agree_on_the_whole_model_before_shards_are_declared(alone: Fa
 
 
 def test_advice_is_about_the_domain_that_has_the_gradients(alone: FakeDaemon) -> None:
-    from gcclient.advice import domain_of
-
     net = _net()
     state = _state(DistributedDataParallel(net))
     assert domain_of(current(), net) == domain_of(current(), state) == state.domain.id
