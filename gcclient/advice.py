@@ -115,7 +115,8 @@ class Asking:
 
 
 def domain_of(session: Session, given: Any) -> int:
-    """The number of the domain that a state, a wrapped optimizer or a model was declared as; -1 for None.
+    """The number of the domain that a state, a wrapped optimizer or a model was declared as; -1 for None, and where a
+    model is exchanged in shards of which this rank has none.
 
     Of models declared several times the newest. Raises TypeError for anything else, ValueError for a model that was not
     declared.
@@ -125,14 +126,16 @@ def domain_of(session: Session, given: Any) -> int:
     averaging = getattr(given, "_averaging", None)
     holder = given if averaging is None else averaging.layout
     if isinstance(domain := getattr(holder, "domain", None), Domain):
-        return domain.id
+        return domain.gradients
     if not callable(getattr(given, "named_parameters", None)):
         raise TypeError(f"expected a model, a state or a DistributedOptimizer, got a {type(given).__name__}")
     wanted = {plain_name(n): tuple(p.shape) for n, p in given.named_parameters() if p.requires_grad}
     for known in reversed(list(session.domains.values())):
         tensors = [t for section in known.sections for t in section.section.tensors if t.name != USED]
-        if known.declared.scoped and {plain_name(t.name): t.shape for t in tensors} == wanted:
-            return known.id
+        # Where the gradients are another domain's, these have no elements: a first dimension of 0.
+        skipped = int(known.gradients != known.id)
+        if known.declared.scoped and {plain_name(t.name): t.shape[skipped:] for t in tensors} == wanted:
+            return known.gradients
     raise ValueError(
         "this model was not declared: give it to gcclient.state() or its optimizer to DistributedOptimizer"
     )

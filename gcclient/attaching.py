@@ -21,9 +21,11 @@ from torch.nn.parallel import DistributedDataParallel
 from gcclient import arguments, backend, ddp, shardgroups
 from gcclient.api import joined
 from gcclient.audit import Audit
+from gcclient.buckets import State
 from gcclient.collectives import Collectives, Reduction
 from gcclient.domain import Domain
 from gcclient.grouping import Groups
+from gcclient.hierarchy import Hierarchy
 from gcclient.plain import Plain
 from gcclient.plain_training import PlainState
 from gcclient.shardgroups import ShardGroup, shard_groups
@@ -42,7 +44,8 @@ def attach(
     quality: str | None = None,
     exclude: Iterable[str] = (),
     warmup_steps: int = 0,
-) -> ddp.State | PlainState | None:
+    hierarchy: Hierarchy = False,
+) -> State | PlainState | None:
     """Have the gradients of ``module`` compressed on their way through its process group. Call it on every rank.
 
     ``module``: a DistributedDataParallel, whose hook this registers, and whose state it returns (the other arguments
@@ -72,6 +75,7 @@ def attach(
             quality=quality,
             exclude=exclude,
             warmup_steps=warmup_steps,
+            hierarchy=hierarchy,
         )
         module.register_comm_hook(state, ddp.ddp_hook)
         return state
@@ -87,6 +91,7 @@ def attach(
         ("audit", audit, None),
         ("backward_passes_per_step", backward_passes_per_step, 1),
         ("quality", quality, None),
+        ("hierarchy", hierarchy, False),
     ):
         if given != default:
             raise ValueError(f"{name}={given!r}: for DistributedDataParallel only")

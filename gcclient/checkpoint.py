@@ -15,6 +15,7 @@ before it pushes anything.
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -49,6 +50,8 @@ log = logging.getLogger("gcclient")
 LOSSLESS: Final = "none"
 #: The daemon is asked so often whether the last step is settled, seconds.
 _ASK_EVERY: Final = 0.01
+#: what models are called: by kind and number, and by their ranks where those are not all
+_MODEL: Final = re.compile(r"(\w+\.\d+)( of ranks [\d,]+)?$")
 EARLIER: Final = "call load_state_dict() after init() and before anything is declared or pushed"
 FRESH: Final = "load it with strict=False to drop what does not fit, or leave it out to begin with no residual"
 
@@ -212,6 +215,7 @@ class Checkpoints:
             # It runs, and this worker comes into it: without residuals, and as all others have it.
             return replace(declared, resumed=there.declared.resumed)
         if known is None:
+            self._compare_ranks(declared)
             return declared
         before = known.domain
         if not known.whole and any(ranks[0] == session.me.rank for ranks in before.nodes):
@@ -231,6 +235,16 @@ class Checkpoints:
         if session.me.rank != first:
             self._drop(known)
         return replace(declared, resumed=known.resumed(before.nodes == nodes, before.codec == declared.codec))
+
+    def _compare_ranks(self, declared: DeclareDomain) -> None:
+        """Raises StateMismatch for a model that was not saved, where one of its name was, of other ranks: of all, say,
+        and now those that have a shard."""
+        if declared.codec == LOSSLESS or (name := _MODEL.match(declared.label)) is None:
+            return
+        for label, known in self._loaded.items():
+            found, ranks = _MODEL.match(label), known.domain.ranks
+            if found is not None and found[1] == name[1] and self._session.me.rank in ranks:
+                self._unfit(known, f"ranks {_few(ranks)} saved it, ranks {_few(declared.ranks)} declare it")
 
     def bring(self, domain: Domain, section: Section, places: list[BlockPlace]) -> list[BlockPlace]:
         """Bring what was saved of a section that is there now; returns ``places``, its blocks in address order."""

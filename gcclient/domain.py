@@ -49,6 +49,9 @@ class Domain:
     ) -> None:
         self.declared = declared
         self.id = declared.domain
+        #: the domain that has the gradients of the model that is declared in this one: another one where this rank has
+        #: a shard of them, -1 where it has none
+        self.gradients = declared.domain
         #: its ranks on each of its nodes, and which of those this one is
         self.nodes: tuple[tuple[int, ...], ...] = ()
         self.me = 0

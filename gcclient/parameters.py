@@ -146,6 +146,17 @@ def declare(
     ``kind``: what the domain is called after. ``named``: in the order of the model. ``options``: the same on all ranks.
     :func:`gcclient.state` says what is raised.
     """
+    return declare_as(session, number(session, kind, ranks), named, ranks, options)
+
+
+def declare_as(
+    session: Session,
+    known_by: tuple[int, str],
+    named: Iterable[tuple[str, torch.Tensor]],
+    ranks: tuple[int, ...],
+    options: Options,
+) -> tuple[Domain, list[Parameter]]:
+    """:func:`declare` of a domain with that number and label."""
     codec, whole = options.codec, options.whole
     # Backward order: what is ready first comes first in the address space.
     ordered = [(arguments.read_name(name), tensor) for name, tensor in reversed(list(named))]
@@ -166,7 +177,7 @@ def declare(
             dtype = device.dtype_of(tensors[name], name)
             spec = TensorSpec(name, tuple(tensors[name].shape), int(dtype))
             sections.setdefault((dtype, name in left_out), []).append(_Entry(spec, tensors[name], group))
-    which, label = number(session, kind, ranks)
+    which, label = known_by
     every = 0 if options.audit is None else options.audit.every
     domain = session.domain(
         DeclareDomain(
@@ -189,7 +200,7 @@ def _left_out(patterns: Sequence[str], names: Iterable[str]) -> set[str]:
     found: set[str] = set()
     for pattern in patterns:
         if not (matching := fnmatch.filter(names, pattern)):
-            warnings.warn(f"exclude: {pattern!r} matches the name of no parameter", stacklevel=4)
+            warnings.warn(f"exclude: {pattern!r} matches the name of no parameter", stacklevel=5)
         found.update(matching)
     return found
 

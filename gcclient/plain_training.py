@@ -1,7 +1,7 @@
 """Training with models where GC_DISABLE says so: gradients averaged by torch's own collectives.
 
-What may live here: what stands in for `ddp.State` and for `exchange.py` then. What may not: sessions and single tensors
-(`plain.py`).
+What may live here: what stands in for `buckets.State` and for `exchange.py` then. What may not: sessions and single
+tensors (`plain.py`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gcclient.plain import Plain
 
 
 class PlainState:
-    """What `ddp.State` is elsewhere: buckets go through torch's all-reduce, as without a hook. ``skipped``: never."""
+    """What `buckets.State` is otherwise: they go through torch's all-reduce, as without a hook, never ``skipped``."""
 
     skipped = False
 

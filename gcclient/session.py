@@ -380,6 +380,7 @@ class Session:
         for domain in self.domains.values():
             domain.close()
         self.domains.clear()
+        self.watched.clear()
 
 
 _HANDLERS: dict[type, Callable[[Session, int, Any], None]] = {

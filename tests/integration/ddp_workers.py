@@ -39,12 +39,19 @@ def flatten(model: nn.Module, grads: bool = False) -> torch.Tensor:
 
 
 def _train(
-    steps: int, hook: bool, compression: str | None = None, rank: int = 0, tell: str = "", whole: bool | None = None
+    steps: int,
+    hook: bool,
+    compression: str | None = None,
+    rank: int = 0,
+    tell: str = "",
+    whole: bool | None = None,
+    hierarchy: bool = False,
 ) -> tuple[nn.Module, list[float], torch.Tensor]:
     """Returns the model, the losses and the first step's averaged gradients."""
     model = DistributedDataParallel(make_model(), bucket_cap_mb=0.3)  # type: ignore[arg-type]
     if hook:
-        model.register_comm_hook(gcclient.state(model, compression=compression, whole=whole), gcclient.ddp_hook)
+        state = gcclient.state(model, compression=compression, whole=whole, hierarchy=hierarchy)
+        model.register_comm_hook(state, gcclient.ddp_hook)
     optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
     losses, first = [], torch.empty(0)
     for step in range(steps):
@@ -61,11 +68,11 @@ def _train(
     return model, losses, first
 
 
-def against_gloo(steps: int) -> dict[str, Any]:
+def against_gloo(steps: int, hierarchy: bool = False) -> dict[str, Any]:
     """The same training twice, by torch's all-reduce and by the hook."""
     rank = start()
     _, theirs, their_first = _train(steps, hook=False, rank=rank)
-    model, ours, our_first = _train(steps, hook=True, rank=rank)
+    model, ours, our_first = _train(steps, hook=True, rank=rank, hierarchy=hierarchy)
     scale = their_first.abs().clamp_min(1e-3)
     result = {
         "loss": (theirs[-1], ours[-1]),
@@ -88,12 +95,12 @@ def layouts(steps: int) -> dict[str, Any]:
     return {"hashes": hashes, "largest": largest}
 
 
-def training(steps: int, compressions: list[str]) -> dict[str, Any]:
+def training(steps: int, compressions: list[str], hierarchy: bool = False) -> dict[str, Any]:
     """One model a codec, one after the other; tells of its steps, so that the parent can kill daemons in between."""
     rank = start()
     hashes, losses = [], []
     for compression in compressions:
-        model, each, _ = _train(steps, True, compression, rank, tell=compression)
+        model, each, _ = _train(steps, True, compression, rank, tell=compression, hierarchy=hierarchy)
         hashes.append(digest(flatten(model)))
         losses.append(each[-1])
     reconnects = gcclient.stats()["reconnects"]
@@ -101,14 +108,14 @@ def training(steps: int, compressions: list[str]) -> dict[str, Any]:
     return {"hashes": hashes, "losses": losses, "reconnects": reconnects}
 
 
-def accumulation() -> dict[str, Any]:
+def accumulation(hierarchy: bool = False) -> dict[str, Any]:
     """no_sync for two of three backward passes: local gradients add up, then one exchange."""
     rank = start()
     results = []
     for hook in (False, True):
         model = DistributedDataParallel(make_model(), bucket_cap_mb=0.3)  # type: ignore[arg-type]
         if hook:
-            model.register_comm_hook(gcclient.state(model), gcclient.ddp_hook)
+            model.register_comm_hook(gcclient.state(model, hierarchy=hierarchy), gcclient.ddp_hook)
         for round_ in range(3):
             model.zero_grad()
             with model.no_sync():
@@ -145,13 +152,13 @@ def train_overflowing(
     return {"scales": scales, "hashes": hashes, "nonfinite": gcclient.stats()["nonfinite_steps"]}
 
 
-def scaled() -> dict[str, Any]:
+def scaled(hierarchy: bool = False) -> dict[str, Any]:
     """GradScaler with an overflow on rank 0 only: every rank must skip that step and lower its scale."""
     rank = start()
     net = make_model()
     model = DistributedDataParallel(net, bucket_cap_mb=0.3)
     scaler = make_scaler()
-    model.register_comm_hook(gcclient.state(model, scaler=scaler), gcclient.ddp_hook)
+    model.register_comm_hook(gcclient.state(model, scaler=scaler, hierarchy=hierarchy), gcclient.ddp_hook)
     result = train_overflowing(net, model, torch.optim.SGD(model.parameters(), 0.05), scaler, rank)
     gcclient.shutdown()
     return result
@@ -173,14 +180,14 @@ class _Branches(nn.Module):
         return self.wide((self.left if left else self.right)(hidden).double())
 
 
-def branches() -> dict[str, Any]:
+def branches(hierarchy: bool = False) -> dict[str, Any]:
     """Unused parameters, mixed dtypes, sparse gradients; gradients against gloo's."""
     rank = start()
     results = []
     for hook in (False, True):
         model = DistributedDataParallel(_Branches(), find_unused_parameters=True)
         if hook:
-            model.register_comm_hook(gcclient.state(model), gcclient.ddp_hook)
+            model.register_comm_hook(gcclient.state(model, hierarchy=hierarchy), gcclient.ddp_hook)
         for step in range(3):
             model.zero_grad()
             model(torch.arange(5) + rank + step, rank % 2 == 0).pow(2).sum().backward()
@@ -197,12 +204,12 @@ def branches() -> dict[str, Any]:
     return {"close": close}
 
 
-def groups() -> dict[str, Any]:
+def groups(hierarchy: bool = False) -> dict[str, Any]:
     """Two data-parallel groups of two ranks each, at once; each averages only its own. One may be on one node."""
     rank = start()
     mine = [dist.new_group([0, 2]), dist.new_group([1, 3])][rank % 2]
     model = DistributedDataParallel(nn.Linear(4, 3), process_group=mine)
-    model.register_comm_hook(gcclient.state(model), gcclient.ddp_hook)
+    model.register_comm_hook(gcclient.state(model, hierarchy=hierarchy), gcclient.ddp_hook)
     for _ in range(3):
         model.zero_grad()
         model(torch.full((1, 4), float(rank))).sum().backward()
@@ -212,11 +219,11 @@ def groups() -> dict[str, Any]:
     return {"grad": sorted(set(grad.flatten().tolist())), "total": float(total)}
 
 
-def failing() -> dict[str, Any]:
+def failing(hierarchy: bool = False) -> dict[str, Any]:
     """Rank 1 dies within training; the others' backward() must raise with the text, and the next call typed."""
     rank = start()
     model = DistributedDataParallel(make_model(), bucket_cap_mb=0.3)  # type: ignore[arg-type]
-    model.register_comm_hook(gcclient.state(model), gcclient.ddp_hook)
+    model.register_comm_hook(gcclient.state(model, hierarchy=hierarchy), gcclient.ddp_hook)
     for step in range(100):
         if rank == 1 and step == 3:
             os._exit(9)

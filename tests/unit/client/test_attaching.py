@@ -178,6 +178,7 @@ def test_what_comes_into_the_place_of_memory_that_was_not_reduced_is_not_the_mod
         {"audit": gcclient.Audit()},
         {"backward_passes_per_step": 2},
         {"quality": "safe"},
+        {"hierarchy": True},
     ],
 )
 def test_what_only_ddp_has_is_refused_elsewhere(alone: FakeDaemon, given: dict[str, Any]) -> None:

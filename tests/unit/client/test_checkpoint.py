@@ -265,6 +265,30 @@ def test_or_dropped_with_a_warning_and_counted(
     assert fresh == [part.startswith("ranks")]
 
 
+@pytest.mark.parametrize(
+    ("label", "strict", "refused"),
+    [("optimizer.0", True, True), ("optimizer.0", False, False), ("optimizer.1", True, False), ("calls", True, False)],
+)
+def test_a_model_that_other_ranks_saved_is_not_begun_anew_in_silence(
+    memory: Memory, caplog: pytest.LogCaptureFixture, label: str, strict: bool, refused: bool
+) -> None:
+    """As where models were saved in shards, and are declared without them."""
+    _trained(_model(), compression="onebit")
+    state = {k.replace("optimizer.0", f"{label} of ranks 0,1"): v for k, v in gcclient.state_dict().items()}
+    state[f"domain/{label} of ranks 0,1"] = state[f"domain/{label} of ranks 0,1"].replace(
+        '"ranks":[0]', '"ranks":[0,1]'
+    )
+    _rejoin(memory.daemon)
+    gcclient.load_state_dict(state, strict)
+    why = "ranks 0, 1 saved it, ranks 0 declare it"
+    if refused:
+        with pytest.raises(gcclient.StateMismatch, match=why):
+            _trained(_model(), compression="onebit")
+    else:
+        _trained(_model(), compression="onebit")
+    assert (why in caplog.text) is (not strict)
+
+
 def test_another_codec_takes_the_residual_and_not_the_plan(memory: Memory) -> None:
     _loaded(memory, True)
     _trained(_model(), compression="topk(ratio=0.1)")

@@ -82,6 +82,8 @@ def test_what_is_refused_with_a_daemon_is_refused_here() -> None:
         gcclient.state(net, backward_passes_per_step=0)
     with pytest.raises(ValueError, match="warmup_steps"):
         gcclient.state(net, warmup_steps=-1)
+    with pytest.raises(ValueError, match="hierarchy"):
+        gcclient.state(net, hierarchy="yes")  # type: ignore[arg-type]
     inner = torch.optim.SGD(net.parameters(), 0.1)
     with pytest.raises(ValueError, match="scaler"):
         gcclient.DistributedOptimizer(inner, overlap_forward=True, scaler=torch.amp.GradScaler("cpu"))
