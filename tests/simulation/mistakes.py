@@ -221,23 +221,27 @@ def downgrade(w: World, r: Random) -> None:
 
 def lacks_a_codec(w: World, r: Random) -> None:
     """A node's release does not know a codec that operators ask for: the plan is refused, the job goes on; unless it
-    goes on from a checkpoint with that codec in its plan, which nobody may replace by another."""
+    is to go on from a checkpoint with that codec in its plan, which nobody may replace by another. What a daemon knew
+    when its job formed it knows as long as it runs."""
 
     def lacking(spec: str) -> CodecChoice:
         if spec == "coarse":
             raise ValueError("no codec 'coarse' in this release")
         return resolve(spec)
 
-    if all(not j.plans for n in w.nodes if n.supervisor is not None for j in n.supervisor.machine.jobs.values()):
-        n = r.choice(w.nodes)
-        resumed = [d.resumed for x in w.workers for d in x.spec.domains if d.resumed is not None]
-        if any(rule.spec == "coarse" for saved in resumed for rule in saved.rules):
-            w.fatal = w.fatal or f"{n.name} lacks a codec of a checkpoint"
-        n.resolve = lacking
-        if n.supervisor is not None:
-            n.supervisor.machine.resolve = lacking
-            for job in n.supervisor.machine.jobs.values():
-                job.resolve = lacking
+    jobs = [j for n in w.nodes if n.supervisor is not None for j in n.supervisor.machine.jobs.values()]
+    resumed = [d.resumed for x in w.workers for d in x.spec.domains if d.resumed is not None]
+    saved = any(rule.spec == "coarse" for known in resumed for rule in known.rules)
+    if any(j.plans for j in jobs) or (saved and jobs):
+        return
+    n = r.choice(w.nodes)
+    if saved:
+        w.fatal = w.fatal or f"{n.name} lacks a codec of a checkpoint"
+    n.resolve = lacking
+    if n.supervisor is not None:
+        n.supervisor.machine.resolve = lacking
+        for job in n.supervisor.machine.jobs.values():
+            job.resolve = lacking
 
 
 AT_START = (other_tensors, other_group, leaves_out, other_operation, ends_early, new_tensor)
