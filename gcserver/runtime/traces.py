@@ -64,6 +64,8 @@ class Local:
 
     order: TraceOrder
     by: str
+    #: ends it when its time is over
+    expiry: asyncio.TimerHandle | None = None
     ending: asyncio.Task[None] | None = None
     over: bool = False
     data: bytes = b""
@@ -78,6 +80,12 @@ class Local:
     @property
     def recording(self) -> bool:
         return self.ending is None
+
+    def forget_expiry(self) -> None:
+        """Its time no longer counts; the timer would keep all records until then."""
+        if self.expiry is not None:
+            self.expiry.cancel()
+            self.expiry = None
 
 
 @dataclass(slots=True)
@@ -257,6 +265,8 @@ class Traces:
 
     # -------------------------------------------------------------------------------------- this node
     def _begin(self, order: TraceOrder, by: str) -> None:
+        if self._local is not None:
+            self._local.forget_expiry()
         local = self._local = Local(order, by)
         self._s.lanes.tell(RecordSpans(order.number, order.job, order.steps))
         for job in self._jobs(local):
@@ -264,13 +274,13 @@ class Traces:
             for connection in job.workers.values():
                 if connection is not None:
                     self._s.registrations.tell(cx.Tell(connection, order))
-        self._s.loop.call_later(order.seconds, self._expire, local)
+        local.expiry = self._s.loop.call_later(order.seconds, self._expire, local)
 
     def _jobs(self, local: Local) -> list[Job]:
         return [job for job in self._s.machine.jobs.values() if local.order.job in (b"", job.id)]
 
     def _expire(self, local: Local) -> None:
-        if self._local is local and not self._s.stopped.is_set():
+        if not self._s.stopped.is_set():
             self._end(local)
 
     async def _ended(self, local: Local) -> None:
@@ -279,6 +289,7 @@ class Traces:
 
     def _end(self, local: Local) -> asyncio.Task[None]:
         if local.ending is None:
+            local.forget_expiry()
             local.ending = asyncio.ensure_future(self._collect(local))
         return local.ending
 

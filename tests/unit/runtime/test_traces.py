@@ -7,6 +7,7 @@ What may not: recording (`test_recording.py`), real daemons (`tests/integration/
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
@@ -313,5 +314,20 @@ def test_refusals() -> None:
             await b.traces.stop()
         with pytest.raises(AdminError, match="still being recorded"):
             await everything(a)
+
+    run(work)
+
+
+def test_a_trace_that_made_way_for_the_next_is_forgotten() -> None:
+    """Its time would still be running, for minutes, and holds what every lane and worker recorded."""
+
+    async def work(a: Node, b: Node) -> None:
+        for _ in range(3):
+            a.traces.start(None, 0, 600.0, ())
+            await asyncio.sleep(0)
+            await a.traces.stop()
+        gc.collect()
+        kept = [x for x in gc.get_objects() if isinstance(x, traces.Local)]
+        assert len(kept) == 2, "of each node the newest"
 
     run(work)
