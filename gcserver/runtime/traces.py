@@ -59,11 +59,24 @@ log = logging.getLogger("gcserver")
 
 
 @dataclass(slots=True)
+class Led:
+    """Of a trace that was asked for at this node: who else records, what their clocks said when, what numbers in spans
+    stand for, and who did not answer when it was ended."""
+
+    peers: tuple[str, ...]
+    clocks: dict[str, list[TraceClock]] = field(default_factory=dict)
+    names: Names = field(default_factory=Names)
+    stopped: bool = False
+    silent: set[str] = field(default_factory=set)
+
+
+@dataclass(slots=True)
 class Local:
-    """This node's part of a trace that the operator of node ``by`` asked for."""
+    """This node's part of a trace that the operator of node ``by`` asked for; ``led`` where that is this node."""
 
     order: TraceOrder
     by: str
+    led: Led | None = None
     #: ends it when its time is over
     expiry: asyncio.TimerHandle | None = None
     ending: asyncio.Task[None] | None = None
@@ -88,27 +101,14 @@ class Local:
             self.expiry = None
 
 
-@dataclass(slots=True)
-class Led:
-    """A trace that was asked for at this node: who else records, what their clocks said when, and who did not answer
-    when it was ended."""
-
-    peers: tuple[str, ...]
-    clocks: dict[str, list[TraceClock]] = field(default_factory=dict)
-    stopped: bool = False
-    silent: set[str] = field(default_factory=set)
-
-
 class Traces:
     """The traces of one daemon: at most one at a time."""
 
     def __init__(self, supervisor: Supervisor) -> None:
         self._s = supervisor
         self._local: Local | None = None
-        self._led: Led | None = None
-        self._names = Names()
-        #: parts that were asked for, by (node, offset)
-        self._asked: dict[tuple[str, int], asyncio.Future[SpansPart]] = {}
+        #: parts that were asked for, by (node, number of the trace, offset)
+        self._asked: dict[tuple[str, int, int], asyncio.Future[SpansPart]] = {}
         #: nodes that are being answered
         self._answering: dict[str, asyncio.Task[None]] = {}
 
@@ -126,11 +126,9 @@ class Traces:
         peers = self._chosen(job, nodes)
         seconds = seconds or USUAL_SECONDS
         order = TraceOrder(secrets.randbits(62), job.id if job is not None else b"", steps, seconds)
-        self._names = Names()
-        self._led = Led(peers)
-        self._begin(order, self._s.node)
+        self._begin(order, self._s.node, led := Led(peers))
         for peer in peers:
-            self._note_clock(peer)
+            self._note_clock(led, peer)
             self._s.feed(cx.TellPeer(peer, order))
         what = f"{steps} steps of each process group" if steps else "steps"
         of = f"job {job.record.label!r}" if job is not None else "all jobs"
@@ -148,8 +146,8 @@ class Traces:
         return tuple(n for n in known if n in (nodes or members))
 
     def _leading(self) -> tuple[Local, Led]:
-        if self._local is not None and self._led is not None:
-            return self._local, self._led
+        if self._local is not None and self._local.led is not None:
+            return self._local, self._local.led
         at = "" if self._local is None else f"; the one recorded here was started at {self._local.by}: ask that node"
         raise AdminError(ErrorKind.PRECONDITION, f"no trace was started at this node{at}")
 
@@ -157,12 +155,12 @@ class Traces:
         """End it on all of its nodes. Raises AdminError PRECONDITION."""
         local, led = self._leading()
         for peer in led.peers if not led.stopped else ():
-            self._note_clock(peer)
+            self._note_clock(led, peer)
         led.stopped = True
         found = await asyncio.gather(self._ended(local), *(self._first_part(local, peer) for peer in led.peers))
         parts = dict(zip(led.peers, found[1:], strict=True))
         led.silent = {peer for peer, part in parts.items() if part is None}
-        nodes = (self._own(local), *(self._node(peer, part) for peer, part in parts.items()))
+        nodes = (self._own(local), *(self._node(led, peer, part) for peer, part in parts.items()))
         lost = sum(1 for node in nodes if node.reason)
         text = f"{sum(n.spans for n in nodes)} spans of {len(nodes) - lost} node(s)"
         return TraceStopped(nodes, text + (f"; nothing of {lost}" if lost else ""))
@@ -175,7 +173,7 @@ class Traces:
         await self._ended(local)
         wall = time.time() - time.monotonic()
         ids = [self._s.node, *self._s.peers.addresses]
-        yield TraceContext(self._s.node, local.order.steps, wall, self._names.nodes(ids), self._names.domains())
+        yield TraceContext(self._s.node, local.order.steps, wall, led.names.nodes(ids), led.names.domains())
         yield self._own(local)
         for at in range(0, len(local.data), PART_BYTES):
             yield tuple(unpack(local.data[at : at + PART_BYTES]))
@@ -183,7 +181,7 @@ class Traces:
         for peer in led.peers:
             # Each of many that are away would be waited for again, one after the other.
             part = await self._first_part(local, peer) if peer not in led.silent else None
-            node = self._node(peer, part)
+            node = self._node(led, peer, part)
             yield node
             while part is not None and not part.error and part.data:
                 yield tuple(unpack(part.data))
@@ -196,21 +194,20 @@ class Traces:
                     yield replace(node, reason=f"only the first {at // RECORD_BYTES} spans: {why}")
 
     # ------------------------------------------------------------------------------------ other nodes
-    def _note_clock(self, peer: str) -> None:
-        assert self._led is not None
+    def _note_clock(self, led: Led, peer: str) -> None:
         link, now = self._s.machine.peers.link(peer), time.monotonic()
         sample = link.clocks.best(now) if link is not None else None
         if sample is not None:
-            self._led.clocks.setdefault(peer, []).append(TraceClock(sample.at, sample.offset, sample.error))
+            led.clocks.setdefault(peer, []).append(TraceClock(sample.at, sample.offset, sample.error))
 
     def _own(self, local: Local) -> TracedNode:
         firsts = _shown(local.firsts)
         spans = len(local.data) // RECORD_BYTES
         return TracedNode(self._s.node, spans, local.dropped, (), firsts, tuple(local.absent))
 
-    def _node(self, peer: str, part: SpansPart | None) -> TracedNode:
-        assert self._led is not None
-        clocks = tuple(self._led.clocks.get(peer, ()))
+    @staticmethod
+    def _node(led: Led, peer: str, part: SpansPart | None) -> TracedNode:
+        clocks = tuple(led.clocks.get(peer, ()))
         if part is None:
             return TracedNode(peer, reason="it does not answer")
         if part.error or not clocks:
@@ -223,7 +220,7 @@ class Traces:
 
     async def _ask(self, local: Local, peer: str, offset: int) -> SpansPart | None:
         """One part of a peer's records; None if it does not come."""
-        key = (peer, offset)
+        key = (peer, local.order.number, offset)
         if key not in self._asked:
             self._asked[key] = self._s.loop.create_future()
             self._s.feed(cx.TellPeer(peer, AskSpans(local.order.number, offset)))
@@ -239,16 +236,14 @@ class Traces:
                 log.info("%s wants a trace; the one for %s goes on", peer, self._local.by)
                 return
             log.info("recording a trace for %s", peer)
-            self._names, self._led = Names(), None
-            self._begin(message, peer)
+            self._begin(message, peer, None)
         elif isinstance(message, AskSpans):
             if peer not in self._answering:
                 task = self._answering[peer] = asyncio.ensure_future(self._answer(peer, message))
                 task.add_done_callback(lambda _: self._answering.pop(peer, None))
         else:
-            future = self._asked.get((peer, message.offset))
-            number = self._local.order.number if self._local is not None else -1
-            if future is not None and not future.done() and message.number == number:
+            future = self._asked.get((peer, message.number, message.offset))
+            if future is not None and not future.done():
                 future.set_result(_unusable(message) if len(message.data) % RECORD_BYTES else message)
 
     async def _answer(self, peer: str, ask: AskSpans) -> None:
@@ -264,17 +259,21 @@ class Traces:
         self._s.feed(cx.TellPeer(peer, part))
 
     # -------------------------------------------------------------------------------------- this node
-    def _begin(self, order: TraceOrder, by: str) -> None:
+    def _begin(self, order: TraceOrder, by: str, led: Led | None) -> None:
         if self._local is not None:
             self._local.forget_expiry()
-        local = self._local = Local(order, by)
+        local = self._local = Local(order, by, led)
         self._s.lanes.tell(RecordSpans(order.number, order.job, order.steps))
         for job in self._jobs(local):
-            self._names.note(job, len(self._s.lanes.table))
+            self._note_names(local, job)
             for connection in job.workers.values():
                 if connection is not None:
                     self._s.registrations.tell(cx.Tell(connection, order))
         local.expiry = self._s.loop.call_later(order.seconds, self._expire, local)
+
+    def _note_names(self, local: Local, job: Job) -> None:
+        if local.led is not None:
+            local.led.names.note(job, len(self._s.lanes.table))
 
     def _jobs(self, local: Local) -> list[Job]:
         return [job for job in self._s.machine.jobs.values() if local.order.job in (b"", job.id)]
@@ -296,7 +295,7 @@ class Traces:
     async def _collect(self, local: Local) -> None:
         number = local.order.number
         for job in self._jobs(local):
-            self._names.note(job, len(self._s.lanes.table))
+            self._note_names(local, job)
             for rank, connection in job.workers.items():
                 if connection is not None and (job.id, rank) not in local.workers:
                     local.awaited.add((job.id, rank))
@@ -346,7 +345,7 @@ class Traces:
         """Something about a job's memory changed: perhaps it has more tensors."""
         local = self._local
         if local is not None and local.recording and job in self._s.machine.jobs and local.order.job in (b"", job):
-            self._names.note(self._s.machine.jobs[job], len(self._s.lanes.table))
+            self._note_names(local, self._s.machine.jobs[job])
 
 
 def _shown(firsts: Iterable[First]) -> tuple[TraceFirst, ...]:

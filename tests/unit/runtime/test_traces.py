@@ -331,3 +331,30 @@ def test_a_trace_that_made_way_for_the_next_is_forgotten() -> None:
         assert len(kept) == 2, "of each node the newest"
 
     run(work)
+
+
+def test_another_trace_that_begins_while_this_one_is_ended_or_fetched_changes_neither_names_nor_clocks() -> None:
+    async def work(a: Node, b: Node) -> None:
+        c = Node("c", a.cluster)
+        b.spans = 2 * PART_BYTES // RECORD_BYTES
+        a.traces.start(None, 0, 0.0, ("b",))
+        await asyncio.sleep(0)
+        ending = asyncio.ensure_future(a.traces.stop())
+        await asyncio.sleep(0)
+        c.traces.start(None, 0, 0.0, ("a",))
+        stopped = await ending
+        assert [(n.name, n.reason, len(n.clocks)) for n in stopped.nodes] == [("a", "", 0), ("b", "", 2)]
+        await c.traces.stop()
+
+        a.traces.start(None, 0, 0.0, ("b",))
+        await asyncio.sleep(0)
+        await a.traces.stop()
+        fetched, begun = [], False
+        async for part in a.traces.fetch():
+            if not begun and isinstance(part, tuple) and len(fetched) > 3:
+                a.traces.start(None, 0, 0.0, ("a",))
+                begun = True
+            fetched.append(part)
+        assert sum(len(part) for part in fetched if isinstance(part, tuple)) == 10 + 2 * b.spans + 2
+
+    run(work)
