@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 #: How long lanes and workers of this node may take to hand over what they recorded, seconds.
 PATIENCE: Final = 3.0
-#: How long another node may take for a part; for the first it asks its own lanes and workers.
+#: How long another node may take for a part; for the first it asks its own lanes and workers, all at once.
 PEER_PATIENCE: Final = 2 * PATIENCE
 log = logging.getLogger("gcserver")
 
@@ -300,12 +300,9 @@ class Traces:
                 if connection is not None and (job.id, rank) not in local.workers:
                     local.awaited.add((job.id, rank))
                     self._s.registrations.tell(cx.Tell(connection, EndTrace(number)))
-        found: list[LaneSpans] = await self._s.questions.ask(lambda request: AskRecord(request, number), PATIENCE)
-        if local.awaited:
-            try:
-                await asyncio.wait_for(local.complete.wait(), PATIENCE)
-            except TimeoutError:
-                local.absent += [f"rank {rank} did not answer" for _, rank in sorted(local.awaited)]
+        # At once: who asked for all this waits no longer than PEER_PATIENCE.
+        lanes = self._s.questions.ask(lambda request: AskRecord(request, number), PATIENCE)
+        found, _ = await asyncio.gather(lanes, self._workers_answer(local))
         if missing := len(self._s.lanes.table) - len(found):
             local.absent.append(f"{missing} lane(s) did not answer")
         parts: list[LaneSpans | WorkerSpans] = [*found, *local.workers.values()]
@@ -314,6 +311,14 @@ class Traces:
         local.firsts = [first for part in parts for first in part.firsts]
         local.workers.clear()
         local.over = True
+
+    async def _workers_answer(self, local: Local) -> None:
+        """Until workers that were asked have answered, or had their time."""
+        if local.awaited:
+            try:
+                await asyncio.wait_for(local.complete.wait(), PATIENCE)
+            except TimeoutError:
+                local.absent += [f"rank {rank} did not answer" for _, rank in sorted(local.awaited)]
 
     # ------------------------------------------------------------------------------- lanes and workers
     def lane_up(self, lane: Lane) -> None:

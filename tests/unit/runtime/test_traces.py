@@ -358,3 +358,23 @@ def test_another_trace_that_begins_while_this_one_is_ended_or_fetched_changes_ne
         assert sum(len(part) for part in fetched if isinstance(part, tuple)) == 10 + 2 * b.spans + 2
 
     run(work)
+
+
+def test_a_node_whose_lane_and_worker_are_silent_still_hands_over_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both are waited for at once, so that the asked node's patience outlasts it."""
+    monkeypatch.setattr(traces, "PEER_PATIENCE", 2 * traces.PATIENCE)
+
+    async def work(a: Node, b: Node) -> None:
+        b.workers_answer, b.answering, plain = False, 1, b._ask
+
+        async def slow(question: Callable[[int], Any], patience: float) -> list[LaneSpans]:
+            await asyncio.sleep(patience)
+            return await plain(question, patience)
+
+        b.questions.ask = slow
+        a.traces.start(None, 0, 0.0, ())
+        await asyncio.sleep(0)
+        _, theirs = (await a.traces.stop()).nodes
+        assert theirs.spans == 4 and theirs.absent == ("rank 0 did not answer", "1 lane(s) did not answer")
+
+    run(work)
