@@ -66,7 +66,6 @@ class Led:
     peers: tuple[str, ...]
     clocks: dict[str, list[TraceClock]] = field(default_factory=dict)
     names: Names = field(default_factory=Names)
-    stopped: bool = False
     silent: set[str] = field(default_factory=set)
 
 
@@ -127,8 +126,8 @@ class Traces:
         seconds = seconds or USUAL_SECONDS
         order = TraceOrder(secrets.randbits(62), job.id if job is not None else b"", steps, seconds)
         self._begin(order, self._s.node, led := Led(peers))
+        self._note_clocks(led)
         for peer in peers:
-            self._note_clock(led, peer)
             self._s.feed(cx.TellPeer(peer, order))
         what = f"{steps} steps of each process group" if steps else "steps"
         of = f"job {job.record.label!r}" if job is not None else "all jobs"
@@ -154,9 +153,6 @@ class Traces:
     async def stop(self) -> TraceStopped:
         """End it on all of its nodes. Raises AdminError PRECONDITION."""
         local, led = self._leading()
-        for peer in led.peers if not led.stopped else ():
-            self._note_clock(led, peer)
-        led.stopped = True
         found = await asyncio.gather(self._ended(local), *(self._first_part(local, peer) for peer in led.peers))
         parts = dict(zip(led.peers, found[1:], strict=True))
         led.silent = {peer for peer, part in parts.items() if part is None}
@@ -168,7 +164,7 @@ class Traces:
     async def fetch(self) -> AsyncIterator[TracePart]:
         """The whole trace, part by part. Raises AdminError PRECONDITION."""
         local, led = self._leading()
-        if not led.stopped:
+        if local.recording:
             raise AdminError(ErrorKind.PRECONDITION, "the trace is still being recorded; end it first, by `trace stop`")
         await self._ended(local)
         wall = time.time() - time.monotonic()
@@ -194,11 +190,12 @@ class Traces:
                     yield replace(node, reason=f"only the first {at // RECORD_BYTES} spans: {why}")
 
     # ------------------------------------------------------------------------------------ other nodes
-    def _note_clock(self, led: Led, peer: str) -> None:
-        link, now = self._s.machine.peers.link(peer), time.monotonic()
-        sample = link.clocks.best(now) if link is not None else None
-        if sample is not None:
-            led.clocks.setdefault(peer, []).append(TraceClock(sample.at, sample.offset, sample.error))
+    def _note_clocks(self, led: Led) -> None:
+        for peer in led.peers:
+            link, now = self._s.machine.peers.link(peer), time.monotonic()
+            sample = link.clocks.best(now) if link is not None else None
+            if sample is not None:
+                led.clocks.setdefault(peer, []).append(TraceClock(sample.at, sample.offset, sample.error))
 
     def _own(self, local: Local) -> TracedNode:
         firsts = _shown(local.firsts)
@@ -289,6 +286,8 @@ class Traces:
     def _end(self, local: Local) -> asyncio.Task[None]:
         if local.ending is None:
             local.forget_expiry()
+            if local.led is not None:
+                self._note_clocks(local.led)
             local.ending = asyncio.ensure_future(self._collect(local))
         return local.ending
 

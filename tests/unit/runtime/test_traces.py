@@ -378,3 +378,18 @@ def test_a_node_whose_lane_and_worker_are_silent_still_hands_over_the_rest(monke
         assert theirs.spans == 4 and theirs.absent == ("rank 0 did not answer", "1 lane(s) did not answer")
 
     run(work)
+
+
+def test_clocks_are_noted_when_the_trace_ends_and_not_when_somebody_looks_at_it() -> None:
+    async def work(a: Node, b: Node) -> None:
+        ahead = 7.0
+        a.machine.peers.link = lambda name: SimpleNamespace(
+            up=True, clocks=SimpleNamespace(best=lambda now: ClockSample(now, ahead, 0.001))
+        )
+        a.traces.start(None, 0, 0.02, ())
+        await asyncio.sleep(0.06)
+        ahead = 99.0  # hours later
+        _, theirs = (await a.traces.stop()).nodes
+        assert [c.offset for c in theirs.clocks] == [7.0, 7.0]
+
+    run(work)
