@@ -55,6 +55,8 @@ if TYPE_CHECKING:
 PATIENCE: Final = 3.0
 #: How long another node may take for a part; for the first it asks its own lanes and workers, all at once.
 PEER_PATIENCE: Final = 2 * PATIENCE
+#: So many parts are answered at once; further questions are dropped.
+MAX_ANSWERING: Final = 256
 log = logging.getLogger("gcserver")
 
 
@@ -108,8 +110,8 @@ class Traces:
         self._local: Local | None = None
         #: parts that were asked for, by (node, number of the trace, offset)
         self._asked: dict[tuple[str, int, int], asyncio.Future[SpansPart]] = {}
-        #: nodes that are being answered
-        self._answering: dict[str, asyncio.Task[None]] = {}
+        #: those that are being answered, likewise
+        self._answering: dict[tuple[str, int, int], asyncio.Task[None]] = {}
 
     # ------------------------------------------------------------------------------------- operators
     def start(self, job: Job | None, steps: int, seconds: float, nodes: tuple[str, ...]) -> TraceStarted:
@@ -235,9 +237,11 @@ class Traces:
             log.info("recording a trace for %s", peer)
             self._begin(message, peer, None)
         elif isinstance(message, AskSpans):
-            if peer not in self._answering:
-                task = self._answering[peer] = asyncio.ensure_future(self._answer(peer, message))
-                task.add_done_callback(lambda _: self._answering.pop(peer, None))
+            # Operators may fetch the same trace at once, the one ahead of the other.
+            key = (peer, message.number, message.offset)
+            if key not in self._answering and len(self._answering) < MAX_ANSWERING:
+                task = self._answering[key] = asyncio.ensure_future(self._answer(peer, message))
+                task.add_done_callback(lambda _: self._answering.pop(key, None))
         else:
             future = self._asked.get((peer, message.number, message.offset))
             if future is not None and not future.done():
