@@ -81,6 +81,10 @@ class Trace:
         names = {name.id: name.name for name in self.context.nodes}
         index = {name: i for i, name in enumerate(self.nodes)}
         for name, node in self.nodes.items():
+            if index[name] and not node.about.clocks:
+                node.reason = node.reason or "its clock is not known"
+                node.spans.clear()
+                continue
             try:
                 node.clock = Clock.of([TraceClock(c.at, c.offset, c.error) for c in node.about.clocks])
             except ValueError as error:

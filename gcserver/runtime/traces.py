@@ -181,7 +181,7 @@ class Traces:
             part = await self._first_part(local, peer) if peer not in led.silent else None
             node = self._node(led, peer, part)
             yield node
-            while part is not None and not part.error and part.data:
+            while part is not None and not node.reason and part.data:
                 yield tuple(unpack(part.data))
                 at = part.offset + len(part.data)
                 if at >= part.total:
@@ -189,7 +189,8 @@ class Traces:
                 part = await self._ask(local, peer, at)
                 if part is None or part.error or not part.data:
                     why = part.error if part is not None and part.error else "it does not answer any more"
-                    yield replace(node, reason=f"only the first {at // RECORD_BYTES} spans: {why}")
+                    node = replace(node, reason=f"only the first {at // RECORD_BYTES} spans: {why}")
+                    yield node
 
     # ------------------------------------------------------------------------------------ other nodes
     def _note_clocks(self, led: Led) -> None:

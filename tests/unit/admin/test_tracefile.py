@@ -123,6 +123,16 @@ def test_of_a_frame_that_was_sent_again_twice_the_first_may_be_the_one_that_arri
     assert out["dur"] == pytest.approx(WAY * 1e6, abs=1e3)
 
 
+def test_spans_of_a_node_whose_clock_is_not_known_are_left_out() -> None:
+    made = parts()
+    node = made[3]
+    assert isinstance(node, TracedNode)
+    made[3] = replace(node, clocks=(), spans=0, reason="no round trip to it was measured, so its clock is not known")
+    file = file_of(settled(made))
+    assert {e["node"] for e in sound(file)} == {"a"}
+    assert "no round trip" in file["otherData"]["nodes"][1]["reason"]
+
+
 @pytest.mark.parametrize(
     "bad",
     [

@@ -40,6 +40,12 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(traces, "PATIENCE", 0.05)
 
 
+async def ended(node: Node) -> None:
+    """Until its lanes were asked for what they recorded, by the trace's own timer."""
+    while len(node.lane_told) < 2:
+        await asyncio.sleep(0.005)
+
+
 def test_all_lanes_and_workers_of_all_nodes_record_and_hand_over() -> None:
     async def work(a: Node, b: Node) -> None:
         b.spans = 3 * PART_BYTES // RECORD_BYTES // 2  # three parts, of two lanes
@@ -77,7 +83,7 @@ def test_a_trace_ends_by_itself_and_is_kept() -> None:
     async def work(a: Node, b: Node) -> None:
         a.traces.start(None, 0, 0.02, ("a",))
         assert a.lane_told[0].job == b""
-        await asyncio.sleep(0.06)
+        await ended(a)
         assert isinstance(a.lane_told[1], AskRecord) and isinstance(a.told[-1][1], EndTrace)
         assert b.lane_told == [], "not among the nodes"
         (own,) = (await a.traces.stop()).nodes
@@ -272,9 +278,23 @@ def test_clocks_are_noted_when_the_trace_ends_and_not_when_somebody_looks_at_it(
             up=True, clocks=SimpleNamespace(best=lambda now: ClockSample(now, ahead, 0.001))
         )
         a.traces.start(None, 0, 0.02, ())
-        await asyncio.sleep(0.06)
+        await ended(a)
         ahead = 99.0  # hours later
         _, theirs = (await a.traces.stop()).nodes
         assert [c.offset for c in theirs.clocks] == [7.0, 7.0]
+
+    run(work)
+
+
+def test_what_was_recorded_by_a_clock_that_is_not_known_is_not_handed_over() -> None:
+    async def work(a: Node, b: Node) -> None:
+        a.machine.peers.link = lambda name: SimpleNamespace(up=True, clocks=SimpleNamespace(best=lambda now: None))
+        a.traces.start(None, 0, 0.0, ())
+        await asyncio.sleep(0)
+        stopped = await a.traces.stop()
+        assert stopped.message == "10 spans of 1 node(s); nothing of 1"
+        _, nodes, spans = await everything(a)
+        (theirs,) = nodes["b"]
+        assert "no round trip to it was measured" in theirs.reason and "b" not in spans
 
     run(work)
