@@ -136,7 +136,10 @@ class Saved:
                     found = States(False, 0, True, np.zeros(n, np.float32)), ""
                 values = found[0].values.copy()
                 values[:n] += held[0].values[:n]
-                found = States(False, found[0].tag, found[0].held or held[0].held, values), found[1]
+                lost = found[1] or held[1]
+                if not lost and held[0].values[n:].any():
+                    lost = _beside(pieces[0][0])
+                found = States(False, found[0].tag, found[0].held or held[0].held, values), lost
         yield from (x for x in (found, owned) if x is not None)
 
     def _find(self, side: int, pieces: tuple[Piece, ...]) -> tuple[States, str] | None:
@@ -158,10 +161,14 @@ class Saved:
                 out[at + low - first : at + high - first] = values[where + low - a : where + high - a]
                 held |= block.held
                 self.used.add(index)
-                if block.floats > block.elements and values[block.elements :].any():
-                    lost = lost or f"what the codec keeps of {name!r} beside its residual"
+                if values[block.elements :].any():
+                    lost = lost or _beside(name)
             at += last - first
         return None if out is None else (States(bool(side), 0, held, out), lost)
+
+
+def _beside(name: str) -> str:
+    return f"what the codec keeps of {name!r} beside its residual"
 
 
 def cut(section: Section, blocks: Sequence[Block]) -> list[tuple[Piece, ...]]:

@@ -88,6 +88,16 @@ def test_sums_of_a_block_that_another_node_owns_now_go_to_the_contribution() -> 
     assert found(one(OWNED), ("b", 1, 3), mine=False) == [(False, 0, True, [17, 18], "")]
 
 
+@pytest.mark.parametrize("pieces", [(A, B), (("a", 4, 6), ("b", 0, 2))], ids=["whole", "cut"])
+def test_what_an_owner_kept_beside_its_sums_is_said_to_be_lost_where_another_node_owns_the_block(pieces: Any) -> None:
+    owned = SavedBlock(1, (A, B), 12, 9, True), np.arange(12, dtype=np.float32)
+    (states,) = found(one(owned), *pieces, mine=False)
+    assert "keeps of 'a' beside its residual" in states[4]
+    owned[1][10:] = 0.0
+    (states,) = found(one(owned), *pieces, mine=False)
+    assert states[4] == "", "zeros are what a codec begins with"
+
+
 def test_blocks_are_cut_as_the_address_space_cuts_them() -> None:
     section = Section(
         0, (TensorSpec("x", (100_000,), 0), TensorSpec("e", (0,), 0), TensorSpec("y", (40_000,), 0)), (2,)
