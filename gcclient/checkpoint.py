@@ -24,7 +24,6 @@ import numpy as np
 from msgspec.structs import replace
 
 from gcclient import saved
-from gcclient.arena import BlockPlace
 from gcclient.domain import Domain
 from gcclient.errors import GradcommError, StateMismatch, StepTimeout
 from gcclient.saved import F32, Saved, SavedBlock, SavedDomain, States
@@ -232,17 +231,17 @@ class Checkpoints:
             self._drop(known)
         return replace(declared, resumed=known.resumed(before.nodes == nodes, before.codec == declared.codec))
 
-    def bring(self, domain: Domain, section: Section, places: list[BlockPlace]) -> list[BlockPlace]:
-        """Bring what was saved of a section that is there now; returns ``places``, its blocks in address order."""
+    def bring(self, domain: Domain, section: Section) -> None:
+        """Bring what was saved of a section that is there now."""
         resuming = self._resuming.get(domain.id)
-        if resuming is None or section.dtype not in saved.FLOATING:
-            return places
-        known, shapes = resuming.saved, resuming.saved.shapes()
-        strange = next((why for t in section.tensors if (why := saved.check_tensor(known, t, shapes))), "")
+        if resuming is None:
+            return
+        known, specs = resuming.saved, resuming.saved.specs()
+        strange = {t.name: why for t in section.tensors if (why := saved.check_tensor(known, t, specs))}
         if strange:
-            self._unfit(known, strange)
-        fits = {t.name for t in section.tensors if not saved.check_tensor(known, t, shapes)}
-        if resuming.brings:
+            self._unfit(known, next(iter(strange.values())))
+        fits = {t.name for t in section.tensors if t.name not in strange}
+        if resuming.brings and section.dtype in saved.FLOATING:
             blocks = domain.space.blocks[section.index]
             for block, pieces in zip(blocks, saved.cut(section, blocks), strict=True):
                 wanted = tuple((name if name in fits else "", a, b) for name, a, b in pieces)
@@ -251,7 +250,6 @@ class Checkpoints:
                         self._unfit(known, f"blocks are cut otherwise than when it was saved, so that {lost} is lost")
                         self._dropped(1, known.label, lost)
                     self._give(domain, block, states)
-        return places
 
     def _give(self, domain: Domain, block: Block, states: States) -> None:
         floats, most = len(states.values), most_floats(block.elements, len(block.bounds) - 1)
@@ -268,11 +266,10 @@ class Checkpoints:
     def compare(self, domain: Domain, names: Iterable[str]) -> None:
         """These tensors are about to be declared in a model's domain. Raises StateMismatch for those that are saved and
         not among them."""
-        if (resuming := self._resuming.get(domain.id)) is not None:
-            known = {name for name, _ in resuming.saved.domain.tensors}
-            if missing := known.difference(names):
-                why = f"{min(missing)!r} is in the checkpoint and is not declared ({len(missing)} in all)"
-                self._unfit(resuming.saved, why)
+        resuming = self._resuming.get(domain.id)
+        if resuming is not None and (missing := resuming.saved.specs().keys() - set(names)):
+            why = f"{min(missing)!r} is in the checkpoint and is not declared ({len(missing)} in all)"
+            self._unfit(resuming.saved, why)
 
     def complete(self, domain: Domain) -> None:
         """All tensors of a model's domain are declared: what has found no place until now will find none."""
@@ -298,8 +295,9 @@ class Checkpoints:
             self._dropped(len(left), known.label, f"what was held back of {left[0].pieces[0][0]!r} and others")
 
     def _dropped(self, count: int, label: str, what: str) -> None:
-        self._session.counters.states_dropped += count
-        log.warning("%s: %s is dropped (states of %d block(s))", label, what, count)
+        if count:
+            self._session.counters.states_dropped += count
+            log.warning("%s: %s is dropped (states of %d block(s))", label, what, count)
 
 
 def _which(message: Any) -> tuple[int, bool, int]:

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from gcclient.errors import StateMismatch
 from gcproto.agreed import MAX_RULES, MAX_STEPS_BEFORE, Label, Resumed, Rule
 from gcproto.dtypes import DType
-from gcproto.manifest import Block, Section, TensorSpec
+from gcproto.manifest import USED, Block, ManifestError, Section, TensorSpec, check_section
 
 F32 = NDArray[np.float32]
 FORMAT: Final = 1
@@ -43,13 +43,14 @@ NEWEST: Final = "load the checkpoint with the release that saved it, or save it 
 
 
 class SavedDomain(msgspec.Struct, frozen=True):
-    """What all ranks of a domain save alike. ``nodes``: its ranks on each node; ``tensors``: (name, shape) in order."""
+    """What all ranks of a domain save alike. ``nodes``: its ranks on each node; ``tensors``: in the order in which they
+    were declared, also those that are never compressed."""
 
     ranks: tuple[int, ...]
     nodes: tuple[tuple[int, ...], ...]
     scoped: bool
     codec: str
-    tensors: tuple[tuple[str, tuple[int, ...]], ...]
+    tensors: tuple[TensorSpec, ...]
     #: bytes as hexadecimal digits
     origin: str
     steps: Annotated[int, msgspec.Meta(ge=0, le=MAX_STEPS_BEFORE)]
@@ -116,8 +117,9 @@ class Saved:
         rules, controller = (d.rules, d.controller) if same_codec else ((), "")
         return Resumed(bytes.fromhex(d.origin), d.steps, d.numbers if alike else (), rules, controller)
 
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        return dict(self.domain.tensors)
+    def specs(self) -> dict[str, TensorSpec]:
+        """By name, what was saved."""
+        return {t.name: t for t in self.domain.tensors}
 
     def states(self, pieces: tuple[Piece, ...], mine: bool) -> Iterator[tuple[States, str]]:
         """What there is for a block of these pieces, and what of it is lost by its new cut (empty: nothing).
@@ -187,9 +189,9 @@ def cut(section: Section, blocks: Sequence[Block]) -> list[tuple[Piece, ...]]:
     return out
 
 
-def tensors_of(sections: Iterable[Section]) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """(name, shape) of the tensors that may have states."""
-    return tuple((t.name, t.shape) for s in sections if s.dtype in FLOATING for t in s.tensors)
+def tensors_of(sections: Iterable[Section]) -> tuple[TensorSpec, ...]:
+    """All tensors but workers' notes."""
+    return tuple(t for s in sections for t in s.tensors if t.name != USED)
 
 
 # ------------------------------------------------------------------------------------------------- keys
@@ -253,8 +255,10 @@ def read(state: Mapping[str, Any], rank: int) -> dict[str, Saved]:
         domain = _struct(state, key, SavedDomain)
         try:
             bytes.fromhex(domain.origin)
-        except ValueError as error:
-            raise StateMismatch(f"{key}: origin: {error}", advice=NEWEST) from None
+            for tensor in domain.tensors:
+                check_section(Section(0, (tensor,)))
+        except (ValueError, ManifestError) as error:
+            raise StateMismatch(f"{key}: {error}", advice=NEWEST) from None
         part = part_key(rank, label)
         blocks = _struct(state, part, SavedPart).blocks if part in state else ()
         values = [(block, _values(state, part, block)) for block in blocks]
@@ -287,9 +291,13 @@ def _values(state: Mapping[str, Any], part: str, block: SavedBlock) -> F32:
     return values
 
 
-def check_tensor(saved: Saved, tensor: TensorSpec, shapes: Mapping[str, tuple[int, ...]]) -> str:
-    """Why nothing that is saved of a domain fits a tensor declared now; empty if it does."""
-    shape = shapes.get(tensor.name)
-    if shape is None:
+def check_tensor(saved: Saved, tensor: TensorSpec, specs: Mapping[str, TensorSpec]) -> str:
+    """Why nothing that is saved of a domain (``specs``) fits a tensor declared now; empty if it does."""
+    was = specs.get(tensor.name)
+    if was is None:
         return f"{tensor.describe()} is not in the checkpoint" if saved.domain.scoped else ""
-    return "" if shape == tensor.shape else f"{tensor.describe()} has shape {list(shape)} in the checkpoint"
+    if was.shape != tensor.shape:
+        return f"{tensor.describe()} has shape {list(was.shape)} in the checkpoint"
+    if was.dtype in FLOATING and tensor.dtype not in FLOATING:
+        return f"{tensor.describe()} is never compressed, and is {DType(was.dtype).name} in the checkpoint"
+    return ""

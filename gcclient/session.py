@@ -321,8 +321,7 @@ class Session:
             return domain
 
     def _post_lane(self, lane: int, record: Callable[[], None], message: Message) -> None:
-        link = self.daemon.lanes[lane]
-        with link.sending:
+        with (link := self.daemon.lanes[lane]).sending:
             record()
             link.post(message)
 
@@ -343,7 +342,8 @@ class Session:
             self.wait_for(lambda: domain.agreed > section.index, ready, "declare", self.patience)
             domain.lay_out(section)
             self.wait_for(lambda: domain.mapped, f"the arena of {names}", "declare", self.patience)
-            return self.checkpoints.bring(domain, section, domain.take_up(section.index))
+            self.checkpoints.bring(domain, section)
+            return domain.take_up(section.index)
 
     def announce(self, message: Message, record: Callable[[], None]) -> None:
         """Tell the daemon now, or once it has answered; ``record`` notes what it must hear again after a restart.

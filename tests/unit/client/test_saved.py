@@ -17,11 +17,12 @@ from gcclient import saved
 from gcclient.errors import StateMismatch
 from gcclient.saved import F32, Piece, Saved, SavedBlock, SavedDomain
 from gcproto.agreed import Resumed, Rule
+from gcproto.dtypes import DType
 from gcproto.manifest import AddressSpace, Section, TensorSpec
 
 DOMAIN = SavedDomain(
-    (0, 1, 2), ((0, 1), (2,)), True, "", (("a", (6,)), ("b", (2, 2))), "ab" * 16, 7, (2**64 - 1, 5),
-    (Rule("*", "topk(ratio=0.01)", "all", (3, 4)),), "dc2-da2",
+    (0, 1, 2), ((0, 1), (2,)), True, "", (TensorSpec("a", (6,), 0), TensorSpec("b", (2, 2), 0)), "ab" * 16, 7,
+    (2**64 - 1, 5), (Rule("*", "topk(ratio=0.01)", "all", (3, 4)),), "dc2-da2",
 )  # fmt: skip
 A: Piece = ("a", 0, 6)
 B: Piece = ("b", 0, 4)
@@ -116,7 +117,9 @@ def test_blocks_are_cut_as_the_address_space_cuts_them() -> None:
         (lambda s: s.update(format=2), "expected a checkpoint of format 1, got 2"),
         (lambda s: s.update({"domain/ddp.0": "{}"}), "expected the JSON text of a SavedDomain"),
         (lambda s: s.update({"domain/ddp.0": 3}), "expected the JSON text of a SavedDomain"),
-        (lambda s: s.update({"domain/ddp.0": s["domain/ddp.0"].replace("ab" * 16, "xy")}), "origin: non-hexadecimal"),
+        (lambda s: s.update({"domain/ddp.0": s["domain/ddp.0"].replace("ab" * 16, "xy")}), "non-hexadecimal"),
+        (lambda s: s.update({"domain/ddp.0": s["domain/ddp.0"].replace("[6]", "[-6]")}), "a dimension is negative"),
+        (lambda s: s.update({"domain/ddp.0": s["domain/ddp.0"].replace("[6],0", "[6],99")}), "unknown dtype code 99"),
         (lambda s: s.update({"domain/ddp.0": s["domain/ddp.0"].replace('"steps":7', '"steps":-1')}), "SavedDomain"),
         (lambda s: s.update({"rank 0/ddp.0": "["}), "expected the JSON text of a SavedPart"),
         (lambda s: s.pop("rank 0/ddp.0/contribution/b[0:4]"), "b[0:4]: expected a tensor, got NoneType"),
@@ -156,9 +159,11 @@ def test_a_rank_whose_part_is_not_there_is_told_of() -> None:
 
 def test_which_tensors_fit() -> None:
     s = one()
-    shapes = s.shapes()
-    assert saved.check_tensor(s, TensorSpec("b", (2, 2), 0), shapes) == ""
-    assert "'b' shape [4] dtype F32 has shape [2, 2]" in saved.check_tensor(s, TensorSpec("b", (4,), 0), shapes)
-    assert "is not in the checkpoint" in saved.check_tensor(s, TensorSpec("c", (4,), 0), shapes)
+    specs = s.specs()
+    assert saved.check_tensor(s, TensorSpec("b", (2, 2), 0), specs) == ""
+    assert "'b' shape [4] dtype F32 has shape [2, 2]" in saved.check_tensor(s, TensorSpec("b", (4,), 0), specs)
+    assert saved.check_tensor(s, TensorSpec("b", (2, 2), int(DType.BF16)), specs) == ""
+    assert "is never compressed, and is F32" in saved.check_tensor(s, TensorSpec("b", (2, 2), int(DType.F64)), specs)
+    assert "is not in the checkpoint" in saved.check_tensor(s, TensorSpec("c", (4,), 0), specs)
     s.domain = msgspec.structs.replace(s.domain, scoped=False)
-    assert saved.check_tensor(s, TensorSpec("c", (4,), 0), shapes) == "", "single tensors come as they come"
+    assert saved.check_tensor(s, TensorSpec("c", (4,), 0), specs) == "", "single tensors come as they come"
