@@ -118,7 +118,7 @@ class Checkpoints:
                 "optimizer.step(), between steps"
             )
         resumed = self._settled(domain)
-        sections = [d.section for d in domain.sections]
+        sections = _newest(domain)
         about = SavedDomain(
             declared.ranks,
             domain.nodes,
@@ -231,6 +231,15 @@ class Checkpoints:
             self._drop(known)
         return replace(declared, resumed=known.resumed(before.nodes == nodes, before.codec == declared.codec))
 
+    def lay_out(self, domain: Domain) -> None:
+        """Declare single tensors as they lay, when their domain is: those that are never pushed again keep their places
+        and what was held back of them, as they would have in the job that was saved."""
+        resuming = self._resuming.get(domain.id)
+        for tensor in resuming.saved.domain.tensors if resuming is not None and not domain.declared.scoped else ():
+            index = len(domain.sections)
+            self._session.declare(domain, (tensor,))
+            domain.found.append(index)
+
     def bring(self, domain: Domain, section: Section) -> None:
         """Bring what was saved of a section that is there now."""
         resuming = self._resuming.get(domain.id)
@@ -241,6 +250,9 @@ class Checkpoints:
         if strange:
             self._unfit(known, next(iter(strange.values())))
         fits = {t.name for t in section.tensors if t.name not in strange}
+        if not domain.declared.scoped:
+            lost = [block for block, _ in known.blocks if block.pieces[0][0] in strange]
+            self._dropped(len(lost), known.label, f"what was held back of {', '.join(strange)}")
         if resuming.brings and section.dtype in saved.FLOATING:
             blocks = domain.space.blocks[section.index]
             for block, pieces in zip(blocks, saved.cut(section, blocks), strict=True):
@@ -298,6 +310,11 @@ class Checkpoints:
         if count:
             self._session.counters.states_dropped += count
             log.warning("%s: %s is dropped (states of %d block(s))", label, what, count)
+
+
+def _newest(domain: Domain) -> list[Section]:
+    """A domain's sections; of a single tensor that was laid out as it was saved, and pushed as another, the latter."""
+    return list({d.section.tensors[0].name: d.section for d in domain.sections}.values())
 
 
 def _which(message: Any) -> tuple[int, bool, int]:

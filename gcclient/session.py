@@ -315,6 +315,7 @@ class Session:
             domain = Domain.in_job(declared, self.job, self.me.rank, self._post_lane)
             domain.tracing = self.tracing
             self.announce(domain.declared, lambda: self.domains.update({number: domain}))
+            self.checkpoints.lay_out(domain)
             if (found := self.found.pop(number, None)) is not None:
                 domain.come_into(found)
                 self.wait_for(lambda: domain.mapped, f"the arena of {label}", "declare", self.patience)

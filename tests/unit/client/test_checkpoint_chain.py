@@ -40,6 +40,48 @@ def go_on(memory: Memory, strict: bool = True) -> dict[str, Any]:
     return state
 
 
+def test_a_single_tensor_that_is_not_pushed_meanwhile_is_in_the_next_checkpoint(memory: Memory) -> None:
+    push("rare", "often")
+    first = go_on(memory)
+    push("often")
+    second = gcclient.state_dict()
+    assert tensors(second).keys() == tensors(first).keys() and len(tensors(first)) == 6
+
+
+def test_single_tensors_lie_where_they_lay_in_whatever_order_they_are_pushed(memory: Memory) -> None:
+    """What a codec draws depends on the place of a block."""
+    push("x", "y", "z")
+    go_on(memory)
+    push("z")
+    assert sections(memory) == ["x", "y", "z"]
+    push("x", "new")
+    assert sections(memory) == ["x", "y", "z", "new"]
+    assert gcclient.push_pull(torch.full((20_000,), 2.0), "y", compression=CODEC)[7] == 2.0
+
+
+def test_a_tensor_that_is_never_compressed_keeps_its_place_too(memory: Memory) -> None:
+    gcclient.push_pull(torch.ones(3, dtype=torch.int64), "count", average=False)
+    gcclient.push_pull(torch.ones(3), "x")
+    go_on(memory)
+    gcclient.push_pull(torch.ones(3), "x")
+    assert sections(memory) == ["count", "x"]
+
+
+def test_a_single_tensor_of_another_shape_is_refused_or_dropped_and_counted(memory: Memory) -> None:
+    push("x", "y")
+    state = go_on(memory)
+    with pytest.raises(
+        gcclient.StateMismatch, match=r"'x' shape \[7\] dtype F32 has shape \[20000\] in the checkpoint"
+    ):
+        push("x", size=7)
+    rejoin(memory.daemon)
+    gcclient.load_state_dict(state, strict=False)
+    push("x", size=7)
+    assert gcclient.stats()["states_dropped"] == 2, "the contribution's and the owner's"
+    found = tensors(gcclient.state_dict())
+    assert {k.split("/")[3] for k in found} == {"x[0:7]", "x[0:7]+", "y[0:20000]", "y[0:20000]+"}
+
+
 def test_a_model_in_a_type_that_is_never_compressed_is_refused_or_dropped(memory: Memory) -> None:
     trained(model_of(), compression=CODEC)
     state = go_on(memory)
