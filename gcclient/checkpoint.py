@@ -108,6 +108,12 @@ class Checkpoints:
             if domain.declared.codec != LOSSLESS:
                 with domain.pushing:
                     found |= self._domain(domain)
+        # What a job has not come to yet it keeps for the next one.
+        for label, known in self._loaded.items():
+            log.info("%s: what was loaded of it is saved again, since it is not declared", label)
+            found |= saved.write_domain(label, known.domain)
+            if known.whole:
+                found |= saved.write_part(self._session.me.rank, label, known.blocks)
         return found
 
     def _domain(self, domain: Domain) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from torch import nn
 
 import gcclient
 from gcproto.messages import DeclareSection
-from tests.unit.client.remembering import Memory, model_of, rejoin, trained
+from tests.unit.client.remembering import Memory, declared, model_of, rejoin, trained
 
 CODEC = "onebit"
 
@@ -95,3 +95,17 @@ def test_a_model_in_a_type_that_is_never_compressed_is_refused_or_dropped(memory
 
 def _double(model: nn.Module) -> None:
     gcclient.DistributedOptimizer(torch.optim.SGD(model.double().parameters()), model.named_parameters())
+
+
+def test_what_was_loaded_and_not_declared_yet_is_saved_again_as_it_was(memory: Memory) -> None:
+    trained(model_of(), compression=CODEC)
+    push("x")
+    first = go_on(memory)
+    assert gcclient.state_dict().keys() == first.keys()
+    push("x")
+    second = gcclient.state_dict()
+    assert tensors(second) == tensors(first) and second["domain/optimizer.0"] == first["domain/optimizer.0"]
+    rejoin(memory.daemon)
+    gcclient.load_state_dict(second)
+    trained(model_of(), compression=CODEC)
+    assert memory.given and [d.label for d in declared(memory.daemon)] == ["optimizer.0"]
