@@ -15,6 +15,7 @@ before it pushes anything.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -72,6 +73,8 @@ class Checkpoints:
         self._loaded: dict[str, Saved] = {}
         self._resuming: dict[int, _Resuming] = {}
         self._strict = True
+        #: held from a question to its answer: lanes and supervisor are asked one thing at a time
+        self._turn = threading.Lock()
 
     # ---------------------------------------------------------------------------------- the daemon's answers
     def on_standing(self, message: Standing) -> None:
@@ -93,11 +96,12 @@ class Checkpoints:
 
     def _exchange(self, domain: Domain, lane: int, asked: AskStates | GiveStates) -> Any:
         """A lane's answer."""
-        self._answers.pop(lane, None)
-        domain.question(lane, asked)
         what = f"states of {domain.declared.label}"
-        self._session.wait_for(lambda: lane in self._answers, what, "checkpoint", self._session.patience)
-        return self._answers.pop(lane)
+        with self._turn:
+            self._answers.pop(lane, None)  # to one that nobody waited for any more
+            domain.question(lane, asked)
+            self._session.wait_for(lambda: lane in self._answers, what, "checkpoint", self._session.patience)
+            return self._answers.pop(lane)
 
     # ------------------------------------------------------------------------------------------------ saving
     def collect(self) -> dict[str, Any]:
@@ -150,12 +154,7 @@ class Checkpoints:
         """What the daemon says of a domain once its last step is settled. Raises StepTimeout, and the job's failure."""
         session, began, label = self._session, time.monotonic(), domain.declared.label
         while True:
-            with session.daemon.control.sending:
-                self._standing, self._asked = None, AskStanding(domain.id)
-                session.inform(self._asked)
-            session.wait_for(lambda: self._standing is not None, f"{label} to settle", "checkpoint", session.patience)
-            found = self._standing
-            assert found is not None
+            found = self._stands(domain)
             if found.resumed is None:
                 raise GradcommError(f"the daemon does not know {label}", job=session.label, phase="checkpoint")
             if found.settled >= domain.step:
@@ -173,6 +172,17 @@ class Checkpoints:
                     advice="call state_dict() on all ranks after the same step",
                 )
             time.sleep(_ASK_EVERY)
+
+    def _stands(self, domain: Domain) -> Standing:
+        """What the daemon says of a domain now."""
+        session, what = self._session, f"{domain.declared.label} to settle"
+        with self._turn:
+            with session.daemon.control.sending:
+                self._standing, self._asked = None, AskStanding(domain.id)
+                session.inform(self._asked)
+            session.wait_for(lambda: self._standing is not None, what, "checkpoint", session.patience)
+            assert self._standing is not None
+            return self._standing
 
     def _blocks(self, domain: Domain, section: Section) -> list[tuple[SavedBlock, F32]]:
         found = []

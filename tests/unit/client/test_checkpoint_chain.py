@@ -6,6 +6,7 @@ and asked for in them. What may not: one save and one load (`test_checkpoint.py`
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -13,7 +14,10 @@ import torch
 from torch import nn
 
 import gcclient
+from gcclient.api import current
 from gcproto.messages import DeclareSection
+from gcproto.packed import Message
+from gcproto.states import AskStates, StatesKept
 from tests.unit.client.remembering import Memory, declared, model_of, rejoin, trained
 
 CODEC = "onebit"
@@ -82,6 +86,20 @@ def test_a_single_tensor_of_another_shape_is_refused_or_dropped_and_counted(memo
     assert {k.split("/")[3] for k in found} == {"x[0:7]", "x[0:7]+", "y[0:20000]", "y[0:20000]+"}
 
 
+def test_what_was_loaded_and_not_declared_yet_is_saved_again_as_it_was(memory: Memory) -> None:
+    trained(model_of(), compression=CODEC)
+    push("x")
+    first = go_on(memory)
+    assert gcclient.state_dict().keys() == first.keys()
+    push("x")
+    second = gcclient.state_dict()
+    assert tensors(second) == tensors(first) and second["domain/optimizer.0"] == first["domain/optimizer.0"]
+    rejoin(memory.daemon)
+    gcclient.load_state_dict(second)
+    trained(model_of(), compression=CODEC)
+    assert memory.given and [d.label for d in declared(memory.daemon)] == ["optimizer.0"]
+
+
 def test_a_model_in_a_type_that_is_never_compressed_is_refused_or_dropped(memory: Memory) -> None:
     trained(model_of(), compression=CODEC)
     state = go_on(memory)
@@ -97,15 +115,37 @@ def _double(model: nn.Module) -> None:
     gcclient.DistributedOptimizer(torch.optim.SGD(model.double().parameters()), model.named_parameters())
 
 
-def test_what_was_loaded_and_not_declared_yet_is_saved_again_as_it_was(memory: Memory) -> None:
+def test_two_threads_may_ask_for_states_at_once(memory: Memory) -> None:
+    """A lane sends away who asks before it has the last answer."""
     trained(model_of(), compression=CODEC)
     push("x")
-    first = go_on(memory)
-    assert gcclient.state_dict().keys() == first.keys()
-    push("x")
-    second = gcclient.state_dict()
-    assert tensors(second) == tensors(first) and second["domain/optimizer.0"] == first["domain/optimizer.0"]
-    rejoin(memory.daemon)
-    gcclient.load_state_dict(second)
-    trained(model_of(), compression=CODEC)
-    assert memory.given and [d.label for d in declared(memory.daemon)] == ["optimizer.0"]
+    usual, last = memory.answer, max(current().domains)
+    waiting: list[AskStates] = []
+    early: list[AskStates] = []
+
+    def lane_of(m: AskStates) -> int:
+        return memory.daemon.domains[m.domain].blocks[m.key].lane
+
+    def slow(m: Any) -> Message | None:
+        """One question stays without an answer until it is given by hand."""
+        if isinstance(m, AskStates):
+            early.extend(m for other in waiting if lane_of(other) == lane_of(m))
+            if m.domain == last and not waiting:
+                waiting.append(m)
+                return StatesKept(m.domain, m.key + 1, m.owner, m.first)  # no answer to this
+        return usual(m)
+
+    memory.daemon.answer = slow
+    found: list[dict[str, Any]] = []
+    threads = [threading.Thread(target=lambda: found.append(gcclient.state_dict())) for _ in range(2)]
+    threads[0].start()
+    memory.daemon.wait(lambda: bool(waiting))
+    threads[1].start()
+    threads[1].join(0.5)
+    memory.daemon.answer = usual
+    answer = usual(waiting[0])
+    assert answer is not None
+    memory.daemon.say(lane_of(waiting[0]), answer)
+    for thread in threads:
+        thread.join(20)
+    assert not early and len(found) == 2 and tensors(found[0]) == tensors(found[1])
