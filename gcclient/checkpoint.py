@@ -267,8 +267,8 @@ class Checkpoints:
             self._unfit(known, next(iter(strange.values())))
         fits = {t.name for t in section.tensors if t.name not in strange}
         if not domain.declared.scoped:
-            lost = [block for block, _ in known.blocks if block.pieces[0][0] in strange]
-            self._dropped(len(lost), known.label, f"what was held back of {', '.join(strange)}")
+            count = sum(block.pieces[0][0] in strange for block, _ in known.blocks)
+            self._dropped(count, known.label, f"what was held back of {', '.join(strange)}")
         if resuming.brings and section.dtype in saved.FLOATING:
             blocks = domain.space.blocks[section.index]
             for block, pieces in zip(blocks, saved.cut(section, blocks), strict=True):
