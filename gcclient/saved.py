@@ -27,9 +27,9 @@ import torch
 from numpy.typing import NDArray
 
 from gcclient.errors import StateMismatch
-from gcproto.agreed import MAX_RULES, MAX_STEPS_BEFORE, Label, Resumed, Rule
+from gcproto.agreed import MAX_ORIGIN, MAX_RULES, MAX_STEPS_BEFORE, Label, Resumed, Rule
 from gcproto.dtypes import DType
-from gcproto.manifest import USED, Block, ManifestError, Section, TensorSpec, check_section
+from gcproto.manifest import USED, Block, Section, TensorSpec, check_section
 
 F32 = NDArray[np.float32]
 FORMAT: Final = 1
@@ -249,21 +249,29 @@ def read(state: Mapping[str, Any], rank: int) -> dict[str, Saved]:
         raise StateMismatch(f"expected a checkpoint of format {FORMAT}, got {state['format']!r}", advice=NEWEST)
     found = {}
     for key in state:
-        if not key.startswith("domain/"):
+        if not isinstance(key, str) or not key.startswith("domain/"):
             continue
         label = key.removeprefix("domain/")
         domain = _struct(state, key, SavedDomain)
-        try:
-            bytes.fromhex(domain.origin)
-            for tensor in domain.tensors:
-                check_section(Section(0, (tensor,)))
-        except (ValueError, ManifestError) as error:
-            raise StateMismatch(f"{key}: {error}", advice=NEWEST) from None
         part = part_key(rank, label)
         blocks = _struct(state, part, SavedPart).blocks if part in state else ()
+        try:
+            _check(domain, blocks)
+        except ValueError as error:
+            raise StateMismatch(f"{key}: {error}", advice=NEWEST) from None
         values = [(block, _values(state, part, block)) for block in blocks]
         found[label] = Saved(label, domain, values, part in state)
     return found
+
+
+def _check(domain: SavedDomain, blocks: Iterable[SavedBlock]) -> None:
+    """Raises ValueError for what no daemon would take, beyond what types say."""
+    if not 1 <= (length := len(bytes.fromhex(domain.origin))) <= MAX_ORIGIN:
+        raise ValueError(f"origin: expected 1 to {MAX_ORIGIN} bytes, got {length}")
+    if max((*domain.numbers, *(block.tag for block in blocks)), default=0) >> 64:
+        raise ValueError("numbers of nodes and tags of codecs have 64 bits")
+    for tensor in domain.tensors:
+        check_section(Section(0, (tensor,)))
 
 
 def _struct(state: Mapping[str, Any], key: str, kind: type[Any]) -> Any:

@@ -16,7 +16,6 @@ from torch import nn
 import gcclient
 from tests.integration.cluster import mark
 
-
 #: so often, so that a daemon that is killed meanwhile is killed in the middle of one
 SAVES = 30
 

@@ -118,6 +118,13 @@ def test_blocks_are_cut_as_the_address_space_cuts_them() -> None:
         (lambda s: s.update({"domain/ddp.0": "{}"}), "expected the JSON text of a SavedDomain"),
         (lambda s: s.update({"domain/ddp.0": 3}), "expected the JSON text of a SavedDomain"),
         (lambda s: s.update({"domain/ddp.0": s["domain/ddp.0"].replace("ab" * 16, "xy")}), "non-hexadecimal"),
+        (
+            lambda s: s.update({"domain/ddp.0": s["domain/ddp.0"].replace("ab" * 16, "ab" * 17)}),
+            "1 to 16 bytes, got 17",
+        ),
+        (lambda s: s.update({"domain/ddp.0": s["domain/ddp.0"].replace("ab" * 16, "")}), "1 to 16 bytes, got 0"),
+        (lambda s: s.update({"domain/ddp.0": s["domain/ddp.0"].replace(str(2**64 - 1), str(2**64))}), "64 bits"),
+        (lambda s: s.update({"rank 0/ddp.0": s["rank 0/ddp.0"].replace(",9,", f",{2**64},")}), "64 bits"),
         (lambda s: s.update({"domain/ddp.0": s["domain/ddp.0"].replace("[6]", "[-6]")}), "a dimension is negative"),
         (lambda s: s.update({"domain/ddp.0": s["domain/ddp.0"].replace("[6],0", "[6],99")}), "unknown dtype code 99"),
         (lambda s: s.update({"domain/ddp.0": s["domain/ddp.0"].replace('"steps":7', '"steps":-1')}), "SavedDomain"),
