@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -143,10 +143,7 @@ class Checkpoints:
         )
         out = saved.write_domain(label, about)
         if self._session.me.rank == domain.nodes[domain.me][0]:
-            blocks: list[tuple[SavedBlock, F32]] = []
-            for section in sections:
-                if section.dtype in saved.FLOATING:
-                    blocks += self._blocks(domain, section)
+            blocks = (b for s in sections if s.dtype in saved.FLOATING for b in self._blocks(domain, s))
             out |= saved.write_part(self._session.me.rank, label, blocks)
         return out
 
@@ -184,17 +181,15 @@ class Checkpoints:
             assert self._standing is not None
             return self._standing
 
-    def _blocks(self, domain: Domain, section: Section) -> list[tuple[SavedBlock, F32]]:
-        found = []
+    def _blocks(self, domain: Domain, section: Section) -> Iterator[tuple[SavedBlock, F32]]:
+        """One after the other: all of them are as large as what is saved."""
         blocks = domain.space.blocks[section.index]
         for block, pieces in zip(blocks, saved.cut(section, blocks), strict=True):
             # Of a block that was a lost node's this worker does not know who owns it now.
             for side in (0, 1) if block.owner == domain.me or self._session.job.commits else (0,):
                 states = self._fetch(domain, block, bool(side))
                 if states is not None:
-                    kept = SavedBlock(side, pieces, len(states.values), states.tag, states.held)
-                    found.append((kept, states.values))
-        return found
+                    yield SavedBlock(side, pieces, len(states.values), states.tag, states.held), states.values
 
     def _fetch(self, domain: Domain, block: Block, owner: bool) -> States | None:
         """The settled states of a block; None if it has none."""

@@ -220,15 +220,16 @@ def _places(part: str, block: SavedBlock) -> list[tuple[str, int, int]]:
     return out
 
 
-def write_part(rank: int, label: str, blocks: list[tuple[SavedBlock, F32]]) -> dict[str, Any]:
-    """What a node's first rank puts into a checkpoint of a domain."""
-    part = part_key(rank, label)
-    out: dict[str, Any] = {part: _text(SavedPart(tuple(block for block, _ in blocks)))}
+def write_part(rank: int, label: str, blocks: Iterable[tuple[SavedBlock, F32]]) -> dict[str, Any]:
+    """What a node's first rank puts into a checkpoint of a domain; holds on to none of ``blocks``."""
+    part, out = part_key(rank, label), dict[str, Any]()
+    written = []
     for block, values in blocks:
+        written.append(block)
         for key, first, last in _places(part, block):
             # Of its own: a view would have torch.save write the whole block for each.
             out[key] = torch.from_numpy(values[first:last].copy())
-    return out
+    return {part: _text(SavedPart(tuple(written))), **out}
 
 
 def write_domain(label: str, domain: SavedDomain) -> dict[str, Any]:

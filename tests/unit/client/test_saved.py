@@ -6,6 +6,8 @@ What may live here: tests of `gcclient/saved.py`. What may not: the daemon's par
 from __future__ import annotations
 
 import io
+import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -64,6 +66,22 @@ def test_keys_are_names_and_what_is_behind_a_residual_has_one_of_its_own() -> No
     ]  # fmt: skip
     assert [saved.is_for(key, 1) for key in ("format", "domain/x", "rank 1/x", "rank 1/x/owner/a", "rank 10/x")] == [
         True, True, True, True, False,
+    ]  # fmt: skip
+
+
+def test_what_is_saved_is_in_memory_once_and_not_twice() -> None:
+    alive: list[weakref.ref[F32]] = []
+
+    def blocks() -> Iterator[tuple[SavedBlock, F32]]:
+        for i in range(4):
+            assert all(block() is None for block in alive[:-1]), "asked for one after the other"
+            values = np.full(6, i, np.float32)
+            alive.append(weakref.ref(values))
+            yield SavedBlock(0, (("a", 6 * i, 6 * i + 6),), 6, 9, True), values
+
+    found = saved.write_part(0, "ddp.0", blocks())
+    assert [found[f"rank 0/ddp.0/contribution/a[{6 * i}:{6 * i + 6}]"].tolist() for i in range(4)] == [
+        [i] * 6 for i in range(4)
     ]  # fmt: skip
 
 
