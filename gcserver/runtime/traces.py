@@ -55,6 +55,8 @@ if TYPE_CHECKING:
 PATIENCE: Final = 3.0
 #: How long another node may take for a part; for the first it asks its own lanes and workers, all at once.
 PEER_PATIENCE: Final = 2 * PATIENCE
+#: What so many workers have recorded is kept; of short jobs one after the other the newest.
+MAX_WORKERS: Final = 256
 #: So many parts are answered at once; further questions are dropped.
 MAX_ANSWERING: Final = 256
 log = logging.getLogger("gcserver")
@@ -311,7 +313,7 @@ class Traces:
             local.absent.append(f"{missing} lane(s) did not answer")
         parts: list[LaneSpans | WorkerSpans] = [*found, *local.workers.values()]
         local.data = b"".join(part.data for part in parts)
-        local.dropped = sum(part.dropped for part in parts)
+        local.dropped += sum(part.dropped for part in parts)
         local.firsts = [first for part in parts for first in part.firsts]
         local.workers.clear()
         local.over = True
@@ -346,6 +348,9 @@ class Traces:
         if who in local.workers or len(message.data) % RECORD_BYTES:
             return
         local.workers[who] = message
+        if len(local.workers) > MAX_WORKERS:
+            made_way = local.workers.pop(next(iter(local.workers)))
+            local.dropped += made_way.dropped + len(made_way.data) // RECORD_BYTES
         local.awaited.discard(who)
         if not local.awaited:
             local.complete.set()

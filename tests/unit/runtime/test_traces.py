@@ -298,3 +298,20 @@ def test_what_was_recorded_by_a_clock_that_is_not_known_is_not_handed_over() -> 
         assert "no round trip to it was measured" in theirs.reason and "b" not in spans
 
     run(work)
+
+
+def test_of_many_workers_that_come_and_go_the_newest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(traces, "MAX_WORKERS", 2)
+
+    async def work(a: Node, b: Node) -> None:
+        a.traces.start(None, 0, 0.0, ("a",))
+        number = a.told[0][1].number
+        for i in range(4):
+            a.machine.connections[100 + i] = (bytes([i]) * 16, 0)
+            a.traces.on_worker(100 + i, WorkerSpans(number, 1, (), data(3, 10 + i)))
+        a.workers_answer, a.job.workers[0] = False, None
+        (own,) = (await a.traces.stop()).nodes
+        _, _, spans = await everything(a)
+        assert {s.place for s in spans["a"]} == {0, 1, 12, 13} and own.dropped == 2 * 2 + 2 * (3 + 1) + 2
+
+    run(work)
