@@ -217,9 +217,10 @@ class Checkpoints:
     def resumed(self, declared: DeclareDomain) -> DeclareDomain:
         """A domain about to be declared, with what it goes on from. Raises StateMismatch."""
         session = self._session
-        known = self._loaded.pop(declared.label, None)
+        known = self._loaded.get(declared.label)
         if (there := session.found.get(declared.domain)) is not None:
             # It runs, and this worker comes into it: without residuals, and as all others have it.
+            self._loaded.pop(declared.label, None)
             return replace(declared, resumed=there.declared.resumed)
         if known is None:
             return declared
@@ -229,11 +230,13 @@ class Checkpoints:
         if before.ranks != declared.ranks:
             self._unfit(known, f"ranks {_few(before.ranks)} saved it, ranks {_few(declared.ranks)} declare it")
             self._drop(known)
+            del self._loaded[declared.label]
             return declared
         nodes = tuple(ranks for m in session.job.members if (ranks := _of(m.ranks, declared.ranks)))
         if before.nodes != nodes:
             here, there_ = _spread(nodes), _spread(before.nodes)
             self._unfit(known, f"its ranks were spread over nodes as {there_}, and are now as {here}")
+        del self._loaded[declared.label]
         if before.codec != declared.codec:
             log.info("%s: saved with compression=%r, goes on with %r", declared.label, before.codec, declared.codec)
         first = next(ranks[0] for ranks in nodes if session.me.rank in ranks)

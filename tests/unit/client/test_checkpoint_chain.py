@@ -86,6 +86,22 @@ def test_a_single_tensor_of_another_shape_is_refused_or_dropped_and_counted(memo
     assert {k.split("/")[3] for k in found} == {"x[0:7]", "x[0:7]+", "y[0:20000]", "y[0:20000]+"}
 
 
+def test_what_does_not_fit_is_refused_as_often_as_it_is_tried(memory: Memory) -> None:
+    """Who goes on after a refusal must not find itself without what was held back."""
+    push("x")
+    state = gcclient.state_dict()
+    about = f"domain/calls with {CODEC}"
+    state[about] = state[about].replace('"nodes":[[0]]', '"nodes":[[0],[1]]')
+    rejoin(memory.daemon)
+    gcclient.load_state_dict(state)
+    for _ in range(2):
+        with pytest.raises(gcclient.StateMismatch, match="spread over nodes as"):
+            push("x")
+    gcclient.load_state_dict(state, strict=False)
+    push("x")
+    assert memory.given
+
+
 def test_what_was_loaded_and_not_declared_yet_is_saved_again_as_it_was(memory: Memory) -> None:
     trained(model_of(), compression=CODEC)
     push("x")
