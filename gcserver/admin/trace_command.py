@@ -64,7 +64,10 @@ def _target(path: Path) -> Iterator[TextIO]:
     whole = path.exists() and not path.is_file()  # a device, a pipe
     partial = path if whole else path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with partial.open("w", encoding="utf-8") as file:
+        if not whole:
+            partial.unlink(missing_ok=True)
+        # Its name can be guessed, so it must be a file of ours.
+        with partial.open("w" if whole else "x", encoding="utf-8") as file:
             yield file
         if not whole:
             partial.replace(path)

@@ -5,14 +5,17 @@ What may live here: tests of `gcserver/admin/trace_command.py`. What may not: wh
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 
-from gcserver.admin import gcctl
+from gcserver.admin import gcctl, tracefile
 from gcserver.admin.exits import Exit
+from gcserver.admin.traceslices import Trace
 from tests.trace_files import sound
 from tests.unit.admin.test_gcctl import Daemon, daemon, err, out, server
 from tests.unit.admin.traces import STEPS
@@ -84,6 +87,20 @@ def test_stop_writes_a_file_in_place_of_what_was_there(capsys: pytest.CaptureFix
     assert os.listdir(tmp_path) == ["trace.json"]
 
 
+@pytest.mark.usefixtures("daemon")
+@pytest.mark.parametrize("there", ["a link", "a file"])
+def test_what_lies_where_the_new_file_is_made_is_not_written_through(
+    there: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """In a folder that everybody may write to its name can be guessed."""
+    target, victim = tmp_path / "trace.json", tmp_path / "victim"
+    victim.write_text("mine")
+    partial = tmp_path / f".trace.json.{os.getpid()}.part"
+    partial.symlink_to(victim) if there == "a link" else partial.hardlink_to(victim)
+    out(capsys, "trace", "stop", "--out", str(target))
+    assert victim.read_text() == "mine" and not target.is_symlink() and json.loads(target.read_text())["traceEvents"]
+
+
 def test_a_path_that_cannot_be_written_is_said_before_anything_is_ended(
     daemon: Daemon, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -93,14 +110,20 @@ def test_a_path_that_cannot_be_written_is_said_before_anything_is_ended(
 
 
 @pytest.mark.usefixtures("daemon")
-def test_a_full_disk_is_said_and_leaves_nothing_behind(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_full_disk_is_said_and_leaves_nothing_behind(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert "/dev/full cannot be written: No space left on device" in err(
         capsys, Exit.FAILED, "trace", "stop", "--out", "/dev/full"
     )
     kept = tmp_path / "trace.json"
     kept.write_text("old")
-    full = tmp_path / f".trace.json.{os.getpid()}.part"
-    full.symlink_to("/dev/full")
+
+    def full(trace: Trace, file: TextIO) -> None:
+        file.write("the first of it")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(tracefile, "write", full)
     assert "No space left on device" in err(capsys, Exit.FAILED, "trace", "stop", "--out", str(kept))
     assert kept.read_text() == "old" and os.listdir(tmp_path) == ["trace.json"]
 
