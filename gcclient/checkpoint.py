@@ -223,6 +223,10 @@ class Checkpoints:
             self._loaded.pop(declared.label, None)
             return replace(declared, resumed=there.declared.resumed)
         if known is None:
+            if self._loaded and declared.scoped and declared.codec != LOSSLESS:
+                have = ", ".join(sorted(self._loaded))
+                log.warning("%s is not in the checkpoint, which has %s: it begins without what was held back",
+                            declared.label, have)  # fmt: skip
             return declared
         before = known.domain
         if not known.whole and any(ranks[0] == session.me.rank for ranks in before.nodes):

@@ -102,6 +102,21 @@ def test_what_does_not_fit_is_refused_as_often_as_it_is_tried(memory: Memory) ->
     assert memory.given
 
 
+def test_a_model_under_another_name_than_it_was_saved_is_warned_of(
+    memory: Memory, caplog: pytest.LogCaptureFixture
+) -> None:
+    trained(model_of(), compression=CODEC)
+    go_on(memory)
+    session = current()
+    session.models["optimizer", (0,)] = 1  # another one was made before it
+    trained(model_of(), compression=CODEC)
+    assert "optimizer.1 is not in the checkpoint, which has optimizer.0: it begins without" in caplog.text
+    assert not memory.given
+    caplog.clear()
+    trained(model_of(), compression="none")
+    assert "is not in the checkpoint" not in caplog.text, "nothing is held back of it"
+
+
 def test_what_was_loaded_and_not_declared_yet_is_saved_again_as_it_was(memory: Memory) -> None:
     trained(model_of(), compression=CODEC)
     push("x")
