@@ -140,6 +140,7 @@ class Checkpoints:
             resumed.nodes,
             resumed.rules,
             resumed.controller,
+            resumed.default,
         )
         out = saved.write_domain(label, about)
         if self._session.me.rank == domain.nodes[domain.me][0]:

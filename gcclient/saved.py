@@ -57,6 +57,7 @@ class SavedDomain(msgspec.Struct, frozen=True):
     numbers: tuple[Annotated[int, msgspec.Meta(ge=0)], ...]
     rules: Annotated[tuple[Rule, ...], msgspec.Meta(max_length=MAX_RULES)]
     controller: Label
+    default: Annotated[tuple[Rule, ...], msgspec.Meta(max_length=MAX_RULES)]
 
 
 class SavedBlock(msgspec.Struct, frozen=True, array_like=True):
@@ -114,8 +115,8 @@ class Saved:
     def resumed(self, alike: bool, same_codec: bool) -> Resumed:
         """What the domain is declared to go on from. ``alike``: its nodes are those that it was saved on."""
         d = self.domain
-        rules, controller = (d.rules, d.controller) if same_codec else ((), "")
-        return Resumed(bytes.fromhex(d.origin), d.steps, d.numbers if alike else (), rules, controller)
+        plan = (d.rules, d.controller, d.default) if same_codec else ()
+        return Resumed(bytes.fromhex(d.origin), d.steps, d.numbers if alike else (), *plan)
 
     def specs(self) -> dict[str, TensorSpec]:
         """By name, what was saved."""

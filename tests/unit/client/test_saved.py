@@ -24,7 +24,7 @@ from gcproto.manifest import AddressSpace, Section, TensorSpec
 
 DOMAIN = SavedDomain(
     (0, 1, 2), ((0, 1), (2,)), True, "", (TensorSpec("a", (6,), 0), TensorSpec("b", (2, 2), 0)), "ab" * 16, 7,
-    (2**64 - 1, 5), (Rule("*", "topk(ratio=0.01)", "all", (3, 4)),), "dc2-da2",
+    (2**64 - 1, 5), (Rule("*", "topk(ratio=0.01)", "all", (3, 4)),), "dc2-da2", (Rule("*", "fp16"),),
 )  # fmt: skip
 A: Piece = ("a", 0, 6)
 B: Piece = ("b", 0, 4)
@@ -86,7 +86,9 @@ def test_what_is_saved_is_in_memory_once_and_not_twice() -> None:
 
 
 def test_a_resumption_says_what_was_drawn_and_planned() -> None:
-    assert one().resumed(True, True) == Resumed(b"\xab" * 16, 7, (2**64 - 1, 5), DOMAIN.rules, "dc2-da2")
+    assert one().resumed(True, True) == Resumed(
+        b"\xab" * 16, 7, (2**64 - 1, 5), DOMAIN.rules, "dc2-da2", (Rule("*", "fp16"),)
+    )  # fmt: skip
     assert one().resumed(False, False) == Resumed(b"\xab" * 16, 7)
 
 
