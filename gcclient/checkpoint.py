@@ -254,7 +254,9 @@ class Checkpoints:
         """Declare single tensors as they lay, when their domain is: those that are never pushed again keep their places
         and what was held back of them, as they would have in the job that was saved."""
         resuming = self._resuming.get(domain.id)
-        for tensor in resuming.saved.domain.tensors if resuming is not None and not domain.declared.scoped else ():
+        if resuming is None or domain.declared.scoped:
+            return
+        for tensor in resuming.saved.domain.tensors:
             index = len(domain.sections)
             self._session.declare(domain, (tensor,))
             domain.found.append(index)
@@ -278,7 +280,7 @@ class Checkpoints:
                 wanted = tuple((name if name in fits else "", a, b) for name, a, b in pieces)
                 for states, lost in known.states(wanted, block.owner == domain.me):
                     if lost:
-                        self._unfit(known, f"blocks are cut otherwise than when it was saved, so that {lost} is lost")
+                        self._unfit(known, f"blocks are cut or owned otherwise now, so that {lost} is lost")
                         self._dropped(1, known.label, lost)
                     self._give(domain, block, states)
 

@@ -102,6 +102,18 @@ def test_what_does_not_fit_is_refused_as_often_as_it_is_tried(memory: Memory) ->
     assert memory.given
 
 
+def test_what_belongs_to_blocks_as_they_were_cut_is_refused_or_dropped_and_the_residual_goes_on(memory: Memory) -> None:
+    trained(model_of(), compression=CODEC)
+    state = go_on(memory)
+    with pytest.raises(gcclient.StateMismatch, match="are cut or owned otherwise now, so that what the codec keeps"):
+        trained(model_of(), compression=CODEC, groups="layer-wise")
+    rejoin(memory.daemon)
+    gcclient.load_state_dict(state, strict=False)
+    memory.given.clear()
+    trained(model_of(), compression=CODEC, groups="layer-wise")
+    assert gcclient.stats()["states_dropped"] > 0 and memory.given
+
+
 def test_a_model_under_another_name_than_it_was_saved_is_warned_of(
     memory: Memory, caplog: pytest.LogCaptureFixture
 ) -> None:
