@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import logging
 import re
+import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,7 +26,6 @@ import numpy as np
 from msgspec.structs import replace
 
 from gcclient import saved
-from gcclient.arena import BlockPlace
 from gcclient.domain import Domain
 from gcclient.errors import GradcommError, StateMismatch, StepTimeout
 from gcclient.saved import F32, Saved, SavedBlock, SavedDomain, States
@@ -76,6 +76,8 @@ class Checkpoints:
         self._loaded: dict[str, Saved] = {}
         self._resuming: dict[int, _Resuming] = {}
         self._strict = True
+        #: held from a question to its answer: lanes and supervisor are asked one thing at a time
+        self._turn = threading.Lock()
 
     # ---------------------------------------------------------------------------------- the daemon's answers
     def on_standing(self, message: Standing) -> None:
@@ -97,11 +99,12 @@ class Checkpoints:
 
     def _exchange(self, domain: Domain, lane: int, asked: AskStates | GiveStates) -> Any:
         """A lane's answer."""
-        self._answers.pop(lane, None)
-        domain.question(lane, asked)
         what = f"states of {domain.declared.label}"
-        self._session.wait_for(lambda: lane in self._answers, what, "checkpoint", self._session.patience)
-        return self._answers.pop(lane)
+        with self._turn:
+            self._answers.pop(lane, None)  # to one that nobody waited for any more
+            domain.question(lane, asked)
+            self._session.wait_for(lambda: lane in self._answers, what, "checkpoint", self._session.patience)
+            return self._answers.pop(lane)
 
     # ------------------------------------------------------------------------------------------------ saving
     def collect(self) -> dict[str, Any]:
@@ -112,6 +115,12 @@ class Checkpoints:
             if domain.declared.codec != LOSSLESS:
                 with domain.pushing:
                     found |= self._domain(domain)
+        # What a job has not come to yet it keeps for the next one.
+        for label, known in self._loaded.items():
+            log.info("%s: what was loaded of it is saved again, since it is not declared", label)
+            found |= saved.write_domain(label, known.domain)
+            if known.whole:
+                found |= saved.write_part(self._session.me.rank, label, known.blocks)
         return found
 
     def _domain(self, domain: Domain) -> dict[str, Any]:
@@ -122,7 +131,7 @@ class Checkpoints:
                 "optimizer.step(), between steps"
             )
         resumed = self._settled(domain)
-        sections = [d.section for d in domain.sections]
+        sections = _newest(domain)
         about = SavedDomain(
             declared.ranks,
             domain.nodes,
@@ -134,13 +143,11 @@ class Checkpoints:
             resumed.nodes,
             resumed.rules,
             resumed.controller,
+            resumed.default,
         )
         out = saved.write_domain(label, about)
         if self._session.me.rank == domain.nodes[domain.me][0]:
-            blocks: list[tuple[SavedBlock, F32]] = []
-            for section in sections:
-                if section.dtype in saved.FLOATING:
-                    blocks += self._blocks(domain, section)
+            blocks = (b for s in sections if s.dtype in saved.FLOATING for b in self._blocks(domain, s))
             out |= saved.write_part(self._session.me.rank, label, blocks)
         return out
 
@@ -148,12 +155,7 @@ class Checkpoints:
         """What the daemon says of a domain once its last step is settled. Raises StepTimeout, and the job's failure."""
         session, began, label = self._session, time.monotonic(), domain.declared.label
         while True:
-            with session.daemon.control.sending:
-                self._standing, self._asked = None, AskStanding(domain.id)
-                session.inform(self._asked)
-            session.wait_for(lambda: self._standing is not None, f"{label} to settle", "checkpoint", session.patience)
-            found = self._standing
-            assert found is not None
+            found = self._stands(domain)
             if found.resumed is None:
                 raise GradcommError(f"the daemon does not know {label}", job=session.label, phase="checkpoint")
             if found.settled >= domain.step:
@@ -172,17 +174,26 @@ class Checkpoints:
                 )
             time.sleep(_ASK_EVERY)
 
-    def _blocks(self, domain: Domain, section: Section) -> list[tuple[SavedBlock, F32]]:
-        found = []
+    def _stands(self, domain: Domain) -> Standing:
+        """What the daemon says of a domain now."""
+        session, what = self._session, f"{domain.declared.label} to settle"
+        with self._turn:
+            with session.daemon.control.sending:
+                self._standing, self._asked = None, AskStanding(domain.id)
+                session.inform(self._asked)
+            session.wait_for(lambda: self._standing is not None, what, "checkpoint", session.patience)
+            assert self._standing is not None
+            return self._standing
+
+    def _blocks(self, domain: Domain, section: Section) -> Iterator[tuple[SavedBlock, F32]]:
+        """One after the other: all of them are as large as what is saved."""
         blocks = domain.space.blocks[section.index]
         for block, pieces in zip(blocks, saved.cut(section, blocks), strict=True):
             # Of a block that was a lost node's this worker does not know who owns it now.
             for side in (0, 1) if block.owner == domain.me or self._session.job.commits else (0,):
                 states = self._fetch(domain, block, bool(side))
                 if states is not None:
-                    kept = SavedBlock(side, pieces, len(states.values), states.tag, states.held)
-                    found.append((kept, states.values))
-        return found
+                    yield SavedBlock(side, pieces, len(states.values), states.tag, states.held), states.values
 
     def _fetch(self, domain: Domain, block: Block, owner: bool) -> States | None:
         """The settled states of a block; None if it has none."""
@@ -210,12 +221,17 @@ class Checkpoints:
     def resumed(self, declared: DeclareDomain) -> DeclareDomain:
         """A domain about to be declared, with what it goes on from. Raises StateMismatch."""
         session = self._session
-        known = self._loaded.pop(declared.label, None)
+        known = self._loaded.get(declared.label)
         if (there := session.found.get(declared.domain)) is not None:
             # It runs, and this worker comes into it: without residuals, and as all others have it.
+            self._loaded.pop(declared.label, None)
             return replace(declared, resumed=there.declared.resumed)
         if known is None:
             self._compare_ranks(declared)
+            if self._loaded and declared.scoped and declared.codec != LOSSLESS:
+                have = ", ".join(sorted(self._loaded))
+                log.warning("%s is not in the checkpoint, which has %s: it begins without what was held back",
+                            declared.label, have)  # fmt: skip
             return declared
         before = known.domain
         if not known.whole and any(ranks[0] == session.me.rank for ranks in before.nodes):
@@ -223,11 +239,13 @@ class Checkpoints:
         if before.ranks != declared.ranks:
             self._unfit(known, f"ranks {_few(before.ranks)} saved it, ranks {_few(declared.ranks)} declare it")
             self._drop(known)
+            del self._loaded[declared.label]
             return declared
         nodes = tuple(ranks for m in session.job.members if (ranks := _of(m.ranks, declared.ranks)))
         if before.nodes != nodes:
             here, there_ = _spread(nodes), _spread(before.nodes)
             self._unfit(known, f"its ranks were spread over nodes as {there_}, and are now as {here}")
+        del self._loaded[declared.label]
         if before.codec != declared.codec:
             log.info("%s: saved with compression=%r, goes on with %r", declared.label, before.codec, declared.codec)
         first = next(ranks[0] for ranks in nodes if session.me.rank in ranks)
@@ -246,26 +264,39 @@ class Checkpoints:
             if found is not None and found[1] == name[1] and self._session.me.rank in ranks:
                 self._unfit(known, f"ranks {_few(ranks)} saved it, ranks {_few(declared.ranks)} declare it")
 
-    def bring(self, domain: Domain, section: Section, places: list[BlockPlace]) -> list[BlockPlace]:
-        """Bring what was saved of a section that is there now; returns ``places``, its blocks in address order."""
+    def lay_out(self, domain: Domain) -> None:
+        """Declare single tensors as they lay, when their domain is: those that are never pushed again keep their places
+        and what was held back of them, as they would have in the job that was saved."""
         resuming = self._resuming.get(domain.id)
-        if resuming is None or section.dtype not in saved.FLOATING:
-            return places
-        known, shapes = resuming.saved, resuming.saved.shapes()
-        strange = next((why for t in section.tensors if (why := saved.check_tensor(known, t, shapes))), "")
+        if resuming is None or domain.declared.scoped:
+            return
+        for tensor in resuming.saved.domain.tensors:
+            index = len(domain.sections)
+            self._session.declare(domain, (tensor,))
+            domain.found.append(index)
+
+    def bring(self, domain: Domain, section: Section) -> None:
+        """Bring what was saved of a section that is there now."""
+        resuming = self._resuming.get(domain.id)
+        if resuming is None:
+            return
+        known, specs = resuming.saved, resuming.saved.specs()
+        strange = {t.name: why for t in section.tensors if (why := saved.check_tensor(known, t, specs))}
         if strange:
-            self._unfit(known, strange)
-        fits = {t.name for t in section.tensors if not saved.check_tensor(known, t, shapes)}
-        if resuming.brings:
+            self._unfit(known, next(iter(strange.values())))
+        fits = {t.name for t in section.tensors if t.name not in strange}
+        if not domain.declared.scoped:
+            count = sum(block.pieces[0][0] in strange for block, _ in known.blocks)
+            self._dropped(count, known.label, f"what was held back of {', '.join(strange)}")
+        if resuming.brings and section.dtype in saved.FLOATING:
             blocks = domain.space.blocks[section.index]
             for block, pieces in zip(blocks, saved.cut(section, blocks), strict=True):
                 wanted = tuple((name if name in fits else "", a, b) for name, a, b in pieces)
                 for states, lost in known.states(wanted, block.owner == domain.me):
                     if lost:
-                        self._unfit(known, f"blocks are cut otherwise than when it was saved, so that {lost} is lost")
+                        self._unfit(known, f"blocks are cut or owned otherwise now, so that {lost} is lost")
                         self._dropped(1, known.label, lost)
                     self._give(domain, block, states)
-        return places
 
     def _give(self, domain: Domain, block: Block, states: States) -> None:
         floats, most = len(states.values), most_floats(block.elements, len(block.bounds) - 1)
@@ -282,11 +313,10 @@ class Checkpoints:
     def compare(self, domain: Domain, names: Iterable[str]) -> None:
         """These tensors are about to be declared in a model's domain. Raises StateMismatch for those that are saved and
         not among them."""
-        if (resuming := self._resuming.get(domain.id)) is not None:
-            known = {name for name, _ in resuming.saved.domain.tensors}
-            if missing := known.difference(names):
-                why = f"{min(missing)!r} is in the checkpoint and is not declared ({len(missing)} in all)"
-                self._unfit(resuming.saved, why)
+        resuming = self._resuming.get(domain.id)
+        if resuming is not None and (missing := resuming.saved.specs().keys() - set(names)):
+            why = f"{min(missing)!r} is in the checkpoint and is not declared ({len(missing)} in all)"
+            self._unfit(resuming.saved, why)
 
     def complete(self, domain: Domain) -> None:
         """All tensors of a model's domain are declared: what has found no place until now will find none."""
@@ -312,8 +342,14 @@ class Checkpoints:
             self._dropped(len(left), known.label, f"what was held back of {left[0].pieces[0][0]!r} and others")
 
     def _dropped(self, count: int, label: str, what: str) -> None:
-        self._session.counters.states_dropped += count
-        log.warning("%s: %s is dropped (states of %d block(s))", label, what, count)
+        if count:
+            self._session.counters.states_dropped += count
+            log.warning("%s: %s is dropped (states of %d block(s))", label, what, count)
+
+
+def _newest(domain: Domain) -> list[Section]:
+    """A domain's sections; of a single tensor that was laid out as it was saved, and pushed as another, the latter."""
+    return list({d.section.tensors[0].name: d.section for d in domain.sections}.values())
 
 
 def _which(message: Any) -> tuple[int, bool, int]:

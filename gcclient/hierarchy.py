@@ -200,7 +200,7 @@ def _agree(
         about += f", all but {', '.join(options.exclude)}"
     empty = [(name, torch.empty((0, *t.shape), dtype=t.dtype, device="meta")) for name, t in named]
     lossless = replace(options, codec=LOSSLESS, whole=False, exclude=())
-    return declare_as(session, (which, about), empty, ranks, lossless)
+    return declare_as(session, lambda: (which, about), empty, ranks, lossless)
 
 
 def _whole(parameters: list[Parameter], tensors: dict[str, torch.Tensor]) -> list[Parameter]:

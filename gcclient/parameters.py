@@ -11,7 +11,7 @@ import os
 import re
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -146,17 +146,17 @@ def declare(
     ``kind``: what the domain is called after. ``named``: in the order of the model. ``options``: the same on all ranks.
     :func:`gcclient.state` says what is raised.
     """
-    return declare_as(session, number(session, kind, ranks), named, ranks, options)
+    return declare_as(session, lambda: number(session, kind, ranks), named, ranks, options)
 
 
 def declare_as(
     session: Session,
-    known_by: tuple[int, str],
+    known_by: Callable[[], tuple[int, str]],
     named: Iterable[tuple[str, torch.Tensor]],
     ranks: tuple[int, ...],
     options: Options,
 ) -> tuple[Domain, list[Parameter]]:
-    """:func:`declare` of a domain with that number and label."""
+    """:func:`declare` of a domain with that number and label, which are asked for once nothing else is refused."""
     codec, whole = options.codec, options.whole
     # Backward order: what is ready first comes first in the address space.
     ordered = [(arguments.read_name(name), tensor) for name, tensor in reversed(list(named))]
@@ -177,7 +177,7 @@ def declare_as(
             dtype = device.dtype_of(tensors[name], name)
             spec = TensorSpec(name, tuple(tensors[name].shape), int(dtype))
             sections.setdefault((dtype, name in left_out), []).append(_Entry(spec, tensors[name], group))
-    which, label = known_by
+    which, label = known_by()
     every = 0 if options.audit is None else options.audit.every
     domain = session.domain(
         DeclareDomain(

@@ -27,9 +27,9 @@ import torch
 from numpy.typing import NDArray
 
 from gcclient.errors import StateMismatch
-from gcproto.agreed import MAX_RULES, MAX_STEPS_BEFORE, Label, Resumed, Rule
+from gcproto.agreed import MAX_ORIGIN, MAX_RULES, MAX_STEPS_BEFORE, Label, Resumed, Rule
 from gcproto.dtypes import DType
-from gcproto.manifest import Block, Section, TensorSpec
+from gcproto.manifest import USED, Block, Section, TensorSpec, check_section
 
 F32 = NDArray[np.float32]
 FORMAT: Final = 1
@@ -43,19 +43,21 @@ NEWEST: Final = "load the checkpoint with the release that saved it, or save it 
 
 
 class SavedDomain(msgspec.Struct, frozen=True):
-    """What all ranks of a domain save alike. ``nodes``: its ranks on each node; ``tensors``: (name, shape) in order."""
+    """What all ranks of a domain save alike. ``nodes``: its ranks on each node; ``tensors``: in the order in which they
+    were declared, also those that are never compressed."""
 
     ranks: tuple[int, ...]
     nodes: tuple[tuple[int, ...], ...]
     scoped: bool
     codec: str
-    tensors: tuple[tuple[str, tuple[int, ...]], ...]
+    tensors: tuple[TensorSpec, ...]
     #: bytes as hexadecimal digits
     origin: str
     steps: Annotated[int, msgspec.Meta(ge=0, le=MAX_STEPS_BEFORE)]
     numbers: tuple[Annotated[int, msgspec.Meta(ge=0)], ...]
     rules: Annotated[tuple[Rule, ...], msgspec.Meta(max_length=MAX_RULES)]
     controller: Label
+    default: Annotated[tuple[Rule, ...], msgspec.Meta(max_length=MAX_RULES)]
 
 
 class SavedBlock(msgspec.Struct, frozen=True, array_like=True):
@@ -113,11 +115,12 @@ class Saved:
     def resumed(self, alike: bool, same_codec: bool) -> Resumed:
         """What the domain is declared to go on from. ``alike``: its nodes are those that it was saved on."""
         d = self.domain
-        rules, controller = (d.rules, d.controller) if same_codec else ((), "")
-        return Resumed(bytes.fromhex(d.origin), d.steps, d.numbers if alike else (), rules, controller)
+        plan = (d.rules, d.controller, d.default) if same_codec else ()
+        return Resumed(bytes.fromhex(d.origin), d.steps, d.numbers if alike else (), *plan)
 
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        return dict(self.domain.tensors)
+    def specs(self) -> dict[str, TensorSpec]:
+        """By name, what was saved."""
+        return {t.name: t for t in self.domain.tensors}
 
     def states(self, pieces: tuple[Piece, ...], mine: bool) -> Iterator[tuple[States, str]]:
         """What there is for a block of these pieces, and what of it is lost by its new cut (empty: nothing).
@@ -136,7 +139,10 @@ class Saved:
                     found = States(False, 0, True, np.zeros(n, np.float32)), ""
                 values = found[0].values.copy()
                 values[:n] += held[0].values[:n]
-                found = States(False, found[0].tag, found[0].held or held[0].held, values), found[1]
+                lost = found[1] or held[1]
+                if not lost and held[0].values[n:].any():
+                    lost = _beside(pieces[0][0])
+                found = States(False, found[0].tag, found[0].held or held[0].held, values), lost
         yield from (x for x in (found, owned) if x is not None)
 
     def _find(self, side: int, pieces: tuple[Piece, ...]) -> tuple[States, str] | None:
@@ -158,10 +164,14 @@ class Saved:
                 out[at + low - first : at + high - first] = values[where + low - a : where + high - a]
                 held |= block.held
                 self.used.add(index)
-                if block.floats > block.elements and values[block.elements :].any():
-                    lost = lost or f"what the codec keeps of {name!r} beside its residual"
+                if values[block.elements :].any():
+                    lost = lost or _beside(name)
             at += last - first
         return None if out is None else (States(bool(side), 0, held, out), lost)
+
+
+def _beside(name: str) -> str:
+    return f"what the codec keeps of {name!r} beside its residual"
 
 
 def cut(section: Section, blocks: Sequence[Block]) -> list[tuple[Piece, ...]]:
@@ -180,9 +190,9 @@ def cut(section: Section, blocks: Sequence[Block]) -> list[tuple[Piece, ...]]:
     return out
 
 
-def tensors_of(sections: Iterable[Section]) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """(name, shape) of the tensors that may have states."""
-    return tuple((t.name, t.shape) for s in sections if s.dtype in FLOATING for t in s.tensors)
+def tensors_of(sections: Iterable[Section]) -> tuple[TensorSpec, ...]:
+    """All tensors but workers' notes."""
+    return tuple(t for s in sections for t in s.tensors if t.name != USED)
 
 
 # ------------------------------------------------------------------------------------------------- keys
@@ -211,15 +221,16 @@ def _places(part: str, block: SavedBlock) -> list[tuple[str, int, int]]:
     return out
 
 
-def write_part(rank: int, label: str, blocks: list[tuple[SavedBlock, F32]]) -> dict[str, Any]:
-    """What a node's first rank puts into a checkpoint of a domain."""
-    part = part_key(rank, label)
-    out: dict[str, Any] = {part: _text(SavedPart(tuple(block for block, _ in blocks)))}
+def write_part(rank: int, label: str, blocks: Iterable[tuple[SavedBlock, F32]]) -> dict[str, Any]:
+    """What a node's first rank puts into a checkpoint of a domain; holds on to none of ``blocks``."""
+    part, out = part_key(rank, label), dict[str, Any]()
+    written = []
     for block, values in blocks:
+        written.append(block)
         for key, first, last in _places(part, block):
             # Of its own: a view would have torch.save write the whole block for each.
             out[key] = torch.from_numpy(values[first:last].copy())
-    return out
+    return {part: _text(SavedPart(tuple(written))), **out}
 
 
 def write_domain(label: str, domain: SavedDomain) -> dict[str, Any]:
@@ -240,19 +251,29 @@ def read(state: Mapping[str, Any], rank: int) -> dict[str, Saved]:
         raise StateMismatch(f"expected a checkpoint of format {FORMAT}, got {state['format']!r}", advice=NEWEST)
     found = {}
     for key in state:
-        if not key.startswith("domain/"):
+        if not isinstance(key, str) or not key.startswith("domain/"):
             continue
         label = key.removeprefix("domain/")
         domain = _struct(state, key, SavedDomain)
-        try:
-            bytes.fromhex(domain.origin)
-        except ValueError as error:
-            raise StateMismatch(f"{key}: origin: {error}", advice=NEWEST) from None
         part = part_key(rank, label)
         blocks = _struct(state, part, SavedPart).blocks if part in state else ()
+        try:
+            _check(domain, blocks)
+        except ValueError as error:
+            raise StateMismatch(f"{key}: {error}", advice=NEWEST) from None
         values = [(block, _values(state, part, block)) for block in blocks]
         found[label] = Saved(label, domain, values, part in state)
     return found
+
+
+def _check(domain: SavedDomain, blocks: Iterable[SavedBlock]) -> None:
+    """Raises ValueError for what no daemon would take, beyond what types say."""
+    if not 1 <= (length := len(bytes.fromhex(domain.origin))) <= MAX_ORIGIN:
+        raise ValueError(f"origin: expected 1 to {MAX_ORIGIN} bytes, got {length}")
+    if max((*domain.numbers, *(block.tag for block in blocks)), default=0) >> 64:
+        raise ValueError("numbers of nodes and tags of codecs have 64 bits")
+    for tensor in domain.tensors:
+        check_section(Section(0, (tensor,)))
 
 
 def _struct(state: Mapping[str, Any], key: str, kind: type[Any]) -> Any:
@@ -280,9 +301,13 @@ def _values(state: Mapping[str, Any], part: str, block: SavedBlock) -> F32:
     return values
 
 
-def check_tensor(saved: Saved, tensor: TensorSpec, shapes: Mapping[str, tuple[int, ...]]) -> str:
-    """Why nothing that is saved of a domain fits a tensor declared now; empty if it does."""
-    shape = shapes.get(tensor.name)
-    if shape is None:
+def check_tensor(saved: Saved, tensor: TensorSpec, specs: Mapping[str, TensorSpec]) -> str:
+    """Why nothing that is saved of a domain (``specs``) fits a tensor declared now; empty if it does."""
+    was = specs.get(tensor.name)
+    if was is None:
         return f"{tensor.describe()} is not in the checkpoint" if saved.domain.scoped else ""
-    return "" if shape == tensor.shape else f"{tensor.describe()} has shape {list(shape)} in the checkpoint"
+    if was.shape != tensor.shape:
+        return f"{tensor.describe()} has shape {list(was.shape)} in the checkpoint"
+    if was.dtype in FLOATING and tensor.dtype not in FLOATING:
+        return f"{tensor.describe()} is never compressed, and is {DType(was.dtype).name} in the checkpoint"
+    return ""

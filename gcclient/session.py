@@ -315,14 +315,14 @@ class Session:
             domain = Domain.in_job(declared, self.job, self.me.rank, self._post_lane)
             domain.tracing = self.tracing
             self.announce(domain.declared, lambda: self.domains.update({number: domain}))
+            self.checkpoints.lay_out(domain)
             if (found := self.found.pop(number, None)) is not None:
                 domain.come_into(found)
                 self.wait_for(lambda: domain.mapped, f"the arena of {label}", "declare", self.patience)
             return domain
 
     def _post_lane(self, lane: int, record: Callable[[], None], message: Message) -> None:
-        link = self.daemon.lanes[lane]
-        with link.sending:
+        with (link := self.daemon.lanes[lane]).sending:
             record()
             link.post(message)
 
@@ -343,7 +343,8 @@ class Session:
             self.wait_for(lambda: domain.agreed > section.index, ready, "declare", self.patience)
             domain.lay_out(section)
             self.wait_for(lambda: domain.mapped, f"the arena of {names}", "declare", self.patience)
-            return self.checkpoints.bring(domain, section, domain.take_up(section.index))
+            self.checkpoints.bring(domain, section)
+            return domain.take_up(section.index)
 
     def announce(self, message: Message, record: Callable[[], None]) -> None:
         """Tell the daemon now, or once it has answered; ``record`` notes what it must hear again after a restart.
@@ -370,8 +371,7 @@ class Session:
         if orderly and self.registered is not None:
             tracing.end(self)
             self.daemon.control.post(messages.Unregister())
-            # A daemon that found the socket closed first would take the goodbye for a loss.
-            until = time.monotonic() + GOODBYE_FOR
+            until = time.monotonic() + GOODBYE_FOR  # to who found the socket closed first it would be a loss
             while not self.daemon.control.heard() and time.monotonic() < until:
                 time.sleep(0.001)
         self.daemon.close()

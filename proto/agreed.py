@@ -25,6 +25,8 @@ MAX_WARMUP: Final = 1_000_000
 MAX_RULES: Final = 1 << 21
 #: So many steps a domain can have made before it is resumed: those that follow have room.
 MAX_STEPS_BEFORE: Final = 1 << 61
+#: Bytes that seeds are drawn from: a job's number, or its seed.
+MAX_ORIGIN: Final = 16
 #: of a node, drawn from its name
 NodeNumber = Annotated[int, msgspec.Meta(ge=0)]
 Label = Annotated[str, msgspec.Meta(max_length=MAX_LABEL)]
@@ -59,14 +61,16 @@ class Resumed(msgspec.Struct, frozen=True, array_like=True):
 
     ``origin``: what stochastic codecs drew from there; ``steps``: how many the domain has made since; ``nodes``: the
     numbers (as `wire.node_id`) that its nodes drew with, in member order (empty: their own). ``rules``: what plan 0
-    says here in place of a plan's text; ``controller`` steers it (empty: as the job says).
+    says here in place of a plan's text; ``controller`` steers it (empty: as the job says). ``default``: what was the
+    job's default there (empty: what it is here), which comes before any plan's text.
     """
 
-    origin: Annotated[bytes, msgspec.Meta(max_length=16)]
+    origin: Annotated[bytes, msgspec.Meta(max_length=MAX_ORIGIN)]
     steps: Annotated[int, msgspec.Meta(ge=0, le=MAX_STEPS_BEFORE)]
     nodes: Annotated[tuple[NodeNumber, ...], msgspec.Meta(max_length=MAX_RANKS)] = ()
     rules: Annotated[tuple[Rule, ...], msgspec.Meta(max_length=MAX_RULES)] = ()
     controller: Label = ""
+    default: Annotated[tuple[Rule, ...], msgspec.Meta(max_length=MAX_RULES)] = ()
 
 
 class DeclareDomain(Message, frozen=True, tag="domain"):

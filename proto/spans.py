@@ -125,7 +125,8 @@ First = tuple[Annotated[bytes, msgspec.Meta(max_length=16)], int, int]
 class Window:
     """Which steps are recorded: of each domain ``steps`` (0: all) that began while it lasted.
 
-    ``open``: of each domain the newest step that had begun when recording did; a domain that is not there began later.
+    ``open``: of each domain the newest step that had begun when recording did. A domain that is not there came later,
+    and its first step is the first one seen: a lane that was started again finds its domains at any step.
     """
 
     def __init__(self, job: bytes, steps: int, open: Mapping[DomainKey, int]) -> None:
@@ -138,7 +139,7 @@ class Window:
         if self._job and job != self._job:
             return False
         key = (job, domain)
-        first = self._firsts.setdefault(key, 1)
+        first = self._firsts.setdefault(key, step)
         if step < first:
             return False
         if not self._steps or step < first + self._steps:

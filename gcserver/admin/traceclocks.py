@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import inf
+from math import inf, isfinite
 from typing import Final
 
 from gcserver.admin.spans import TraceClock
+from gcserver.core.clocks import DRIFT
 
 #: Times of a clock that began years ago are exact to so many seconds.
 ROUNDING: Final = 1e-6
@@ -43,7 +44,15 @@ class Clock:
         first, last = samples[0], samples[-1]
         if not all(is_time(t) for s in samples for t in (s.at, s.offset, s.error)):
             raise ValueError("its clock cannot be compared: what it says of it are no times")
-        return cls(first.at, first.offset, last.at, last.offset, max(s.error for s in samples))
+        error = max(s.error for s in samples)
+        apart, span = abs(last.offset - first.offset), abs(last.at - first.at)
+        if apart > first.error + last.error + DRIFT * span + ROUNDING:
+            # No drift: one of the machines slept in between, and its clock stood. When that was nobody knows.
+            error += apart
+        elif span:
+            # So far off may be where on the way between both samples a time is, see `ours`.
+            error += apart / span * (error + apart)
+        return cls(first.at, first.offset, last.at, last.offset, error)
 
     def offset(self, ours: float) -> float:
         """By how much it is ahead at the asked node's time ``ours``; not beyond what was seen."""
@@ -59,10 +68,14 @@ class Clock:
 
     def narrowed(self, least: float, most: float) -> Clock:
         """The same, where all its times are known to be too small by ``least`` to ``most``, s: by frames, none of which
-        arrives before it left. Unchanged where that contradicts the samples, as a clock that was set would."""
+        arrives before it left. They are believed where they contradict the samples; where they contradict each other,
+        as those of a clock that stood in between do, or say too little, nothing but the error is another one."""
         low, high = max(-self.error, least), min(self.error, most)
         if not low <= high + ROUNDING:
-            return self
+            low, high = least, most
+        if not (low <= high + ROUNDING and isfinite(low) and isfinite(high)):
+            known = [abs(bound) for bound in (least, most) if isfinite(bound)]
+            return replace(self, error=max(self.error, *known))
         shift = (low + high) / 2
         return replace(self, early=self.early - shift, late=self.late - shift, error=max(0.0, (high - low) / 2))
 

@@ -82,6 +82,10 @@ class Trace:
         names = {name.id: name.name for name in self.context.nodes}
         index = {name: i for i, name in enumerate(self.nodes)}
         for name, node in self.nodes.items():
+            if index[name] and not node.about.clocks:
+                node.reason = node.reason or "its clock is not known"
+                node.spans.clear()
+                continue
             try:
                 node.clock = Clock.of([TraceClock(c.at, c.offset, c.error) for c in node.about.clocks])
             except ValueError as error:
@@ -125,7 +129,9 @@ class Trace:
     def _narrow(self) -> None:
         """What frames to and from the asked node say of the others' clocks."""
         bounds: dict[int, Bounds] = defaultdict(Bounds)
-        for sent, received in self.frames():
+        for copies, received in self._frames():
+            # Whichever arrived, the first left no later.
+            sent = copies[0]
             if sent.node == 0:
                 bounds[received.node].sent(sent.begin, received.begin)
             elif received.node == 0:
@@ -140,14 +146,20 @@ class Trace:
         ]
 
     def frames(self) -> Iterator[tuple[Slice, Slice]]:
-        """(sent, received) of each frame both ends of which were recorded."""
-        left: dict[tuple[Any, ...], Slice] = {}
+        """(sent, received) of each frame both ends of which were recorded; of one that was sent again several times the
+        newest copy that can be the one that arrived."""
+        for copies, received in self._frames():
+            yield next((s for s in reversed(copies) if s.begin <= received.begin), copies[0]), received
+
+    def _frames(self) -> Iterator[tuple[list[Slice], Slice]]:
+        """(all copies that were sent, in order; the first that arrived) of such frames."""
+        left: dict[tuple[Any, ...], list[Slice]] = defaultdict(list)
         arrived: dict[tuple[Any, ...], Slice] = {}
         for s in self.slices:
             ends = (s.node, s.peer) if s.kind is Kind.SEND else (s.peer, s.node)
             key = (*ends, s.place, s.seq, s.resent, s.phase, s.job, s.domain, s.step, s.blocks)
             if s.kind is Kind.SEND:
-                left[key] = s
+                left[key].append(s)
             elif s.kind is Kind.RECEIVE:
                 arrived.setdefault(key, s)
         return ((left[key], received) for key, received in arrived.items() if key in left)

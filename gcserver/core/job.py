@@ -163,8 +163,7 @@ class Job:
 
     def leaving(self) -> JobLeft:
         """This node's workers have all left, and what was settled here."""
-        steps = tuple((key, domain.settled) for key, domain in self.domains.items())
-        return JobLeft(self.record.label, self.id, steps=steps)
+        return JobLeft(self.record.label, self.id, steps=tuple((key, d.settled) for key, d in self.domains.items()))
 
     def on_left(self, node: str, steps: tuple[tuple[int, int], ...]) -> None:
         """All workers of a member have left; said again when a last step settles there after that."""
@@ -310,7 +309,8 @@ class Job:
 
     def compose(self, domain: ControlDomain, version: int, text: tuple[Rule, ...]) -> Plan:
         """As ``plan``, of a text that need not be one of the job's."""
-        rules, declared = [compiled(r, self.resolve, "default") for r in self.record.rules], domain.declared_as
+        declared, default = domain.declared_as, resuming.default(self, domain)
+        rules = [compiled(r, self.resolve, "default") for r in default]
         if declared.codec:
             rules.append(compiled(Rule("*", declared.codec), self.resolve, "domain"))
         if not domain.lossless:

@@ -117,7 +117,8 @@ def unresolved(job: Job) -> str:
     # Each plan by itself: another one may have another number of notches.
     wanted = [((*job.record.rules, *declared), job.record.controller)]
     wanted += [(text.rules, text.controller) for text in job.plans.values()]
-    wanted += [(r.rules, r.controller) for d in job.domains.values() if (r := d.declared_as.resumed) is not None]
+    resumed = [d.declared_as.resumed for d in job.domains.values() if d.declared_as.resumed is not None]
+    wanted += [((*r.default, *r.rules), r.controller) for r in resumed]
     why = next(filter(None, (_unusable(job, rules, controller) for rules, controller in wanted)), "")
     return f"{job.node} came back and cannot run this job any more: {why}" if why else ""
 

@@ -33,6 +33,12 @@ def continued(declared: DeclareDomain, nodes: list[str], me: str) -> dict[str, A
     return {"warmup": warmup, "drawn_from": r.origin, "ahead": r.steps, "drawn_as": number}
 
 
+def default(job: Job, domain: ControlDomain) -> tuple[Rule, ...]:
+    """The job's default in a domain; of one that was resumed that of the job that was saved."""
+    resumed = domain.declared_as.resumed
+    return (resumed.default if resumed is not None else ()) or job.record.rules
+
+
 def rules(declared: DeclareDomain) -> tuple[Rule, ...]:
     """What plan 0 says in a domain beside its own codec and the job's default."""
     return declared.resumed.rules if declared.resumed is not None else ()
@@ -53,7 +59,7 @@ def why_not(declared: DeclareDomain, resolve: Callable[[str], CodecChoice], no_c
     """Why this node cannot run what a domain is to go on with; empty if it can."""
     if (r := declared.resumed) is None:
         return ""
-    if bad := unusable(r.rules, resolve):
+    if bad := unusable((*r.default, *r.rules), resolve):
         return bad[1]
     return no_controller(r.controller) if r.controller else ""
 
@@ -66,18 +72,13 @@ def standing(job: Job, domain: ControlDomain) -> Resumed:
     declared, config, record = domain.declared_as, domain.config, job.record
     version = domain.switches[-1][1]
     text = job.plans.get(version)
+    said = text.rules if text is not None else rules(declared)
     # The domain's own codec comes between the job's default and a text; where it has one, the default says nothing.
-    default = () if declared.codec else record.rules or (Rule("*", LOSSLESS),)
-    if text is not None:
-        said = (*default, *text.rules)
-    elif declared.resumed is not None and (declared.resumed.rules or declared.codec):
-        said = declared.resumed.rules
-    else:
-        said = default
+    first = () if declared.codec else default(job, domain) or (Rule("*", LOSSLESS),)
     inside = [m.node for m in record.origin if set(m.ranks) & set(declared.ranks)]
     numbers = tuple(map(wire.node_id, inside))
     if declared.resumed is not None and len(declared.resumed.nodes) == len(inside):
         numbers = declared.resumed.nodes
     drawn = job.id if config.seed is None else config.seed.to_bytes(8, "little")
     origin, steps = config.drawn_from or drawn, config.ahead + domain.settled
-    return Resumed(origin, steps, numbers, said, job.controller(version))
+    return Resumed(origin, steps, numbers, said, job.controller(version), first)

@@ -53,17 +53,35 @@ if TYPE_CHECKING:
 
 #: How long lanes and workers of this node may take to hand over what they recorded, seconds.
 PATIENCE: Final = 3.0
-#: How long another node may take for a part; for the first it asks its own lanes and workers.
+#: How long another node may take for a part; for the first it asks its own lanes and workers, all at once.
 PEER_PATIENCE: Final = 2 * PATIENCE
+#: What so many workers have recorded is kept; of short jobs one after the other the newest.
+MAX_WORKERS: Final = 256
+#: So many parts are answered at once; further questions are dropped.
+MAX_ANSWERING: Final = 256
 log = logging.getLogger("gcserver")
 
 
 @dataclass(slots=True)
+class Led:
+    """Of a trace that was asked for at this node: who else records, what their clocks said when, what numbers in spans
+    stand for, and who did not answer when it was ended."""
+
+    peers: tuple[str, ...]
+    clocks: dict[str, list[TraceClock]] = field(default_factory=dict)
+    names: Names = field(default_factory=Names)
+    silent: set[str] = field(default_factory=set)
+
+
+@dataclass(slots=True)
 class Local:
-    """This node's part of a trace that the operator of node ``by`` asked for."""
+    """This node's part of a trace that the operator of node ``by`` asked for; ``led`` where that is this node."""
 
     order: TraceOrder
     by: str
+    led: Led | None = None
+    #: ends it when its time is over
+    expiry: asyncio.TimerHandle | None = None
     ending: asyncio.Task[None] | None = None
     over: bool = False
     data: bytes = b""
@@ -79,16 +97,11 @@ class Local:
     def recording(self) -> bool:
         return self.ending is None
 
-
-@dataclass(slots=True)
-class Led:
-    """A trace that was asked for at this node: who else records, what their clocks said when, and who did not answer
-    when it was ended."""
-
-    peers: tuple[str, ...]
-    clocks: dict[str, list[TraceClock]] = field(default_factory=dict)
-    stopped: bool = False
-    silent: set[str] = field(default_factory=set)
+    def forget_expiry(self) -> None:
+        """Its time no longer counts; the timer would keep all records until then."""
+        if self.expiry is not None:
+            self.expiry.cancel()
+            self.expiry = None
 
 
 class Traces:
@@ -97,12 +110,10 @@ class Traces:
     def __init__(self, supervisor: Supervisor) -> None:
         self._s = supervisor
         self._local: Local | None = None
-        self._led: Led | None = None
-        self._names = Names()
-        #: parts that were asked for, by (node, offset)
-        self._asked: dict[tuple[str, int], asyncio.Future[SpansPart]] = {}
-        #: nodes that are being answered
-        self._answering: dict[str, asyncio.Task[None]] = {}
+        #: parts that were asked for, by (node, number of the trace, offset)
+        self._asked: dict[tuple[str, int, int], asyncio.Future[SpansPart]] = {}
+        #: those that are being answered, likewise
+        self._answering: dict[tuple[str, int, int], asyncio.Task[None]] = {}
 
     # ------------------------------------------------------------------------------------- operators
     def start(self, job: Job | None, steps: int, seconds: float, nodes: tuple[str, ...]) -> TraceStarted:
@@ -118,11 +129,9 @@ class Traces:
         peers = self._chosen(job, nodes)
         seconds = seconds or USUAL_SECONDS
         order = TraceOrder(secrets.randbits(62), job.id if job is not None else b"", steps, seconds)
-        self._names = Names()
-        self._led = Led(peers)
-        self._begin(order, self._s.node)
+        self._begin(order, self._s.node, led := Led(peers))
+        self._note_clocks(led)
         for peer in peers:
-            self._note_clock(peer)
             self._s.feed(cx.TellPeer(peer, order))
         what = f"{steps} steps of each process group" if steps else "steps"
         of = f"job {job.record.label!r}" if job is not None else "all jobs"
@@ -140,21 +149,18 @@ class Traces:
         return tuple(n for n in known if n in (nodes or members))
 
     def _leading(self) -> tuple[Local, Led]:
-        if self._local is not None and self._led is not None:
-            return self._local, self._led
+        if self._local is not None and self._local.led is not None:
+            return self._local, self._local.led
         at = "" if self._local is None else f"; the one recorded here was started at {self._local.by}: ask that node"
         raise AdminError(ErrorKind.PRECONDITION, f"no trace was started at this node{at}")
 
     async def stop(self) -> TraceStopped:
         """End it on all of its nodes. Raises AdminError PRECONDITION."""
         local, led = self._leading()
-        for peer in led.peers if not led.stopped else ():
-            self._note_clock(peer)
-        led.stopped = True
         found = await asyncio.gather(self._ended(local), *(self._first_part(local, peer) for peer in led.peers))
         parts = dict(zip(led.peers, found[1:], strict=True))
         led.silent = {peer for peer, part in parts.items() if part is None}
-        nodes = (self._own(local), *(self._node(peer, part) for peer, part in parts.items()))
+        nodes = (self._own(local), *(self._node(led, peer, part) for peer, part in parts.items()))
         lost = sum(1 for node in nodes if node.reason)
         text = f"{sum(n.spans for n in nodes)} spans of {len(nodes) - lost} node(s)"
         return TraceStopped(nodes, text + (f"; nothing of {lost}" if lost else ""))
@@ -162,12 +168,12 @@ class Traces:
     async def fetch(self) -> AsyncIterator[TracePart]:
         """The whole trace, part by part. Raises AdminError PRECONDITION."""
         local, led = self._leading()
-        if not led.stopped:
+        if local.recording:
             raise AdminError(ErrorKind.PRECONDITION, "the trace is still being recorded; end it first, by `trace stop`")
         await self._ended(local)
         wall = time.time() - time.monotonic()
         ids = [self._s.node, *self._s.peers.addresses]
-        yield TraceContext(self._s.node, local.order.steps, wall, self._names.nodes(ids), self._names.domains())
+        yield TraceContext(self._s.node, local.order.steps, wall, led.names.nodes(ids), led.names.domains())
         yield self._own(local)
         for at in range(0, len(local.data), PART_BYTES):
             yield tuple(unpack(local.data[at : at + PART_BYTES]))
@@ -175,9 +181,9 @@ class Traces:
         for peer in led.peers:
             # Each of many that are away would be waited for again, one after the other.
             part = await self._first_part(local, peer) if peer not in led.silent else None
-            node = self._node(peer, part)
+            node = self._node(led, peer, part)
             yield node
-            while part is not None and not part.error and part.data:
+            while part is not None and not node.reason and part.data:
                 yield tuple(unpack(part.data))
                 at = part.offset + len(part.data)
                 if at >= part.total:
@@ -185,24 +191,25 @@ class Traces:
                 part = await self._ask(local, peer, at)
                 if part is None or part.error or not part.data:
                     why = part.error if part is not None and part.error else "it does not answer any more"
-                    yield replace(node, reason=f"only the first {at // RECORD_BYTES} spans: {why}")
+                    node = replace(node, reason=f"only the first {at // RECORD_BYTES} spans: {why}")
+                    yield node
 
     # ------------------------------------------------------------------------------------ other nodes
-    def _note_clock(self, peer: str) -> None:
-        assert self._led is not None
-        link, now = self._s.machine.peers.link(peer), time.monotonic()
-        sample = link.clocks.best(now) if link is not None else None
-        if sample is not None:
-            self._led.clocks.setdefault(peer, []).append(TraceClock(sample.at, sample.offset, sample.error))
+    def _note_clocks(self, led: Led) -> None:
+        for peer in led.peers:
+            link, now = self._s.machine.peers.link(peer), time.monotonic()
+            sample = link.clocks.best(now) if link is not None else None
+            if sample is not None:
+                led.clocks.setdefault(peer, []).append(TraceClock(sample.at, sample.offset, sample.error))
 
     def _own(self, local: Local) -> TracedNode:
         firsts = _shown(local.firsts)
         spans = len(local.data) // RECORD_BYTES
         return TracedNode(self._s.node, spans, local.dropped, (), firsts, tuple(local.absent))
 
-    def _node(self, peer: str, part: SpansPart | None) -> TracedNode:
-        assert self._led is not None
-        clocks = tuple(self._led.clocks.get(peer, ()))
+    @staticmethod
+    def _node(led: Led, peer: str, part: SpansPart | None) -> TracedNode:
+        clocks = tuple(led.clocks.get(peer, ()))
         if part is None:
             return TracedNode(peer, reason="it does not answer")
         if part.error or not clocks:
@@ -215,7 +222,7 @@ class Traces:
 
     async def _ask(self, local: Local, peer: str, offset: int) -> SpansPart | None:
         """One part of a peer's records; None if it does not come."""
-        key = (peer, offset)
+        key = (peer, local.order.number, offset)
         if key not in self._asked:
             self._asked[key] = self._s.loop.create_future()
             self._s.feed(cx.TellPeer(peer, AskSpans(local.order.number, offset)))
@@ -231,16 +238,16 @@ class Traces:
                 log.info("%s wants a trace; the one for %s goes on", peer, self._local.by)
                 return
             log.info("recording a trace for %s", peer)
-            self._names, self._led = Names(), None
-            self._begin(message, peer)
+            self._begin(message, peer, None)
         elif isinstance(message, AskSpans):
-            if peer not in self._answering:
-                task = self._answering[peer] = asyncio.ensure_future(self._answer(peer, message))
-                task.add_done_callback(lambda _: self._answering.pop(peer, None))
+            # Operators may fetch the same trace at once, the one ahead of the other.
+            key = (peer, message.number, message.offset)
+            if key not in self._answering and len(self._answering) < MAX_ANSWERING:
+                task = self._answering[key] = asyncio.ensure_future(self._answer(peer, message))
+                task.add_done_callback(lambda _: self._answering.pop(key, None))
         else:
-            future = self._asked.get((peer, message.offset))
-            number = self._local.order.number if self._local is not None else -1
-            if future is not None and not future.done() and message.number == number:
+            future = self._asked.get((peer, message.number, message.offset))
+            if future is not None and not future.done():
                 future.set_result(_unusable(message) if len(message.data) % RECORD_BYTES else message)
 
     async def _answer(self, peer: str, ask: AskSpans) -> None:
@@ -256,21 +263,27 @@ class Traces:
         self._s.feed(cx.TellPeer(peer, part))
 
     # -------------------------------------------------------------------------------------- this node
-    def _begin(self, order: TraceOrder, by: str) -> None:
-        local = self._local = Local(order, by)
+    def _begin(self, order: TraceOrder, by: str, led: Led | None) -> None:
+        if self._local is not None:
+            self._local.forget_expiry()
+        local = self._local = Local(order, by, led)
         self._s.lanes.tell(RecordSpans(order.number, order.job, order.steps))
         for job in self._jobs(local):
-            self._names.note(job, len(self._s.lanes.table))
+            self._note_names(local, job)
             for connection in job.workers.values():
                 if connection is not None:
                     self._s.registrations.tell(cx.Tell(connection, order))
-        self._s.loop.call_later(order.seconds, self._expire, local)
+        local.expiry = self._s.loop.call_later(order.seconds, self._expire, local)
+
+    def _note_names(self, local: Local, job: Job) -> None:
+        if local.led is not None:
+            local.led.names.note(job, len(self._s.lanes.table))
 
     def _jobs(self, local: Local) -> list[Job]:
         return [job for job in self._s.machine.jobs.values() if local.order.job in (b"", job.id)]
 
     def _expire(self, local: Local) -> None:
-        if self._local is local and not self._s.stopped.is_set():
+        if not self._s.stopped.is_set():
             self._end(local)
 
     async def _ended(self, local: Local) -> None:
@@ -279,31 +292,39 @@ class Traces:
 
     def _end(self, local: Local) -> asyncio.Task[None]:
         if local.ending is None:
+            local.forget_expiry()
+            if local.led is not None:
+                self._note_clocks(local.led)
             local.ending = asyncio.ensure_future(self._collect(local))
         return local.ending
 
     async def _collect(self, local: Local) -> None:
         number = local.order.number
         for job in self._jobs(local):
-            self._names.note(job, len(self._s.lanes.table))
+            self._note_names(local, job)
             for rank, connection in job.workers.items():
                 if connection is not None and (job.id, rank) not in local.workers:
                     local.awaited.add((job.id, rank))
                     self._s.registrations.tell(cx.Tell(connection, EndTrace(number)))
-        found: list[LaneSpans] = await self._s.questions.ask(lambda request: AskRecord(request, number), PATIENCE)
+        # At once: who asked for all this waits no longer than PEER_PATIENCE.
+        lanes = self._s.questions.ask(lambda request: AskRecord(request, number), PATIENCE)
+        found, _ = await asyncio.gather(lanes, self._workers_answer(local))
+        if missing := len(self._s.lanes.table) - len(found):
+            local.absent.append(f"{missing} lane(s) did not answer")
+        parts: list[LaneSpans | WorkerSpans] = [*found, *local.workers.values()]
+        local.data = b"".join(part.data for part in parts)
+        local.dropped += sum(part.dropped for part in parts)
+        local.firsts = [first for part in parts for first in part.firsts]
+        local.workers.clear()
+        local.over = True
+
+    async def _workers_answer(self, local: Local) -> None:
+        """Until workers that were asked have answered, or had their time."""
         if local.awaited:
             try:
                 await asyncio.wait_for(local.complete.wait(), PATIENCE)
             except TimeoutError:
                 local.absent += [f"rank {rank} did not answer" for _, rank in sorted(local.awaited)]
-        if missing := len(self._s.lanes.table) - len(found):
-            local.absent.append(f"{missing} lane(s) did not answer")
-        parts: list[LaneSpans | WorkerSpans] = [*found, *local.workers.values()]
-        local.data = b"".join(part.data for part in parts)
-        local.dropped = sum(part.dropped for part in parts)
-        local.firsts = [first for part in parts for first in part.firsts]
-        local.workers.clear()
-        local.over = True
 
     # ------------------------------------------------------------------------------- lanes and workers
     def lane_up(self, lane: Lane) -> None:
@@ -327,6 +348,9 @@ class Traces:
         if who in local.workers or len(message.data) % RECORD_BYTES:
             return
         local.workers[who] = message
+        if len(local.workers) > MAX_WORKERS:
+            made_way = local.workers.pop(next(iter(local.workers)))
+            local.dropped += made_way.dropped + len(made_way.data) // RECORD_BYTES
         local.awaited.discard(who)
         if not local.awaited:
             local.complete.set()
@@ -335,7 +359,7 @@ class Traces:
         """Something about a job's memory changed: perhaps it has more tensors."""
         local = self._local
         if local is not None and local.recording and job in self._s.machine.jobs and local.order.job in (b"", job):
-            self._names.note(self._s.machine.jobs[job], len(self._s.lanes.table))
+            self._note_names(local, self._s.machine.jobs[job])
 
 
 def _shown(firsts: Iterable[First]) -> tuple[TraceFirst, ...]:

@@ -16,6 +16,13 @@ from torch import nn
 import gcclient
 from tests.integration.cluster import mark
 
+#: so often, so that a daemon that is killed meanwhile is killed in the middle of one
+SAVES = 30
+
+
+def _same(a: Any, b: Any) -> bool:
+    return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+
 
 def _batch(rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
     made = torch.Generator().manual_seed(1000 * step + rank)
@@ -52,8 +59,9 @@ class Trained:
 def train(
     compressions: list[str | None], steps: list[int], save: str = "", load: str = "", seed: int | None = None
 ) -> dict[str, Any]:
-    """Train a model for each codec from step ``steps[0]`` up to before ``steps[1]``, beside one tensor that is pushed
-    by itself. ``load``, ``save``: folders of checkpoints before the first step and after the last.
+    """Train a model for each codec from step ``steps[0]`` up to before ``steps[1]``, beside tensors that are pushed by
+    themselves: one in the first step only, two in an order that changes at step 4. ``load``, ``save``: folders of
+    checkpoints before the first step and after the last; what is saved is asked for many times.
 
     Then train on for three steps. Returns a hash of each model's weights before and after those.
     """
@@ -73,6 +81,7 @@ def train(
         for number, model in enumerate(models):
             model.model.load_state_dict(state["models"][str(number)])
         gcclient.load_state_dict(state["gradcomm"])
+        mark("loaded")
     for model in models:
         model.declare()
     mark("declared")
@@ -83,7 +92,8 @@ def train(
             for model in models:
                 model.step(rank, step)
             single = torch.linspace(-1, 1, 30_000) * torch.cos(torch.arange(30_000.0) * (step + rank))
-            pushed.append(gcclient.push_pull(single, "single", compression="qsgd(bits=2)+ef"))
+            for name in ("once", "single", "other")[step > 1 :][:: -1 if step > 3 else 1]:
+                pushed.append(gcclient.push_pull(single, name, compression="qsgd(bits=2)+ef"))
         single_hash = hashlib.sha256(torch.stack(pushed).numpy().tobytes()).hexdigest()
         pushed.clear()
         return [*(model.hash() for model in models), single_hash]
@@ -92,6 +102,11 @@ def train(
     held = 0
     if save:
         mine = gcclient.state_dict()
+        mark("saving")
+        for _ in range(SAVES):
+            again = gcclient.state_dict()
+            assert mine.keys() == again.keys()
+            assert all(_same(mine[key], again[key]) for key in mine)
         held = sum(t.numel() for t in mine.values() if isinstance(t, torch.Tensor))
         models_now = {str(i): m.model.state_dict() for i, m in enumerate(models)}
         dcp.save({"models": models_now, "gradcomm": mine}, checkpoint_id=save)

@@ -31,13 +31,17 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, A
         running = {
             k: cluster.start(TRAIN, RANKS, compressions=CODECS, steps=[1, 4], seed=5, **a) for k, a in jobs.items()
         }
+        running["saved"].wait_mark("saving", rank=2)
+        cluster.daemons[1].restart()
         found = {k: [o.ok() for o in job.wait()] for k, job in running.items()}
         for daemon in cluster.daemons:
             daemon.kill()
-    # Other names, addresses and number of lanes, another default codec, another seed; and a daemon that is killed with
-    # what was brought to it.
+    # Other names, addresses and number of lanes, another default codec, another seed; and daemons that are killed while
+    # it is brought to them, and with what was.
     with Cluster(tmp_path_factory.mktemp("second"), nodes=2, options=OPTIONS) as cluster:
         again = cluster.start(TRAIN, RANKS, compressions=CODECS, steps=[4, 7], load=folder)
+        again.wait_mark("loaded")
+        cluster.daemons[0].restart()
         again.wait_mark("declared", rank=2)
         cluster.daemons[1].restart()
         found["resumed"] = [o.ok() for o in again.wait()]

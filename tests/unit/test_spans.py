@@ -52,6 +52,13 @@ def test_steps_that_had_begun_are_left_out_and_then_so_many_are_whole() -> None:
     assert window.firsts() == ((JOB, 0, 8), (JOB, 1, 1))
 
 
+def test_a_process_group_that_opens_later_begins_with_the_first_step_that_is_seen() -> None:
+    """A lane that was started again in the middle of training: its groups are at thousands of steps."""
+    window = Window(b"", 2, {})
+    assert [window.holds(JOB, 0, 1000 + i, 10.0 * i) for i in range(4)] == [True, True, True, False]
+    assert window.firsts() == ((JOB, 0, 1000),) and not window.holds(JOB, 0, 999, 99.0)
+
+
 def test_later_steps_are_recorded_for_a_moment_in_which_others_may_still_be_at_theirs() -> None:
     window = Window(b"", 1, {})
     assert window.holds(JOB, 0, 1, 1.0) and window.holds(JOB, 0, 2, 5.0) and window.holds(JOB, 0, 3, 5.0 + GRACE)

@@ -87,6 +87,20 @@ def test_stop_writes_a_file_in_place_of_what_was_there(capsys: pytest.CaptureFix
     assert os.listdir(tmp_path) == ["trace.json"]
 
 
+@pytest.mark.usefixtures("daemon")
+@pytest.mark.parametrize("there", ["a link", "a file"])
+def test_what_lies_where_the_new_file_is_made_is_not_written_through(
+    there: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """In a folder that everybody may write to its name can be guessed."""
+    target, victim = tmp_path / "trace.json", tmp_path / "victim"
+    victim.write_text("mine")
+    partial = tmp_path / f".trace.json.{os.getpid()}.part"
+    partial.symlink_to(victim) if there == "a link" else partial.hardlink_to(victim)
+    out(capsys, "trace", "stop", "--out", str(target))
+    assert victim.read_text() == "mine" and not target.is_symlink() and json.loads(target.read_text())["traceEvents"]
+
+
 def test_a_path_that_cannot_be_written_is_said_before_anything_is_ended(
     daemon: Daemon, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -96,7 +110,9 @@ def test_a_path_that_cannot_be_written_is_said_before_anything_is_ended(
 
 
 @pytest.mark.usefixtures("daemon")
-def test_a_full_disk_is_said_and_leaves_nothing_behind(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_full_disk_is_said_and_leaves_nothing_behind(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert "/dev/full cannot be written: No space left on device" in err(
         capsys, Exit.FAILED, "trace", "stop", "--out", "/dev/full"
     )

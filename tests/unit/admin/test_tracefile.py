@@ -105,6 +105,34 @@ def test_a_frame_that_was_sent_again_is_tied_to_the_one_that_arrived() -> None:
     assert len(named(slices(made), "send", step=1)) == 3
 
 
+def test_of_a_frame_that_was_sent_again_twice_the_first_may_be_the_one_that_arrived() -> None:
+    """A later copy would seem to leave after it arrived, and clocks be corrected by that."""
+    made = parts()
+    ours, theirs = list(made[2]), list(made[4])  # type: ignore[arg-type]
+    (lost,) = [s for s in ours if s.kind == Kind.SEND and s.step == 1]
+    again = [resent(lost)._replace(begin=lost.begin + late, end=lost.begin + late) for late in (0.001, 0.006)]
+    made[2] = (*ours, *again)
+    made[4] = tuple(
+        (resent(s) if s.kind == Kind.RECEIVE else s)._replace(begin=s.begin + 0.001, end=s.end + 0.001)
+        if s.step == 1 and s.kind != Kind.SEND else s for s in theirs
+    )  # fmt: skip
+    trace = settled(made)
+    clock = trace.nodes["b"].clock
+    assert abs(clock.offset(1000.0) - AHEAD) <= clock.error + 1e-6
+    (out, _) = named(sound(file_of(trace)), "wire", step=1)
+    assert out["dur"] == pytest.approx(WAY * 1e6, abs=1e3)
+
+
+def test_spans_of_a_node_whose_clock_is_not_known_are_left_out() -> None:
+    made = parts()
+    node = made[3]
+    assert isinstance(node, TracedNode)
+    made[3] = replace(node, clocks=(), spans=0, reason="no round trip to it was measured, so its clock is not known")
+    file = file_of(settled(made))
+    assert {e["node"] for e in sound(file)} == {"a"}
+    assert "no round trip" in file["otherData"]["nodes"][1]["reason"]
+
+
 @pytest.mark.parametrize(
     "bad",
     [

@@ -9,7 +9,9 @@ import pytest
 import torch.distributed as dist
 
 import gcclient
+from gcclient import checkpoint
 from tests.unit.client.fake import FakeDaemon
+from tests.unit.client.remembering import Memory
 
 
 @pytest.fixture
@@ -37,3 +39,10 @@ def torch_world(tmp_path: Path) -> Iterator[None]:
 def alone(joined: FakeDaemon, torch_world: None) -> FakeDaemon:
     """The only rank of a job, and of torch's world."""
     return joined
+
+
+@pytest.fixture
+def memory(joined: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> Memory:
+    """In small pieces: the fake daemon writes no more than a socket takes at once."""
+    monkeypatch.setattr(checkpoint, "PIECE", 20_000)
+    return Memory(joined)

@@ -9,101 +9,33 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
 
 import gcclient
-from gcclient import checkpoint
 from gcclient.api import current
 from gcproto import messages
-from gcproto.agreed import DeclareDomain, Resumed, Rule
+from gcproto.agreed import DeclareDomain, Resumed
 from gcproto.epoch_messages import DomainFacts
 from gcproto.lane_messages import Push
 from gcproto.packed import Message
-from gcproto.states import AskStanding, AskStates, BlockStates, GiveStates, Standing, StatesKept
+from gcproto.states import AskStanding, AskStates, GiveStates, Standing, StatesKept
 from tests.unit.client.fake import PARTITION, FakeDaemon
-
-RESUMED = Resumed(b"o" * 16, 1, (9,), (Rule("*", "onebit"),))
-
-
-class Memory:
-    """What a daemon would have of states: those of every block are three times its key, then numbers from 0 on."""
-
-    def __init__(self, daemon: FakeDaemon) -> None:
-        self.daemon, self.settled, self.held = daemon, 1 << 30, True
-        self.given: dict[tuple[int, bool], list[GiveStates]] = {}
-        daemon.answer = self.answer
-
-    def answer(self, m: Any) -> Message | None:
-        if isinstance(m, AskStanding):
-            return Standing(m.domain, self.settled, RESUMED)
-        if isinstance(m, AskStates):
-            values = self.values(m.domain, m.key, m.owner)
-            data = values[m.first : m.first + checkpoint.PIECE].tobytes()
-            return BlockStates(m.domain, m.key, m.owner, m.first, values.size, 5, True, data) if self.held else (
-                BlockStates(m.domain, m.key, m.owner, m.first)
-            )  # fmt: skip
-        if isinstance(m, GiveStates):
-            self.given.setdefault((m.key, m.owner), []).append(m)
-            return StatesKept(m.domain, m.key, m.owner, m.first)
-        return None
-
-    def values(self, domain: int, key: int, owner: bool) -> np.ndarray:
-        n = self.daemon.domains[domain].blocks[key].elements + (0 if owner else 2)
-        return np.arange(n, dtype=np.float32) + (7 if owner else 0)
-
-    def brought(self, key: int, owner: bool) -> np.ndarray:
-        return np.frombuffer(b"".join(m.data for m in self.given[key, owner]), np.float32)
-
-
-def _model(width: int = 300) -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(width, 250), nn.Linear(250, 2))
-
-
-def _trained(model: nn.Module, **options: Any) -> Any:
-    """One step of it."""
-    inner = torch.optim.SGD(model.parameters(), 0.1)
-    optimizer = gcclient.DistributedOptimizer(inner, model.named_parameters(), **options)
-    model(torch.ones(1, model[0].in_features)).sum().backward()  # type: ignore[index]
-    optimizer.step()
-    return optimizer
-
-
-def _rejoin(daemon: FakeDaemon) -> None:
-    """A new job at the same daemon, which forgets the old one."""
-    gcclient.shutdown()
-    daemon.wait(lambda: not daemon.connected(-1))
-    daemon.domains.clear()
-    for heard in daemon.heard:
-        heard.clear()
-    gcclient.init(0, 1, socket=daemon.socket, job="unit")
-
-
-def _declared(daemon: FakeDaemon) -> list[DeclareDomain]:
-    return [m for m in daemon.heard[-1] if isinstance(m, DeclareDomain)]
-
-
-@pytest.fixture
-def memory(joined: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> Memory:
-    """In small pieces: the fake daemon writes no more than a socket takes at once."""
-    monkeypatch.setattr(checkpoint, "PIECE", 20_000)
-    return Memory(joined)
+from tests.unit.client.remembering import RESUMED, Memory, declared, model_of, rejoin, trained
 
 
 def test_what_the_daemon_holds_back_is_saved_and_brought_to_a_later_job(memory: Memory) -> None:
-    _trained(_model(), compression="onebit")
+    trained(model_of(), compression="onebit")
     state = gcclient.state_dict()
     blocks = {b.key: b for d in memory.daemon.domains.values() for b in d.blocks.values() if b.dtype == 0}
     assert len(blocks) > 1 and max(b.nbytes for b in blocks.values()) <= PARTITION
     (number,) = memory.daemon.domains
-    _rejoin(memory.daemon)
+    rejoin(memory.daemon)
     gcclient.load_state_dict(state)
-    _trained(_model(), compression="onebit")
-    assert [d.resumed for d in _declared(memory.daemon)] == [RESUMED]
+    trained(model_of(), compression="onebit")
+    assert [d.resumed for d in declared(memory.daemon)] == [RESUMED]
     assert set(memory.given) == {(key, owner) for key in blocks for owner in (False, True)}
     for (key, owner), said in memory.given.items():
         assert memory.brought(key, owner).tobytes() == memory.values(number, key, owner).tobytes()
@@ -126,7 +58,7 @@ def test_lossless_groups_and_blocks_without_states_save_nothing(memory: Memory) 
 
 def test_saving_waits_until_the_last_step_is_settled(memory: Memory) -> None:
     memory.settled = 0
-    _trained(_model())
+    trained(model_of())
     done = threading.Event()
     thread = threading.Thread(target=lambda: (gcclient.state_dict(), done.set()))
     thread.start()
@@ -141,7 +73,7 @@ def test_saving_waits_until_the_last_step_is_settled(memory: Memory) -> None:
 
 def test_a_step_that_never_settles_is_a_timeout(memory: Memory) -> None:
     memory.settled = 0
-    _trained(_model())
+    trained(model_of())
     session = current()
     session.registered = messages.Registered(**{**_fields(session.job), "deadline": 0.05})
     with pytest.raises(gcclient.StepTimeout, match=r"step 1 of optimizer.0 was not settled.*phase checkpoint"):
@@ -153,8 +85,8 @@ def _fields(message: Any) -> dict[str, Any]:
 
 
 def test_saving_in_the_middle_of_a_step_is_refused(memory: Memory) -> None:
-    model = _model()
-    optimizer = _trained(model, backward_passes_per_step=1)
+    model = model_of()
+    optimizer = trained(model, backward_passes_per_step=1)
     model[0](torch.ones(1, 300)).sum().backward()  # type: ignore[index]
     with pytest.raises(RuntimeError, match=r"in the middle of step 2 of optimizer.0: call it after optimizer.step\(\)"):
         gcclient.state_dict()
@@ -163,7 +95,7 @@ def test_saving_in_the_middle_of_a_step_is_refused(memory: Memory) -> None:
 
 
 def test_a_question_is_asked_again_at_a_restarted_daemon(memory: Memory) -> None:
-    _trained(_model(), compression="onebit")
+    trained(model_of(), compression="onebit")
     usual, first = memory.answer, threading.Event()
 
     def once_deaf(m: Any) -> Message | None:
@@ -187,7 +119,7 @@ def test_a_question_is_asked_again_at_a_restarted_daemon(memory: Memory) -> None
 
 
 def test_a_lane_that_is_restarted_is_asked_again(memory: Memory) -> None:
-    _trained(_model(), compression="onebit")
+    trained(model_of(), compression="onebit")
     usual, asked = memory.answer, threading.Event()
 
     def stale(m: Any) -> Message | None:
@@ -208,7 +140,7 @@ def test_a_lane_that_is_restarted_is_asked_again(memory: Memory) -> None:
 
 
 def test_what_is_declared_already_is_not_loaded(memory: Memory) -> None:
-    _trained(_model(), compression="onebit")
+    trained(model_of(), compression="onebit")
     state = gcclient.state_dict()
     with pytest.raises(gcclient.StateMismatch, match=r"optimizer.0 was declared before its.*\(\) after init"):
         gcclient.load_state_dict(state)
@@ -219,25 +151,25 @@ def test_what_is_declared_already_is_not_loaded(memory: Memory) -> None:
 
 def _loaded(memory: Memory, strict: bool, **change: Any) -> None:
     """What a job of one model saved, in another job."""
-    _trained(_model(), compression="onebit")
+    trained(model_of(), compression="onebit")
     state = gcclient.state_dict()
     for key, (old, new) in change.items():
         name = "domain/optimizer.0" if key == "domain" else key
         state[name] = state[name].replace(old, new)
-    _rejoin(memory.daemon)
+    rejoin(memory.daemon)
     gcclient.load_state_dict(state, strict)
 
 
 def _narrow() -> nn.Module:
-    first, _ = _model()
+    first, _ = model_of()
     return nn.Sequential(first)
 
 
 CHANGES: list[tuple[dict[str, Any], Any, str]] = [
-    ({"domain": ('"ranks":[0]', '"ranks":[0,1]')}, _model, "ranks 0, 1 saved it, ranks 0 declare it"),
-    ({"domain": ('"nodes":[[0]]', '"nodes":[[0],[1]]')}, _model, "spread over nodes as 0 | 1, and are now as 0"),
-    ({}, lambda: _model(301), "'0.weight' shape [250, 301] dtype F32 has shape [250, 300] in the checkpoint"),
-    ({}, lambda: nn.Sequential(*_model(), nn.Linear(2, 9)), "'2.bias' shape [9] dtype F32 is not in the checkpoint"),
+    ({"domain": ('"ranks":[0]', '"ranks":[0,1]')}, model_of, "ranks 0, 1 saved it, ranks 0 declare it"),
+    ({"domain": ('"nodes":[[0]]', '"nodes":[[0],[1]]')}, model_of, "spread over nodes as 0 | 1, and are now as 0"),
+    ({}, lambda: model_of(301), "'0.weight' shape [250, 301] dtype F32 has shape [250, 300] in the checkpoint"),
+    ({}, lambda: nn.Sequential(*model_of(), nn.Linear(2, 9)), "'2.bias' shape [9] dtype F32 is not in the checkpoint"),
     ({}, _narrow, "'1.bias' is in the checkpoint and is not declared (2 in all)"),
 ]
 
@@ -246,7 +178,7 @@ CHANGES: list[tuple[dict[str, Any], Any, str]] = [
 def test_what_does_not_fit_is_refused_by_name(memory: Memory, change: Any, model: Any, part: str) -> None:
     _loaded(memory, True, **change)
     with pytest.raises(gcclient.StateMismatch) as error:
-        _trained(model(), compression="onebit")
+        trained(model(), compression="onebit")
     assert part in str(error.value) and "strict=False" in str(error.value)
     assert current().failure is None
 
@@ -256,12 +188,12 @@ def test_or_dropped_with_a_warning_and_counted(
     memory: Memory, change: Any, model: Any, part: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     _loaded(memory, False, **change)
-    _trained(model(), compression="onebit")
+    trained(model(), compression="onebit")
     assert part in caplog.text
     dropped = gcclient.stats()["states_dropped"]
     if part.startswith(("ranks", "'0.weight'", "'1.bias'")):
         assert dropped > 0 and "is dropped" in caplog.text
-    fresh = [d.resumed is None for d in _declared(memory.daemon)]
+    fresh = [d.resumed is None for d in declared(memory.daemon)]
     assert fresh == [part.startswith("ranks")]
 
 
@@ -273,52 +205,52 @@ def test_a_model_that_other_ranks_saved_is_not_begun_anew_in_silence(
     memory: Memory, caplog: pytest.LogCaptureFixture, label: str, strict: bool, refused: bool
 ) -> None:
     """As where models were saved in shards, and are declared without them."""
-    _trained(_model(), compression="onebit")
+    trained(model_of(), compression="onebit")
     state = {k.replace("optimizer.0", f"{label} of ranks 0,1"): v for k, v in gcclient.state_dict().items()}
     state[f"domain/{label} of ranks 0,1"] = state[f"domain/{label} of ranks 0,1"].replace(
         '"ranks":[0]', '"ranks":[0,1]'
     )
-    _rejoin(memory.daemon)
+    rejoin(memory.daemon)
     gcclient.load_state_dict(state, strict)
     why = "ranks 0, 1 saved it, ranks 0 declare it"
     if refused:
         with pytest.raises(gcclient.StateMismatch, match=why):
-            _trained(_model(), compression="onebit")
+            trained(model_of(), compression="onebit")
     else:
-        _trained(_model(), compression="onebit")
+        trained(model_of(), compression="onebit")
     assert (why in caplog.text) is (not strict)
 
 
 def test_another_codec_takes_the_residual_and_not_the_plan(memory: Memory) -> None:
     _loaded(memory, True)
-    _trained(_model(), compression="topk(ratio=0.1)")
-    assert [d.resumed for d in _declared(memory.daemon)] == [Resumed(b"o" * 16, 1, (9,))]
+    trained(model_of(), compression="topk(ratio=0.1)")
+    assert [d.resumed for d in declared(memory.daemon)] == [Resumed(b"o" * 16, 1, (9,))]
     assert memory.given
 
 
-def test_single_tensors_are_brought_theirs_when_they_are_first_pushed(memory: Memory) -> None:
+def test_single_tensors_are_brought_theirs_when_the_first_of_them_is_pushed(memory: Memory) -> None:
     gcclient.push_pull(torch.ones(20_000), "x", compression="onebit")
     state = gcclient.state_dict()
-    _rejoin(memory.daemon)
+    rejoin(memory.daemon)
     gcclient.load_state_dict(state)
-    gcclient.push_pull(torch.ones(5), "new", compression="onebit")
+    gcclient.push_pull(torch.ones(5), "new", compression="topk(ratio=0.1)")
     assert not memory.given
-    gcclient.push_pull(torch.ones(20_000), "x", compression="onebit")
+    gcclient.push_pull(torch.ones(5), "new", compression="onebit")
     assert sorted(owner for _, owner in memory.given) == [False, True]
-    assert [d.resumed for d in _declared(memory.daemon)] == [RESUMED]
+    assert [d.resumed for d in declared(memory.daemon)] == [None, RESUMED]
 
 
 def test_what_was_never_saved_of_this_rank_is_missed(memory: Memory) -> None:
-    _trained(_model(), compression="onebit")
+    trained(model_of(), compression="onebit")
     state = {k: v for k, v in gcclient.state_dict().items() if not k.startswith("rank 0/")}
-    _rejoin(memory.daemon)
+    rejoin(memory.daemon)
     gcclient.load_state_dict(state)
     with pytest.raises(gcclient.StateMismatch, match="what rank 0 saved is not in it; each rank loads its own"):
-        _trained(_model(), compression="onebit")
+        trained(model_of(), compression="onebit")
 
 
 def test_it_goes_through_torchs_distributed_checkpoint(memory: Memory, tmp_path: Any) -> None:
-    _trained(_model(), compression="onebit")
+    trained(model_of(), compression="onebit")
     state = gcclient.state_dict()
     other = {"rank 1/optimizer.0": "not this rank's"}
     dcp.save({"gradcomm": {**state, **other}, "more": {"x": torch.ones(3)}}, checkpoint_id=tmp_path, no_dist=True)
@@ -333,7 +265,7 @@ def test_it_goes_through_torchs_distributed_checkpoint(memory: Memory, tmp_path:
 
 
 def test_without_a_daemon_there_is_nothing_to_save_or_load(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
-    _trained(_model(), compression="onebit")
+    trained(model_of(), compression="onebit")
     state = gcclient.state_dict()
     gcclient.shutdown()
     monkeypatch.setenv("GC_DISABLE", "1")

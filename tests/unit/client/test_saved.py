@@ -6,6 +6,8 @@ What may live here: tests of `gcclient/saved.py`. What may not: the daemon's par
 from __future__ import annotations
 
 import io
+import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -17,11 +19,12 @@ from gcclient import saved
 from gcclient.errors import StateMismatch
 from gcclient.saved import F32, Piece, Saved, SavedBlock, SavedDomain
 from gcproto.agreed import Resumed, Rule
+from gcproto.dtypes import DType
 from gcproto.manifest import AddressSpace, Section, TensorSpec
 
 DOMAIN = SavedDomain(
-    (0, 1, 2), ((0, 1), (2,)), True, "", (("a", (6,)), ("b", (2, 2))), "ab" * 16, 7, (2**64 - 1, 5),
-    (Rule("*", "topk(ratio=0.01)", "all", (3, 4)),), "dc2-da2",
+    (0, 1, 2), ((0, 1), (2,)), True, "", (TensorSpec("a", (6,), 0), TensorSpec("b", (2, 2), 0)), "ab" * 16, 7,
+    (2**64 - 1, 5), (Rule("*", "topk(ratio=0.01)", "all", (3, 4)),), "dc2-da2", (Rule("*", "fp16"),),
 )  # fmt: skip
 A: Piece = ("a", 0, 6)
 B: Piece = ("b", 0, 4)
@@ -66,8 +69,26 @@ def test_keys_are_names_and_what_is_behind_a_residual_has_one_of_its_own() -> No
     ]  # fmt: skip
 
 
+def test_what_is_saved_is_in_memory_once_and_not_twice() -> None:
+    alive: list[weakref.ref[F32]] = []
+
+    def blocks() -> Iterator[tuple[SavedBlock, F32]]:
+        for i in range(4):
+            assert all(block() is None for block in alive[:-1]), "asked for one after the other"
+            values = np.full(6, i, np.float32)
+            alive.append(weakref.ref(values))
+            yield SavedBlock(0, (("a", 6 * i, 6 * i + 6),), 6, 9, True), values
+
+    found = saved.write_part(0, "ddp.0", blocks())
+    assert [found[f"rank 0/ddp.0/contribution/a[{6 * i}:{6 * i + 6}]"].tolist() for i in range(4)] == [
+        [i] * 6 for i in range(4)
+    ]  # fmt: skip
+
+
 def test_a_resumption_says_what_was_drawn_and_planned() -> None:
-    assert one().resumed(True, True) == Resumed(b"\xab" * 16, 7, (2**64 - 1, 5), DOMAIN.rules, "dc2-da2")
+    assert one().resumed(True, True) == Resumed(
+        b"\xab" * 16, 7, (2**64 - 1, 5), DOMAIN.rules, "dc2-da2", (Rule("*", "fp16"),)
+    )  # fmt: skip
     assert one().resumed(False, False) == Resumed(b"\xab" * 16, 7)
 
 
@@ -88,6 +109,16 @@ def test_sums_of_a_block_that_another_node_owns_now_go_to_the_contribution() -> 
     assert found(one(OWNED), ("b", 1, 3), mine=False) == [(False, 0, True, [17, 18], "")]
 
 
+@pytest.mark.parametrize("pieces", [(A, B), (("a", 4, 6), ("b", 0, 2))], ids=["whole", "cut"])
+def test_what_an_owner_kept_beside_its_sums_is_said_to_be_lost_where_another_node_owns_the_block(pieces: Any) -> None:
+    owned = SavedBlock(1, (A, B), 12, 9, True), np.arange(12, dtype=np.float32)
+    (states,) = found(one(owned), *pieces, mine=False)
+    assert "keeps of 'a' beside its residual" in states[4]
+    owned[1][10:] = 0.0
+    (states,) = found(one(owned), *pieces, mine=False)
+    assert states[4] == "", "zeros are what a codec begins with"
+
+
 def test_blocks_are_cut_as_the_address_space_cuts_them() -> None:
     section = Section(
         0, (TensorSpec("x", (100_000,), 0), TensorSpec("e", (0,), 0), TensorSpec("y", (40_000,), 0)), (2,)
@@ -106,7 +137,16 @@ def test_blocks_are_cut_as_the_address_space_cuts_them() -> None:
         (lambda s: s.update(format=2), "expected a checkpoint of format 1, got 2"),
         (lambda s: s.update({"domain/ddp.0": "{}"}), "expected the JSON text of a SavedDomain"),
         (lambda s: s.update({"domain/ddp.0": 3}), "expected the JSON text of a SavedDomain"),
-        (lambda s: s.update({"domain/ddp.0": s["domain/ddp.0"].replace("ab" * 16, "xy")}), "origin: non-hexadecimal"),
+        (lambda s: s.update({"domain/ddp.0": s["domain/ddp.0"].replace("ab" * 16, "xy")}), "non-hexadecimal"),
+        (
+            lambda s: s.update({"domain/ddp.0": s["domain/ddp.0"].replace("ab" * 16, "ab" * 17)}),
+            "1 to 16 bytes, got 17",
+        ),
+        (lambda s: s.update({"domain/ddp.0": s["domain/ddp.0"].replace("ab" * 16, "")}), "1 to 16 bytes, got 0"),
+        (lambda s: s.update({"domain/ddp.0": s["domain/ddp.0"].replace(str(2**64 - 1), str(2**64))}), "64 bits"),
+        (lambda s: s.update({"rank 0/ddp.0": s["rank 0/ddp.0"].replace(",9,", f",{2**64},")}), "64 bits"),
+        (lambda s: s.update({"domain/ddp.0": s["domain/ddp.0"].replace("[6]", "[-6]")}), "a dimension is negative"),
+        (lambda s: s.update({"domain/ddp.0": s["domain/ddp.0"].replace("[6],0", "[6],99")}), "unknown dtype code 99"),
         (lambda s: s.update({"domain/ddp.0": s["domain/ddp.0"].replace('"steps":7', '"steps":-1')}), "SavedDomain"),
         (lambda s: s.update({"rank 0/ddp.0": "["}), "expected the JSON text of a SavedPart"),
         (lambda s: s.pop("rank 0/ddp.0/contribution/b[0:4]"), "b[0:4]: expected a tensor, got NoneType"),
@@ -146,9 +186,11 @@ def test_a_rank_whose_part_is_not_there_is_told_of() -> None:
 
 def test_which_tensors_fit() -> None:
     s = one()
-    shapes = s.shapes()
-    assert saved.check_tensor(s, TensorSpec("b", (2, 2), 0), shapes) == ""
-    assert "'b' shape [4] dtype F32 has shape [2, 2]" in saved.check_tensor(s, TensorSpec("b", (4,), 0), shapes)
-    assert "is not in the checkpoint" in saved.check_tensor(s, TensorSpec("c", (4,), 0), shapes)
+    specs = s.specs()
+    assert saved.check_tensor(s, TensorSpec("b", (2, 2), 0), specs) == ""
+    assert "'b' shape [4] dtype F32 has shape [2, 2]" in saved.check_tensor(s, TensorSpec("b", (4,), 0), specs)
+    assert saved.check_tensor(s, TensorSpec("b", (2, 2), int(DType.BF16)), specs) == ""
+    assert "is never compressed, and is F32" in saved.check_tensor(s, TensorSpec("b", (2, 2), int(DType.F64)), specs)
+    assert "is not in the checkpoint" in saved.check_tensor(s, TensorSpec("c", (4,), 0), specs)
     s.domain = msgspec.structs.replace(s.domain, scoped=False)
-    assert saved.check_tensor(s, TensorSpec("c", (4,), 0), shapes) == "", "single tensors come as they come"
+    assert saved.check_tensor(s, TensorSpec("c", (4,), 0), specs) == "", "single tensors come as they come"

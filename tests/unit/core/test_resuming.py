@@ -123,6 +123,7 @@ def test_seeds_go_on_in_another_job_on_another_node(origin: dict[str, Any], shar
     [
         (Resumed(ORIGIN, 0, (), (Rule("*", "zip"),)), "rank 0 resumes 'ddp': rule '*': unknown codec 'zip'"),
         (Resumed(ORIGIN, 0, (), (Rule("", "topk"),)), "pattern: expected a glob"),
+        (Resumed(ORIGIN, 0, default=(Rule("*", "zip"),)), "unknown codec 'zip'"),
         (Resumed(ORIGIN, 0, (), (), "pid"), "unknown controller 'pid'"),
     ],
 )
@@ -132,8 +133,9 @@ def test_what_this_node_cannot_run_is_refused(resumed: Resumed, part: str) -> No
     assert isinstance(fault, Fault) and fault.kind == "CodecError" and part in fault.message and fault.advice
 
 
-def test_a_codec_that_is_gone_after_an_upgrade_ends_the_job_that_resumed_with_it() -> None:
-    m, _ = declared(resumed=Resumed(ORIGIN, 7, (), RULES))
+@pytest.mark.parametrize("more", [{"rules": RULES}, {"default": RULES[:1]}], ids=["plan", "default"])
+def test_a_codec_that_is_gone_after_an_upgrade_ends_the_job_that_resumed_with_it(more: Any) -> None:
+    m, _ = declared(resumed=Resumed(ORIGIN, 7, **more))
     memory = parts(m)[0].save().memory
     restored = machine()
 
@@ -164,17 +166,18 @@ def test_what_is_saved_of_a_job_that_nobody_planned_is_its_default() -> None:
     job, domain = parts(m)
     finish(m, 1, 2)
     a = wire.node_id("a")
-    assert resuming.standing(job, domain) == Resumed(job.id, 2, (a,), (Rule("*", "none"),), "none")
+    assert resuming.standing(job, domain) == Resumed(job.id, 2, (a,), (), "none", (Rule("*", "none"),))
     m, _ = declared(codec="topk")
     job, domain = parts(m)
-    assert resuming.standing(job, domain).rules == (), "the domain's own codec is declared again"
+    found = resuming.standing(job, domain)
+    assert (found.rules, found.default) == ((), ()), "the domain's own codec is declared again"
 
 
 def test_what_is_saved_of_a_resumed_domain_goes_on_from_the_same_origin() -> None:
     m, _ = declared(resumed=Resumed(ORIGIN, 7, (99,), RULES, "dc2-da2"))
     job, domain = parts(m)
     finish(m, 1)
-    assert resuming.standing(job, domain) == Resumed(ORIGIN, 8, (99,), RULES, "dc2-da2")
+    assert resuming.standing(job, domain) == Resumed(ORIGIN, 8, (99,), RULES, "dc2-da2", (Rule("*", "none"),))
     assert job.controller(0) == "dc2-da2"
 
 
@@ -189,4 +192,20 @@ def test_an_operators_plan_comes_after_what_was_resumed_or_replaces_it(replace: 
     finish(m, 1, proposal=1)
     assert domain.switches[-1] == (3, 1)
     # Decided, and not in force before step 3: a later job has it from its first step.
-    assert resuming.standing(job, domain).rules == (Rule("*", "none"), *rules)
+    assert resuming.standing(job, domain).rules == rules
+
+
+def test_an_operators_rule_for_one_tensor_leaves_other_models_with_their_own_codec() -> None:
+    """What was the default of the job that was saved is no plan: it comes before what a model was declared with."""
+    m, _ = declared(machine={"codec": "topk"})
+    m, _ = declared(resumed=resuming.standing(*parts(m)))
+    said(m, 1, DeclareDomain("ddp.1", 5, (0,), True, codec="matrix", whole=True, resumed=Resumed(ORIGIN, 7)))
+    said(m, 1, DeclareSection(0, SECTION))
+    wish = set_codec(1, "", "b", "none")
+    m.on(ce.SetPlan(wish.request, wish.job, wish.rules, False), 0.0)
+    (job,) = m.jobs.values()
+    shown = {
+        d.declared_as.label: [(r.pattern, r.codec.spec) for r in job.plan(d, 1).rules] for d in job.domains.values()
+    }
+    assert shown["ddp.1"] == [("*", "none"), ("*", "matrix"), ("b", "none")]
+    assert shown["ddp"] == [("*", "topk"), ("b", "none")]

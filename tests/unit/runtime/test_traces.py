@@ -7,8 +7,9 @@ What may not: recording (`test_recording.py`), real daemons (`tests/integration/
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,120 +17,33 @@ import pytest
 
 from gcproto import wire
 from gcproto.manifest import Section, TensorSpec
-from gcproto.spans import PART_BYTES, RECORD_BYTES, EndTrace, Kind, Ring, Span, SpansPart, TraceOrder, WorkerSpans
+from gcproto.spans import (
+    PART_BYTES,
+    RECORD_BYTES,
+    EndTrace,
+    SpansPart,
+    TraceOrder,
+    WorkerSpans,
+)
 from gcserver.admin.source import AdminError
-from gcserver.admin.spans import TraceContext, TracedNode, TraceFirst
+from gcserver.admin.spans import TracedNode, TraceFirst
 from gcserver.core import control_events as cx
 from gcserver.core.clocks import ClockSample
 from gcserver.runtime import traces
 from gcserver.runtime.recording import AskRecord, LaneSpans, RecordSpans
 from gcserver.runtime.traces import Traces
-from tests.unit.core.control_machine import LARGE
-
-JOB = b"j" * 16
-#: a's connections: rank 0 is 5, rank 1 is away
-WORKER = 5
-
-
-def data(count: int, place: int = 0) -> bytes:
-    ring = Ring(count)
-    for i in range(count):
-        ring.add(Span(float(i), i + 0.5, JOB, 0, 3, 0, 0, 0, 8, place, Kind.ENCODE, 0))
-    return ring.content()
-
-
-class Node:
-    """As much of a supervisor as traces use. Frames to other nodes go through ``cluster``, in turns of the loop."""
-
-    def __init__(self, name: str, cluster: dict[str, Node], lanes: int = 2) -> None:
-        self.node, self.cluster = name, cluster
-        self.loop = asyncio.get_running_loop()
-        self.stopped = asyncio.Event()
-        self.told: list[tuple[int, Any]] = []
-        self.lane_told: list[Any] = []
-        self.spans = 4
-        #: lanes that answer, and whether workers do
-        self.answering = lanes
-        self.workers_answer = True
-        #: what is lost on the way from here
-        self.lost: Callable[[Any], bool] = lambda message: False
-        config = SimpleNamespace(id=(JOB, 0), domain=0, label="ddp.0", members=(1, 2), space=self._space)
-        self.job = SimpleNamespace(
-            id=JOB, domains={0: SimpleNamespace(config=config, sections=[LARGE])}, workers={0: WORKER, 1: None},
-            record=SimpleNamespace(label="gpt", members=[SimpleNamespace(node=n) for n in "ab"]),
-        )  # fmt: skip
-        self.machine = SimpleNamespace(
-            jobs={JOB: self.job}, connections={WORKER: (JOB, 0)}, peers=SimpleNamespace(link=self._link)
-        )
-        self.lanes = SimpleNamespace(
-            table=[None] * lanes, tell=self.lane_told.append, send=lambda lane, message: self.lane_told.append(message)
-        )
-        self.registrations = SimpleNamespace(tell=self._tell_worker)
-        self.questions = SimpleNamespace(ask=self._ask)
-        cluster[name] = self
-        self.traces = Traces(self)  # type: ignore[arg-type]
-
-    @property
-    def peers(self) -> Any:
-        return SimpleNamespace(addresses={name: "tcp://" for name in self.cluster if name != self.node})
-
-    @staticmethod
-    def _space(lanes: int) -> Any:
-        from gcproto.manifest import AddressSpace
-
-        return AddressSpace(2, lanes, 4 << 20)
-
-    def _link(self, name: str) -> Any:
-        sample = ClockSample(time.monotonic(), 7.0, 0.001)
-        return SimpleNamespace(up=name != "down", clocks=SimpleNamespace(best=lambda now: sample))
-
-    def _tell_worker(self, e: cx.Tell) -> None:
-        self.told.append((e.connection, e.message))
-        if isinstance(e.message, EndTrace) and self.workers_answer:
-            answer = WorkerSpans(e.message.number, 1, ((JOB, 0, 4),), data(2, 9))
-            self.loop.call_soon(self.traces.on_worker, e.connection, answer)
-
-    async def _ask(self, question: Callable[[int], Any], patience: float) -> list[LaneSpans]:
-        asked = question(1)
-        assert isinstance(asked, AskRecord)
-        self.lane_told.append(asked)
-        return [LaneSpans(1, 2, ((JOB, 0, 3),), data(self.spans, i)) for i in range(self.answering)]
-
-    def feed(self, event: Any) -> None:
-        assert isinstance(event, cx.TellPeer)
-        if not self.lost(event.message):
-            self.loop.call_soon(self.cluster[event.peer].traces.on_peer, self.node, event.message)
-
-
-def run(work: Callable[[Node, Node], Awaitable[None]]) -> None:
-    """With two nodes, a and b."""
-
-    async def both() -> None:
-        cluster: dict[str, Node] = {}
-        await work(Node("a", cluster), Node("b", cluster))
-
-    asyncio.run(both())
-
-
-async def everything(node: Node) -> tuple[TraceContext, dict[str, list[TracedNode]], dict[str, list[Span]]]:
-    context, nodes, spans, newest = None, {}, {}, ""
-    async for part in node.traces.fetch():
-        if isinstance(part, TraceContext):
-            context = part
-        elif isinstance(part, TracedNode):
-            newest = part.name
-            nodes.setdefault(newest, []).append(part)
-        else:
-            assert len(part) * RECORD_BYTES <= PART_BYTES
-            spans.setdefault(newest, []).extend(part)
-    assert context is not None
-    return context, nodes, spans
+from tests.unit.runtime.traced_nodes import JOB, WORKER, Node, data, everything, run
 
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(traces, "PATIENCE", 0.05)
-    monkeypatch.setattr(traces, "PEER_PATIENCE", 0.2)
+
+
+async def ended(node: Node) -> None:
+    """Until its lanes were asked for what they recorded, by the trace's own timer."""
+    while len(node.lane_told) < 2:
+        await asyncio.sleep(0.005)
 
 
 def test_all_lanes_and_workers_of_all_nodes_record_and_hand_over() -> None:
@@ -169,7 +83,7 @@ def test_a_trace_ends_by_itself_and_is_kept() -> None:
     async def work(a: Node, b: Node) -> None:
         a.traces.start(None, 0, 0.02, ("a",))
         assert a.lane_told[0].job == b""
-        await asyncio.sleep(0.06)
+        await ended(a)
         assert isinstance(a.lane_told[1], AskRecord) and isinstance(a.told[-1][1], EndTrace)
         assert b.lane_told == [], "not among the nodes"
         (own,) = (await a.traces.stop()).nodes
@@ -179,7 +93,9 @@ def test_a_trace_ends_by_itself_and_is_kept() -> None:
     run(work)
 
 
-def test_who_does_not_answer_is_named() -> None:
+def test_who_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(traces, "PEER_PATIENCE", 1.0)
+
     async def work(a: Node, b: Node) -> None:
         a.workers_answer, a.answering = False, 1
         b.lost = lambda message: isinstance(message, SpansPart)
@@ -194,7 +110,9 @@ def test_who_does_not_answer_is_named() -> None:
     run(work)
 
 
-def test_a_node_that_falls_silent_in_the_middle_leaves_what_it_sent() -> None:
+def test_a_node_that_falls_silent_in_the_middle_leaves_what_it_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(traces, "PEER_PATIENCE", 1.0)
+
     async def work(a: Node, b: Node) -> None:
         b.spans = 2 * PART_BYTES // RECORD_BYTES
         a.traces.start(None, 0, 0.0, ())
@@ -313,5 +231,87 @@ def test_refusals() -> None:
             await b.traces.stop()
         with pytest.raises(AdminError, match="still being recorded"):
             await everything(a)
+
+    run(work)
+
+
+def test_a_trace_that_made_way_for_the_next_is_forgotten() -> None:
+    """Its time would still be running, for minutes, and holds what every lane and worker recorded."""
+
+    async def work(a: Node, b: Node) -> None:
+        for _ in range(3):
+            a.traces.start(None, 0, 600.0, ())
+            await asyncio.sleep(0)
+            await a.traces.stop()
+        gc.collect()
+        kept = [x for x in gc.get_objects() if isinstance(x, traces.Local)]
+        assert len(kept) == 2, "of each node the newest"
+
+    run(work)
+
+
+def test_a_node_whose_lane_and_worker_are_silent_still_hands_over_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both are waited for at once, so that the asked node's patience outlasts it."""
+    monkeypatch.setattr(traces, "PATIENCE", 0.5)
+    monkeypatch.setattr(traces, "PEER_PATIENCE", 2 * 0.5)
+
+    async def work(a: Node, b: Node) -> None:
+        b.workers_answer, b.answering, plain = False, 1, b._ask
+
+        async def slow(question: Callable[[int], Any], patience: float) -> list[LaneSpans]:
+            await asyncio.sleep(patience)
+            return await plain(question, patience)
+
+        b.questions.ask = slow
+        a.traces.start(None, 0, 0.0, ())
+        await asyncio.sleep(0)
+        _, theirs = (await a.traces.stop()).nodes
+        assert theirs.spans == 4 and theirs.absent == ("rank 0 did not answer", "1 lane(s) did not answer")
+
+    run(work)
+
+
+def test_clocks_are_noted_when_the_trace_ends_and_not_when_somebody_looks_at_it() -> None:
+    async def work(a: Node, b: Node) -> None:
+        ahead = 7.0
+        a.machine.peers.link = lambda name: SimpleNamespace(
+            up=True, clocks=SimpleNamespace(best=lambda now: ClockSample(now, ahead, 0.001))
+        )
+        a.traces.start(None, 0, 0.02, ())
+        await ended(a)
+        ahead = 99.0  # hours later
+        _, theirs = (await a.traces.stop()).nodes
+        assert [c.offset for c in theirs.clocks] == [7.0, 7.0]
+
+    run(work)
+
+
+def test_what_was_recorded_by_a_clock_that_is_not_known_is_not_handed_over() -> None:
+    async def work(a: Node, b: Node) -> None:
+        a.machine.peers.link = lambda name: SimpleNamespace(up=True, clocks=SimpleNamespace(best=lambda now: None))
+        a.traces.start(None, 0, 0.0, ())
+        await asyncio.sleep(0)
+        stopped = await a.traces.stop()
+        assert stopped.message == "10 spans of 1 node(s); nothing of 1"
+        _, nodes, spans = await everything(a)
+        (theirs,) = nodes["b"]
+        assert "no round trip to it was measured" in theirs.reason and "b" not in spans
+
+    run(work)
+
+
+def test_of_many_workers_that_come_and_go_the_newest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(traces, "MAX_WORKERS", 2)
+
+    async def work(a: Node, b: Node) -> None:
+        a.traces.start(None, 0, 0.0, ("a",))
+        number = a.told[0][1].number
+        for i in range(4):
+            a.machine.connections[100 + i] = (bytes([i]) * 16, 0)
+            a.traces.on_worker(100 + i, WorkerSpans(number, 1, (), data(3, 10 + i)))
+        a.workers_answer, a.job.workers[0] = False, None
+        (own,) = (await a.traces.stop()).nodes
+        _, _, spans = await everything(a)
+        assert {s.place for s in spans["a"]} == {0, 1, 12, 13} and own.dropped == 2 * 2 + 2 * (3 + 1) + 2
 
     run(work)
