@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from random import Random
 
+from msgspec import structs
+
 from gcproto.agreed import Resumed, Rule
 from gcproto.dtypes import DType
 from gcproto.manifest import Section, TensorSpec
@@ -83,6 +85,9 @@ def sometimes_resumed(spec: DomainSpec, seed: int) -> DomainSpec:
     rules = r.choice([(), (Rule("*", "coarse"),), (Rule("*", "none"), Rule("d0.*", "feedback"))])
     numbers = tuple(r.randrange(1, 1 << 60) for _ in range(r.choice([0, 2, 2, 3])))
     resumed = Resumed(b"an earlier job's", r.randrange(50), numbers, rules, r.choice(["", "none"]))
+    if not spec.codec:
+        default = Random(seed * 64 + 72).choice([(), (Rule("*", "none"),), (Rule("*", "feedback"),)])
+        resumed = structs.replace(resumed, default=default)
     return replace(spec, warmup=r.choice([0, 1, 3, 52]), resumed=r.choice([None, resumed, resumed]))
 
 
