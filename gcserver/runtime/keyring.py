@@ -14,7 +14,6 @@ from gcserver import keys
 from gcserver.config import SecurityConfig
 from gcserver.core.control_events import PeerExpelled
 from gcserver.keys import KeyFileError, KeyPair
-from gcserver.runtime.lanelink import Admit
 
 if TYPE_CHECKING:
     from gcserver.runtime.supervisor import Supervisor
@@ -65,7 +64,7 @@ class Keyring:
             if names:
                 log.info("security.peers changed: %s: %s", what, ", ".join(sorted(names)))
         self._s.peers.transport.admit(now)
-        self._s.lanes.tell(Admit(now))
+        self._s.lanes.admit(now)
 
 
 def why_not(ring: Keyring | None, published: tuple[tuple[str, str], ...]) -> str:

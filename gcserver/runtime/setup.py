@@ -18,7 +18,7 @@ from gcproto import messages
 
 class LaneSetup(msgspec.Struct, frozen=True):
     """What a lane is started with (JSON on its command line). ``link`` is its end of the socket pair; ``secured``: keys
-    come over it."""
+    come over it; ``transport``: as the configuration spells it."""
 
     hello: messages.Hello
     listen: str
@@ -28,6 +28,7 @@ class LaneSetup(msgspec.Struct, frozen=True):
     cores: tuple[int, ...]
     credit: int
     secured: bool = False
+    transport: str = "zmq"
 
 
 def lane_address(address: str, lane: int) -> str:

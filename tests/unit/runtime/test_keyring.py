@@ -13,7 +13,6 @@ from gcserver.config import SecurityConfig
 from gcserver.core.control_events import PeerExpelled
 from gcserver.keys import KeyFileError
 from gcserver.runtime.keyring import open_keyring
-from gcserver.runtime.lanelink import Admit
 from tests.unit.key_pairs import fixed_pair
 
 A, B, C = (fixed_pair(name) for name in "abc")
@@ -27,7 +26,7 @@ class Supervisor:
         self.told: list[Any] = []
         self.counted: list[str] = []
         self.peers = SimpleNamespace(transport=SimpleNamespace(admit=self.admitted.append))
-        self.lanes = SimpleNamespace(tell=self.told.append)
+        self.lanes = SimpleNamespace(admit=self.told.append)
         self.count = self.counted.append
         self.node = "a"
         self.machine = SimpleNamespace(jobs={})
@@ -75,7 +74,7 @@ def test_a_new_list_goes_to_every_socket(tmp_path: Path, caplog: pytest.LogCaptu
     ring.tick()
     ring.tick()
     now = {"a": new.public, "c": C.public}
-    assert supervisor.admitted == [now] and supervisor.told == [Admit(now)] and ring.admitted == now
+    assert supervisor.admitted == [now] and supervisor.told == [now] and ring.admitted == now
     for said in (": admitted: c", "no longer admitted: b", "another key: a"):
         assert said in caplog.text
 
