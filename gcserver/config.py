@@ -24,7 +24,7 @@ from typing import Any, Final
 
 from gcproto import paths
 from gcserver import values
-from gcserver.config_keys import BY_NAME, BY_VARIABLE, KEYS, Key, Peer, unknown
+from gcserver.config_keys import BY_NAME, BY_VARIABLE, KEYS, UCX, Key, Peer, unknown
 from gcserver.config_tables import (
     AdminConfig,
     ClusterConfig,
@@ -192,6 +192,7 @@ def _build(read: dict[str, Any], sources: dict[str, str]) -> Config:
     node = NodeConfig(
         name, listen, advertise, read.get("node.socket") or Path(paths.default_socket()), state,
         read["node.admin"], read["node.metrics"], lanes, read["node.cores"], read["node.stop_grace"],
+        read["node.transport"],
     )  # fmt: skip
     config = Config(
         node, ClusterConfig(read["cluster.peers"], read["cluster.lease"], read["cluster.etcd"]),
@@ -278,6 +279,14 @@ def _check_keys(config: Config, refuse: Callable[[str, str], None]) -> None:
         refuse("security.key", "a node with a key admits those in security.peers, which is not set; set both")
     if security.peers is not None and security.key is None:
         refuse("security.peers", "this node has no key of its own: make one (`gcserver keygen`) and set security.key")
+    if config.node.transport == UCX and ":" in listen.host:
+        refuse("node.listen", f"{listen} is an IPv6 address, and UCX is used over IPv4 only; name an IPv4 address")
+    if config.node.transport == UCX and security.key is not None and not config.insecure:
+        refuse(
+            "node.transport", "UCX can neither encrypt nor authenticate, so gradients would travel in the clear "
+            "although security.key is set. On a network you trust set insecure = true (--insecure, GC_INSECURE=1): the "
+            "keys then protect the control link only; or set node.transport to zmq",
+        )  # fmt: skip
     if not listen.loopback and security.key is None and not config.insecure:
         refuse(
             "node.listen", f"{listen.endpoint} can be reached by other machines, and without keys nothing is "

@@ -27,6 +27,10 @@ MIN_PARTITION: Final = 256 << 10
 MAX_PARTITION: Final = 64 << 20
 MAX_LANES: Final = 64
 _ONCE: Final = "every node has one name and one address"
+#: What the lanes of two nodes may speak.
+ZMQ: Final = "zmq"
+UCX: Final = "ucx"
+TRANSPORTS: Final = (ZMQ, UCX)
 _LEVELS: Final = ("debug", "info", "warning", "error")
 
 
@@ -226,6 +230,10 @@ KEYS: Final[tuple[Key, ...]] = (
     Key(
         "node.lanes", lambda raw: values.read_int(raw, 1, MAX_LANES), f"1 to {MAX_LANES}",
         "Server processes of this daemon, each with cores and connections of its own. The same on every node.", 1,
+    ),
+    Key(
+        "node.transport", _one_of(TRANSPORTS), ", ".join(TRANSPORTS),
+        "What lanes speak to each other: ZeroMQ over TCP, or the system's UCX for RDMA. The same on every node.", ZMQ,
     ),
     Key(
         "node.cores", values.read_cores, values.CORES_FORM,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from gcserver.config_keys import Peer
+from gcserver.config_keys import ZMQ, Peer
 from gcserver.values import Address
 
 
@@ -28,6 +28,7 @@ class NodeConfig:
     lanes: int
     cores: tuple[int, ...] | None
     stop_grace: float
+    transport: str = ZMQ
 
     @property
     def control(self) -> Address:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from gcproto.manifest import MAX_SECTION_ELEMENTS
-from gcserver import checks, checks_logind, keychecks
+from gcserver import checks, checks_logind, checks_ucx, keychecks
 from gcserver.checks import Check
 from gcserver.config import Config
 from gcserver.runtime.memory_parts import PRIVATE, SHARED, Part, listed, total
@@ -77,6 +77,8 @@ def preflight(config: Config) -> list[Check]:
     found.append(checks.directory_usable("socket", "node.socket", config.node.socket.parent))
     found.append(checks.directory_usable("state", "node.state", config.node.state))
     found += keychecks.keys_of(config)
+    if (ucx := checks_ucx.library(config)) is not None:
+        found.append(ucx)
     found.append(checks.shared_memory(config))
     found.append(checks.locked_memory(checks.one_partition(config)))
     found.append(checks.cores(config.node.cores, config.node.lanes))
@@ -106,6 +108,8 @@ def examine(config: Config, parts: list[Part] | None = None, timeout: float = 2.
     if (kept := checks_logind.kept_at_logout(config.node.state, os.getuid(), timeout)) is not None:
         found.append(kept)
     found += keychecks.keys_of(config)
+    if (ucx := checks_ucx.library(config)) is not None:
+        found.append(ucx)
     wrong = checks.peer_names(config)
     found += wrong
     found += checks.in_parallel([partial(checks.peer_reachable, peer, timeout) for peer in config.others])

@@ -3,7 +3,7 @@
 # and the tests that need it are skipped with a reason.
 set -eu
 
-# command, package, what for
+# command or shared library, package, what for
 needs='
 ip      iproute2    network namespaces and links
 tc      iproute2    links shaped to a given rate
@@ -21,11 +21,19 @@ etcd    etcd-server deciding who is left of a job that loses nodes
 zsh     zsh         completing what is typed after gcctl
 fish    fish        the same
 npm     npm         buf, which lints admin.proto and is a foreign gRPC client
+libucp.so.0 libucx0 the ucx transport
 '
 
 PATH=$PATH:/usr/sbin:/sbin
+# Whether there is a command of that name, or the loader knows a library of it.
+there() {
+    case $1 in
+    *.so.*) ldconfig -p | grep -qF "$1 " ;;
+    *) command -v "$1" >/dev/null ;;
+    esac
+}
 missing=$(echo "$needs" | while read -r command package why; do
-    [ -z "$command" ] || command -v "$command" >/dev/null || echo "$package"
+    [ -z "$command" ] || there "$command" || echo "$package"
 done | sort -u | tr '\n' ' ')
 
 if [ -z "$missing" ]; then

@@ -66,8 +66,8 @@ class Daemons(processes.Owner):
 
     settings: keys of the configuration for every daemon, such as ``{"node.lanes": "2"}``. port: the first that they
     take in namespaces, where two clusters share the hosts. secured: each gets keys, and encrypts. routes: by (index,
-    index of a peer) the endpoint at which the one is told to find the other, where something lies in between. Raises
-    DaemonError if one ends or is not ready within ``patience`` seconds.
+    index of a peer) the endpoint at which the one is told to find the other, where something lies in between.
+    variables: of their environment. Raises DaemonError if one ends or is not ready within ``patience`` seconds.
     """
 
     def __init__(
@@ -78,10 +78,11 @@ class Daemons(processes.Owner):
         port: int = PORT,
         secured: bool = False,
         routes: Mapping[tuple[int, int], str] | None = None,
+        variables: Mapping[str, str] | None = None,
     ) -> None:
         self.hosts, self.settings, self.patience = tuple(hosts), dict(settings or {}), patience
         self.port, self.secured = port, secured
-        self.routes = dict(routes or {})
+        self.routes, self.variables = dict(routes or {}), dict(variables or {})
         self.all: list[Daemon] = []
         self.folder = self.state = Path()
 
@@ -101,6 +102,7 @@ class Daemons(processes.Owner):
             env = daemon.host.environment() | {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
             for name in [n for n in env if n.startswith("GC_")]:
                 del env[name]  # a worker's variables are not this daemon's configuration
+            env |= self.variables
             daemon.process = daemon.host.start(daemon.argv, env=env, stdout=log, stderr=log)
 
     def wait_ready(self) -> None:

@@ -15,7 +15,6 @@ from gcserver import derivedkeys, keys
 from gcserver.config import SecurityConfig
 from gcserver.core.control_events import PeerExpelled
 from gcserver.keys import KeyFileError, KeyPair
-from gcserver.runtime.lanelink import Admit
 from gcserver.values import read_name
 
 if TYPE_CHECKING:
@@ -92,7 +91,7 @@ class Keyring:
             if names:
                 log.info("security.peers changed: %s: %s", what, ", ".join(sorted(names)))
         self._s.peers.transport.admit(now)
-        self._s.lanes.tell(Admit(now))
+        self._s.lanes.admit(now)
 
 
 def unwelcome(ring: Keyring | None, published: tuple[tuple[str, str], ...]) -> str:

@@ -74,7 +74,7 @@ from gcserver.runtime.stepreports import StepReports
 from gcserver.runtime.steptrace import AskTrace, StepTracer
 from gcserver.runtime.tap import Tap
 from gcserver.runtime.tickets import Tickets
-from gcserver.runtime.transport import ZmqTransport
+from gcserver.runtime.transports import lane_transport
 
 TICK: Final = 0.5
 STATS_EVERY: Final = 1.0
@@ -113,7 +113,7 @@ class LaneProcess:
         self.endings = Endings(self.executor.domains, self._forget_domain, self.send_up)
         self.running = True
         self.guard = self._guard(context) if setup.secured else None
-        self.transport = transport = ZmqTransport(context, setup.listen, self.guard)
+        self.transport = transport = lane_transport(setup, context, self.guard, self.trouble_once)
         domains, handles = self.executor.domains, self.executor.handles
         self.perform: dict[type, Callable[[Any], object]] = {
             fx.Send: self._do_send,
@@ -175,7 +175,7 @@ class LaneProcess:
             if reports.waiting and (now >= reports.by or reports.gated()):
                 reports.flush()
             until = min(next_tick, next_stats, reports.by or next_tick)
-            # ZeroMQ's descriptor tells of changes, not of states: never wait while there is something to read.
+            # The descriptor tells of changes, not of states: never wait while there is something to read.
             busy = self.transport.readable
             wait = 0.0 if busy or self.asked else max(0.0, until - time.monotonic())
             ready = dict(self.poller.poll(wait))

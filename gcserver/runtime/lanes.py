@@ -21,6 +21,7 @@ import msgspec
 from gcproto import wire
 from gcproto.channel import ChannelClosed
 from gcproto.packed import MessageError
+from gcserver.config_keys import ZMQ
 from gcserver.core import control_events as cx
 from gcserver.core.link import DEFAULT_CREDIT
 from gcserver.runtime.lanelink import (
@@ -42,6 +43,7 @@ from gcserver.runtime.setup import LaneSetup
 from gcserver.runtime.steptrace import TracedStep
 
 if TYPE_CHECKING:
+    from gcserver.runtime.keyring import Keyring
     from gcserver.runtime.supervisor import Supervisor
 
 #: A received payload of 4 MiB touches fresh pages every time unless malloc keeps what it has: one arena on the
@@ -88,6 +90,16 @@ class Lanes:
         #: what all lanes together saw of this node's way to the others
         self.link = LinkFit()
 
+    @property
+    def _keys(self) -> Keyring | None:
+        """What lanes use of this node's keys: nothing, where their transport has none."""
+        return self._s.keys if self._s.config.node.transport == ZMQ else None
+
+    def admit(self, admitted: dict[str, bytes]) -> None:
+        """Another list of nodes, to all lanes."""
+        if self._keys is not None:
+            self.tell(Admit(admitted))
+
     def start(self) -> None:
         for index in range(len(self.table)):
             self._start(index)
@@ -126,13 +138,12 @@ class Lanes:
         c, hello = self._s.config.node, msgspec.structs.replace(self._s.hello, lane=index)
         setup = LaneSetup(
             hello, str(c.listen.plus(index)), self.sockets()[index], str(self._s.state), -1,
-            cores_for(index, c.lanes, c.cores), DEFAULT_CREDIT, self._s.keys is not None,
-            self._s.config.voice(index),
+            cores_for(index, c.lanes, c.cores), DEFAULT_CREDIT, self._keys is not None,
+            self._s.config.voice(index), c.transport,
         )  # fmt: skip
         lane = self.table[index] = _spawn(setup, restarts)
-        if self._s.keys is not None:
-            pair = self._s.keys.pair
-            self.send(lane, LaneKeys(pair.name, pair.public, pair.secret, self._s.keys.admitted))
+        if (keys := self._keys) is not None:
+            self.send(lane, LaneKeys(keys.pair.name, keys.pair.public, keys.pair.secret, keys.admitted))
         self._s.loop.add_reader(lane.link.fileno(), self._receive, lane)
 
     def _receive(self, lane: Lane) -> None:
@@ -163,8 +174,8 @@ class Lanes:
 
     def _ready(self, lane: Lane, message: LaneReady) -> None:
         lane.ready, lane.incarnation, lane.cores = True, message.incarnation, message.cores
-        if self._s.keys is not None:
-            self.send(lane, Admit(self._s.keys.admitted))  # it may have changed while the lane started
+        if self._keys is not None:
+            self.send(lane, Admit(self._keys.admitted))  # it may have changed while the lane started
         for name, address in self._s.peers.addresses.items():
             self.send(lane, AddPeer(name, address))
         self._s.feed(cx.LaneUp(lane.index))

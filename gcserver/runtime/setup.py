@@ -19,7 +19,7 @@ from gcserver.logsetup import Voice
 
 class LaneSetup(msgspec.Struct, frozen=True):
     """What a lane is started with (JSON on its command line). ``link`` is its end of the socket pair; ``secured``: keys
-    come over it; ``voice``: how it logs."""
+    come over it; ``voice``: how it logs; ``transport``: as the configuration spells it."""
 
     hello: messages.Hello
     listen: str
@@ -30,6 +30,7 @@ class LaneSetup(msgspec.Struct, frozen=True):
     credit: int
     secured: bool = False
     voice: Voice = Voice()
+    transport: str = "zmq"
 
 
 def lane_address(address: str, lane: int) -> str:

@@ -181,7 +181,7 @@ class Pair:
             patch.object(statefiles, "MIN_CHUNK", 1 << 14),
             patch.object(lane_process, "time", self.clock),
             patch.object(incoming, "time", self.clock),
-            patch.object(lane_process, "ZmqTransport", lambda pipe, listen, guard: pipe),
+            patch.object(lane_process, "lane_transport", lambda setup, pipe, guard, say: pipe),
         )
         for changed in self._patches:
             changed.start()

@@ -225,6 +225,24 @@ def test_variables_of_others_are_left_alone() -> None:
     assert config.load(environ=others) == config.load()
 
 
+def test_ucx_is_refused_with_keys_that_it_could_not_use() -> None:
+    flags = {"node.transport": "ucx", "security.key": "/a.key", "security.peers": "/peers"}
+    for listen in ("tcp://127.0.0.1:7470", "tcp://10.0.0.1:7470"):
+        with pytest.raises(ConfigError) as refused:
+            config.load(flags={**flags, "node.listen": listen})
+        assert refused.value.key == "node.transport"
+        assert "UCX can neither encrypt nor authenticate" in str(refused.value) and "insecure" in str(refused.value)
+    assert config.load(flags={**flags, "insecure": "true"}).node.transport == "ucx"
+    assert config.load(flags={**flags, "node.transport": "zmq"}).node.transport == "zmq"
+    with pytest.raises(ConfigError, match="encrypted or authenticated"):
+        config.load(flags={"node.transport": "ucx", "node.listen": "tcp://10.0.0.1:7470"})
+
+
+def test_ucx_is_refused_over_ipv6() -> None:
+    with pytest.raises(ConfigError, match=r"node\.listen .*UCX is used over IPv4 only"):
+        config.load(flags={"node.transport": "ucx", "node.listen": "tcp://[::1]:7470"})
+
+
 def test_insecure_allows_any_address() -> None:
     flags = {"insecure": "yes", "node.listen": "tcp://0.0.0.0:7470", "node.admin": "0.0.0.0:7460"}
     assert config.load(flags=flags).node.listen.wildcard

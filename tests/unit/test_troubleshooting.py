@@ -32,6 +32,7 @@ STARTING = (
     "checks",
     "checks_certificates",
     "checks_logind",
+    "checks_ucx",
     "doctor",
     "keychecks",
     "keys",

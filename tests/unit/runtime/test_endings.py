@@ -86,7 +86,7 @@ class Lane:
 
 @pytest.fixture
 def lane(monkeypatch: pytest.MonkeyPatch) -> Iterator[Lane]:
-    monkeypatch.setattr(lanes, "ZmqTransport", lambda *_: SimpleNamespace(open=lambda *_: None))
+    monkeypatch.setattr(lanes, "lane_transport", lambda *_: SimpleNamespace(open=lambda *_: None))
     made = Lane()
     yield made
     made.close()

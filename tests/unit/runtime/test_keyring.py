@@ -13,7 +13,6 @@ from gcserver.config import SecurityConfig
 from gcserver.core.control_events import PeerExpelled
 from gcserver.keys import KeyFileError
 from gcserver.runtime.keyring import open_keyring, unwelcome
-from gcserver.runtime.lanelink import Admit
 from tests.unit.key_pairs import fixed_pair
 
 A, B, C = (fixed_pair(name) for name in "abc")
@@ -27,7 +26,7 @@ class Supervisor:
         self.told: list[Any] = []
         self.counted: list[str] = []
         self.peers = SimpleNamespace(transport=SimpleNamespace(admit=self.admitted.append))
-        self.lanes = SimpleNamespace(tell=self.told.append)
+        self.lanes = SimpleNamespace(admit=self.told.append)
         self.count = self.counted.append
         self.node = "a"
         self.machine = SimpleNamespace(jobs={})
@@ -75,7 +74,7 @@ def test_a_new_list_goes_to_every_socket(tmp_path: Path, caplog: pytest.LogCaptu
     ring.tick()
     ring.tick()
     now = {"a": new.public, "c": C.public}
-    assert supervisor.admitted == [now] and supervisor.told == [Admit(now)] and ring.admitted == now
+    assert supervisor.admitted == [now] and supervisor.told == [now] and ring.admitted == now
     for said in (": admitted: c", "no longer admitted: b", "another key: a"):
         assert said in caplog.text
 
@@ -99,7 +98,7 @@ def test_with_a_jobs_secret_nodes_are_admitted_by_the_keys_that_it_gives_them(tm
     b, c = _derived("b"), keys.KeyPair("c", C.public, C.secret)
     assert ring is not None and unwelcome(ring, published(b)) == ""
     assert ring.admitted == {"a": _derived("a").public, "b": b.public}
-    assert supervisor.admitted == [ring.admitted] and supervisor.told == [Admit(ring.admitted)]
+    assert supervisor.admitted == [ring.admitted] and supervisor.told == [ring.admitted]
     assert unwelcome(ring, published(b)) == "" and len(supervisor.told) == 1, "once"
 
     assert "c has another key than this job's secret gives it (GC_JOB_SECRET)" in unwelcome(ring, published(b, c))
