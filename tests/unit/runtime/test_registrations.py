@@ -210,9 +210,8 @@ A, B, C = (fixed_pair(name) for name in "abc")
 
 
 def ring(own: keys.KeyPair, *admitted: keys.KeyPair) -> Any:
-    return SimpleNamespace(
-        pair=own, admitted={pair.name: pair.public for pair in admitted}, introduce=lambda published: None, derived=False
-    )
+    known = {pair.name: pair.public for pair in admitted}
+    return SimpleNamespace(pair=own, admitted=known, introduce=lambda published: None, derived=False)
 
 
 @pytest.mark.parametrize(
