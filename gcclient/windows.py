@@ -13,6 +13,7 @@ import ctypes
 import errno
 import mmap
 import os
+import platform
 import weakref
 from collections.abc import Sequence
 from typing import Any, Final
@@ -30,11 +31,15 @@ _FAILED: Final = ctypes.c_void_p(-1).value
 _MADV_POPULATE_WRITE: Final = 23
 
 _libc = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = _libc.mremap.restype = ctypes.c_void_p
+_libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
-_libc.mremap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
+_libc.syscall.restype = ctypes.c_long
 _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+#: The number of mremap. The system is asked itself: where UCX is in the process, as some of torch's libraries bring it,
+#: it puts a function of four arguments in the place of libc's, and a fifth that is lost moves memory anywhere.
+_MREMAP: Final = {"x86_64": 25, "aarch64": 216, "riscv64": 216, "ppc64le": 163, "s390x": 163}.get(platform.machine())
 
 
 def inputs(places: Sequence[BlockPlace]) -> Bytes:
@@ -57,7 +62,7 @@ def inputs(places: Sequence[BlockPlace]) -> Bytes:
             size = -(-place.block.nbytes // PAGE) * PAGE
             # Old size 0: not moved but mapped once more, which shared mappings allow.
             source, flags = place.input.ctypes.data, _MREMAP_MAYMOVE | _MREMAP_FIXED
-            _refuse(_libc.mremap(source, 0, size, flags, at) == _FAILED, "a second mapping of the arena", size)
+            _refuse(_remap(source, size, flags, at) == -1, "a second mapping of the arena", size)
             # Faults now rather than within a step; a kernel without this one faults then.
             _libc.madvise(at, size, _MADV_POPULATE_WRITE)
             at += place.block.nbytes
@@ -67,6 +72,13 @@ def inputs(places: Sequence[BlockPlace]) -> Bytes:
         raise
     weakref.finalize(view, _libc.munmap, base, length).atexit = False
     return np.frombuffer(view, np.uint8)
+
+
+def _remap(source: int, size: int, flags: int, at: int) -> int:
+    if _MREMAP is None:
+        ctypes.set_errno(errno.ENOSYS)
+        return -1
+    return int(_libc.syscall(*(ctypes.c_long(x) for x in (_MREMAP, source, 0, size, flags, at))))
 
 
 def _refuse(failed: bool, what: str, nbytes: int) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import gcclient
+from gcclient import windows
 from gcclient.api import current, current_calls
 from gcclient.call_domains import CALLS, EXACT
 from gcclient.places import PLACES, places_for
@@ -232,6 +233,20 @@ def test_a_resident_tensor_is_pushed_from_where_it_is(joined: FakeDaemon) -> Non
     gcclient.shutdown()
     resident.fill_(7.0)  # still memory of ours
     assert float(resident.sum()) == 7.0 * elements
+
+
+def test_a_function_that_another_library_put_in_the_place_of_mremap_is_not_called(
+    joined: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of UCX loses the address that memory is to be mapped at."""
+
+    def replaced(*arguments: object) -> int:
+        raise AssertionError(arguments)
+
+    monkeypatch.setattr(windows._libc, "mremap", replaced, raising=False)
+    resident = gcclient.empty("w", 5 * PARTITION // 8)
+    resident.fill_(3.0)
+    assert torch.equal(gcclient.push_pull(resident), resident)
 
 
 def test_a_view_of_a_resident_tensor_is_a_tensor_like_any_other(joined: FakeDaemon) -> None:
