@@ -3,11 +3,10 @@
 ``python -m benchmarks.transports [--network loopback|1gbit|RATE] [--nodes 2] [--sizes 4KiB,1MiB,64MiB] [--json FILE]
 [--quick]``
 
-Clusters of daemons stand on the same hosts, one for each way: ZeroMQ, UCX over TCP, and on loopback UCX over shared
-memory. The same worker processes join a job on one, make some calls, leave, and join one on the next, turn after turn;
-each call begins after a barrier and takes as long as the slowest rank. ``ratio`` is the median over that of ZeroMQ:
-below 1.00 UCX is faster. CPU time is that of workers and daemons of all nodes for each call. Needs the system's libucp
-(docs/rdma.md).
+Two clusters of daemons stand on the same hosts, one over ZeroMQ, one over UCX with TCP. The same worker processes join
+a job on one, make some calls, leave, and join one on the next, turn after turn; each call begins after a barrier and
+takes as long as the slowest rank. ``ratio`` is the median over that of ZeroMQ: below 1.00 UCX is faster. CPU time is
+that of workers and daemons of all nodes for each call. Needs the system's libucp (docs/rdma.md).
 
 What may live here: this measurement. What may not: the workers (``benchmarks.turns``), the lab and the daemons
 (``benchmarks.lab``).
@@ -17,23 +16,18 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import sys
 from collections.abc import Iterator, Sequence
 
 from benchmarks import command, common, turns
-from benchmarks.lab import daemons, netns, workers
+from benchmarks.lab import daemons, netns
 
 #: The configuration of each way, and what UCX is told to use.
 WAYS = {
     "zmq": ({"node.transport": "zmq"}, {}),
     "ucx tcp": ({"node.transport": "ucx"}, {"UCX_TLS": "tcp"}),
-    "ucx sm": ({"node.transport": "ucx"}, {"UCX_TLS": "sm,self"}),
 }
-
-
-def ways(network: str) -> tuple[str, ...]:
-    """Those that a network allows: hosts with networks of their own share no memory."""
-    return tuple(WAYS) if network == "loopback" else tuple(way for way in WAYS if way != "ucx sm")
 
 
 def measure(args: argparse.Namespace) -> Iterator[list[common.Row]]:
@@ -41,36 +35,20 @@ def measure(args: argparse.Namespace) -> Iterator[list[common.Row]]:
     with contextlib.ExitStack() as stack:
         lab = stack.enter_context(netns.open_network(args.nodes, args.network))
         clusters = {}
-        for way in ways(args.network):
-            settings, variables = WAYS[way]
+        for way, (settings, variables) in WAYS.items():
             port = daemons.PORT + 100 * len(clusters)
             cluster = daemons.Daemons(lab.hosts, dict(args.set) | settings, port=port, variables=variables)
             clusters[way] = stack.enter_context(cluster)
-        for nbytes in args.sizes:
-
-            def task(host: netns.Host, nbytes: int = nbytes) -> turns.Task:
-                found = {
-                    way: turns.Way({"socket": str(cluster[host.index].socket)}, tuple(cluster[host.index].pids()))
-                    for way, cluster in clusters.items()
-                }
-                return turns.Task(nbytes, args.turns, args.calls, True, found)
-
-            for result in workers.results("transports", lab.hosts, clusters["zmq"], task):
-                yield turns.rows(result, args, nbytes, "transport", clusters)
+        found = functools.partial(turns.of_clusters, clusters)
+        yield from turns.measured("transports", lab.hosts, clusters["zmq"], args, "transport", found)
 
 
-TABLE = common.Table({"size": 9, "transport": 10, "median": 10, "ratio": 7, "CPU": 10})
+TABLE = turns.table("transport", 10)
 
 
 def show(row: common.Row) -> str:
     """The row as a line of the table."""
-    return TABLE.line(
-        common.show_size(row["bytes"]),
-        row["transport"],
-        common.show_seconds(row["median_s"]),
-        f"{row['ratio']:.2f}",
-        f"{row['cpu_ms']:.2f} ms",
-    )
+    return turns.line(TABLE, row, "transport")
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:

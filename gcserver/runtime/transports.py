@@ -30,12 +30,14 @@ class Transport(Protocol):
     bytes_in: int
     bytes_out: int
 
-    # The five.
+    # Frames.
     def open(self, peer: int, address: str) -> None: ...
     def send(self, peer: int, header: bytes, payload: Payload | None, copy: bool = False) -> bool: ...
     def receive(self) -> Iterator[tuple[memoryview, memoryview | None]]: ...
     def reset(self, peer: int) -> None: ...
     def close(self, linger_ms: int = 0) -> None: ...
+
+    def unanswered(self, peer: int) -> str: ...
 
     # Keys, time, and waiting for frames.
     def admit(self, admitted: Admitted) -> None: ...
@@ -48,7 +50,7 @@ class Transport(Protocol):
 def lane_transport(
     setup: LaneSetup, context: zmq.Context[Any], guard: Guard | None, say: Callable[[str], None]
 ) -> Transport:
-    """What ``setup`` asks for. Raises BindError; over UCX also UcpMissing and UcpError."""
+    """What ``setup`` asks for. Raises BindError; over UCX also UcpUnusable and UcpError."""
     if setup.transport == UCX:
         # Imported here: reading the declarations of libucp takes longer than a lane may lose without need.
         from gcserver.runtime.ucxtransport import UcxTransport

@@ -6,8 +6,7 @@ who is connected to whom (`ucxtransport.py`), how an end of a connection lives a
 The library is loaded when somebody asks for it and called through cffi without a compiler (ABI mode). Structures of UCX
 begin with a mask of the fields that are set, so a newer library reads those that are declared here as they are meant.
 An active message is a header and a payload. Small ones arrive whole (*eager*); of a large one the header arrives, and
-the payload is fetched into memory of the receiver's choice (*rendezvous*): by RDMA, by one copy between processes of a
-machine, or in pieces over TCP.
+the payload is fetched into memory of the receiver's choice (*rendezvous*): by RDMA, or in pieces over TCP.
 """
 
 from __future__ import annotations
@@ -17,14 +16,13 @@ import os
 import socket
 import struct
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 import cffi
 
 SONAME: Final = "libucp.so.0"
 #: The oldest release this was tried with; active messages were another interface before.
 OLDEST: Final = (1, 13)
-ADVICE: Final = "install Debian's libucx0 (UCX 1.13 or newer elsewhere), or set node.transport to zmq"
 
 _DECLARATIONS: Final = """
 typedef int8_t ucs_status_t;
@@ -69,8 +67,6 @@ ucs_status_t ucp_init_version(
 void ucp_cleanup(void *context);
 ucs_status_t ucp_worker_create(void *context, const ucp_worker_params_t *params, void **worker_p);
 void ucp_worker_destroy(void *worker);
-ucs_status_t ucp_worker_get_address(void *worker, void **address_p, size_t *length_p);
-void ucp_worker_release_address(void *worker, void *address);
 ucs_status_t ucp_worker_get_efd(void *worker, int *fd);
 ucs_status_t ucp_worker_arm(void *worker);
 unsigned ucp_worker_progress(void *worker);
@@ -96,7 +92,7 @@ const char *ucs_status_string(ucs_status_t status);
 _PARAM_FEATURES: Final = 1 << 0
 _FEATURE_WAKEUP, _FEATURE_AM = 1 << 4, 1 << 6
 _WORKER_FLAGS, _IGNORE_REQUEST_LEAK = 1 << 5, 1 << 0
-_EP_REMOTE_ADDRESS, _EP_ERR_MODE, _EP_ERR_HANDLER = 1 << 0, 1 << 1, 1 << 2
+_EP_ERR_MODE, _EP_ERR_HANDLER, _ERR_MODE_PEER = 1 << 1, 1 << 2, 1
 _EP_SOCKADDR, _EP_FLAGS, _EP_CONN_REQUEST, _EP_CLIENT_SERVER = 1 << 4, 1 << 5, 1 << 6, 1 << 0
 _LISTENER_SOCKADDR, _LISTENER_CONN_HANDLER = 1 << 0, 1 << 2
 _AM_HANDLER_ID, _AM_HANDLER_CB = 1 << 0, 1 << 2
@@ -115,12 +111,20 @@ class UcpError(OSError):
     """A call of libucp failed."""
 
 
-class UcpMissing(RuntimeError):
-    """There is no libucp that can be used, for the reason ``why``; the message also says what to do."""
+class UcpUnusable(RuntimeError):
+    """UCX cannot be used, for the reason ``why``; ``fix`` says what to do. The message says both."""
+
+    fix: ClassVar[str]
 
     def __init__(self, why: str) -> None:
         self.why = why
-        super().__init__(f"{why}; {ADVICE}")
+        super().__init__(f"{why}; {self.fix}")
+
+
+class UcpMissing(UcpUnusable):
+    """There is no libucp, or it is too old."""
+
+    fix = "install Debian's libucx0 (UCX 1.13 or newer elsewhere), or set node.transport to zmq"
 
 
 class _Library(NamedTuple):
@@ -138,6 +142,18 @@ class _Library(NamedTuple):
         if status != _OK:
             raise UcpError(self.reason(status))
 
+    def request(self, handle: int, kept: object = None) -> Request | None:
+        """What a call that goes on in the background returned; None: it is over. Raises UcpError."""
+        if _FIRST_ERROR <= handle < _OK:
+            raise UcpError(self.reason(handle))
+        return Request(self, handle, kept) if handle != _OK else None
+
+    def release(self) -> tuple[int, ...]:
+        """Major, minor, release."""
+        numbers = [self.ffi.new("unsigned *") for _ in range(3)]
+        self.ucp.ucp_get_version(*numbers)
+        return tuple(number[0] for number in numbers)
+
 
 @functools.cache
 def load() -> _Library:
@@ -153,22 +169,20 @@ def load() -> _Library:
         ucp, ucs = ffi.dlopen(SONAME), ffi.dlopen("libucs.so.0")
     except OSError as error:
         raise UcpMissing(f"{SONAME} cannot be loaded ({error})") from None
-    numbers = [ffi.new("unsigned *") for _ in range(3)]
-    ucp.ucp_get_version(*numbers)
-    found = tuple(number[0] for number in numbers)
-    if found < OLDEST:
-        release, oldest = ".".join(map(str, found)), ".".join(map(str, OLDEST))
-        raise UcpMissing(f"{SONAME} is of UCX {release}, expected {oldest} or newer")
     # Not filled with zeros: a payload is about to fill it.
-    return _Library(ffi, ucp, ucs, ffi.new_allocator(should_clear_after_alloc=False))
+    lib = _Library(ffi, ucp, ucs, ffi.new_allocator(should_clear_after_alloc=False))
+    if lib.release() < OLDEST:
+        raise UcpMissing(f"{SONAME} is of UCX {_dotted(lib.release())}, expected {_dotted(OLDEST)} or newer")
+    return lib
 
 
 def version() -> str:
     """The release of the library that is there. Raises UcpMissing."""
-    lib = load()
-    numbers = [lib.ffi.new("unsigned *") for _ in range(3)]
-    lib.ucp.ucp_get_version(*numbers)
-    return ".".join(str(number[0]) for number in numbers)
+    return _dotted(load().release())
+
+
+def _dotted(release: tuple[int, ...]) -> str:
+    return ".".join(map(str, release))
 
 
 class Request:
@@ -225,15 +239,13 @@ class Worker:
     """One place where messages arrive and leave. Not thread safe.
 
     ``arrived`` is called from :meth:`progress` with each message; a payload larger than ``limit`` bytes is not taken,
-    and ``refused`` is called with the header in its place. ``failures``: have UCX look for broken connections, which
-    not all of its transports can. Raises UcpError.
+    and ``refused`` is called with the header in its place. UCX looks for broken connections, which not all of its
+    transports can; it uses those that can. Raises UcpError.
     """
 
-    def __init__(
-        self, context: Context, arrived: Arrived, refused: Callable[[bytes], None], limit: int, failures: bool
-    ) -> None:
+    def __init__(self, context: Context, arrived: Arrived, refused: Callable[[bytes], None], limit: int) -> None:
         self._lib = lib = context.lib
-        self._arrived, self._refused, self._limit, self._failures = arrived, refused, limit, failures
+        self._arrived, self._refused, self._limit = arrived, refused, limit
         #: UCX found the connection of an endpoint broken
         self.broken = False
         out, params = lib.ffi.new("void **"), lib.ffi.new("ucp_worker_params_t *")
@@ -262,20 +274,7 @@ class Worker:
             raise
         self._descriptor: int = descriptor[0]
 
-    def address(self) -> bytes:
-        """What another worker connects to."""
-        lib, out, length = self._lib, self._lib.ffi.new("void **"), self._lib.ffi.new("size_t *")
-        lib.check(lib.ucp.ucp_worker_get_address(self._worker, out, length))
-        address = bytes(lib.ffi.buffer(out[0], length[0]))
-        lib.ucp.ucp_worker_release_address(self._worker, out[0])
-        return address
-
     # --------------------------------------------------------------------------------------- endpoint
-    def connect(self, address: bytes) -> None:
-        """To the worker of that address, in the background, once. Raises UcpError."""
-        there = self._lib.ffi.new("char[]", address)
-        self._make_endpoint(_EP_REMOTE_ADDRESS, address=there)
-
     def dial(self, host: str, port: int) -> None:
         """To the worker that listens there, in the background, once; ``host`` in numbers. Raises UcpError."""
         where = self._lib.ffi.new("char[]", _sockaddr(host, port))
@@ -308,16 +307,13 @@ class Worker:
         lib, out = self._lib, self._lib.ffi.new("void **")
         params = lib.ffi.new("ucp_ep_params_t *", fields)
         params.field_mask = mask | _EP_ERR_MODE | _EP_ERR_HANDLER
-        params.err_mode, params.err_cb = int(self._failures), self._on_error
+        params.err_mode, params.err_cb = _ERR_MODE_PEER, self._on_error
         lib.check(lib.ucp.ucp_ep_create(self._worker, params, out))
         self._endpoint = out[0]
 
     def flush(self) -> Request | None:
         """Done when the endpoint is connected and all that was sent is out; None: it is. Raises UcpError."""
-        handle = self._lib.ucp.ucp_ep_flush_nbx(self._endpoint, self._plain)
-        if _FIRST_ERROR <= handle < _OK:
-            raise UcpError(self._lib.reason(handle))
-        return Request(self._lib, handle, None) if handle != _OK else None
+        return self._lib.request(self._lib.ucp.ucp_ep_flush_nbx(self._endpoint, self._plain))
 
     def send(self, header: bytes, payload: memoryview | bytes, rendezvous: bool) -> Request | None:
         """Send a message over the endpoint; None: it is sent, and header and payload may go. Raises UcpError.
@@ -329,11 +325,7 @@ class Worker:
         handle = lib.ucp.ucp_am_send_nbx(
             self._endpoint, 0, head, len(header), body, len(payload), self._rendezvous if rendezvous else self._eager
         )
-        if handle == _OK:
-            return None
-        if _FIRST_ERROR <= handle < 0:
-            raise UcpError(lib.reason(handle))
-        return Request(lib, handle, (head, body))
+        return lib.request(handle, (head, body))
 
     # --------------------------------------------------------------------------------------- progress
     def fileno(self) -> int:
@@ -376,8 +368,7 @@ class Worker:
     def close(self) -> None:
         """With all that is under way: requests of this worker must not be asked any more."""
         lib = self._lib
-        if self._endpoint is not None and self._failures:
-            # Only where UCX can tell others: without that, closing by force is not defined.
+        if self._endpoint is not None:
             handle = lib.ucp.ucp_ep_close_nbx(self._endpoint, self._force)
             closing = Request(lib, handle, None) if handle > _OK else None
             for _ in range(_LAST_ROUNDS):

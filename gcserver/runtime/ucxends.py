@@ -5,7 +5,6 @@ not: which peers there are, when connecting is tried again (`ucxtransport.py`), 
 (`ucxgreeting.py`).
 
 Each end has a UCX worker of its own, so that giving up a connection gives up everything that was under way on it.
-Within one worker UCX 1.13 keeps requests to a dead process over shared memory for ever, and does not sleep any more.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+from abc import ABC, abstractmethod
 from collections import deque
 from typing import Final
 
@@ -38,11 +38,11 @@ class Lost(Exception):
     """The connection is gone, in words; empty where a peer that ends may do the same."""
 
 
-class End:
+class End(ABC):
     """What both ends share: a socket on which nothing is said after the greetings, and a worker after them."""
 
-    def __init__(self, context: Context, way: int, sock: socket.socket) -> None:
-        self._context, self._way, self.socket = context, way, sock
+    def __init__(self, context: Context, sock: socket.socket) -> None:
+        self._context, self.socket = context, sock
         self.worker: Worker | None = None
         self._heard = b""
 
@@ -61,9 +61,9 @@ class End:
         self._heard += said
         self.greeted(self._heard)
 
+    @abstractmethod
     def greeted(self, heard: bytes) -> None:
         """Go on from what the other side has said so far. Raises GreetingError, Lost."""
-        raise NotImplementedError
 
     def say(self, text: bytes) -> None:
         """A greeting fits into the socket's buffer. Raises Lost."""
@@ -75,16 +75,17 @@ class End:
 
     def start(self) -> Worker:
         """Raises Lost."""
-        failures = self._way == greeting.NETWORK
         try:
-            self.worker = Worker(self._context, self.arrived, self.refused, MAX_PAYLOAD_BYTES, failures)
+            self.worker = Worker(self._context, self.arrived, self.refused, MAX_PAYLOAD_BYTES)
         except UcpError as error:
             raise Lost(str(error)) from None
         return self.worker
 
+    @abstractmethod
     def arrived(self, header: bytes, payload: memoryview | None, request: Request | None) -> None:
         """A message came."""
 
+    @abstractmethod
     def refused(self, header: bytes) -> None:
         """One came whose payload is larger than any frame's."""
 
@@ -107,8 +108,8 @@ class End:
 class Outgoing(End):
     """The end that sends, once it is ``open``."""
 
-    def __init__(self, context: Context, way: int, address: tuple[str, int]) -> None:
-        super().__init__(context, way, socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK))
+    def __init__(self, context: Context, address: tuple[str, int]) -> None:
+        super().__init__(context, socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK))
         self._sent: deque[Request] = deque()
         self._number = 0
         #: UCX has made its own connection: until then nothing may be sent. Of a peer that dies before, UCX 1.13 takes
@@ -128,21 +129,24 @@ class Outgoing(End):
         if status := self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             raise Lost(os.strerror(status))
         keep_alive(self.socket)
-        self.say(greeting.hello(self._way))
+        self.say(greeting.hello())
 
     def greeted(self, heard: bytes) -> None:
-        answer = greeting.read_answer(heard, self._way)
-        if answer is None:
+        port = greeting.read_answer(heard)
+        if port is None:
             return
         worker = self.start()
         try:
-            if self._way == greeting.NETWORK:
-                worker.dial(self.socket.getpeername()[0], greeting.read_port(answer.address))
-            else:
-                worker.connect(answer.address)
+            worker.dial(self.socket.getpeername()[0], port)
             self._opening = worker.flush()
         except UcpError as error:
             raise GreetingError(f"{error}; {_UNREACHED}") from None
+
+    def arrived(self, header: bytes, payload: memoryview | None, request: Request | None) -> None:
+        """The end that sends expects none, and drops it."""
+
+    def refused(self, header: bytes) -> None:
+        """Nor this."""
 
     def send(self, header: bytes, payload: Payload) -> None:
         """Raises Lost."""
@@ -181,8 +185,8 @@ class Outgoing(End):
 class Incoming(End):
     """The end that receives."""
 
-    def __init__(self, context: Context, way: int, sock: socket.socket, since: float) -> None:
-        super().__init__(context, way, sock)
+    def __init__(self, context: Context, sock: socket.socket, since: float) -> None:
+        super().__init__(context, sock)
         #: when it was accepted
         self.since = since
         self._order = InOrder()
@@ -190,20 +194,10 @@ class Incoming(End):
         keep_alive(sock)
 
     def greeted(self, heard: bytes) -> None:
-        theirs = greeting.read_hello(heard)
-        if theirs is None:
+        if not greeting.read_hello(heard):
             return
-        if theirs != self._way:
-            # The other side knows what to say about it.
-            self.say(greeting.answer(self._way, b""))
-            raise Lost("")
         try:
-            worker = self.start()
-            if self._way == greeting.NETWORK:
-                where = greeting.port(worker.listen(self.socket.getsockname()[0]))
-            else:
-                where = worker.address()
-            self.say(greeting.answer(self._way, where))
+            self.say(greeting.answer(self.start().listen(self.socket.getsockname()[0])))
         except (UcpError, OSError) as error:
             raise Lost(str(error)) from None
 
@@ -220,6 +214,14 @@ class Incoming(End):
     def take(self) -> list[Received]:
         """Frames that are complete, in order."""
         return [(memoryview(frame.header), frame.payload) for frame in self._order.take()]
+
+    def rest(self) -> list[Received]:
+        """What UCX still has of a sender that is gone."""
+        try:
+            self.work()
+        except Lost:
+            return []
+        return self.take()
 
     def close(self) -> None:
         super().close()

@@ -1,7 +1,7 @@
-"""Frames over UCX: RDMA where the machine has it, else TCP or shared memory.
+"""Frames over UCX: RDMA where the machine has it, else TCP.
 
-What may live here: which peers there are, connections that are made, lost and made again, and the five calls of
-`transport.py`. What may not: an end of a connection (`ucxends.py`), libucp (`ucp.py`), what a frame means.
+What may live here: which peers there are, connections that are made, lost and made again, and the calls of
+`transports.py`. What may not: an end of a connection (`ucxends.py`), libucp (`ucp.py`), what a frame means.
 
 Each direction of a pair is a connection of its own, as over ZeroMQ: a node accepts those of its peers and makes one to
 each. What is sent before a connection is there waits for it, up to a bound; what was under way on one that is lost is
@@ -23,7 +23,7 @@ from typing import Final
 
 from gcproto.wire import HEADER_BYTES
 from gcserver.keys import Admitted
-from gcserver.runtime import ucxgreeting as greeting
+from gcserver.runtime import ucxenviron
 from gcserver.runtime.transport import BATCH, ZERO_COPY_BYTES, BindError, Payload
 from gcserver.runtime.ucp import Context
 from gcserver.runtime.ucxends import HELD_BYTES, HELD_FRAMES, End, Incoming, Lost, Outgoing, Received
@@ -52,6 +52,8 @@ class _Peer:
         #: something that was sent has not arrived, or may not have
         self.missed = False
         self.tried = float("-inf")
+        #: why the last attempt came to nothing
+        self.lost = ""
         self.place: Future[Place] | None = None
         self.held: deque[tuple[bytes, Payload]] = deque()
         self.held_bytes = 0
@@ -73,7 +75,7 @@ class _Peer:
 
 
 class UcxTransport:
-    """Frames of one process. Not thread safe: it belongs to one loop. Raises UcpMissing, UcpError, BindError.
+    """Frames of one process. Not thread safe: it belongs to one loop. Raises UcpUnusable, UcpError, BindError.
 
     ``say`` hears why a peer cannot be connected to, again and again.
     """
@@ -81,8 +83,8 @@ class UcxTransport:
     def __init__(self, listen: str, say: Callable[[str], None] = lambda text: None) -> None:
         address = read_tcp(listen)
         self._say = say
-        self._way = greeting.way(os.environ)
-        self._context = Context(greeting.devices(address.loopback, os.environ))
+        ucxenviron.refuse_shared_memory(os.environ)
+        self._context = Context(ucxenviron.devices(address.loopback, os.environ))
         try:
             self._listener = _listen(address)
         except OSError as error:
@@ -109,7 +111,7 @@ class UcxTransport:
         self.bytes_in = 0
         self.bytes_out = 0
 
-    # -------------------------------------------------------------------------------------- the five
+    # ------------------------------------------------------------------------------------------ frames
     def open(self, peer: int, address: str) -> None:
         """Connect to a peer; returns at once, the connection is made in the background. ValueError: no such address."""
         known = self._peers.get(peer)
@@ -167,6 +169,7 @@ class UcxTransport:
             self._reconnect(peer, to)
 
     def close(self, linger_ms: int = 0) -> None:
+        """Give all connections up, after at most ``linger_ms`` milliseconds for what is under way."""
         until = time.monotonic() + linger_ms / 1000
         while time.monotonic() < until and any(to.end is not None and to.end.busy for to in self._peers.values()):
             self._work()
@@ -200,6 +203,13 @@ class UcxTransport:
                 self._try(peer, to)
         found, self._found = self._found, []
         return found
+
+    def unanswered(self, peer: int) -> str:
+        """As `ZmqTransport.unanswered`."""
+        to = self._peers.get(peer)
+        if to is not None and to.lost:
+            return f"no connection to {to.address}: {to.lost}"
+        return f"no answer yet from {to.address if to is not None else 'its address'}"
 
     def fileno(self) -> int:
         return self._poll.fileno()
@@ -235,7 +245,7 @@ class UcxTransport:
         try:
             if (place := self._look_up(to)) is None:
                 return
-            end = Outgoing(self._context, self._way, place)
+            end = Outgoing(self._context, place)
         except (OSError, Lost) as error:
             self._trouble(peer, to, str(error))
             return
@@ -276,8 +286,8 @@ class UcxTransport:
                     self._started(end)
         except GreetingError as error:
             self._refused(end, error)
-        except Lost:
-            self._lose(end)
+        except Lost as error:
+            self._lose(end, str(error))
 
     def _refused(self, end: End, error: GreetingError) -> None:
         if (found := self._peer_of(end)) is not None:
@@ -297,7 +307,7 @@ class UcxTransport:
         if found is None or found[1].up:
             return
         peer, to = found
-        to.up = True
+        to.up, to.lost = True, ""
         self.troubles.pop(peer, None)
         if to.missed:
             to.missed = False
@@ -323,7 +333,7 @@ class UcxTransport:
                     break
                 continue  # a connection that ended before it was accepted
             sock.setblocking(False)
-            end = Incoming(self._context, self._way, sock, time.monotonic())
+            end = Incoming(self._context, sock, time.monotonic())
             self._incoming.add(end)
             self._sockets[sock.fileno()] = end
             self._poll.register(sock, select.EPOLLIN)
@@ -331,16 +341,17 @@ class UcxTransport:
         self._shut = True
         self._poll.unregister(self._listener)
 
-    def _lose(self, end: End) -> None:
+    def _lose(self, end: End, why: str = "") -> None:
         """A connection is gone, or was not made: that is nothing to speak of, the peer may be about to start."""
         if end.worker is not None and isinstance(end, Incoming):
             # What arrived before its sender went is as good as any other frame.
-            with_rest(end, self._ready)
+            self._ready += end.rest()
         found = self._peer_of(end)
         self._drop(end)
         if found is None:
             return
         _, to = found
+        to.lost = why
         if to.up:
             to.up, to.missed = False, True
 
@@ -365,15 +376,6 @@ class UcxTransport:
         to.up = to.missed = False
         to.tried = time.monotonic()
         self._try(peer, to)
-
-
-def with_rest(end: Incoming, ready: deque[Received]) -> None:
-    """Take what UCX still has for an end whose sender is gone."""
-    try:
-        end.work()
-    except Lost:
-        return
-    ready += end.take()
 
 
 def _listen(address: Address) -> socket.socket:

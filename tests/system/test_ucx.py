@@ -1,7 +1,7 @@
-"""UCX keeps what transports promise, over TCP and over shared memory; and what is UCX's own.
+"""UCX keeps what transports promise over TCP, also where shared memory is named beside it; and what is UCX's own.
 
 What may live here: transports in this process and in others that are killed, on loopback. What may not: daemons
-(`test_ucx_daemons.py`). Needs the system's libucp (Debian's libucx0).
+(`test_ucx_daemons.py`), how they end under load (`test_ucx_endings.py`). Needs the system's libucp (Debian's libucx0).
 """
 
 from __future__ import annotations
@@ -21,14 +21,16 @@ from typing import Any
 import pytest
 import zmq
 
+from benchmarks.lab.ports import free_address
 from gcserver.runtime import ucp, ucxends
 from gcserver.runtime.transport import ZmqTransport
 from gcserver.runtime.ucxtransport import UcxTransport
+from tests.system.ucx import needs_ucx
+from tests.system.ucx import tls as tls  # a fixture
 from tests.unit.runtime.transport_promises import (
     Make,
     Node,
     Promises,
-    an_address,
     descriptors,
     header,
     payload,
@@ -36,16 +38,7 @@ from tests.unit.runtime.transport_promises import (
     until,
 )
 
-
-def there() -> bool:
-    try:
-        ucp.load()
-    except ucp.UcpMissing:
-        return False
-    return True
-
-
-pytestmark = [pytest.mark.system, pytest.mark.skipif(not there(), reason="needs libucp (Debian: libucx0)")]
+pytestmark = [pytest.mark.system, needs_ucx]
 
 #: What a process does that is killed: it sends large frames, or takes them, as fast as it can.
 CHILD = """
@@ -69,20 +62,12 @@ while True:
 """
 
 
-@pytest.fixture(params=["tcp", "sm,self"])
-def tls(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """What UCX may use."""
-    monkeypatch.setenv("UCX_TLS", request.param)
-    chosen: str = request.param
-    return chosen
-
-
 @pytest.fixture
 def make(tls: str) -> Iterator[Make]:
     made: list[Node] = []
 
     def node(begins: bool = True) -> Node:
-        made.append(Node(UcxTransport, an_address(), begins))
+        made.append(Node(UcxTransport, free_address(), begins))
         return made[-1]
 
     yield node
@@ -129,7 +114,7 @@ def taken(memory: bytearray) -> bool:
 
 def test_a_peer_that_is_killed_with_frames_under_way_leaves_nothing_behind(make: Make) -> None:
     """Either direction, in the middle of large payloads: noticed, memory and descriptors free, and the loop sleeps."""
-    a, other = make(), an_address()
+    a, other = make(), free_address()
     memory = bytearray(16 << 20)
     a.transport.open(1, other)
     end = time.monotonic() + 0.2
@@ -176,19 +161,10 @@ def test_what_waits_for_a_peer_is_bounded_and_the_peer_hears_of_the_rest(
     assert [number for number, _ in b.got] == [0] and a.again == [1]
 
 
-def test_ways_that_differ_are_said(make: Make, tls: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    a = make()
-    monkeypatch.setenv("UCX_TLS", "sm" if tls == "tcp" else "tcp,self")
-    b = make()
-    a.transport.open(1, b.address)
-    until([a, b], lambda: a.transport.troubles)
-    assert "UCX_TLS alike" in a.transport.troubles[1] and "shared memory only" in a.transport.troubles[1]
-
-
 def test_zeromq_at_the_other_end_is_said_and_harms_nobody(make: Make) -> None:
     context: zmq.Context[Any] = zmq.Context()
     a, b = make(), make()
-    plain = Node(lambda address: ZmqTransport(context, address), an_address())
+    plain = Node(lambda address: ZmqTransport(context, address), free_address())
     try:
         a.transport.open(1, plain.address)
         plain.transport.open(1, a.address)

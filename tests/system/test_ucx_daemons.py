@@ -1,7 +1,7 @@
 """Daemons whose lanes speak UCX: real workers get exact sums, and nothing that is killed changes one.
 
-What may live here: whole daemons with `node.transport = ucx`, over TCP and over shared memory. What may not: single
-transports (`test_ucx.py`). Needs the system's libucp (Debian's libucx0).
+What may live here: whole daemons with `node.transport = ucx`, over TCP. What may not: single transports
+(`test_ucx.py`, `test_ucx_endings.py`). Needs the system's libucp (Debian's libucx0).
 """
 
 from __future__ import annotations
@@ -13,18 +13,12 @@ import pytest
 
 from tests.integration.cluster import Cluster
 from tests.integration.daemon import Daemon
-from tests.system.test_ucx import there
+from tests.system.ucx import needs_ucx
+from tests.system.ucx import tls as tls  # a fixture
 
 COUNTING = "tests.integration.client_workers:counting"
 
-pytestmark = [pytest.mark.system, pytest.mark.skipif(not there(), reason="needs libucp (Debian: libucx0)")]
-
-
-@pytest.fixture(params=["tcp", "sm,self"])
-def tls(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setenv("UCX_TLS", request.param)
-    chosen: str = request.param
-    return chosen
+pytestmark = [pytest.mark.system, needs_ucx]
 
 
 def uses_ucx(pid: int) -> bool:

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import zmq
 
+from benchmarks.lab.ports import free_address
 from gcserver.runtime.transport import ZmqTransport
-from tests.unit.runtime.transport_promises import Make, Node, Promises, an_address
+from tests.unit.runtime.transport_promises import Make, Node, Promises
 
 
 @pytest.fixture
@@ -22,7 +23,7 @@ def make() -> Iterator[Make]:
     made: list[Node] = []
 
     def node(begins: bool = True) -> Node:
-        made.append(Node(lambda address: ZmqTransport(context, address), an_address(), begins))
+        made.append(Node(lambda address: ZmqTransport(context, address), free_address(), begins))
         return made[-1]
 
     yield node

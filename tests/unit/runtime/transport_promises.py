@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks.lab.ports import free_ports
 from gcproto.wire import HEADER_BYTES
 from gcserver.runtime.transport import ZERO_COPY_BYTES, BindError
 from gcserver.runtime.transports import Transport
@@ -286,8 +285,9 @@ class Promises:
                 until([b], lambda end=end: time.monotonic() > end)
         a.transport.open(1, b.address)
         assert send(a, 1, 6)
-        until([a, b], lambda: b.got)
-        assert b.got == [(6, payload(6))]
+        # Without keys noise may by chance be a frame of the oldest protocol of ZeroMQ; its digest will be wrong.
+        until([a, b], lambda: (6, payload(6)) in b.got)
+        assert b.got.count((6, payload(6))) == 1
         silent.close()
 
     def test_closing_does_not_wait_for_what_is_under_way(self, make: Make) -> None:
@@ -297,7 +297,5 @@ class Promises:
         until([a, b], lambda: b.got)
         for number in range(30):
             send(a, 1, number, payload(7))
-
-
-def an_address() -> str:
-    return f"tcp://127.0.0.1:{free_ports(1)}"
+        a.restart()
+        assert len(b.got) == 1, "who receives has not looked since"
