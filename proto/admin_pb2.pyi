@@ -95,7 +95,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("version", "protocol_version", "node", "incarnation", "uptime_seconds", "listen", "advertise", "state", "reason", "lanes", "arena_bytes", "errors")
+    __slots__ = ("version", "protocol_version", "node", "incarnation", "uptime_seconds", "listen", "advertise", "state", "reason", "lanes", "arena_bytes", "errors", "applicants")
     class ErrorsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -115,6 +115,7 @@ class GetStatusResponse(_message.Message):
     LANES_FIELD_NUMBER: _ClassVar[int]
     ARENA_BYTES_FIELD_NUMBER: _ClassVar[int]
     ERRORS_FIELD_NUMBER: _ClassVar[int]
+    APPLICANTS_FIELD_NUMBER: _ClassVar[int]
     version: str
     protocol_version: int
     node: str
@@ -127,7 +128,20 @@ class GetStatusResponse(_message.Message):
     lanes: _containers.RepeatedCompositeFieldContainer[LaneStatus]
     arena_bytes: int
     errors: _containers.ScalarMap[str, int]
-    def __init__(self, version: _Optional[str] = ..., protocol_version: _Optional[int] = ..., node: _Optional[str] = ..., incarnation: _Optional[int] = ..., uptime_seconds: _Optional[float] = ..., listen: _Optional[str] = ..., advertise: _Optional[str] = ..., state: _Optional[_Union[NodeState, str]] = ..., reason: _Optional[str] = ..., lanes: _Optional[_Iterable[_Union[LaneStatus, _Mapping]]] = ..., arena_bytes: _Optional[int] = ..., errors: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    applicants: _containers.RepeatedCompositeFieldContainer[Applicant]
+    def __init__(self, version: _Optional[str] = ..., protocol_version: _Optional[int] = ..., node: _Optional[str] = ..., incarnation: _Optional[int] = ..., uptime_seconds: _Optional[float] = ..., listen: _Optional[str] = ..., advertise: _Optional[str] = ..., state: _Optional[_Union[NodeState, str]] = ..., reason: _Optional[str] = ..., lanes: _Optional[_Iterable[_Union[LaneStatus, _Mapping]]] = ..., arena_bytes: _Optional[int] = ..., errors: _Optional[_Mapping[str, int]] = ..., applicants: _Optional[_Iterable[_Union[Applicant, _Mapping]]] = ...) -> None: ...
+
+class Applicant(_message.Message):
+    __slots__ = ("node", "job", "since_seconds", "reason")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    SINCE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    job: str
+    since_seconds: float
+    reason: str
+    def __init__(self, node: _Optional[str] = ..., job: _Optional[str] = ..., since_seconds: _Optional[float] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class LaneStatus(_message.Message):
     __slots__ = ("index", "pid", "incarnation", "cores", "state", "restarts", "bytes_in", "bytes_out", "rounds")
@@ -162,7 +176,7 @@ class ListPeersResponse(_message.Message):
     def __init__(self, peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ...) -> None: ...
 
 class Peer(_message.Message):
-    __slots__ = ("name", "address", "state", "reason", "incarnation", "last_heard_seconds", "rtt_seconds", "bytes_in", "bytes_out", "frames_resent", "frames_corrupt", "encrypted")
+    __slots__ = ("name", "address", "state", "reason", "incarnation", "last_heard_seconds", "rtt_seconds", "bytes_in", "bytes_out", "frames_resent", "frames_corrupt", "encrypted", "since_seconds", "lanes")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -175,6 +189,8 @@ class Peer(_message.Message):
     FRAMES_RESENT_FIELD_NUMBER: _ClassVar[int]
     FRAMES_CORRUPT_FIELD_NUMBER: _ClassVar[int]
     ENCRYPTED_FIELD_NUMBER: _ClassVar[int]
+    SINCE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    LANES_FIELD_NUMBER: _ClassVar[int]
     name: str
     address: str
     state: PeerState
@@ -187,7 +203,21 @@ class Peer(_message.Message):
     frames_resent: int
     frames_corrupt: int
     encrypted: bool
-    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., state: _Optional[_Union[PeerState, str]] = ..., reason: _Optional[str] = ..., incarnation: _Optional[int] = ..., last_heard_seconds: _Optional[float] = ..., rtt_seconds: _Optional[float] = ..., bytes_in: _Optional[int] = ..., bytes_out: _Optional[int] = ..., frames_resent: _Optional[int] = ..., frames_corrupt: _Optional[int] = ..., encrypted: bool = ...) -> None: ...
+    since_seconds: float
+    lanes: _containers.RepeatedCompositeFieldContainer[PeerLane]
+    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., state: _Optional[_Union[PeerState, str]] = ..., reason: _Optional[str] = ..., incarnation: _Optional[int] = ..., last_heard_seconds: _Optional[float] = ..., rtt_seconds: _Optional[float] = ..., bytes_in: _Optional[int] = ..., bytes_out: _Optional[int] = ..., frames_resent: _Optional[int] = ..., frames_corrupt: _Optional[int] = ..., encrypted: bool = ..., since_seconds: _Optional[float] = ..., lanes: _Optional[_Iterable[_Union[PeerLane, _Mapping]]] = ...) -> None: ...
+
+class PeerLane(_message.Message):
+    __slots__ = ("lane", "state", "reason", "since_seconds")
+    LANE_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    SINCE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    lane: int
+    state: PeerState
+    reason: str
+    since_seconds: float
+    def __init__(self, lane: _Optional[int] = ..., state: _Optional[_Union[PeerState, str]] = ..., reason: _Optional[str] = ..., since_seconds: _Optional[float] = ...) -> None: ...
 
 class ListJobsRequest(_message.Message):
     __slots__ = ()

@@ -102,7 +102,9 @@ ROWS: Final[tuple[tuple[str, tuple[Shown, ...]], ...]] = (
                   ((f"sum by (instance) (rate({c.FRAMES.name}{{{NODES}}}[{RATE}]))", "{{instance}}"),)),
             Shown("Round trips", "Of heartbeats.", "s",
                   ((f"{c.PEER_RTT.name}{{{NODES}}}", "{{instance}} to {{peer}}"),)),
-            Shown("Links", "1: up.", "none", ((f"{c.PEER_UP.name}{{{NODES}}}", "{{instance}} to {{peer}}"),)),
+            Shown("Links", "1: up. Lanes that are not are there by themselves.", "none",
+                  ((f"{c.PEER_UP.name}{{{NODES}}}", "{{instance}} to {{peer}}"),
+                   (f"{c.PEER_LANE_UP.name}{{{NODES}}} == 0", "{{instance}} to {{peer}}, lane {{lane}}"))),
         ),
     ),
     (

@@ -16,6 +16,8 @@ from typing import Final, Literal
 PREFIX: Final = "gradcomm_"
 #: the label of a training run
 JOB: Final = "training_job"
+#: the label of another node
+PEER: Final = "peer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,16 @@ AUDIT_ERROR: Final = _gauge(
     "audit_error", "ratio", "Relative L2 error of what the last audited step delivered, against the exact average.", JOB
 )
 AUDITS: Final = _counter("audit", "steps", "Steps audited, as this node's workers reported them.", JOB)
-PEER_UP: Final = _gauge("peer_up", "0 or 1", "1 while heartbeats of the peer arrive.", "peer")
+PEER_UP: Final = _gauge(
+    "peer_up", "0 or 1", "1 while heartbeats of the peer arrive, those of all its lanes too.", "peer"
+)
+PEER_LANE_UP: Final = _gauge(
+    "peer_lane_up",
+    "0 or 1",
+    "1 while this lane hears the same lane of the peer; absent while it starts.",
+    "peer",
+    "lane",
+)
 PEER_RTT: Final = _gauge(
     "peer_rtt_seconds", "seconds", "Round trip of the newest heartbeat; absent before the first.", "peer"
 )
@@ -91,7 +102,7 @@ INFO: Final = _gauge("build_info", "1", "1; what runs is in the labels.", "versi
 #: in the order of `docs/metrics.md`
 SERIES: Final[tuple[Series, ...]] = (
     BYTES, FRAMES, ROUNDS, STEPS, STEP_SECONDS, RESIDUAL_NORM, WAITING, PLAN_VERSION, ARENA, AUDIT_ERROR, AUDITS,
-    PEER_UP, PEER_RTT, LANE_READY, LANE_RESTARTS, ERRORS, EXPIRES, INFO,
+    PEER_UP, PEER_LANE_UP, PEER_RTT, LANE_READY, LANE_RESTARTS, ERRORS, EXPIRES, INFO,
 )  # fmt: skip
 
 #: Values of ``kind`` of errors. All are there, as 0, from the start: of a series that begins at 1 Prometheus sees no

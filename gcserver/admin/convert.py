@@ -47,6 +47,7 @@ def status(s: source.NodeStatus) -> pb.GetStatusResponse:
         ],
         arena_bytes=s.arena_bytes,
         errors=s.errors,
+        applicants=[pb.Applicant(node=a.node, job=a.job, since_seconds=a.since, reason=a.reason) for a in s.applicants],
     )
 
 
@@ -64,6 +65,13 @@ def peer(p: source.PeerStatus) -> pb.Peer:
         frames_resent=p.frames_resent,
         frames_corrupt=p.frames_corrupt,
         encrypted=p.encrypted,
+        since_seconds=p.since,
+        lanes=[
+            pb.PeerLane(
+                lane=lane.lane, state=_name("PEER_STATE", lane.state), reason=lane.reason, since_seconds=lane.since
+            )
+            for lane in p.lanes
+        ],
     )
 
 

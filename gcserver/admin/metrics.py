@@ -15,7 +15,7 @@ import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from gcserver.admin import catalogue
-from gcserver.admin.catalogue import JOB, Series
+from gcserver.admin.catalogue import JOB, PEER, Series
 
 #: From a push_pull of a few KiB on loopback to a checkpoint that everybody waits for, seconds.
 STEP_BUCKETS: Final = (
@@ -106,6 +106,14 @@ class Metrics:
         for series, metric in (*self._counters.items(), *self._gauges.items(), *self._histograms.items()):
             if JOB in series.labels:
                 metric.remove_by_labels({JOB: job})
+
+    def forget_peer(self, peer: str) -> None:
+        """The peer is shown no longer: its series go. One that is back begins with what its lanes have counted."""
+        for key in [k for k in self._reported if (PEER, peer) in k[2]]:
+            del self._reported[key]
+        for series, metric in (*self._counters.items(), *self._gauges.items()):
+            if PEER in series.labels and JOB not in series.labels:
+                metric.remove_by_labels({PEER: peer})
 
     def _job(self, label: str) -> str:
         """The value of a counter's label for a job."""

@@ -141,6 +141,11 @@ def _link(p: PeerStatus, before: PeerStatus | None, seconds: float) -> JSON:
         "address": p.address,
         "state": p.state.value,
         "reason": p.reason,
+        "since": p.since,
+        "lanes": [
+            {"lane": lane.lane, "state": lane.state.value, "reason": lane.reason, "since": lane.since}
+            for lane in p.lanes
+        ],
         "heard": p.last_heard,
         "rtt": p.rtt,
         "bytes_in": p.bytes_in,

@@ -64,6 +64,16 @@ class LaneStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class Applicant:
+    """A node that waits to be let into a running job, for how long, and what that waits for."""
+
+    node: str
+    job: str
+    since: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class NodeStatus:
     """The daemon itself. ``reason`` is empty while it serves normally; ``errors`` maps kinds to counts."""
 
@@ -79,12 +89,23 @@ class NodeStatus:
     lanes: tuple[LaneStatus, ...] = ()
     arena_bytes: int = 0
     errors: dict[str, int] = field(default_factory=dict)
+    applicants: tuple[Applicant, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PeerLane:
+    """The link of one of this node's lanes to the same lane of a peer; ``since``: for how long it has been so."""
+
+    lane: int
+    state: PeerState
+    since: float
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class PeerStatus:
     """Another node as this one sees it. ``last_heard`` and ``rtt`` are None before the first time; ``encrypted``: each
-    knows the other by its key."""
+    knows the other by its key; ``since``: for how long it has been in that state."""
 
     name: str
     address: str
@@ -98,6 +119,8 @@ class PeerStatus:
     frames_resent: int = 0
     frames_corrupt: int = 0
     encrypted: bool = False
+    since: float = 0.0
+    lanes: tuple[PeerLane, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,9 +59,16 @@ def status(s: dict[str, Any]) -> str:
         for lane in s["lanes"]
     ]  # fmt: skip
     parts = [facts(pairs), table(("LANE", "STATE", "PID", "CORES", "RESTARTS", "IN", "OUT", "ROUNDS"), rows)]
+    parts += [entering(a) for a in s["applicants"]]
     if s["errors"]:
         parts.append(table(("ERROR", "COUNT"), sorted(s["errors"].items())))
     return "\n\n".join(parts)
+
+
+def entering(a: dict[str, Any]) -> str:
+    """Of a node that waits to be let into a job."""
+    since = human_duration(a["since_seconds"])
+    return f"{clean(a['node'])} has waited {since} to come into job {clean(a['job'])}: {clean(a['reason'])}"
 
 
 def peers(answer: dict[str, Any]) -> str:
@@ -70,7 +77,8 @@ def peers(answer: dict[str, Any]) -> str:
 
     rows = [
         (
-            p["name"], p["address"], p["state"], since(p["last_heard_seconds"], "{} ago".format),
+            p["name"], p["address"], p["state"], since(p["since_seconds"] or None, str),
+            since(p["last_heard_seconds"], "{} ago".format),
             since(p["rtt_seconds"], str), human_size(p["bytes_in"]), human_size(p["bytes_out"]), p["frames_resent"],
             p["frames_corrupt"], "yes" if p["encrypted"] else "no", p["reason"],
         )
@@ -78,9 +86,8 @@ def peers(answer: dict[str, Any]) -> str:
     ]  # fmt: skip
     if not rows:
         return "no peers"
-    return table(
-        ("PEER", "ADDRESS", "STATE", "HEARD", "RTT", "IN", "OUT", "RESENT", "CORRUPT", "ENCRYPTED", "REASON"), rows
-    )
+    columns = ("STATE", "SINCE", "HEARD", "RTT", "IN", "OUT", "RESENT", "CORRUPT", "ENCRYPTED", "REASON")
+    return table(("PEER", "ADDRESS", *columns), rows)
 
 
 def jobs(answer: dict[str, Any]) -> str:

@@ -35,6 +35,8 @@ def overview(status: dict[str, Any], peers: dict[str, Any], jobs: dict[str, Any]
         rows += [("", "", "", "", *more) for more in waits[1:]]
     header = ("JOB", "STATE", "STEP", "STEPS/S", "WAITS FOR", "TO SEND", "STEP", "SINCE")
     parts.append(tables.table(header, rows) if rows else "no jobs")
+    if status["applicants"]:
+        parts.append("\n".join(map(tables.entering, status["applicants"])))
     if peers["peers"]:
         parts.append(tables.peers(peers))
     return "\n\n".join(parts)

@@ -29,6 +29,8 @@ def receive(lane: LaneProcess, prompt: bool) -> None:
                 lane.counters.count("frames_refused", 0)
             if error.field == "version":
                 lane.trouble_once(f"a peer speaks another protocol version: {error}")
+                said = f"it speaks another protocol version: {error}"
+                lane.links.foreign(wire.sender_hint(raw), said, time.monotonic())
             elif error.field == "digest":
                 lane.feed(ev.FrameDamaged(None, wire.sender_hint(raw), str(error)))
             continue

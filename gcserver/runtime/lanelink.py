@@ -20,6 +20,7 @@ from gcproto.packed import UNREADABLE, Message, MessageError
 from gcserver.core import effects, events
 from gcserver.core.control_events import OpenSection
 from gcserver.runtime.linkfit import Arrival
+from gcserver.runtime.linkstates import LinksChanged
 from gcserver.runtime.recording import AskRecord, LaneSpans, RecordSpans
 from gcserver.runtime.steptrace import AskTrace, TracedStep
 
@@ -189,6 +190,7 @@ _TYPES: dict[str, Any] = {
         effects.ReportLink,
         LaneReady,
         LaneStats,
+        LinksChanged,
         StepTimes,
         KernelTimes,
         StepDelays,

@@ -52,6 +52,8 @@ class Observer:
         self._labels: dict[bytes, str] = {}
         #: whose waits were shown at the newest scrape: jobs, and labels of jobs that have yet to form
         self._waited: set[str] = set()
+        #: the peers that had series at the newest scrape
+        self._peers: set[str] = set()
         self._norms_at = -NORMS_EVERY
         self._norms_task: asyncio.Task[None] | None = None
 
@@ -99,7 +101,7 @@ class Observer:
     def refresh(self) -> None:
         """Bring everything that is counted elsewhere up to date."""
         s, m = self._s, self._metrics
-        names = {wire.node_id(name): name for name in s.peers.addresses}
+        names = {wire.node_id(name): name for name in s.peers.addresses if s.peers.roll.has(name)}
         jobs = {job.id: job.record.label for job in s.machine.jobs.values()}
         arenas: dict[str, int] = dict.fromkeys(jobs.values(), 0)
         for lane in s.lanes.table:
@@ -107,7 +109,8 @@ class Observer:
                 continue
             source = f"lane{lane.index}/{lane.incarnation}"
             for t in lane.stats.peers:
-                peer = names[t.peer]
+                if (peer := names.get(t.peer)) is None:
+                    continue
                 for direction, wire_bytes, raw, frames in (
                     ("in", t.bytes_in, t.raw_in, t.frames_in),
                     ("out", t.bytes_out, t.raw_out, t.frames_out),
@@ -130,8 +133,14 @@ class Observer:
             m.set(c.PLAN_VERSION, running.proposal, training_job=running.record.label)
         for lane_status in self._status.node().lanes:
             m.set(c.LANE_READY, lane_status.state == "ready", lane=str(lane_status.index))
+        for gone in self._peers - set(names.values()):
+            m.forget_peer(gone)
+        self._peers = set(names.values())
         for peer_status in self._status.peers():
             m.set(c.PEER_UP, peer_status.state.value == "up", peer=peer_status.name)
+            for peer_lane in peer_status.lanes:
+                up = peer_lane.state.value == "up"
+                m.set(c.PEER_LANE_UP, up, peer=peer_status.name, lane=str(peer_lane.lane))
             if peer_status.rtt is not None:
                 m.set(c.PEER_RTT, peer_status.rtt, peer=peer_status.name)
         if self._certificates is not None:

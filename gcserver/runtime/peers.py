@@ -17,8 +17,11 @@ from gcproto import wire
 from gcproto.packed import MessageError
 from gcproto.wire import FrameError, FrameType
 from gcserver.core import events as ev
+from gcserver.runtime import roll
 from gcserver.runtime.guard import Guard
 from gcserver.runtime.lanelink import AddPeer
+from gcserver.runtime.linkstates import LinkStates
+from gcserver.runtime.roll import Roll
 from gcserver.runtime.setup import lane_address
 from gcserver.runtime.transport import BindError, ZmqTransport
 from gcserver.values import read_tcp
@@ -38,6 +41,9 @@ class Peers:
         self._s = supervisor
         #: of each peer by name
         self.addresses: dict[str, str] = {}
+        #: who of them is shown
+        self.roll = Roll()
+        self._configured = frozenset(peer.name for peer in supervisor.config.others)
         self._context: zmq.Context[Any] = zmq.Context()
         self._guard = None
         if (keys := supervisor.keys) is not None:
@@ -48,6 +54,8 @@ class Peers:
         except BindError:
             self._context.destroy(0)
             raise
+        quiet_after, lease = supervisor.machine.config.quiet_after, supervisor.config.cluster.lease
+        self.states = LinkStates(supervisor.machine.links, self.transport, quiet_after, lease)
 
     def start(self) -> None:
         self._s.loop.add_reader(self.transport.fileno(), self.frames)
@@ -58,6 +66,9 @@ class Peers:
     def tick(self) -> None:
         for peer in self.transport.tick(time.monotonic()):
             self._s.feed(ev.PeerReset(peer))
+        now, s = time.monotonic(), self._s
+        self.states.changes(now)
+        self.roll.call(self.addresses, roll.members(s), lambda name: roll.wanted(s, self._configured, name), now)
 
     def close(self) -> None:
         self.transport.close()
@@ -90,6 +101,10 @@ class Peers:
         try:
             header = wire.parse(raw)
         except FrameError as error:
+            if error.field == "version":
+                self.states.foreign(
+                    wire.sender_hint(raw), f"it speaks another protocol version: {error}", time.monotonic()
+                )
             if error.field in ("magic", "version", "length"):
                 self._s.warn_once(f"a peer's frame is refused: {error}")
             else:

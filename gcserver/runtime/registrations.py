@@ -16,7 +16,7 @@ from gcproto import messages, packed
 from gcproto.advice import Advised, AskAdvice
 from gcproto.audits import AuditReport
 from gcproto.channel import Channel, ChannelClosed
-from gcproto.messages import Fault, IAm, Register, Registered, ToWorker
+from gcproto.messages import Fault, IAm, Register, Registered, ToWorker, Waiting
 from gcproto.packed import MessageError
 from gcproto.spans import WorkerSpans
 from gcproto.states import AskStanding, Standing
@@ -153,6 +153,8 @@ class Registrations:
             message = replace(message, ticket=ticket, lane_sockets=sockets)
         elif isinstance(message, IAm) and self._s.keys is not None:
             message = replace(message, key=self._s.keys.pair.public.decode())
+        elif isinstance(message, Waiting):
+            message = replace(message, what=self._s.applicants.explained(e.connection, message.what))
         if e.connection in self.channels:
             self._send(e.connection, message)
             if isinstance(message, Registered):

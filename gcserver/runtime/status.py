@@ -140,6 +140,7 @@ class Status:
             lanes,
             sum(n for _, n in self.arenas()),
             self.errors(),
+            s.applicants.shown(),
         )
 
     def _lane(self, index: int) -> LaneStatus:
@@ -193,9 +194,9 @@ class Status:
 
     def peers(self) -> list[PeerStatus]:
         counters = self.counters()
-        return [
-            peer_status(self._s, name, counters, self.traffic(wire.node_id(name))) for name in self._s.peers.addresses
-        ]
+        peers = self._s.peers
+        names = [name for name in peers.addresses if peers.roll.has(name)]
+        return [peer_status(self._s, name, counters, self.traffic(wire.node_id(name))) for name in names]
 
     def traffic(self, node: int) -> tuple[int, int]:
         """Bytes from and to a peer, over all lanes."""

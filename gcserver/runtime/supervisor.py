@@ -33,6 +33,7 @@ from gcserver.core.events import DomainKey
 from gcserver.keys import KeyFileError
 from gcserver.planner import controllers
 from gcserver.runtime import shortage
+from gcserver.runtime.applicants import Applicants
 from gcserver.runtime.audits import Audits
 from gcserver.runtime.etcd import EtcdArbiter
 from gcserver.runtime.keyring import Keyring, open_keyring
@@ -107,6 +108,7 @@ class Supervisor:
         self.profiler = Profiler(self)
         self.audits = Audits(self)
         self.traces = Traces(self)
+        self.applicants = Applicants(self)
         self.hello = Hello(self.node, str(config.node.advertise), config.node.lanes, config.node.lanes, 0, __version__)
 
     # ------------------------------------------------------------------------------------- start, stop
@@ -293,6 +295,7 @@ class Supervisor:
             self.keys.tick()
         self.feed(ev.Tick(latest()))
         self.peers.frames()
+        self.applicants.tick()
         self.lanes.time_trips()
         self.planning.tick()
         self.probes.tick()

@@ -1,8 +1,7 @@
 """Frames over ZeroMQ: one socket in, one socket out for each peer.
 
 What may live here: sockets, and getting frames into and out of them without copying payloads. What may not:
-what a frame means. The interface is five calls wide (`open`, `send`, `receive`, `reset`, `close`); the
-simulation has its own, and RDMA will.
+what a frame means, which calls a transport has (`transports.py`).
 
 Every node binds one PULL socket and connects a PUSH socket to each peer, so each direction of a pair is a
 TCP stream of its own. A PUSH socket lives as long as one life of the peer: `reset` closes it with linger 0,
@@ -41,13 +40,14 @@ _MORE: Final = int(zmq.NOBLOCK | zmq.SNDMORE)
 _EVENTS: Final = int(zmq.EVENTS)
 _POLLIN: Final = int(zmq.POLLIN)
 _ACCEPTED: Final = int(zmq.EVENT_ACCEPTED)
+_PUT_OFF: Final = int(zmq.EVENT_CONNECT_RETRIED)
 _DISCONNECTED: Final = int(zmq.EVENT_DISCONNECTED)
 _SUCCEEDED: Final = int(zmq.EVENT_HANDSHAKE_SUCCEEDED)
 _KEY_REFUSED: Final = int(zmq.EVENT_HANDSHAKE_FAILED_AUTH)
 _MISUNDERSTOOD: Final = int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL)
 _CUT_OFF: Final = int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL)
 
-_WATCHED: Final = _DISCONNECTED | _SUCCEEDED | _KEY_REFUSED | _MISUNDERSTOOD | _CUT_OFF
+_WATCHED: Final = _PUT_OFF | _DISCONNECTED | _SUCCEEDED | _KEY_REFUSED | _MISUNDERSTOOD | _CUT_OFF
 
 #: Why there is no connection to a peer.
 NO_KEY: Final = "it is not in this node's security.peers"
@@ -98,10 +98,12 @@ class ZmqTransport:
         self._unbound = False
         #: why a peer cannot be connected to, in words
         self.troubles: dict[int, str] = {}
+        #: peers at whose address nobody takes a connection
+        self._absent: set[int] = set()
         self.bytes_in = 0
         self.bytes_out = 0
 
-    # -------------------------------------------------------------------------------------- the five
+    # ------------------------------------------------------------------------------------------ frames
     def open(self, peer: int, address: str) -> None:
         """Connect to a peer; returns at once, the connection is made in the background. ZMQError: no such address."""
         if self._addresses.get(peer) == address:
@@ -238,8 +240,11 @@ class ZmqTransport:
             for number in _events(monitor):
                 if number == _DISCONNECTED:
                     self._dropped.add(peer)
+                elif number == _PUT_OFF:
+                    self._absent.add(peer)
                 elif number == _SUCCEEDED:
                     self.troubles.pop(peer, None)
+                    self._absent.discard(peer)
                     self._cut_off.discard(peer)
                     if peer in self._dropped:
                         self._dropped.discard(peer)
@@ -253,9 +258,17 @@ class ZmqTransport:
                         self._retries.setdefault(peer, 0.0)
         return found
 
+    def unanswered(self, peer: int) -> str:
+        """Where a peer is looked for from which nothing comes, and what is found there."""
+        address = self._addresses.get(peer, "its address")
+        if peer in self._absent:
+            return f"no connection to {address}: nothing listens there, or it cannot be reached"
+        return f"no answer yet from {address}"
+
     def _connect(self, peer: int) -> None:
         self._disconnect(peer, 0)
         self._unopened.discard(peer)
+        self._absent.discard(peer)
         self._retries.pop(peer, None)
         try:
             socket = self._context.socket(zmq.PUSH)

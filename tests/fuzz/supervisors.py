@@ -53,11 +53,13 @@ from gcserver.runtime import supervisor
 from gcserver.runtime.advising import Advising
 from gcserver.runtime.keyring import Keyring
 from gcserver.runtime.linkfit import LinkFit
+from gcserver.runtime.linkstates import LinkStates
 from gcserver.runtime.peers import Peers
 from gcserver.runtime.plannerlink import PlannerError
 from gcserver.runtime.planning import Planning
 from gcserver.runtime.registrations import Registrations, _decode_worker
 from gcserver.runtime.resolve import resolve
+from gcserver.runtime.roll import Roll
 from gcserver.runtime.room import no_room
 from gcserver.runtime.setup import lane_address
 from gcserver.runtime.supervisor import Supervisor
@@ -85,6 +87,9 @@ class _Pipe(Pipe):
 
     def open(self, peer: int, address: str) -> None:
         lane_address(address, 0)
+
+    def unanswered(self, peer: int) -> str:
+        return "no answer yet"
 
     def reconnected(self) -> list[int]:
         return []
@@ -204,6 +209,8 @@ class Node(Supervisor):
         peers = self.peers = Peers.__new__(Peers)
         peers._s, peers.addresses, self.pipe = self, {}, _Pipe()
         peers.transport = self.pipe  # type: ignore[assignment]
+        peers.states = LinkStates(self.machine.links, self.pipe, self.machine.config.quiet_after)
+        peers.roll = Roll()
         self.registrations = Registrations.__new__(Registrations)
         self.registrations._s, self.registrations.channels = self, {}
         self.feed(ev.Tick(LATEST))

@@ -8,11 +8,13 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -68,6 +70,30 @@ def test_a_daemon_without_jobs(cluster: Cluster) -> None:
     with grpc.insecure_channel(a.options["node.admin"]) as channel:
         health = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=5)
     assert health.status == health_pb2.HealthCheckResponse.SERVING
+
+
+@pytest.mark.slow
+def test_a_lane_of_a_peer_that_is_silent_is_shown_until_it_is_heard(cluster: Cluster) -> None:
+    a, b = cluster.daemons
+
+    def peer(state: str) -> list[Any]:
+        return [p for p in ask(a, "peers")["peers"] if p["state"] == state]
+
+    until("b to be up", lambda: peer("up"))
+    (lane,) = b.lane_pids()
+    os.kill(lane, signal.SIGSTOP)
+    try:
+        (shown,) = until("its lane to be missed", lambda: peer("restarting"))
+        numbers = series(a)
+    finally:
+        os.kill(lane, signal.SIGCONT)
+    assert shown["reason"].startswith("lane 0: nothing heard for ")
+    (link,) = shown["lanes"]
+    assert link["state"] == "restarting" and shown["since_seconds"] == link["since_seconds"] > 3
+    assert shown["last_heard_seconds"] < link["since_seconds"], "its supervisor is heard"
+    assert numbers[f"peer_lane_up{{lane=0,peer={b.name}}}"] == numbers[f"peer_up{{peer={b.name}}}"] == 0.0
+    (shown,) = until("it to be heard again", lambda: peer("up"))
+    assert shown["reason"] == shown["lanes"][0]["reason"] == ""
 
 
 @pytest.mark.slow

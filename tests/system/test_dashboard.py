@@ -122,7 +122,7 @@ def test_everything_is_shown_and_reached_by_keyboard(browser: Any) -> None:
         page.wait_for_selector("#layers-t tbody tr")
         assert page.locator("#node").inner_text() == "a, serving" and page.locator("#live").inner_text() == "live"
         assert cells(page, "links-t")[:2] == ["b (tcp://10.0.0.2:7470)", "up"]
-        assert cells(page, "links-t", 1)[1] == "refused: it has 2 lanes, not 1"
+        assert cells(page, "links-t", 1)[1] == "refused for 3 min: 2 lanes, not 1"
         assert cells(page, "jobs-t")[6] == "aggregate of b for 3.5 s (world, step 42)"
         assert page.locator("#map a").count() == 2
         drawn = page.locator("#step svg[role=img]").evaluate_all("all => all.map(e => e.getAttribute('aria-label'))")

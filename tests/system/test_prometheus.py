@@ -130,7 +130,7 @@ def test_a_running_job_as_prometheus_sees_it(running: tuple[Cluster, Prometheus]
     ((_, times),) = until("the link to be compressed", lambda: prometheus.ask(ratio))
     assert times < 200, "of a hundredth of the elements, with their indices"
     # What hardly ever happens has no series here.
-    rare = ("audit", "certificate", "waiting_seconds", "errors_total", 'outcome="void"')
+    rare = ("audit", "gradcomm_peer_lane_up", "certificate", "waiting_seconds", "errors_total", 'outcome="void"')
     filled = {"$instance": ".*", "$training_job": ".*", "$__rate_interval": "5s"}
     for query in gen_grafana.queries():
         for name, value in filled.items():

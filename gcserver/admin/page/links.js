@@ -18,7 +18,7 @@ export function drawLinks(overview) {
     seen.set(l.peer, past);
     return [
       `${l.peer} (${l.address})`,
-      { text: l.reason ? `${l.state}: ${l.reason}` : l.state, state: standing(l.state) },
+      { text: l.reason ? `${l.state} for ${format.seconds(l.since)}: ${l.reason}` : l.state, state: standing(l.state) },
       { text: format.rate(l.rate_out), n: true },
       { text: format.rate(l.rate_in), n: true },
       { node: spark(past) },

@@ -22,6 +22,7 @@ from gcserver.admin.planning import (
 )
 from gcserver.admin.source import (
     AdminError,
+    Applicant,
     DomainPlan,
     DomainStatus,
     DrainResult,
@@ -32,6 +33,7 @@ from gcserver.admin.source import (
     Member,
     NodeState,
     NodeStatus,
+    PeerLane,
     PeerState,
     PeerStatus,
     PlanChange,
@@ -51,10 +53,26 @@ NODE = NodeStatus(
     node="a", incarnation=BIG, state=NodeState.SERVING, version="0.1.0", protocol_version=1, uptime=7500.0,
     listen="tcp://0.0.0.0:7470", advertise="tcp://10.0.0.1:7470", arena_bytes=3 << 20, errors={"frames_corrupt": 2},
     lanes=(LaneStatus(0, "ready", 411, 9, (0, 1), 1, 5 << 20, 6 << 20, 77),),
+    applicants=(Applicant("c", "gpt", 12.0, "not there yet: b (restarting)"),),
 )  # fmt: skip
 PEERS = [
-    PeerStatus("b", "tcp://10.0.0.2:7470", PeerState.UP, "", 5, 0.25, 0.0012, 1 << 20, 2 << 20, 3, 4, True),
-    PeerStatus("c", "tcp://10.0.0.3:7470", PeerState.REFUSED, "it has 2 lanes, not 1"),
+    PeerStatus(
+        "b",
+        "tcp://10.0.0.2:7470",
+        PeerState.UP,
+        "",
+        5,
+        0.25,
+        0.0012,
+        1 << 20,
+        2 << 20,
+        3,
+        4,
+        True,
+        7200.0,
+        (PeerLane(0, PeerState.UP, 7199.0),),
+    ),
+    PeerStatus("c", "tcp://10.0.0.3:7470", PeerState.REFUSED, "2 lanes, not 1", since=180.0),
 ]
 JOB = JobStatus(
     label="gpt", id="0123456789abcdef" * 2, state=JobState.RUNNING, epoch=1, world_size=3,

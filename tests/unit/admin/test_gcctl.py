@@ -74,6 +74,8 @@ arenas       3 MiB
 LANE  STATE  PID  CORES  RESTARTS  IN     OUT    ROUNDS
    0  ready  411  0-1           1  5 MiB  6 MiB      77
 
+c has waited 12 s to come into job gpt: not there yet: b (restarting)
+
 ERROR           COUNT
 frames_corrupt      2
 """
@@ -85,9 +87,9 @@ def test_peers(capsys: pytest.CaptureFixture[str]) -> None:
     assert (
         out(capsys, "peers")
         == """\
-PEER  ADDRESS              STATE    HEARD       RTT     IN     OUT    RESENT  CORRUPT  ENCRYPTED  REASON
-b     tcp://10.0.0.2:7470  up       250 ms ago  1.2 ms  1 MiB  2 MiB       3        4  yes        -
-c     tcp://10.0.0.3:7470  refused  -           -       0 B    0 B         0        0  no         it has 2 lanes, not 1
+PEER  ADDRESS              STATE    SINCE  HEARD       RTT     IN     OUT    RESENT  CORRUPT  ENCRYPTED  REASON
+b     tcp://10.0.0.2:7470  up       2 h    250 ms ago  1.2 ms  1 MiB  2 MiB       3        4  yes        -
+c     tcp://10.0.0.3:7470  refused  3 min  -           -       0 B    0 B         0        0  no         2 lanes, not 1
 """
     )
 

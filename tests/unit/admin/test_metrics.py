@@ -36,6 +36,7 @@ def filled() -> Metrics:
     m.total(c.ERRORS, "lane0", 2, kind="frames_corrupt")
     m.waiting("gpt", {("b", "aggregate"): 3.0})
     m.set(c.PEER_UP, True, peer="b")
+    m.set(c.PEER_LANE_UP, True, peer="b", lane="0")
     m.total(c.LANE_RESTARTS, "lane0", 1)
     m.set(c.ARENA, 1 << 20, training_job="gpt")
     m.set(c.PLAN_VERSION, 3, training_job="gpt")
@@ -119,6 +120,17 @@ def test_a_finished_job_leaves_no_series() -> None:
     assert jobs_in(m) == {"bert"}
     m.total(c.ROUNDS, "lane0", 9, training_job="gpt")
     assert value(m, "rounds_total", training_job="gpt") == 9, "one of the same name counts from the beginning"
+
+
+def test_a_peer_that_is_gone_leaves_no_series() -> None:
+    m = filled()
+    m.set(c.PEER_UP, True, peer="d")
+    m.forget_peer("b")
+    m.forget_peer("b")
+    named = {(s.name, s.labels["peer"]) for f in m.registry.collect() for s in f.samples if "peer" in s.labels}
+    assert named == {("gradcomm_peer_up", "d"), ("gradcomm_waiting_seconds", "b")}, "waits are the job's"
+    m.total(c.BYTES, "lane0", 130, direction="in", kind="wire", peer="b")
+    assert value(m, "bytes_total", direction="in", kind="wire", peer="b") == 130, "all that its lanes have counted"
 
 
 def test_jobs_cannot_flood_the_registry() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from gcserver.admin import top
 
-STATUS = {"node": "a", "state": "serving", "reason": "", "uptime_seconds": 7500.0}
+STATUS = {"node": "a", "state": "serving", "reason": "", "uptime_seconds": 7500.0, "applicants": []}
 PEERS: dict[str, Any] = {"peers": []}
 
 
@@ -50,11 +50,23 @@ def test_without_jobs_and_with_peers() -> None:
     peer = {
         "name": "b", "address": "tcp://b:1", "state": "up", "last_heard_seconds": 0.25, "rtt_seconds": None,
         "bytes_in": 0, "bytes_out": 0, "frames_resent": 0, "frames_corrupt": 0, "encrypted": False, "reason": "",
+        "since_seconds": 90.0,
     }  # fmt: skip
     shown = top.overview(
         STATUS | {"state": "degraded", "reason": "lane 0 is silent"}, {"peers": [peer]}, {"jobs": []}, {}
     )
-    assert "a  degraded: lane 0 is silent" in shown and "no jobs" in shown and "tcp://b:1" in shown
+    assert (
+        "a  degraded: lane 0 is silent" in shown
+        and "no jobs" in shown
+        and "tcp://b:1" in shown
+        and "1 min 30 s" in shown
+    )
+
+
+def test_who_waits_to_come_in_is_shown() -> None:
+    waits = {"node": "c", "job": "gpt", "since_seconds": 12.0, "reason": "not there yet: b\x1b[2J"}
+    shown = top.overview(STATUS | {"applicants": [waits]}, PEERS, {"jobs": []}, {})
+    assert "c has waited 12 s to come into job gpt: not there yet: b\\x1b[2J" in shown
 
 
 def test_steps_a_second_come_of_two_looks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,17 +91,11 @@ def test_steps_a_second_come_of_two_looks(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize(("columns", "lines"), [(200, 50), (60, 12), (20, 5), (1, 1), (3, 2)])
 def test_a_look_fits_its_terminal(columns: int, lines: int) -> None:
-    whole = top.overview(STATUS, PEERS, {"jobs": [job(i, wait("b", "aggregate", i)) for i in range(20)]}, {})
-    shown = top.fitted(whole, columns, lines).split("\n")
+    look = top.overview(STATUS, PEERS, {"jobs": [job(i, wait("b", "aggregate", i)) for i in range(20)]}, {})
+    whole, shown = look.split("\n"), top.fitted(look, columns, lines).split("\n")
     assert len(shown) <= max(lines - 1, 1) and max(map(len, shown)) <= columns
-    assert (
-        shown == whole.split("\n")
-        or shown[-1]
-        == "... {} more lines, in a larger window or by --once".format(len(whole.split("\n")) - len(shown) + 1)[
-            :columns
-        ]
-    )
-    assert shown[0] == whole.split("\n")[0][:columns] or len(shown) == 1
+    last = f"... {len(whole) - len(shown) + 1} more lines, in a larger window or by --once"
+    assert shown == (whole if lines > len(whole) else [row[:columns] for row in (*whole[: len(shown) - 1], last)])
 
 
 def test_as_json_a_look_is_a_line() -> None:

@@ -15,7 +15,7 @@ import pytest
 import zmq
 from zmq.utils import z85
 
-from benchmarks.lab.ports import free_ports
+from benchmarks.lab.ports import free_address
 from gcproto import wire
 from gcproto.wire import FrameType, Header
 from gcserver import keys
@@ -47,7 +47,7 @@ class Node:
         self.guard = None
         if pair is not None:
             self.guard = Guard(self.context, pair, admitted or ALL, lambda k: self.counts.update([k]), self.said.append)
-        self.address = f"tcp://127.0.0.1:{free_ports(1)}"
+        self.address = free_address()
         self.transport = ZmqTransport(self.context, self.address, self.guard)
         self.got: list[tuple[int, bytes]] = []
         self.reset: list[int] = []
@@ -366,3 +366,15 @@ class Relay:
             if self.damage:
                 data, self.damage = data[:-1] + bytes([data[-1] ^ 1]), False
         sink.sendall(data)
+
+
+def test_where_nobody_answers_is_said(make: Make) -> None:
+    a, b = make(), make()
+    assert "its address" in a.transport.unanswered(7)
+    a.open("b", b)
+    assert a.transport.unanswered(wire.node_id("b")) == f"no answer yet from {b.address}"
+    b.transport.close()
+    until([a], lambda: "nothing listens there" in a.transport.unanswered(wire.node_id("b")))
+    assert b.address in a.transport.unanswered(wire.node_id("b"))
+    b.transport = ZmqTransport(b.context, b.address)
+    until([a, b], lambda: "no answer yet" in a.transport.unanswered(wire.node_id("b")))

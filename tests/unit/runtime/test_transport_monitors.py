@@ -9,7 +9,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from benchmarks.lab.ports import free_ports
+from benchmarks.lab.ports import free_address
 
 #: Of a process with itself, so that ZeroMQ's thread has events of a connection just when that is dropped.
 SCRIPT = """
@@ -30,6 +30,6 @@ print("done")
 
 
 def test_dropping_a_connection_never_waits_for_who_tells_of_it() -> None:
-    script = SCRIPT.replace("ADDRESS", repr(f"tcp://127.0.0.1:{free_ports(1)}"))
+    script = SCRIPT.replace("ADDRESS", repr(free_address()))
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
     assert found.returncode == 0 and found.stdout == "done\n", found.stderr

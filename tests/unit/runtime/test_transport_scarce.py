@@ -13,13 +13,9 @@ from typing import Any
 import pytest
 import zmq
 
-from benchmarks.lab.ports import free_ports
+from benchmarks.lab.ports import free_address
 from gcproto.wire import HEADER_BYTES
 from gcserver.runtime.transport import ZmqTransport
-
-
-def an_address() -> str:
-    return f"tcp://127.0.0.1:{free_ports(1)}"
 
 
 class Refusing:
@@ -37,9 +33,9 @@ class Refusing:
 
 def test_a_peer_without_a_descriptor_is_connected_to_later() -> None:
     context: zmq.Context[Any] = zmq.Context()
-    there = ZmqTransport(context, address := an_address())
+    there = ZmqTransport(context, address := free_address())
     refusing: Any = Refusing(context, 2)
-    here = ZmqTransport(refusing, an_address())
+    here = ZmqTransport(refusing, free_address())
     here.open(7, address)
     assert not here.send(7, bytes(HEADER_BYTES), None), "it is asked for again when there is a connection"
     assert here.reconnected() == []
@@ -57,7 +53,7 @@ def test_a_peer_without_a_descriptor_is_connected_to_later() -> None:
 def test_another_refusal_is_the_callers() -> None:
     context: zmq.Context[Any] = zmq.Context()
     refusing: Any = Refusing(context, 1, errno.EINVAL)
-    here = ZmqTransport(refusing, an_address())
+    here = ZmqTransport(refusing, free_address())
     with pytest.raises(zmq.ZMQError):
         here.open(7, "tcp://127.0.0.1:1")
     here.close()
