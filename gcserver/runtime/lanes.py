@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -38,6 +38,7 @@ from gcserver.runtime.lanelink import (
     StepTimes,
 )
 from gcserver.runtime.linkfit import LinkFit
+from gcserver.runtime.linkstates import LinksChanged, LinkState
 from gcserver.runtime.recording import LaneSpans
 from gcserver.runtime.setup import LaneSetup
 from gcserver.runtime.steptrace import TracedStep
@@ -77,6 +78,8 @@ class Lane:
     stats: LaneStats | None = None
     #: when it last said anything (``time.monotonic()``)
     heard: float = 0.0
+    #: how it stands with peers, as it last said
+    links: dict[int, LinkState] = field(default_factory=dict)
 
 
 class Lanes:
@@ -159,6 +162,8 @@ class Lanes:
             elif isinstance(message, LaneStats):
                 lane.stats = message
                 self.link.on_arrivals(lane.index, message.arrivals, time.monotonic())
+            elif isinstance(message, LinksChanged):
+                lane.links.update((link.peer, link) for link in message.links)
             elif isinstance(message, LaneTrouble):
                 self._s.trouble(message, lane.index)
             elif isinstance(message, StepTimes):

@@ -132,7 +132,10 @@ class PlannerLink:
                 answer = await asyncio.wait_for(self._exchange(request), self._patience)
             except TimeoutError:
                 self.close()
-                raise PlannerError(f"no answer to {type(request).__name__} within {self._patience:g} s") from None
+                raise PlannerError(
+                    f"no answer to {type(request).__name__} within {self._patience:g} s: the cores are busy, or "
+                    "kernels of plans are still to be compiled (`gcserver warmup`, with the daemon's NUMBA_CACHE_DIR)"
+                ) from None
             except (OSError, asyncio.IncompleteReadError, *UNREADABLE) as error:
                 self.close()
                 raise PlannerError(f"the planning process failed at {type(request).__name__}: {error}") from None

@@ -21,6 +21,7 @@ from tests.integration.daemon import Daemon
 from tests.integration.operators import ask, ctl, reachable
 
 TRAIN = "tests.integration.planning_workers:train"
+SHARDED = "tests.integration.group_workers:hsdp_until"
 #: The model is one block, and single frames tell nothing of a link: the test says how fast that is. Steps are so long
 #: that none has been timed when a run is planned that starts from a profile.
 #: The model says what its plans may lose, which is more than the daemons say.
@@ -40,7 +41,7 @@ def until(true: Callable[[], Any], job: Job, daemon: Daemon) -> Any:
 
 def model(daemon: Daemon) -> Any:
     """The model's process group in what `gcctl plan` says."""
-    return next((d for d in ask(daemon, "plan")["domains"] if d["label"].startswith("ddp.")), None)
+    return next((d for d in ask(daemon, "plan")["domains"] if d["label"].startswith(("ddp.", "fsdp."))), None)
 
 
 def in_force(daemon: Daemon, version: int) -> Callable[[], Any]:
@@ -168,3 +169,24 @@ def test_a_job_is_planned_by_its_first_node_and_steered_by_operators(cluster: Cl
         plan = ask(a, "plan")
         assert (plan["mode"], plan["quality"]) == ("lgreco", "safe")
         finish(job, tmp_path / "second")
+
+
+@pytest.mark.long
+def test_an_attached_fully_shard_model_is_planned_within_the_quality_it_says(cluster: Cluster, tmp_path: Path) -> None:
+    """A backward pass is a step of it; each of the three modules is a tensor."""
+    a, stop = cluster.daemons[0], tmp_path / "stop"
+    with cluster:
+        given = {"stop": str(stop), "pause": 0.05, "quality": "fast", "exclude": ["4"]}
+        job = cluster.start(SHARDED, [0, 1], job="hsdp", **given)
+        job.wait_mark("step 1")
+        forecast = until(lambda: (d := model(a)) is not None and d["forecast"], job, a)
+        assert "sidco-e(ratio=0.001,packed=1)" in {c["codec"] for c in forecast["considered"]}, "only fast takes it"
+        assert 0 < forecast["compute_seconds"] <= forecast["expected_seconds"]
+        assert ask(a, "plan")["quality"] == "fast"
+        (profile,) = ask(a, "profile")["domains"]
+        assert {t["name"] for t in json.loads(profile["json"])["tensors"]} == {"0", "2", "4"}
+        stop.touch()
+        values = [o.ok() for o in job.wait(60)]
+    assert values[0] == values[1]
+    # In the first pass every tensor is declared, with a step of its own.
+    assert values[0]["counted"] == values[0]["steps"] + 2 and values[0]["rows"]
