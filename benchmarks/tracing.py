@@ -19,7 +19,7 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from benchmarks import command, common, turns
-from benchmarks.lab import daemons, netns, workers
+from benchmarks.lab import daemons, netns
 
 #: (name, what gcctl does before a turn's calls, and after them); asked for something else, it costs what it costs then
 WAYS = (
@@ -34,26 +34,22 @@ def measure(args: argparse.Namespace) -> Iterator[list[common.Row]]:
         lab = stack.enter_context(netns.open_network(args.nodes, args.network))
         settings = {"codec.default": args.codec} | dict(args.set)
         cluster = stack.enter_context(daemons.Daemons(lab.hosts, settings))
-        for nbytes in args.sizes:
 
-            def task(host: netns.Host, nbytes: int = nbytes) -> turns.Task:
-                daemon = cluster[host.index]
-                at, pids = ("--address", daemon.admin), tuple(daemon.pids())
-                ways = {way: turns.Way({}, pids, (*at, *before), (*at, *after)) for way, before, after in WAYS}
-                return turns.Task(nbytes, args.turns, args.calls, args.codec == "none", ways)
+        def ways(host: netns.Host) -> dict[str, turns.Way]:
+            daemon = cluster[host.index]
+            at, pids = ("--address", daemon.admin), tuple(daemon.pids())
+            return {way: turns.Way({}, pids, (*at, *before), (*at, *after)) for way, before, after in WAYS}
 
-            for result in workers.results("tracing", lab.hosts, cluster, task):
-                names = [way for way, _, _ in WAYS]
-                yield turns.rows(result, args, nbytes, "way", names, codec=args.codec)
+        exact = args.codec == "none"
+        yield from turns.measured("tracing", lab.hosts, cluster, args, "way", ways, exact, codec=args.codec)
 
 
-TABLE = common.Table({"size": 9, "way": 8, "median": 10, "ratio": 7, "CPU": 10})
+TABLE = turns.table("way", 8)
 
 
 def show(row: common.Row) -> str:
     """The row as a line of the table."""
-    seconds, cpu = common.show_seconds(row["median_s"]), f"{row['cpu_ms']:.2f} ms"
-    return TABLE.line(common.show_size(row["bytes"]), row["way"], seconds, f"{row['ratio']:.3f}", cpu)
+    return turns.line(TABLE, row, "way", digits=3)
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:

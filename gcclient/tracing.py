@@ -5,6 +5,10 @@ steps are recorded (`gcproto.spans`), pushing and copying (`domain.py` and whoev
 
 While nothing is traced, whoever pushes or takes a block tests ``on``, and that is all.
 
+A connection to the daemon may break while it records. What was recorded stays: the daemon, if it is the same, says
+again what it wants as soon as this worker is back, and recording goes on. One that was started again knows of no trace,
+and says nothing.
+
     ready   from the block before it, or the step's begin, until the block's gradient is in the arena (CUDA: queued)
     push    telling its lane, after waiting for a device's copies
     pull    taking its result out of the arena
@@ -29,6 +33,8 @@ class Tracing:
 
     def __init__(self) -> None:
         self.on = False
+        #: between coming back and hearing that the trace goes on
+        self._held = False
         #: the clock of all spans
         self.now = time.monotonic
         self._order = TraceOrder(0, b"", 0, 0.0)
@@ -40,20 +46,29 @@ class Tracing:
         self._lock = threading.Lock()
 
     def begin(self, order: TraceOrder, job: bytes, rank: int, open: Mapping[DomainKey, int]) -> None:
-        """Record for rank ``rank`` of a job; what was recorded before is dropped. ``open``: see Window."""
+        """Record for rank ``rank`` of a job; what was recorded for another trace is dropped. ``open``: see Window."""
         with self._lock:
+            if (self.on or self._held) and order == self._order:
+                self.on, self._held = True, False
+                return
+            self._held = False
             self._order, self._job, self._rank = order, job, rank
             self._ring, self._window = Ring(WORKER_RECORDS), Window(order.job, order.steps, open)
             self._last.clear()
             self._domain_of.clear()
             self.on = True
 
+    def hold(self) -> None:
+        """The daemon is there again, and may know nothing of a trace: no more is recorded until it says."""
+        with self._lock:
+            self.on, self._held = False, self.on or self._held
+
     def end(self) -> WorkerSpans | None:
         """Stop; what was recorded, once. None where nothing was to be."""
         with self._lock:
-            if not self.on:
+            if not self.on and not self._held:
                 return None
-            self.on = False
+            self.on = self._held = False
             ring, self._ring = self._ring, Ring(0)
             self._domain_of.clear()
             return WorkerSpans(self._order.number, ring.dropped, self._window.firsts(), ring.content())

@@ -88,7 +88,8 @@ class Local:
     dropped: int = 0
     firsts: list[First] = field(default_factory=list)
     absent: list[str] = field(default_factory=list)
-    #: by (job, rank), what workers have sent; and who has still to
+    #: by (job, rank), who was told to record, what workers have sent; and who has still to
+    told: set[tuple[bytes, int]] = field(default_factory=set)
     workers: dict[tuple[bytes, int], WorkerSpans] = field(default_factory=dict)
     awaited: set[tuple[bytes, int]] = field(default_factory=set)
     complete: asyncio.Event = field(default_factory=asyncio.Event)
@@ -270,8 +271,9 @@ class Traces:
         self._s.lanes.tell(RecordSpans(order.number, order.job, order.steps))
         for job in self._jobs(local):
             self._note_names(local, job)
-            for connection in job.workers.values():
+            for rank, connection in job.workers.items():
                 if connection is not None:
+                    local.told.add((job.id, rank))
                     self._s.registrations.tell(cx.Tell(connection, order))
         local.expiry = self._s.loop.call_later(order.seconds, self._expire, local)
 
@@ -303,9 +305,12 @@ class Traces:
         for job in self._jobs(local):
             self._note_names(local, job)
             for rank, connection in job.workers.items():
-                if connection is not None and (job.id, rank) not in local.workers:
-                    local.awaited.add((job.id, rank))
-                    self._s.registrations.tell(cx.Tell(connection, EndTrace(number)))
+                who = job.id, rank
+                if who not in local.workers and (connection is not None or who in local.told):
+                    # One that is away, and may be back at once, is asked then.
+                    local.awaited.add(who)
+                    if connection is not None:
+                        self._s.registrations.tell(cx.Tell(connection, EndTrace(number)))
         # At once: who asked for all this waits no longer than PEER_PATIENCE.
         lanes = self._s.questions.ask(lambda request: AskRecord(request, number), PATIENCE)
         found, _ = await asyncio.gather(lanes, self._workers_answer(local))
@@ -335,10 +340,17 @@ class Traces:
             local.absent.append(f"lane {lane.index} was started again: what it recorded before that is lost")
 
     def worker_up(self, connection: cx.Connection, job: bytes) -> None:
-        """A worker was registered, or came back."""
+        """A worker was registered, or came back: with what it recorded before its connection broke."""
         local = self._local
-        if local is not None and local.recording and local.order.job in (b"", job):
+        if local is None or local.order.job not in (b"", job):
+            return
+        who = self._s.machine.connections.get(connection)
+        if local.recording:
+            if who is not None:
+                local.told.add(who)
             self._s.registrations.tell(cx.Tell(connection, local.order))
+        elif who in local.awaited and not local.over:
+            self._s.registrations.tell(cx.Tell(connection, EndTrace(local.order.number)))
 
     def on_worker(self, connection: cx.Connection, message: WorkerSpans) -> None:
         """A worker's records; of another trace, or a second time, nothing."""

@@ -162,3 +162,46 @@ def test_a_daemon_that_came_back_wants_no_trace(joined: FakeDaemon) -> None:
     joined.wait(lambda: not current().tracing.on)
     step()
     assert not sent(joined)
+
+
+def back(daemon: FakeDaemon) -> None:
+    """The connection breaks, and the worker is registered again."""
+    daemon.hang_up(-1)
+    daemon.wait(lambda: not current().tracing.on)
+
+
+def test_a_connection_that_breaks_costs_nothing_of_the_trace(joined: FakeDaemon) -> None:
+    step = calls()
+    order()
+    step()
+    back(joined)
+    order()
+    step()
+    message, spans = recorded(joined)
+    assert message.firsts == ((current().job.job, spans[0].domain, 1),), "steps are whole from the first on"
+    kinds = [Kind.READY, Kind.PUSH, Kind.PULL]
+    assert [(s.step, s.kind) for s in spans] == [(n, kind) for n in (1, 2) for kind in kinds]
+
+
+def test_a_trace_that_ended_while_the_worker_was_away_is_handed_over_when_it_is_back(joined: FakeDaemon) -> None:
+    step = calls()
+    order()
+    step()
+    back(joined)
+    step()
+    _, spans = recorded(joined)
+    assert {s.step for s in spans} == {1}
+
+
+def test_another_trace_after_a_broken_connection_begins_anew(joined: FakeDaemon) -> None:
+    step = calls()
+    order()
+    step()
+    back(joined)
+    session = current()
+    session.on_message(-1, TraceOrder(NUMBER + 1, session.job.job, 0, 60.0), [])
+    step()
+    session.on_message(-1, EndTrace(NUMBER + 1), [])
+    joined.wait(lambda: bool(sent(joined)))
+    (message,) = sent(joined)
+    assert message.number == NUMBER + 1 and {s.step for s in unpack(message.data)} == {2}

@@ -167,6 +167,27 @@ def test_what_comes_up_meanwhile_is_told_too() -> None:
     run(work)
 
 
+@pytest.mark.parametrize("back", [True, False])
+def test_a_worker_whose_connection_broke_is_asked_when_it_is_back(back: bool) -> None:
+    async def work(a: Node, b: Node) -> None:
+        a.traces.start(a.job, 0, 0.0, ("a",))  # type: ignore[arg-type]
+        number = a.told[0][1].number
+        a.job.workers[0] = None
+        ending = asyncio.ensure_future(a.traces.stop())
+        while a.traces._local is None or not a.traces._local.awaited:
+            await asyncio.sleep(0)
+        assert len(a.told) == 1, "nobody is there to be asked"
+        if back:
+            a.job.workers[0], a.machine.connections[6] = 6, (JOB, 0)
+            a.traces.worker_up(6, JOB)
+            assert a.told[1:] == [(6, EndTrace(number))]
+        (own,) = (await ending).nodes
+        assert own.spans == 2 * 4 + (2 if back else 0)
+        assert own.absent == (() if back else ("rank 0 did not answer",))
+
+    run(work)
+
+
 def test_names_of_a_job_that_has_left_are_kept() -> None:
     async def work(a: Node, b: Node) -> None:
         a.job.domains[0].sections.clear()
