@@ -2,7 +2,7 @@
 
 What may live here: turning what arrives into events of the lane machine and its effects into calls of the executor, the
 transport and the sockets. What may not: decisions (`gcserver.core`), arithmetic (`executor.py`), memory layout
-(`blocks.py`), workers' connections (`laneworkers.py`).
+(`blocks.py`), workers' connections (`laneworkers.py`), what the supervisor says (`laneorders.py`).
 
 The loop waits in one poll for everything and never blocks elsewhere; kernels run in it without the
 interpreter lock while ZeroMQ's own thread moves bytes.
@@ -13,14 +13,13 @@ from __future__ import annotations
 import gc
 import os
 import select
-import shutil
 import signal
 import socket
 import sys
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,21 +28,18 @@ import zmq
 
 from gcproto import wire
 from gcproto.channel import ChannelClosed
-from gcproto.packed import MessageError
-from gcproto.records import replace
 from gcproto.wire import Flag
 from gcserver import logsetup
 from gcserver.codecs.warmup import warmup
 from gcserver.core import effects as fx
 from gcserver.core import events as ev
-from gcserver.core.control_events import OpenSection
 from gcserver.core.events import DomainKey
 from gcserver.core.lane import LaneMachine
 from gcserver.core.lane_config import LaneConfig
 from gcserver.keys import KeyPair
 from gcserver.parent import ends_with_parent
 from gcserver.runtime import incoming
-from gcserver.runtime.blocks import DomainMemory
+from gcserver.runtime.compiling import compile_what_is_missing
 from gcserver.runtime.counters import Counters
 from gcserver.runtime.delays import Delays
 from gcserver.runtime.endings import Endings
@@ -52,26 +48,22 @@ from gcserver.runtime.guard import Guard
 from gcserver.runtime.kernelclock import KernelClock
 from gcserver.runtime.lanelink import (
     DEFECT,
-    AddPeer,
-    Admit,
-    AskBlocks,
-    BlockFact,
-    BlockFacts,
-    ForgetJob,
     LaneKeys,
     LaneLink,
     LaneReady,
     LaneStats,
     LaneTrouble,
 )
+from gcserver.runtime.laneorders import LaneOrders
 from gcserver.runtime.laneworkers import LaneWorkers
 from gcserver.runtime.linkfit import Arrivals
+from gcserver.runtime.linkstates import LinkStates
 from gcserver.runtime.once import Once
-from gcserver.runtime.recording import AskRecord, Recording, RecordSpans
-from gcserver.runtime.setup import LaneSetup, lane_address, listen_unix
+from gcserver.runtime.recording import Recording
+from gcserver.runtime.setup import LaneSetup, listen_unix
 from gcserver.runtime.statefiles import incarnation, latest
 from gcserver.runtime.stepreports import StepReports
-from gcserver.runtime.steptrace import AskTrace, StepTracer
+from gcserver.runtime.steptrace import StepTracer
 from gcserver.runtime.tap import Tap
 from gcserver.runtime.tickets import Tickets
 from gcserver.runtime.transports import lane_transport
@@ -108,12 +100,12 @@ class LaneProcess:
         self.recording = Recording(tap, index, machine, self.executor.domains, self.send_up)
         self._new = Once()
         self.queue: deque[ev.LaneEvent] = deque()
-        #: questions about blocks that are being answered: request, what is left, what was found
-        self.asked: deque[tuple[int, Iterator[BlockFact], list[BlockFact]]] = deque()
+        self.orders = LaneOrders(self)
         self.endings = Endings(self.executor.domains, self._forget_domain, self.send_up)
         self.running = True
         self.guard = self._guard(context) if setup.secured else None
         self.transport = transport = lane_transport(setup, context, self.guard, self.trouble_once)
+        self.links = LinkStates(machine.links, transport, machine.config.quiet_after)
         domains, handles = self.executor.domains, self.executor.handles
         self.perform: dict[type, Callable[[Any], object]] = {
             fx.Send: self._do_send,
@@ -151,7 +143,7 @@ class LaneProcess:
     # ------------------------------------------------------------------------------------------ loop
     def run(self) -> None:
         """Serve until the supervisor is gone."""
-        frames, reports, workers = self.transport.fileno(), self.reports, self.workers
+        frames, reports, workers, orders = self.transport.fileno(), self.reports, self.workers, self.orders
         for descriptor in (frames, self.link.fileno(), workers.listener.fileno()):
             self.poller.register(descriptor, select.EPOLLIN)
         if self.guard is not None:
@@ -171,37 +163,27 @@ class LaneProcess:
                 workers.housekeeping()
             if now >= next_stats:
                 next_stats = now + STATS_EVERY
-                self.send_up(self._stats(), *self.clock.take())
+                self.send_up(self._stats(), *self.clock.take(), *self.links.news(now))
             if reports.waiting and (now >= reports.by or reports.gated()):
                 reports.flush()
             until = min(next_tick, next_stats, reports.by or next_tick)
             # The descriptor tells of changes, not of states: never wait while there is something to read.
             busy = self.transport.readable
-            wait = 0.0 if busy or self.asked else max(0.0, until - time.monotonic())
+            wait = 0.0 if busy or orders.asked else max(0.0, until - time.monotonic())
             ready = dict(self.poller.poll(wait))
-            if self.asked:
-                self._answer()
+            if orders.asked:
+                orders.answer()
             if self.guard is not None and self.guard.fileno() in ready:
                 self.guard.answer()
             if busy or frames in ready:
                 incoming.receive(self, not busy)
             if self.link.fileno() in ready:
-                self._supervisor(ready[self.link.fileno()])
+                orders.serve(ready[self.link.fileno()])
             if workers.listener.fileno() in ready:
                 workers.accept()
             for descriptor, event in ready.items():
                 if descriptor in workers.connections:
                     workers.serve(workers.connections[descriptor], event)
-
-    def _answer(self) -> None:
-        """One more block of the oldest question: a large model's residuals take longer than frames may wait."""
-        request, left, found = self.asked[0]
-        block = next(left, None)
-        if block is not None:
-            found.append(block)
-        else:
-            self.asked.popleft()
-            self.send_up(BlockFacts(request, tuple(found)))
 
     def feed(self, event: ev.LaneEvent) -> None:
         """One event through the machine, and whatever its effects answer."""
@@ -223,59 +205,6 @@ class LaneProcess:
         if self._new(text):
             self.send_up(LaneTrouble(b"", "Log", text))
 
-    # ------------------------------------------------------------------------------------ supervisor
-    def _supervisor(self, event: int) -> None:
-        try:
-            if event & select.EPOLLOUT:
-                self.link.channel.flush()
-                if not self.link.channel.backlog:
-                    self.poller.modify(self.link.fileno(), select.EPOLLIN)
-            if not event & ~select.EPOLLOUT:
-                return
-            received = self.link.receive()
-        except (ChannelClosed, MessageError):
-            self.running = False
-            return
-        for message in received:
-            self.take(message)
-
-    def take(self, message: Any) -> None:
-        """What the supervisor says. A job whose memory cannot be had or used ends by it."""
-        try:
-            self._from_supervisor(message)
-        except Exception as error:
-            self.feed(ev.DomainClosed(self.endings.end(message, error)))
-
-    def _from_supervisor(self, message: Any) -> None:
-        if isinstance(message, AddPeer):
-            node = wire.node_id(message.name)
-            self.counters.names[node] = message.name
-            self.transport.open(node, lane_address(message.address, self.setup.hello.lane))
-            self.feed(ev.PeerAdded(node, message.name))
-        elif isinstance(message, Admit):
-            self.transport.admit(message.admitted)
-        elif isinstance(message, ev.DomainOpened):
-            self._open_domain(message)
-        elif isinstance(message, OpenSection):
-            self._open_section(message)
-        elif isinstance(message, ev.DomainClosed):
-            self.feed(message)
-            self.endings.closed(message.domain)
-        elif isinstance(message, ForgetJob):
-            self.workers.drop_job(message.job)
-            # A section that was being opened while the supervisor removed the folder has made it anew.
-            shutil.rmtree(self._job_directory(message.job), ignore_errors=True)
-        elif isinstance(message, AskBlocks):
-            self.asked.append((message.request, self.executor.facts(message.domain, message.gradients), []))
-        elif isinstance(message, AskTrace):
-            self.tracer.on_ask(message)
-        elif isinstance(message, RecordSpans | AskRecord):
-            self.recording.take(message)
-        else:
-            self.feed(message)
-            if isinstance(message, ev.Settled):
-                self.workers.answer_all()
-
     def _forget_domain(self, domain: DomainKey) -> None:
         """The domain is closed."""
         self.counters.rounds.pop(domain[0], None)
@@ -292,36 +221,6 @@ class LaneProcess:
             return
         if self.link.channel.backlog:
             self.poller.modify(self.link.fileno(), select.EPOLLIN | select.EPOLLOUT)
-
-    def _job_directory(self, job: bytes) -> Path:
-        return Path(self.setup.state) / "jobs" / job.hex()
-
-    def _open_domain(self, e: ev.DomainOpened) -> None:
-        c = e.config
-        before = self.executor.domains.get(c.id)
-        known = before is not None and c.epoch <= before.config.epoch
-        if known or self.endings.concern(e) or not self._job_directory(c.job).exists():
-            # Known already; or the job is gone, and its end is on the way.
-            return
-        if before is not None:
-            self.reports.forget(c.id)
-            self.executor.close(c.id)
-        hello = self.setup.hello
-        memory = DomainMemory(c, hello.lanes, hello.lane, self._job_directory(c.job))
-        self.executor.domains[c.id] = memory
-        self.feed(replace(e, finished=memory.finished(e.settled)))
-        self.workers.domain_opened()
-
-    def _open_section(self, e: OpenSection) -> None:
-        memory = self.executor.domains.get(e.domain)
-        if memory is None or e.section.index < len(memory.space.sections):
-            return
-        remembered = memory.open_section(e.section)
-        for key, known in remembered.items():
-            kept = tuple(replace(k, handle=self.executor.retained_handle(memory, key, k)) for k in known.retained)
-            remembered[key] = replace(known, retained=kept)
-        self.feed(ev.SectionOpened(e.domain, e.section, memory.space.blocks[e.section.index], remembered))
-        self.workers.section_opened()
 
     # --------------------------------------------------------------------------------------- effects
     def _do_send(self, e: fx.Send) -> None:
@@ -373,6 +272,7 @@ def main() -> int:
     if setup.cores:
         os.sched_setaffinity(0, setup.cores)
     gc.disable()  # loading kernels makes little garbage, and looking for it would take a fifth of the time
+    compile_what_is_missing()
     warmup()
     link = LaneLink(socket.socket(fileno=setup.link))
     number = incarnation(Path(setup.state) / f"lane{setup.hello.lane}.incarnation")

@@ -81,7 +81,7 @@ class Arenas(frames.LaneTarget):
                 lane.push(JOB, step)
             pair.carry()
             for lane in (pair.a, pair.b) if step == 1 else ():
-                lane.process.take(ev.Settled((JOB, 0), step, False, 0))
+                lane.process.orders.take(ev.Settled((JOB, 0), step, False, 0))
         assert all(lane.heard(fx.ReportStep, JOB) for lane in (pair.a, pair.b))
 
     def _again(self, pair: Pair, shape: Shape) -> str:

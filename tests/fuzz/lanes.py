@@ -121,7 +121,7 @@ class Lane:
         lay_key(folder)
         self.process = LaneProcess(setup, machine, self.pipe, self.above, None)  # type: ignore[arg-type]
         self.process.feed(ev.Tick(LATEST))
-        self.process.take(AddPeer(NAMES[1 - me], "tcp://x:1"))
+        self.process.orders.take(AddPeer(NAMES[1 - me], "tcp://x:1"))
 
     def close(self) -> None:
         self.process.workers.close()
@@ -135,12 +135,12 @@ class Lane:
             job, 0, "ddp", 1, members, self.me, 1, 2, 2, 0, (self.me,), PARTITION, shape.whole, seed=1
         )
         rules = (compiled(Rule("*", shape.spec), resolve),)
-        self.process.take(ev.DomainOpened(config, (ev.Plan(0, rules, resolve("none")),), settled))
-        self.process.take(OpenSection((job, 0), shape.section))
+        self.process.orders.take(ev.DomainOpened(config, (ev.Plan(0, rules, resolve("none")),), settled))
+        self.process.orders.take(OpenSection((job, 0), shape.section))
 
     def end(self, job: bytes) -> None:
-        self.process.take(ev.DomainClosed((job, 0)))
-        self.process.take(ForgetJob(job))
+        self.process.orders.take(ev.DomainClosed((job, 0)))
+        self.process.orders.take(ForgetJob(job))
 
     def push(self, job: bytes, step: int) -> None:
         """The worker's gradients of a step: whole numbers, so that sums are exact."""
@@ -251,7 +251,7 @@ class Pair:
             if not self._reported(job, step):
                 return
             for lane in (self.a, self.b):
-                lane.process.take(ev.Settled((job, 0), step, False, 0))
+                lane.process.orders.take(ev.Settled((job, 0), step, False, 0))
             self.carry()
 
     def next(self, shape: Shape) -> tuple[bytes | None, bytes | None]:

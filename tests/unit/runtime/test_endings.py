@@ -42,6 +42,8 @@ class Machine:
         self.heard: list[Any] = []
         self.domains: dict[Any, Any] = {}
         self.ended: dict[bytes, None] = {}
+        self.links: dict[int, Any] = {}
+        self.config = SimpleNamespace(quiet_after=5.0)
 
     def on(self, event: Any, now: float) -> list[Any]:
         self.heard.append(event)
@@ -126,7 +128,7 @@ def test_the_others_go_on(lane: Lane, error: Exception, kind: str) -> None:
     assert isinstance(trouble, LaneTrouble) and (trouble.job, trouble.kind) == (POOR[0], kind) and trouble.advice
     lane.feed(flips)
     assert lane.done[4:] == [flips[1]], "nothing more of it is done"
-    lane.process.take(ev.DomainClosed(POOR))
+    lane.process.orders.take(ev.DomainClosed(POOR))
     assert not lane.process.endings.over
 
 
@@ -184,26 +186,26 @@ def raising(error: Exception) -> Callable[..., None]:
 def test_a_section_without_memory_that_can_be_used_ends_its_domain(lane: Lane, error: Exception, kind: str) -> None:
     memory: Any = SimpleNamespace(space=SimpleNamespace(sections=[]), open_section=raising(error))
     lane.process.executor.domains[POOR] = memory
-    lane.process.take(OpenSection(POOR, Section(0, ())))
+    lane.process.orders.take(OpenSection(POOR, Section(0, ())))
     assert [(said.job, said.kind) for said in lane.said] == [(POOR[0], kind)]
     assert lane.machine.heard == [ev.DomainClosed(POOR)] and list(lane.process.executor.domains) == [RICH]
-    lane.process.take(OpenSection(POOR, Section(1, ())))
+    lane.process.orders.take(OpenSection(POOR, Section(1, ())))
     assert len(lane.said) == 1, "what was on its way is of nothing that is there"
 
 
 def test_a_domain_that_cannot_be_had_is_not_opened_again(lane: Lane, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: Any = ev.DomainOpened(SimpleNamespace(id=POOR), (), 0)  # type: ignore[arg-type]
-    monkeypatch.setattr(lane.process, "_open_domain", raising(MemoryShort(errno.ENOSPC, "no room")))
-    lane.process.take(opened)
+    monkeypatch.setattr(lane.process.orders, "_open_domain", raising(MemoryShort(errno.ENOSPC, "no room")))
+    lane.process.orders.take(opened)
     monkeypatch.undo()
-    lane.process.take(opened)
+    lane.process.orders.take(opened)
     assert [said.kind for said in lane.said] == ["OutOfMemory"] and lane.machine.heard == [ev.DomainClosed(POOR)]
 
 
 def test_a_message_of_no_domain_that_fails_ends_the_lane(lane: Lane, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lane.process.transport, "open", raising(MemoryError()))
     with pytest.raises(MemoryError):
-        lane.process.take(AddPeer("b", "tcp://127.0.0.1:1"))
+        lane.process.orders.take(AddPeer("b", "tcp://127.0.0.1:1"))
     assert not lane.said
 
 

@@ -41,8 +41,8 @@ def begin(pair: Pair, job: bytes, specs: list[str], **resumed: Any) -> None:
                 job, number, spec, 1, members, me, 1, 2, 2, 0, (me,), PARTITION, spec.startswith("powersgd"), **resumed
             )
             rules = (compiled(Rule("*", spec), resolve),)
-            lane.process.take(ev.DomainOpened(config, (ev.Plan(0, rules, resolve("none")),)))
-            lane.process.take(OpenSection((job, number), SECTION))
+            lane.process.orders.take(ev.DomainOpened(config, (ev.Plan(0, rules, resolve("none")),)))
+            lane.process.orders.take(OpenSection((job, number), SECTION))
     pair.carry()
 
 
@@ -68,7 +68,7 @@ def step(pair: Pair, job: bytes, number: int, count: int, drawn: int) -> bytes:
             if not reported(lane, job, domain, number):
                 pair.tick()
             assert reported(lane, job, domain, number), lane.faults(job)
-            lane.process.take(ev.Settled((job, domain), number, False, 0))
+            lane.process.orders.take(ev.Settled((job, domain), number, False, 0))
             memory = lane.process.executor.domains[job, domain]
             out += b"".join(bytes(s.output) for s in memory.blocks.values())
     return out
