@@ -344,6 +344,7 @@ def advise(model_or_state: Any = None, bandwidths: Iterable[float | str] = ()) -
 def stats() -> dict[str, Any]:
     """Counters of this worker since ``init()``: calls, steps, bytes (uncompressed), seconds waited, reconnects.
 
+    ``bytes_within_node``: what it sent other workers of its node for their shards of sums (``hierarchy``), as it went.
     ``audit``: the newest audit's report (see :class:`gcclient.Audit`), None before the first.
     """
     session = joined()
@@ -359,6 +360,7 @@ def stats() -> dict[str, Any]:
         "steps": c.steps,
         "bytes_pushed": c.bytes_pushed,
         "bytes_pulled": c.bytes_pulled,
+        "bytes_within_node": c.bytes_within_node,
         "nonfinite_steps": c.nonfinite_steps,
         "skipped_steps": c.skipped_steps,
         "states_dropped": c.states_dropped,

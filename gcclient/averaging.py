@@ -1,8 +1,8 @@
 """A wrapped optimizer's exchanges: when each begins and ends, and what users may do in between.
 
 What may live here: the life of an exchange from the first gradient to the step, and the class that wrapped optimizers
-derive from. What may not: the exchange itself (`exchange.py`), making a wrapper (`optimizer.py`), steps of single
-parameters (`overlap.py`).
+derive from. What may not: the exchange itself (`exchange.py`, `sharded_exchange.py`), making a wrapper
+(`optimizer.py`), steps of single parameters (`overlap.py`).
 """
 
 from __future__ import annotations
@@ -22,12 +22,17 @@ from gcclient.auditor import Auditor
 from gcclient.exchange import Exchange, Layout
 from gcclient.parameters import Parameter
 from gcclient.plain_training import PlainExchange, PlainLayout
+from gcclient.sharded_exchange import ShardExchange, ShardLayout
+
+#: by the daemon, in shards through it, without one
+Layouts = Layout | ShardLayout | PlainLayout
+Exchanges = Exchange | ShardExchange | PlainExchange
 
 
 class Averaging:
     """The exchanges of one wrapped optimizer. ``open``: gradients came that are not averaged yet."""
 
-    def __init__(self, layout: Layout | PlainLayout, passes: int, scaler: Any, auditor: Auditor | None) -> None:
+    def __init__(self, layout: Layouts, passes: int, scaler: Any, auditor: Auditor | None) -> None:
         self.layout = layout
         self.auditor = auditor
         self.passes = passes
@@ -39,10 +44,12 @@ class Averaging:
         self.skipped = False
         #: step() is to take the gradients as they are
         self.skipping = False
+        #: ids of the parameters that are exchanged
+        self.known = frozenset(id(p.tensor) for p in layout.parameters)
         #: backward passes only add up
         self.resting = False
         self._left = dict.fromkeys(layout.parameters, passes)
-        self._exchange: Exchange | PlainExchange | None = None
+        self._exchange: Exchanges | None = None
         #: called with a parameter whose gradient is about to be pushed
         self.before_bringing: Callable[[Parameter], None] = lambda parameter: None
         #: autograd may run the hooks of several devices at once
@@ -82,13 +89,13 @@ class Averaging:
             )
         self.open, self.averaged, self.skipped = True, False, False
 
-    def _begun(self) -> Exchange | PlainExchange:
+    def _begun(self) -> Exchanges:
         if self._exchange is None:
             scale = 1.0 if self.scaler is None else float(self.scaler.get_scale())
             self._exchange = self.layout.begin(scale)
         return self._exchange
 
-    def bring_rest(self) -> Exchange | PlainExchange:
+    def bring_rest(self) -> Exchanges:
         """Push what was not yet; returns the exchange, whose results may be under way."""
         self.layout.session.check()
         exchange = self._begun()
@@ -158,16 +165,39 @@ class Distributed(Optimizer):
     @property
     def _step_supports_amp_scaling(self) -> bool:
         """What a GradScaler asks: it must not look for infinities before gradients are averages, as it does for those
-        that unscale themselves."""
+        that unscale themselves. Raises RuntimeError where it would unscale what averages are about to overwrite, which
+        leaves no trace at the gradients."""
+        averaging = self._averaging
+        if averaging.scaler is None and averaging.open:
+            averaging.layout.session.check()
+            raise RuntimeError(
+                "scaler.step(optimizer) before the gradients are averaged, by a GradScaler that the wrapper does not "
+                "know: averages of scaled gradients would be stepped; give it to DistributedOptimizer as scaler=scaler"
+            )
         return False
 
     def synchronize(self) -> None:
         """Wait until every gradient is the average over all ranks; :meth:`step` then does not exchange again.
 
         For whatever changes averaged gradients, clipping for instance. All ranks must call it alike. Raises
-        RuntimeError if a gradient was changed since its backward pass, and the job's failure.
+        RuntimeError if a gradient was changed since its backward pass or is of a parameter that is not exchanged, and
+        the job's failure.
         """
+        self._check_known()
         self._averaging.average()
+
+    def _check_known(self) -> None:
+        """Raises RuntimeError for a gradient that nobody averages: with its step ranks would part."""
+        known = self._averaging.known
+        for i, group in enumerate(self.param_groups):
+            for j, tensor in enumerate(group["params"]):
+                if id(tensor) not in known and tensor.requires_grad and tensor.grad is not None:
+                    raise RuntimeError(
+                        f"parameter {j} of the optimizer's group {i}, of shape {list(tensor.shape)}, has a gradient "
+                        "that is not exchanged: it needed none, or was not there, when the optimizer was given to "
+                        "DistributedOptimizer; do that once all parameters are there and need gradients (they may be "
+                        "frozen afterwards)"
+                    )
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:

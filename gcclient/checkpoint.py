@@ -28,6 +28,7 @@ from msgspec.structs import replace
 from gcclient import saved
 from gcclient.domain import Domain
 from gcclient.errors import GradcommError, StateMismatch, StepTimeout
+from gcclient.node_states import Held, Within
 from gcclient.saved import F32, Saved, SavedBlock, SavedDomain, States
 from gcproto.agreed import DeclareDomain, Resumed
 from gcproto.manifest import Block, Section
@@ -75,6 +76,8 @@ class Checkpoints:
         #: what was loaded and not declared yet, by label; and domains that go on from some of it, by number
         self._loaded: dict[str, Saved] = {}
         self._resuming: dict[int, _Resuming] = {}
+        #: what workers hold back within their nodes
+        self.within = Within(session, self.stands, self._lose)
         self._strict = True
         #: held from a question to its answer: lanes and supervisor are asked one thing at a time
         self._turn = threading.Lock()
@@ -121,7 +124,7 @@ class Checkpoints:
             found |= saved.write_domain(label, known.domain)
             if known.whole:
                 found |= saved.write_part(self._session.me.rank, label, known.blocks)
-        return found
+        return found | self.within.collect()
 
     def _domain(self, domain: Domain) -> dict[str, Any]:
         declared, label = domain.declared, domain.declared.label
@@ -155,7 +158,7 @@ class Checkpoints:
         """What the daemon says of a domain once its last step is settled. Raises StepTimeout, and the job's failure."""
         session, began, label = self._session, time.monotonic(), domain.declared.label
         while True:
-            found = self._stands(domain)
+            found = self.stands(domain)
             if found.resumed is None:
                 raise GradcommError(f"the daemon does not know {label}", job=session.label, phase="checkpoint")
             if found.settled >= domain.step:
@@ -174,7 +177,7 @@ class Checkpoints:
                 )
             time.sleep(_ASK_EVERY)
 
-    def _stands(self, domain: Domain) -> Standing:
+    def stands(self, domain: Domain) -> Standing:
         """What the daemon says of a domain now."""
         session, what = self._session, f"{domain.declared.label} to settle"
         with self._turn:
@@ -207,7 +210,7 @@ class Checkpoints:
         return States(owner, answer.tag, answer.held, np.concatenate(parts)) if at else None
 
     # ----------------------------------------------------------------------------------------------- loading
-    def load(self, found: dict[str, Saved], strict: bool) -> None:
+    def load(self, found: dict[str, Saved], within: dict[str, Held], strict: bool) -> None:
         """What :func:`load_state_dict` was given, read. Raises StateMismatch."""
         self._session.check()
         for domain in self._session.domains.values():
@@ -217,6 +220,7 @@ class Checkpoints:
                     job=self._session.label, domain=domain.id, phase="checkpoint", advice=EARLIER,
                 )  # fmt: skip
         self._loaded, self._strict = dict(found), strict
+        self.within.loaded = dict(within)
 
     def resumed(self, declared: DeclareDomain) -> DeclareDomain:
         """A domain about to be declared, with what it goes on from. Raises StateMismatch."""
@@ -326,13 +330,17 @@ class Checkpoints:
 
     # ------------------------------------------------------------------------------------- what does not fit
     def _unfit(self, known: Saved, why: str) -> None:
-        """Raises StateMismatch where that is asked for."""
+        self._lose(known.label, why)
+
+    def _lose(self, label: str, why: str, count: int = 0, what: str = "") -> None:
+        """Raises StateMismatch where that is asked for; else ``count`` states are lost."""
         if self._strict:
             raise StateMismatch(
-                f"{known.label}: the checkpoint does not fit: {why}",
+                f"{label}: the checkpoint does not fit: {why}",
                 job=self._session.label, phase="checkpoint", advice=FRESH,
             )  # fmt: skip
-        log.warning("%s: the checkpoint does not fit as a whole: %s", known.label, why)
+        log.warning("%s: the checkpoint does not fit as a whole: %s", label, why)
+        self._dropped(count, label, what)
 
     def _drop(self, known: Saved) -> None:
         """Whatever of it found no place is lost."""

@@ -11,12 +11,14 @@ from typing import Any
 
 @dataclass(slots=True)
 class Counters:
-    """What :func:`gcclient.stats` shows; bytes are of gradients, uncompressed."""
+    """What :func:`gcclient.stats` shows; bytes are of gradients, uncompressed but for those within the node."""
 
     calls: int = 0
     steps: int = 0
     bytes_pushed: int = 0
     bytes_pulled: int = 0
+    #: sent to other workers of the node for their shards of sums, as they went (``hierarchy``)
+    bytes_within_node: int = 0
     nonfinite_steps: int = 0
     skipped_steps: int = 0
     #: blocks whose saved states found no place

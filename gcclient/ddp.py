@@ -6,6 +6,7 @@ live (`parameters.py`), any other way of training.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -19,10 +20,13 @@ from gcclient.auditor import Auditor
 from gcclient.buckets import State
 from gcclient.grouping import Groups, plain_name
 from gcclient.hierarchy import Hierarchy, declare_shards, nodes_of, read_hierarchy
+from gcclient.node_codec import codec_of, read_node_codec
 from gcclient.parameters import declare, read_options
 from gcclient.plain import Plain
 from gcclient.plain_training import PlainState
 from gcclient.sharded import ShardState
+
+log = logging.getLogger("gcclient")
 
 
 def ddp_hook(state: State | PlainState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -59,6 +63,7 @@ def state(
     exclude: Iterable[str] = (),
     warmup_steps: int = 0,
     hierarchy: Hierarchy = False,
+    node_codec: str | None = None,
 ) -> State | PlainState:
     """Declare a model's gradients; returns the state for :func:`ddp_hook`. Call it on every rank of the group.
 
@@ -80,13 +85,16 @@ def state(
     ``hierarchy``: True sums gradients within each node first, by torch's collectives (gloo; NCCL on CUDA), so that each
     of a node's workers hands its daemon a shard of the sum instead of all of its gradients (as many shards as the node
     with the fewest workers has of them); "auto" does so where gradients are on CUDA, every node has two or more workers
-    and nothing else that is asked for stands against it.
+    and nothing else that is asked for stands against it. ``node_codec``: a codec for what the workers of a node send
+    each other of gradients then, encoded on the device where they are, with error feedback: one that gcclient has for
+    GPUs, with payloads of a length known in advance (default: none). Averages are given out as they are.
     Raises TypeError for a ``compression`` that is no text, ``groups`` that are none, an ``audit`` that is no Audit or
     an ``exclude`` that is no list, ValueError for a model without gradients, with an unknown dtype, a name that no
     message can carry or one that two parameters have (without "module." and "_orig_mod." before it), for groups that
     leave out or repeat one, for numbers and words out of range, for a GC_AUDIT that cannot be read, and for what does
     not go with ``hierarchy=True`` (audits, ``whole``, another ``on_loss`` than "fail", torch.distributed that spans
-    less than the job), :class:`~gcclient.TensorMismatch` on every rank when models or any of these options but
+    less than the job), for a ``node_codec`` without ``hierarchy`` or one that cannot be used so,
+    :class:`~gcclient.TensorMismatch` on every rank when models or any of these options but
     ``scaler`` and ``backward_passes_per_step`` differ, :class:`~gcclient.CodecError` for a codec that cannot be used.
     """
     session = joined()
@@ -100,6 +108,7 @@ def state(
     passes = arguments.read_whole_within(backward_passes_per_step, "backward_passes_per_step", 1)
     options = read_options(compression, whole, groups, audit, quality, exclude, warmup_steps)
     wanted = read_hierarchy(hierarchy)
+    within = read_node_codec(node_codec, wanted)
     if isinstance(session, Plain):
         return PlainState(session, group, passes)
     everyone = tuple(range(session.me.size))
@@ -107,8 +116,11 @@ def state(
     local = group is None or dist.get_world_size() != session.me.size
     ranks = everyone if local else tuple(sorted(dist.get_process_group_ranks(group)))
     if (nodes := nodes_of(session, wanted, [p for _, p in named], ranks, options)) is not None:
-        shards = declare_shards(session, "ddp", named, ranks, options, nodes)
-        return ShardState(session, shards, nodes, group, scaler, len(ranks), passes)
+        shards = declare_shards(session, "ddp", named, ranks, options, nodes, node_codec=within)
+        codec = codec_of(shards, nodes, session.me.rank, options, within)
+        return ShardState(session, shards, nodes, group, scaler, len(ranks), passes, codec)
+    if within:
+        log.warning("node_codec=%r is not used: workers of a node send each other nothing here", within)
     domain, parameters = declare(session, "ddp", named, ranks, options)
     auditor = None if options.audit is None else Auditor(session, domain, options.audit)
     return State(session, domain, parameters, group, scaler, len(ranks), auditor, passes)

@@ -147,14 +147,16 @@ class Shards:
 
     ``domain``: of this rank's shard, where it has one, else ``agreed``, which all ranks are in and which has no
     gradients. ``parameters``: the whole tensors, with the places of this rank's part (none without a shard). ``note``:
-    of one float64, for what the ranks of a node tell each other beside the gradients; None where only one of them has
-    a shard, or this rank has none.
+    of float64, for what the ranks of a node tell each other beside the gradients; None where this rank has no shard, or
+    only one of its node has and nothing is to be said.
     """
 
     agreed: Domain
     domain: Domain
     parameters: list[Parameter]
     note: Parameter | None
+    #: what the model is called, whichever shard of it a rank has
+    label: str
 
 
 def declare_shards(
@@ -164,38 +166,46 @@ def declare_shards(
     ranks: tuple[int, ...],
     options: Options,
     nodes: Nodes,
+    *,
+    node_codec: str = "",
+    said: int = 0,
 ) -> Shards:
-    """Declare a model in shards. All ``ranks`` together; :func:`gcclient.state` says what is raised."""
-    agreed, parameters = _agree(session, kind, named, ranks, options, nodes)
+    """Declare a model in shards, with a note of ``said`` elements (0: one, where it is needed). All ``ranks`` together;
+    :func:`gcclient.state` says what is raised."""
+    which, label = number(session, kind, ranks)
+    about = f"{label} in {nodes.shards} shards a node, codec {options.codec or 'of the daemon'}"
+    if node_codec:
+        about += f", within nodes {node_codec}"
+    agreed, parameters = _agree(session, which, about, named, ranks, options)
     tensors = dict(named)
     if not nodes.has_shard:
         agreed.gradients = -1
-        return Shards(agreed, agreed, _whole(parameters, tensors), None)
+        return Shards(agreed, agreed, _whole(parameters, tensors), None, label)
     parts = []
     for name, tensor in named:
         lo, hi = part(tensor.numel(), nodes.shards, nodes.place)
         parts.append((name, torch.empty(hi - lo, dtype=summed_as(tensor.dtype), device="meta")))
     domain, parameters = declare(session, kind, parts, nodes.peers, replace(options, whole=False))
     agreed.gradients = domain.id
-    note = declare_tensor(session, domain, USED, torch.zeros(1, dtype=torch.float64)) if nodes.shards > 1 else None
-    return Shards(agreed, domain, _whole(parameters, tensors), note)
+    note = None
+    if said or nodes.shards > 1:
+        note = declare_tensor(session, domain, USED, torch.zeros(max(said, 1), dtype=torch.float64))
+    return Shards(agreed, domain, _whole(parameters, tensors), note, label)
 
 
 def _agree(
     session: Session,
-    kind: str,
+    which: int,
+    about: str,
     named: Sequence[tuple[str, torch.Tensor]],
     ranks: tuple[int, ...],
     options: Options,
-    nodes: Nodes,
 ) -> tuple[Domain, list[Parameter]]:
     """Have all ranks compare what they declare: ranks with different shards are in no domain together.
 
     The domain has the number that the model's would have without shards, so that a rank that declares it so is told of;
     its tensors have no elements, and so take no memory.
     """
-    which, label = number(session, kind, ranks)
-    about = f"{label} in {nodes.shards} shards a node, codec {options.codec or 'of the daemon'}"
     if options.exclude:
         about += f", all but {', '.join(options.exclude)}"
     empty = [(name, torch.empty((0, *t.shape), dtype=t.dtype, device="meta")) for name, t in named]

@@ -168,7 +168,7 @@ class Session:
 
     def _on_registered(self, lane: int, message: Registered) -> None:
         control = self.daemon.control
-        self.tracing.end()  # one that came back knows nothing of a trace that it asked for
+        self.tracing.hold()
         with control.sending:
             self.registered = message
             self.membership.on_registered(message)
@@ -191,7 +191,7 @@ class Session:
             log.warning("waiting for %s", message.what)
 
     def _on_fault(self, lane: int, message: messages.Fault) -> None:
-        self.fail(from_fault(message, self.label))
+        self.fail(from_fault(message, self.label, self._waiting_for))
 
     def on_connected(self, link: Link) -> None:
         """Called with the link's sending lock held, so that nothing newer overtakes."""
@@ -269,7 +269,7 @@ class Session:
     def wait_for(self, ready: Callable[[], Any], what: str, phase: str, limit: float) -> None:
         """Wait until ``ready()``, saying every few seconds what for. Raises the job's failure, or
         :class:`StepTimeout` after ``limit`` seconds."""
-        began = time.monotonic()
+        began, self._waiting_for = time.monotonic(), ""
 
         def over() -> bool:
             return bool(ready()) or self.failure is not None
@@ -389,7 +389,7 @@ _HANDLERS: dict[type, Callable[[Session, int, Any], None]] = {
     messages.SectionAgreed: Session._on_agreed,
     Registered: Session._on_registered,
     messages.EpochChanged: lambda self, lane, m: self.membership.on_epoch(m.epoch, m.members, m.admissions),
-    NodesWait: lambda self, lane, message: setattr(self.membership, "waiting", True),
+    NodesWait: lambda self, lane, message: self.membership.knocked(message.nodes),
     messages.IAm: lambda self, lane, message: setattr(self, "identity", message),
     messages.Waiting: Session._on_waiting,
     advice.Advised: lambda self, lane, message: self.asking.on_answer(message),

@@ -31,6 +31,7 @@ from gcclient.buckets import Backward, Bucket, Plan, State, plan_of
 from gcclient.errors import GradcommError
 from gcclient.hierarchy import Nodes, Shards
 from gcclient.inorder import InOrder
+from gcclient.node_codec import Layout, Message, NodeCodec
 from gcclient.node_group import Cut, NodeGroup
 from gcclient.rendezvous import find_store
 from gcclient.session import Session
@@ -41,6 +42,9 @@ TOLD_WITHIN: Final = 5.0
 
 class ShardBucket(Bucket):
     """A bucket under way. ``future`` completes when all averages of it, of all shards, are in ``whole``."""
+
+    #: how it goes between the workers of the node, where that is encoded
+    message: Message | None = None
 
     def __init__(self, state: State, plan: Plan, cut: Cut, whole: torch.Tensor, closed: threading.Event | None) -> None:
         """``closed``: what is to be waited for besides."""
@@ -76,6 +80,32 @@ class ShardBucket(Bucket):
 class ShardBackward(Backward):
     """One backward pass as far as this rank's shard goes."""
 
+    def __init__(self, state: State, scale: float) -> None:
+        super().__init__(state, scale)
+        self._ended = threading.Event()
+        self._failed = False
+
+    def watch(self) -> None:
+        """Hear of the job's end, for :meth:`counts`."""
+        self.session.pending.add(self)
+        if self.session.failure is not None:
+            self.fail(self.session.failure)
+
+    def fail(self, error: BaseException) -> None:
+        self._failed = True
+        self._ended.set()
+
+    def counts(self) -> bool:
+        """Once all results are there: whether the step was not void, on whichever node. False if the job is over."""
+        self._ended.wait()
+        return not (self.nonfinite or self._failed)
+
+    def _let_go(self) -> None:
+        super()._let_go()
+        if self._closed_at and self.back >= self.sent:
+            self.session.pending.discard(self)
+            self._ended.set()
+
     def said_closed(self) -> None:
         """The thread of the backward pass had its end before."""
 
@@ -92,19 +122,26 @@ class ShardState(State):
         scaler: Any,
         ranks: int,
         passes: int,
+        codec: NodeCodec | None = None,
     ) -> None:
+        """``codec``: of what the node's ranks send each other."""
         super().__init__(session, shards.domain, shards.parameters, group, scaler, ranks, None, passes)
         self.nodes = nodes
+        self._codec = codec
         self._note = shards.note
-        limit, keys = session.job.deadline, f"gradcomm/{session.job.job.hex()}/{shards.agreed.id}/{nodes.local[0]}"
-        store = find_store(limit)
-        assert store is not None  # where models are exchanged in shards torch.distributed spans the job
-        self._node = NodeGroup(nodes, shards.parameters[0].tensor.device, dist.PrefixStore(keys, store), limit)
-        self._summing = InOrder("gcclient-sums", _failing(session))
-        self._giving = InOrder("gcclient-averages", _failing(session)) if self._node.overlap else self._summing
+        self._node = node_group(session, shards, nodes)
+        session.checkpoints.within.declare(shards.label, codec, shards.agreed, shards.parameters[0].tensor.device)
+        if codec is not None:
+            # Where a rank found nothing of a checkpoint the others must not take its warm-up for over.
+            codec.steps = int(self._node.greatest([codec.steps])[0])
+        self._summing = InOrder("gcclient-sums", failing(session))
+        self._giving = InOrder("gcclient-averages", failing(session)) if self._node.overlap else self._summing
         #: of this step's buckets, and of the last one's: DDP makes other buckets now and then
-        self._cuts: dict[tuple[int, ...], tuple[Plan, Cut]] = {}
-        self._before: dict[tuple[int, ...], tuple[Plan, Cut]] = {}
+        self._cuts: dict[tuple[int, ...], tuple[Plan, Cut, Layout | None]] = {}
+        self._before: dict[tuple[int, ...], tuple[Plan, Cut, Layout | None]] = {}
+        #: how this step's buckets go within the node, and the loss scale of its gradients
+        self._encoding = False
+        self._loss_scale = 1.0
         #: to be given out once all of the step are summed
         self._later: list[Callable[[], None]] = []
         #: the step that is open is closed; a backward pass does not end before
@@ -115,11 +152,15 @@ class ShardState(State):
     # ------------------------------------------------------------------------------ in the backward pass
     def exchange(self, bucket: dist.GradBucket, buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
         """See `State.exchange`."""
-        plan, cut = self._cut(bucket.parameters(), buffer)
+        first = not self._cuts
+        plan, cut, layout = self._cut(bucket.parameters(), buffer)
         work = ShardBucket(self, plan, cut, buffer, self._closed if bucket.is_last() else None)
         self.session.pending.add(work)
-        if self._scope is None and self.nodes.has_shard:
-            self._scope = ShardBackward(self, self.scale())
+        if first:
+            self._loss_scale = self.scale()
+            if self.nodes.has_shard:
+                self._scope = ShardBackward(self, self._loss_scale)
+        work.message = self._message(layout)
         began = self.timing.clock()
         cut.pack(buffer)
         self.timing.copied(work.buffer.nbytes, began)
@@ -149,11 +190,29 @@ class ShardState(State):
             self._summing.put(partial(self._close, scope, closed))
             self._before, self._cuts = self._cuts, {}
             self.session.counters.steps += 1
+            if self._codec is not None:
+                self._end_encoding(self._codec, scope)
         else:
             closed.set()  # all buckets were sparse
         for job in self._later:
             self._giving.put(job)
         self._later.clear()
+
+    def _message(self, layout: Layout | None) -> Message | None:
+        """How a bucket goes within the node, if that is encoded."""
+        codec = self._codec
+        if codec is None or layout is None or not layout.encodes or codec.steps < codec.warmup:
+            return None
+        if not self._encoding and isinstance(self._scope, ShardBackward):
+            self._scope.watch()
+        self._encoding = True
+        return Message(codec, layout, codec.steps, self._loss_scale, codec.settled)
+
+    def _end_encoding(self, codec: NodeCodec, scope: Backward | None) -> None:
+        codec.steps += 1
+        if self._encoding:
+            self._encoding, codec.settled = False, threading.Event()
+            self._after_sums(partial(self._settle, codec, scope, codec.settled))
 
     def _after_sums(self, job: Callable[[], None]) -> None:
         """Have averages given out: at once where that may go on beside sums, else once those of the step are queued."""
@@ -162,7 +221,7 @@ class ShardState(State):
         else:
             self._later.append(job)
 
-    def _cut(self, parameters: list[torch.Tensor], buffer: torch.Tensor) -> tuple[Plan, Cut]:
+    def _cut(self, parameters: list[torch.Tensor], buffer: torch.Tensor) -> tuple[Plan, Cut, Layout | None]:
         key = tuple(map(id, parameters))
         found = self._before.get(key)
         if found is None:
@@ -170,7 +229,8 @@ class ShardState(State):
             cut = Cut([t.numel() for t in parameters], buffer, self.nodes)
             size = cut.shard.element_size()
             starts = [start * size for start in cut.starts[:-1]] or [0] * len(known)
-            found = plan_of(known, starts), cut
+            encoding = self._codec if len(self.nodes.local) > 1 else None
+            found = plan_of(known, starts), cut, None if encoding is None else Layout(encoding, known, cut)
         self._cuts[key] = found
         return found
 
@@ -178,7 +238,14 @@ class ShardState(State):
     def _sum(self, work: ShardBucket, scope: Backward | None, packed: Any) -> None:
         if self.session.failure is not None:
             return
-        self._node.sum(work.cut, packed)
+        if work.message is None:
+            self._node.sum(work.cut, packed)
+        else:
+            work.message.after.wait()
+            if self.session.failure is not None:
+                return
+            self._node.sum_encoded(work.cut, packed, work.message)
+        self.session.counters.bytes_within_node += self._sent(work)
         if scope is not None:
             if self._note is not None and self._finite:
                 self._finite = self._node.is_finite(work.buffer)
@@ -200,6 +267,23 @@ class ShardState(State):
         finally:
             closed.set()
 
+    def _sent(self, work: ShardBucket) -> int:
+        """Bytes that this rank has sent to others for a bucket's sum."""
+        cut, message = work.cut, work.message
+        others = [k for k in range(self.nodes.shards) if k != self.nodes.place and len(self.nodes.local) > 1]
+        each = cut.width * cut.packed.element_size()
+        return sum(each if message is None else message.layout.sizes[k] for k in others)
+
+    def _settle(self, codec: NodeCodec, scope: Backward | None, settled: threading.Event) -> None:
+        """All averages of a step are given out: what was encoded counts, unless the step was void."""
+        try:
+            counts = scope.counts() if isinstance(scope, ShardBackward) else self.session.failure is None
+            if self.session.failure is None and self.nodes.shards < len(self.nodes.local):
+                counts = self._node.all_counted(counts)  # who has no shard has no results of its own
+            codec.settle(counts)
+        finally:
+            settled.set()
+
     def _give_out(self, work: ShardBucket) -> None:
         if work.wait():
             self._node.give_out(work.cut, work.whole)
@@ -217,7 +301,16 @@ def _pass_on(
         later.set_exception(error)  # type: ignore[arg-type]
 
 
-def _failing(session: Session) -> Callable[[Exception], None]:
+def node_group(session: Session, shards: Shards, nodes: Nodes) -> NodeGroup:
+    """The ranks of this node, for a model that was declared so. All of them call it. Raises what torch raises."""
+    limit, keys = session.job.deadline, f"gradcomm/{session.job.job.hex()}/{shards.agreed.id}/{nodes.local[0]}"
+    store = find_store(limit)
+    assert store is not None  # where models are exchanged in shards torch.distributed spans the job
+    return NodeGroup(nodes, shards.parameters[0].tensor.device, dist.PrefixStore(keys, store), limit)
+
+
+def failing(session: Session) -> Callable[[Exception], None]:
+    """What ends the job where the node's ranks could not do together what they had to."""
     # A session knows its newest steps and they their state, at whose end the thread that has this ends.
     found = weakref.ref(session)
 

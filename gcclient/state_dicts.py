@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from gcclient import saved
+from gcclient import node_states, saved
 from gcclient.api import joined
 from gcclient.plain import Plain
 
@@ -26,8 +26,8 @@ def state_dict() -> dict[str, Any]:
     Tensors on the CPU, and numbers and JSON texts, under names made of ranks and tensors' names, which
     ``torch.distributed.checkpoint`` and ``torch.save`` take. Every rank's is another one and has to be saved; a node's
     first rank has what its node held back, float32 as large as the model's gradients at most, and as much again for a
-    momentum. Call it on all ranks between the same two steps. Waits until the last step is settled. With GC_DISABLE
-    there is nothing to save.
+    momentum; each rank has what it held back itself (``node_codec``). Call it on all ranks between the same two steps.
+    Waits until the last step is settled. With GC_DISABLE there is nothing to save.
 
     Raises RuntimeError in the middle of a step, :class:`~gcclient.StepTimeout` where a step is not settled within the
     job's deadline, and the job's failure.
@@ -47,11 +47,11 @@ def load_state_dict(state: Mapping[str, Any], strict: bool = True) -> None:
     does not fit is found, and raised as such, where the model is declared.
     """
     session = joined()
-    found = saved.read(state, session.me.rank)
+    found, within = saved.read(state, session.me.rank), node_states.read(state, session.me.rank)
     if isinstance(session, Plain):
         log.info("GC_DISABLE=1: what was held back in %d process group(s) is not loaded", len(found))
     else:
-        session.checkpoints.load(found, strict)
+        session.checkpoints.load(found, within, strict)
 
 
 def state_template(metadata: Any, prefix: str = "gradcomm") -> dict[str, Any]:

@@ -131,6 +131,10 @@ class GpuCodec(ABC):
         """Upper bound of the payload's bytes, as the daemon's codec gives it."""
         return self.bound(n, segments, self.level)
 
+    def exact_bytes(self, n: int) -> int:
+        """Bytes of every payload of n elements in one segment; -1 where they depend on the elements."""
+        return self.bound(n, 1, self.level)
+
     def state_floats(self, n: int, segments: int = 1) -> int:
         """float32 elements of state: the residual, then a momentum, then what else the codec keeps; zeros are fresh."""
         return n * (self.error_feedback + (self.momentum > 0.0))

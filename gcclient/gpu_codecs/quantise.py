@@ -91,6 +91,10 @@ class _Uniform(GpuCodec):
         buckets = segments + (n // bucket if bucket else 0)
         return 4 + 8 * segments + (4 if steps else 8) * buckets + (n * bits + 7 * segments) // 8
 
+    def exact_bytes(self, n: int) -> int:
+        bits, steps, bucket, _ = described(self.level)
+        return 12 + (4 if steps else 8) * buckets_of(n, bucket)[1] + (n * bits + 7) // 8
+
     def compress(self, work: Work) -> Pending:
         v, m, kept = work.v, len(work.parts), work.state_out is not None
         bad, over = _count_odd(v)

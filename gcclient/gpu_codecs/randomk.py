@@ -15,7 +15,7 @@ from gcclient.gpu_codecs.base import GpuCodecError, Param, Pending, Work, regist
 from gcclient.gpu_codecs.ops import constant, count_nonfinite, draws, get, host_words, literal, put
 from gcclient.gpu_codecs.packing import unpack_values, value_bytes
 from gcclient.gpu_codecs.sparse import RATIO, WIDTH, Sparse, joined
-from gcproto.layouts import EXACT, MOST_SEGMENTS, SEEDED, CodecId, value_bound, wrapped_strata
+from gcproto.layouts import EXACT, MOST_SEGMENTS, SEEDED, CodecId, value_bound, wanted, wrapped_strata
 
 HEAD = 12  #: bytes before the table of segments
 
@@ -58,6 +58,9 @@ class RandomK(Sparse):
 
     def bound(self, n: int, segments: int, level: int) -> int:
         return HEAD + 8 * segments + value_bound(self.most(n, segments, level), segments, self.form)
+
+    def exact_bytes(self, n: int) -> int:
+        return HEAD + 8 + value_bytes([wanted(n, self.level)], self.form >> 1 & 3)
 
     def compress(self, work: Work) -> Pending:
         v, out, parts, counts = work.v, work.out, work.parts, self.counts_of(work)

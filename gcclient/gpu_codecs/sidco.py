@@ -264,6 +264,9 @@ class SidcoE(Sparse):
         k = super().most(n, segments, level)
         return min(n, k + k // 10)
 
+    def exact_bytes(self, n: int) -> int:
+        return -1
+
     def state_floats(self, n: int, segments: int = 1) -> int:
         return super().state_floats(n) + (SEGMENT_FLOATS * segments if self.error_feedback else 0)
 

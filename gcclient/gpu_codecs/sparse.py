@@ -69,6 +69,10 @@ class Sparse(GpuCodec):
         total = self.most(n, segments, level)
         return 4 + 4 * segments + index_bound(n, total, self.form) + value_bound(total, segments, self.form)
 
+    def exact_bytes(self, n: int) -> int:
+        k = wanted(n, self.level)
+        return -1 if self.form & PACKED else 8 + 4 * k + value_bytes([k], self.form >> 1 & 3)
+
     def levels_of(self, levels: Sequence[int] | None, m: int) -> list[int]:
         if m > MOST_SEGMENTS:
             raise GpuCodecError(f"segments: expected at most {MOST_SEGMENTS}, got {m}")

@@ -12,6 +12,14 @@ from typing import Any
 import pytest
 
 from tests.integration.cluster import Cluster, Outcome, parts
+from tests.integration.ddp_checks import (
+    check_accumulation,
+    check_branches,
+    check_failing,
+    check_groups,
+    check_scaled,
+    check_training,
+)
 from tests.integration.operators import ask, reachable, until
 
 DDP = "tests.integration.ddp_workers"
@@ -124,13 +132,7 @@ def test_training_equals_gloo(
     even: dict[str, list[Outcome]], uneven: list[list[Outcome]], more: list[list[Outcome]]
 ) -> None:
     for outcomes, steps in ((even["gloo"], 20), (uneven[2], 10), (more[2], 10)):
-        values = [o.ok() for o in outcomes]
-        for value in values:
-            theirs, ours = value["loss"]
-            assert ours == pytest.approx(theirs, abs=1e-5)
-            assert value["difference"] < 1e-5
-            assert value["steps"] == steps
-        assert len({v["hash"] for v in values}) == 1
+        check_training(outcomes, steps, within=1e-5)
 
 
 @pytest.mark.parametrize("which", ["even", "more"])
@@ -148,11 +150,7 @@ def test_a_step_that_is_not_finite_in_one_shard_is_void_in_all(
 
 
 def test_an_overflow_on_one_rank_is_seen_by_every_scaler(even: dict[str, list[Outcome]]) -> None:
-    values = [o.ok() for o in even["scaled"]]
-    for value in values:
-        assert value["scales"] == [1024.0, 512.0, 512.0, 512.0]
-        assert value["hashes"][0] == value["hashes"][1] != value["hashes"][2]
-        assert value["hashes"] == values[0]["hashes"]
+    check_scaled(even["scaled"])
 
 
 def test_options_of_models_hold_for_shards(even: dict[str, list[Outcome]]) -> None:
@@ -165,11 +163,8 @@ def test_options_of_models_hold_for_shards(even: dict[str, list[Outcome]]) -> No
 
 
 def test_accumulation_and_unused_sparse_and_mixed_parameters(even: dict[str, list[Outcome]]) -> None:
-    for outcome in even["accumulation"]:
-        assert outcome.ok() == {"equal": True, "steps": 3}
-    for outcome in even["branches"]:
-        close = outcome.ok()["close"]
-        assert all(close.values()), close
+    check_accumulation(even["accumulation"])
+    check_branches(even["branches"])
 
 
 def test_a_checkpoint_has_every_shards_residuals(even: dict[str, list[Outcome]]) -> None:
@@ -184,8 +179,7 @@ def test_a_checkpoint_has_every_shards_residuals(even: dict[str, list[Outcome]])
 def test_groups_of_a_single_node(pair: Cluster) -> None:
     """Ranks 0, 1 and 2 share a node: of the groups 0, 2 and 1, 3 one has two shards, the other none."""
     (outcomes,) = _run(pair, [0, 0, 0, 1], [(f"{DDP}:groups", {"hierarchy": True})])
-    values = [o.ok() for o in outcomes]
-    assert [v["grad"] for v in values] == [[1.0], [2.0], [1.0], [2.0]]
+    check_groups(outcomes)
 
 
 @pytest.mark.parametrize(
@@ -207,9 +201,7 @@ def test_ranks_that_are_in_no_domain_together_must_agree(
 def test_a_lost_worker_comes_out_of_backward(pair: Cluster) -> None:
     outcomes = pair.run(f"{DDP}:failing", EVEN, hierarchy=True)
     for rank in (0, 2, 3):
-        value = outcomes[rank].ok()
-        assert value["later"] == "WorkerLost"
-        assert "rank 1" in value["backward"] and "without shutdown" in value["backward"]
+        check_failing(outcomes[rank])
 
 
 def test_what_an_operator_says_holds_for_every_shard(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -84,7 +83,7 @@ CPU = [torch.zeros(3)]
 
 
 @pytest.fixture
-def world_of_four(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def world_of_four(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
     monkeypatch.setattr(dist, "get_world_size", lambda: 4)
 

@@ -53,6 +53,7 @@ class _Rank(threading.Thread):
         self.shards: list[torch.Tensor] = []
         self.given: list[torch.Tensor] = []
         self.finite: list[bool] = []
+        self.greatest: list[float] = []
         self.error: Any = None
         self.start()
 
@@ -65,6 +66,7 @@ class _Rank(threading.Thread):
                 group.sum(cut, group.packed())
                 self.shards.append(cut.shard.clone())
             self.finite = [group.all_finite(self.nodes.place != 0), group.all_finite(True)]
+            self.greatest = group.greatest([float(self.nodes.place), -1.0])
             for cut, buffer in zip(cuts, self.buffers, strict=True):
                 self.given.append(torch.empty_like(buffer))
                 group.give_out(cut, self.given[-1])
@@ -106,7 +108,7 @@ def test_sums_are_added_in_rank_order_and_given_out_to_all(
             assert rank.shards[i].dtype is wide
             assert torch.equal(rank.shards[i][: len(wanted)], wanted)
             assert torch.equal(rank.given[i], total.to(dtype))
-    assert all(rank.finite == [False, True] for rank in ranks)
+    assert all(rank.finite == [False, True] and rank.greatest == [local - 1, -1] for rank in ranks)
 
 
 def test_one_group_serves_both_where_they_must_not_go_on_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
