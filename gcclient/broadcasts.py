@@ -67,7 +67,7 @@ def share(calls: Calls | PlainCalls, stream: Stream, lo: int, hi: int) -> None:
             if area is not None:
                 for offset, piece in stream.pieces(first, min(at + n, hi)):
                     np.copyto(area[offset : offset + piece.nbytes], piece)
-            name = f"broadcast.{stage}.{turn % 2}"
+            name = f"gcclient.broadcast.{stage}.{turn % 2}"
             under_way.append((calls.start(buffer, name, average=False, in_place=True, codec=LOSSLESS), at, n))
             at, turn = at + n, turn + 1
         if len(under_way) == 2 or at >= stream.nbytes:
@@ -121,7 +121,7 @@ def _text(calls: Calls | PlainCalls, text: bytes, root: int) -> bytes:
     if not 0 <= root < size:
         raise ValueError(f"root_rank must be within 0..{size - 1}, got {root}")
     head = torch.tensor([len(text) if me == root else 0, root, root * root, 1])
-    calls.start(head, "broadcast.head", average=False, in_place=True, codec=LOSSLESS).finish()
+    calls.start(head, "gcclient.broadcast.head", average=False, in_place=True, codec=LOSSLESS).finish()
     length, total, squares, ranks = (int(v) for v in head)
     _root_is_left(calls, root)
     if total != ranks * root or squares != ranks * root * root:
@@ -143,7 +143,7 @@ def _agree(calls: Calls | PlainCalls, complaint: str) -> None:
     size, me = calls.session.me.size, calls.session.me.rank
     verdicts = torch.zeros(size, dtype=torch.int64)
     verdicts[me] = 1 if complaint else 0
-    calls.start(verdicts, f"broadcast.verdicts.{size}", average=False, in_place=True, codec=LOSSLESS).finish()
+    calls.start(verdicts, f"gcclient.broadcast.verdicts.{size}", average=False, in_place=True, codec=LOSSLESS).finish()
     wrong = [int(r) for r in verdicts.nonzero()]
     if wrong:
         message = _text(calls, complaint.encode(), wrong[0]).decode()

@@ -177,11 +177,15 @@ _KINDS: dict[str, type[GradcommError]] = {
 }
 
 
-def from_fault(fault: Fault, label: str) -> GradcommError:
-    """The exception a daemon's Fault stands for; ``label`` is the job's name. An unknown kind is the base class."""
+def from_fault(fault: Fault, label: str, waited_for: str = "") -> GradcommError:
+    """The exception a daemon's Fault stands for; ``label`` is the job's name. An unknown kind is the base class.
+
+    ``waited_for``: what the daemon said last that this worker waits for; a wait for the job to form ends with it.
+    """
     kind = _KINDS.get(fault.kind)
+    said = f"{fault.message}; waited for {waited_for}" if waited_for and fault.phase == "join" else fault.message
     return (kind or GradcommError)(
-        fault.message if kind else f"{fault.kind}: {fault.message}",
+        said if kind else f"{fault.kind}: {said}",
         job=label,
         domain=fault.domain,
         step=fault.step,

@@ -27,10 +27,16 @@ class Membership:
     admissions: int = 0
     #: nodes want to be let in at the next admission point
     waiting: bool = False
+    #: those of them that this worker's daemon knows of
+    nodes: tuple[str, ...] = ()
     #: the newest epoch that a result was made in; its members may be told a moment later
     announced: int = 0
     callbacks: list[Callable[[int, tuple[int, ...]], None]] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def knocked(self, nodes: tuple[str, ...]) -> None:
+        """These want to be let in."""
+        self.waiting, self.nodes = True, nodes
 
     def heard(self, epoch: int) -> None:
         """A result was made in this epoch."""

@@ -21,11 +21,14 @@ from gcclient.auditor import Auditor
 from gcclient.averaging import Averaging, Distributed
 from gcclient.exchange import Layout
 from gcclient.grouping import Groups
-from gcclient.overlap import Overlapped, check_fit
-from gcclient.parameters import declare, read_options
+from gcclient.hierarchy import Hierarchy, declare_shards, nodes_of, read_hierarchy
+from gcclient.overlap import Overlapped, check_fit, check_flat
+from gcclient.parameters import Options, declare, read_options
 from gcclient.plain import Plain
 from gcclient.plain_training import PlainLayout
 from gcclient.reductions import Op, read_op
+from gcclient.session import Session
+from gcclient.sharded_exchange import ShardLayout
 
 
 def DistributedOptimizer(
@@ -43,6 +46,7 @@ def DistributedOptimizer(
     exclude: Iterable[str] = (),
     warmup_steps: int = 0,
     overlap_forward: bool = False,
+    hierarchy: Hierarchy = False,
 ) -> Any:
     """``optimizer`` with gradients averaged over all ranks of the job before each step. Call it on every rank.
 
@@ -52,8 +56,8 @@ def DistributedOptimizer(
 
     ``named_parameters``: ``model.named_parameters()``, the same names on every rank (default: names by position);
     parameters that need no gradient are left out. ``compression``, ``whole``, ``groups``, ``audit``, ``quality``,
-    ``exclude`` and ``warmup_steps``: as :func:`gcclient.state` takes them; a group's gradients are pushed when the last
-    of them is there.
+    ``exclude``, ``warmup_steps`` and ``hierarchy``: as :func:`gcclient.state` takes them; a group's gradients are
+    pushed (with ``hierarchy`` summed within the node) when the last of them is there.
     ``backward_passes_per_step``: gradients of so many passes are added up before they are exchanged, in the last of
     them. ``op``: gcclient.Average (default) or gcclient.Sum. ``scaler``: the GradScaler in use, if any: it then
     unscales averages, and residuals are kept unscaled. ``overlap_forward``: ``step()`` does not wait; each parameter is
@@ -70,18 +74,19 @@ def DistributedOptimizer(
     passes = arguments.read_whole_within(backward_passes_per_step, "backward_passes_per_step", 1)
     average = read_op(op)
     options = read_options(compression, whole, groups, audit, quality, exclude, warmup_steps)
+    wanted = read_hierarchy(hierarchy)
     named = _named(optimizer, named_parameters)
     if overlap_forward:
         check_fit(session, optimizer, scaler, options.audit, [p for _, p in named])
+        wanted = check_flat(wanted)
     mixin = Overlapped if overlap_forward else Distributed
     if isinstance(session, Plain):
         # Nothing tells when one of torch's averages has come; weights are those of the wrapper that waits.
         averaging, mixin = Averaging(PlainLayout(session, named, average), passes, scaler, None), Distributed
     else:
-        ranks = tuple(range(session.me.size))
-        domain, parameters = declare(session, "optimizer", named, ranks, options)
-        auditor = None if options.audit is None else Auditor(session, domain, options.audit, average)
-        averaging = Averaging(Layout(session, domain, parameters, average), passes, scaler, auditor)
+        layout = _declared(session, named, options, wanted, average)
+        auditor = None if options.audit is None else Auditor(session, layout.domain, options.audit, average)
+        averaging = Averaging(layout, passes, scaler, auditor)
     base = type(optimizer)
     made: Any = object.__new__(type(base.__name__, (mixin, base), {"__module__": base.__module__}))
     # A learning rate scheduler's patch of step() belongs to the optimizer it was made for.
@@ -92,6 +97,18 @@ def DistributedOptimizer(
     if scaler is not None:
         _average_before_unscaling(scaler, made)
     return made
+
+
+def _declared(
+    session: Session, named: list[tuple[str, torch.Tensor]], options: Options, hierarchy: Hierarchy, average: bool
+) -> Layout | ShardLayout:
+    ranks = tuple(range(session.me.size))
+    nodes = nodes_of(session, hierarchy, [p for _, p in named], ranks, options)
+    if nodes is None:
+        return Layout(session, *declare(session, "optimizer", named, ranks, options), average)
+    # Of each parameter whether it is used, and whether all was finite.
+    shards = declare_shards(session, "optimizer", named, ranks, options, nodes, said=len(named) + 1)
+    return ShardLayout(session, shards, nodes, average, options.groups, [name for name, _ in named])
 
 
 def _named(

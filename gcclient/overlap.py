@@ -6,6 +6,7 @@ knowing when a parameter is used (`awaited.py`), the exchange (`exchange.py`).
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, NoReturn
@@ -18,10 +19,12 @@ from gcclient.averaging import Distributed
 from gcclient.awaited import Awaited
 from gcclient.exchange import Exchange, Layout
 from gcclient.gradients import check_unchanged
+from gcclient.hierarchy import AUTO, Hierarchy
 from gcclient.parameters import Parameter
 from gcclient.plain import Plain
 from gcclient.session import Session
 
+log = logging.getLogger("gcclient")
 _LATE: Final = "with overlap_forward parameters are stepped one by one, as their averages come"
 
 
@@ -42,6 +45,16 @@ def check_fit(
     for tensor in parameters:
         if type(tensor) not in (torch.nn.Parameter, torch.Tensor):
             raise ValueError(f"overlap_forward=True: expected torch's own parameters, got a {type(tensor).__name__}")
+
+
+def check_flat(hierarchy: Hierarchy) -> Hierarchy:
+    """What of ``hierarchy`` goes with ``overlap_forward=True``: nothing. Raises ValueError where that was asked for."""
+    why = f"does not go with overlap_forward=True: {_LATE}, and a node's ranks take them together, in one order"
+    if hierarchy is True:
+        raise ValueError(f"hierarchy=True {why}; leave one of them out")
+    if hierarchy == AUTO:
+        log.info("hierarchy='auto': gradients are not summed within the node first: it %s", why)
+    return False
 
 
 class Overlapped(Distributed):
@@ -94,6 +107,7 @@ class Overlapped(Distributed):
         if closure is not None:
             raise RuntimeError(f"optimizer.step(closure): {_LATE}, and a closure needs all of them stepped")
         self._awaited.finish()
+        self._check_known()
         exchange = averaging.bring_rest()
         assert isinstance(exchange, Exchange)
         check_unchanged(exchange.brought)

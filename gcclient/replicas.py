@@ -10,7 +10,7 @@ torch is about to copy, add or divide the shard before that, the module's hook w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -18,12 +18,12 @@ import torch
 import torch.distributed as dist
 from torch.autograd import Variable
 
-from gcclient import api, arguments
+from gcclient import api, shardgroups
 from gcclient.collectives import Collectives, Reduction
-from gcclient.domain import Domain
 from gcclient.errors import StepSkipped
 from gcclient.plain import Plain
 from gcclient.session import Session
+from gcclient.shardgroups import ROOT, shard_groups
 
 #: Of reductions in these types torch leaves the division to the collective.
 _UNDIVIDED = (torch.float32, torch.bfloat16)
@@ -110,41 +110,43 @@ def _read_at_once(unit: Any, shard: torch.Tensor) -> bool:
     )
 
 
-def fsdp2(model: torch.nn.Module, compression: str | None = None) -> Replicas:
+def fsdp2(model: torch.nn.Module, compression: str | Mapping[str, str] | None = None) -> Replicas:
     """Average the gradients of ``model`` over its replicas on other nodes. Call it on every rank of the job.
 
     ``model``: `fully_shard` was applied to it, and to modules in it, over a one-dimensional mesh of ranks of this node;
     its replicas are the models of ranks that have the same place in meshes of the same size. A module's gradients are
     one tensor, called after the module, of the flat padded shard's shape, exchanged in each backward pass, after which
-    ``.grad`` is the average over all ranks. ``compression``: a codec spec (default: the daemon's ``codec.default``).
+    ``.grad`` is the average over all ranks. ``compression``: a codec spec (default: the daemon's ``codec.default``), or
+    specs by globs as :func:`gcclient.attach` takes them, ``{"layers.*": "topk(ratio=0.01)", "(root)": "fp16"}``.
 
     Keep what is returned, and accumulate gradients within its ``accumulate()``: torch's own switches of the gradients'
     all-reduce are not told to hooks. Raises TypeError for another model, ValueError for a mesh with a replicate
-    dimension and for meshes of different sizes, and the job's failure.
+    dimension, for meshes of different sizes and for a pattern that would split what is reduced together, and the job's
+    failure.
     """
-    parts = [(name, part) for name, part in model.named_modules() if hasattr(part, "set_all_reduce_hook")]
-    if not parts or parts[0][1] is not model:
+    parts = [part for part in model.modules() if hasattr(part, "set_all_reduce_hook")]
+    if not parts or parts[0] is not model:
         raise TypeError(f"fsdp2() takes a model that fully_shard was applied to, got {type(model)}")
-    codec = "" if compression is None else arguments.read_codec(compression)
-    units = [(name, part, unit) for name, part in parts for unit in part._get_fsdp_state()._fsdp_param_groups]
-    for name, _, unit in units:
-        if hasattr(unit.mesh_info, "replicate_process_group"):
+    groups = shard_groups(model)
+    codecs = shardgroups.codecs(compression, groups)
+    for group in groups:
+        if hasattr(group.unit.mesh_info, "replicate_process_group"):
             raise ValueError(
-                f"module {name or '(root)'!r} has a mesh with a replicate dimension, which torch reduces itself: give "
+                f"module {group.module!r} has a mesh with a replicate dimension, which torch reduces itself: give "
                 'that dimension the backend "gc" and the model to gcclient.attach(), or shard it over one node\'s ranks'
             )
-    place, size = units[0][2].mesh_info.shard_mesh_rank, units[0][2].mesh_info.shard_mesh_size
-    ranks, places = _replicas(place, size)
+    mesh = groups[0].unit.mesh_info
+    ranks, places = _replicas(mesh.shard_mesh_rank, mesh.shard_mesh_size)
     session = api.joined()
     if len(ranks) == 1:
         average: Average = lambda shard, name: None  # noqa: E731
     elif isinstance(session, Plain):
-        average = _plain(place, places)
+        average = _plain(mesh.shard_mesh_rank, places)
     else:
-        average = _by_daemon(session, ranks, codec)
-    made = Replicas(model, ranks, average)
-    for name, part, unit in units:
-        part.set_all_reduce_hook(made.hook(unit, name or "(root)"))
+        average = _by_daemon(session, ranks, {group.module: codec for group, codec in codecs.items()})
+    made, modules = Replicas(model, ranks, average), dict(model.named_modules())
+    for group in groups:
+        modules["" if group.module == ROOT else group.module].set_all_reduce_hook(made.hook(group.unit, group.module))
     return made
 
 
@@ -159,10 +161,11 @@ def _replicas(place: int, size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return tuple(rank for rank, there in enumerate(places) if there == place), places
 
 
-def _by_daemon(session: Session, ranks: tuple[int, ...], codec: str) -> Average:
+def _by_daemon(session: Session, ranks: tuple[int, ...], codecs: Mapping[str, str]) -> Average:
+    """``codecs``: of each module. What has one has one domain."""
     collectives = Collectives(session, ranks)
-    domain: Domain = collectives.domain("fsdp", codec)
-    return lambda shard, name: collectives.start(shard, True, domain, name)
+    domains = {codec: collectives.domain("fsdp", codec) for codec in dict.fromkeys(codecs.values())}
+    return lambda shard, name: collectives.start(shard, True, domains[codecs[name]], name)
 
 
 def _plain(place: int, places: tuple[int, ...]) -> Average:

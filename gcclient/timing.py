@@ -74,16 +74,19 @@ class Timing:
         return handles
 
     def _hook(self, index: int) -> Callable[[torch.Tensor], None]:
-        def ready(_: torch.Tensor) -> None:
-            if self.on:
-                self._cores.here()
-                now = self.clock()
-                if self._ready[index]:
-                    # Gradients accumulate over several passes; what counts is the one that is pushed.
-                    self._clear()
-                self._ready[index] = now - self._copying
+        return lambda _: self.ready(index)
 
-        return ready
+    def ready(self, index: int, aside: float = 0.0) -> None:
+        """The gradient of the tensor that was declared as number ``index`` is there; ``aside``: so many seconds of the
+        step were no computing."""
+        self._ready += [0.0] * (index + 1 - len(self._ready))
+        if self.on:
+            self._cores.here()
+            now = self.clock()
+            if self._ready[index]:
+                # Gradients accumulate over several passes; what counts is the one that is pushed.
+                self._clear()
+            self._ready[index] = now - self._copying - aside
 
     def _clear(self) -> None:
         self._ready = [0.0] * len(self._ready)

@@ -82,4 +82,4 @@ def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
 def barrier() -> None:
     """Return once every rank has called it. Raises the job's failure."""
     here = torch.ones(1, dtype=torch.int64)
-    current_calls().start(here, "barrier", average=False, in_place=True, codec=LOSSLESS).finish()
+    current_calls().start(here, "gcclient.barrier", average=False, in_place=True, codec=LOSSLESS).finish()

@@ -51,22 +51,22 @@ def _by_ddp(steps: int, rank: int, groups: Any = None) -> torch.Tensor:
     return train(net, hook(net, groups), make_sgd(net), steps, rank)
 
 
-def _by_wrapper(steps: int, rank: int, groups: Any = None) -> torch.Tensor:
+def _by_wrapper(steps: int, rank: int, groups: Any = None, hierarchy: bool = False) -> torch.Tensor:
     net = make_model()
-    return train(net, net, wrap(net, groups=groups), steps, rank)
+    return train(net, net, wrap(net, groups=groups, hierarchy=hierarchy), steps, rank)
 
 
 def _compared(net: nn.Module, same: nn.Module) -> dict[str, Any]:
     return {"difference": float((flatten(net) - flatten(same)).abs().max()), "hash": digest(flatten(net))}
 
 
-def against_ddp(steps: int, groupings: list[Any]) -> dict[str, Any]:
+def against_ddp(steps: int, groupings: list[Any], hierarchy: bool = False) -> dict[str, Any]:
     """The same training by DDP's hook and by the wrapper, and by both for each of ``groupings``."""
     rank = start()
     expected = _by_ddp(steps, rank)
     found = []
     for groups in groupings:
-        made = [_by_wrapper(steps, rank, groups)]
+        made = [_by_wrapper(steps, rank, groups, hierarchy)]
         if groups is not None:
             made.append(_by_ddp(steps, rank, groups))
         found.append(
@@ -76,11 +76,11 @@ def against_ddp(steps: int, groupings: list[Any]) -> dict[str, Any]:
     return {"found": found, "moved": float((expected - flatten(make_model())).abs().max())}
 
 
-def accumulation() -> dict[str, Any]:
+def accumulation(hierarchy: bool = False) -> dict[str, Any]:
     """Three backward passes a step, by backward_passes_per_step and by DDP's no_sync."""
     rank = start()
     net, same = make_model(), make_model()
-    optimizer, model, plain = wrap(net, backward_passes_per_step=3), hook(same), make_sgd(same)
+    optimizer, model, plain = wrap(net, backward_passes_per_step=3, hierarchy=hierarchy), hook(same), make_sgd(same)
     for step in range(3):
         for part in range(3):
             x, y = make_batch(rank, 10 * step + part)
@@ -95,11 +95,11 @@ def accumulation() -> dict[str, Any]:
     return result
 
 
-def clipped() -> dict[str, Any]:
+def clipped(hierarchy: bool = False) -> dict[str, Any]:
     """Averages clipped between synchronize() and step(), against the same with DDP."""
     rank = start()
     net, same = make_model(), make_model()
-    optimizer, model, plain = wrap(net, groups=2), hook(same), make_sgd(same)
+    optimizer, model, plain = wrap(net, groups=2, hierarchy=hierarchy), hook(same), make_sgd(same)
     norms = []
     for step in range(4):
         x, y = make_batch(rank, step)
@@ -117,21 +117,22 @@ def clipped() -> dict[str, Any]:
     return result
 
 
-def scaled() -> dict[str, Any]:
+def scaled(hierarchy: bool = False) -> dict[str, Any]:
     """GradScaler with an overflow on rank 0 only: every rank must skip that step and lower its scale."""
     rank = start()
     net = make_model()
     scaler = make_scaler()
-    result = train_overflowing(net, net, wrap(net, scaler=scaler, groups="layer-wise"), scaler, rank)
+    optimizer = wrap(net, scaler=scaler, groups="layer-wise", hierarchy=hierarchy)
+    result = train_overflowing(net, net, optimizer, scaler, rank)
     gcclient.shutdown()
     return result
 
 
-def training(steps: int, compression: str, groups: Any) -> dict[str, Any]:
+def training(steps: int, compression: str, groups: Any, hierarchy: bool = False) -> dict[str, Any]:
     """Tells of its steps, so that the parent can kill daemons in between."""
     rank = start()
     net = make_model()
-    optimizer = wrap(net, compression=compression, groups=groups)
+    optimizer = wrap(net, compression=compression, groups=groups, hierarchy=hierarchy)
     for step in range(steps):
         train(net, net, optimizer, 1, rank + 10 * step)
         mark(f"step {step}")
@@ -155,7 +156,7 @@ class _Branches(nn.Module):
         return self.wide((self.left if left else self.right)(hidden).double())
 
 
-def branches(groupings: list[Any]) -> dict[str, Any]:
+def branches(groupings: list[Any], hierarchy: bool = False) -> dict[str, Any]:
     """Gradients where ranks use different parameters, against DDP's; then a step in which only rank 0 has any."""
     rank = start()
 
@@ -167,7 +168,7 @@ def branches(groupings: list[Any]) -> dict[str, Any]:
     close, alone, missing = [], [], []
     for groups in groupings:
         net = _Branches()
-        optimizer = wrap(net, rate=0.0, groups=groups)
+        optimizer = wrap(net, rate=0.0, groups=groups, hierarchy=hierarchy)
         for step in range(3):
             optimizer.zero_grad()
             model.zero_grad()
@@ -189,7 +190,7 @@ def branches(groupings: list[Any]) -> dict[str, Any]:
     return {"close": close, "alone": alone, "missing": missing}
 
 
-def conserved(groupings: list[Any], compression: str) -> dict[str, Any]:
+def conserved(groupings: list[Any], compression: str, hierarchy: bool = False) -> dict[str, Any]:
     """What two tensors' gradients add up to, and what was delivered once residuals have run dry.
 
     ``rare`` is used by nobody for some steps in between, and must keep its residual meanwhile.
@@ -198,7 +199,7 @@ def conserved(groupings: list[Any], compression: str) -> dict[str, Any]:
     found = []
     for groups in groupings:
         net = nn.ParameterDict({"often": torch.zeros(64, 64), "rare": torch.zeros(64, 64)})
-        optimizer = wrap(net, rate=1.0, momentum=0.0, groups=groups, compression=compression)
+        optimizer = wrap(net, rate=1.0, momentum=0.0, groups=groups, compression=compression, hierarchy=hierarchy)
         made = torch.Generator().manual_seed(rank)
         total = {name: torch.zeros(64, 64) for name in net}
         kept = True

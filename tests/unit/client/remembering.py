@@ -23,7 +23,8 @@ RESUMED = Resumed(b"o" * 16, 1, (9,), (Rule("*", "onebit"),))
 
 
 class Memory:
-    """What a daemon would have of states: those of every block are three times its key, then numbers from 0 on."""
+    """What a daemon would have of states: of a contribution the numbers from 0 on, two more than elements; of an
+    owner's sums those from 7 on. ``settled``: the newest step that is; ``held``: whether there are any states."""
 
     def __init__(self, daemon: FakeDaemon) -> None:
         self.daemon, self.settled, self.held = daemon, 1 << 30, True

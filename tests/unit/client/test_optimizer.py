@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import re
 
 import pytest
 import torch
@@ -246,6 +247,46 @@ def test_a_scaler_unscales_averages(joined: FakeDaemon) -> None:
             plain.step()
     assert gcclient.stats()["steps"] == 4
     assert all(torch.allclose(a, b, rtol=1e-6) for a, b in zip(model.parameters(), same.parameters(), strict=True))
+
+
+def test_a_scaler_that_the_wrapper_was_not_told_of_is_refused(joined: FakeDaemon) -> None:
+    model = make_model()
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+    optimizer = wrap(model)
+    scaler.scale(model(torch.ones(2, 20)).sum()).backward()
+    with pytest.raises(RuntimeError, match="a GradScaler that the wrapper does not know"):
+        scaler.step(optimizer)
+    optimizer.step()
+    optimizer.zero_grad()
+    scaler.scale(model(torch.ones(2, 20)).sum()).backward()
+    optimizer.synchronize()  # as Horovod has it
+    scaler.unscale_(optimizer)
+    with optimizer.skip_synchronize():
+        scaler.step(optimizer)
+    assert gcclient.stats()["steps"] == 2
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("how", ["unfrozen", "added"])
+def test_a_gradient_that_is_not_exchanged_is_not_stepped(joined: FakeDaemon, how: str, overlap: bool) -> None:
+    model = make_model()
+    late = nn.Parameter(torch.zeros(()))
+    if how == "unfrozen":
+        late = model[0].weight.requires_grad_(False)
+    optimizer = wrap(model, overlap_forward=overlap)
+    backward(model)
+    optimizer.step()
+    optimizer.synchronize()
+    optimizer.zero_grad()
+    if how == "added":
+        optimizer.param_groups[0]["params"].append(late)
+    late.requires_grad_(True)
+    (model(torch.ones(2, 20)).sum() + late.sum()).backward()
+    before = [p.detach().clone() for p in model.parameters()]
+    shape = re.escape(str(list(late.shape)))
+    with pytest.raises(RuntimeError, match=f"group 0, of shape {shape}, has a gradient that is not exchanged"):
+        optimizer.step()
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 
 def test_a_wrapper_that_is_dropped_takes_its_hooks_along(joined: FakeDaemon) -> None:

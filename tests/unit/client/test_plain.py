@@ -84,6 +84,8 @@ def test_what_is_refused_with_a_daemon_is_refused_here() -> None:
         gcclient.state(net, warmup_steps=-1)
     with pytest.raises(ValueError, match="hierarchy"):
         gcclient.state(net, hierarchy="yes")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="only with hierarchy"):
+        gcclient.state(net, node_codec="onebit")
     inner = torch.optim.SGD(net.parameters(), 0.1)
     with pytest.raises(ValueError, match="scaler"):
         gcclient.DistributedOptimizer(inner, overlap_forward=True, scaler=torch.amp.GradScaler("cpu"))

@@ -28,7 +28,7 @@ def alone(alone: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> FakeDaemon:
 
     by_daemon = replicas._by_daemon
     monkeypatch.setattr(replicas, "_replicas", twice)
-    monkeypatch.setattr(replicas, "_by_daemon", lambda session, ranks, codec: by_daemon(session, (0,), codec))
+    monkeypatch.setattr(replicas, "_by_daemon", lambda session, ranks, codecs: by_daemon(session, (0,), codecs))
     return alone
 
 
@@ -88,6 +88,27 @@ def test_gradients_add_up_within_accumulate(alone: FakeDaemon) -> None:
     theirs = [2 * g for g in _step(same)]
     assert all(torch.allclose(a, b) for a, b in zip(ours, theirs, strict=True))
     assert gcclient.stats()["calls"] == calls + 2
+
+
+def test_codecs_by_pattern(alone: FakeDaemon) -> None:
+    """What has a codec of its own has a domain of its own."""
+    net, same = _sharded(), _sharded()
+    gcclient.fsdp2(net, {"*": "fp16", "0": "bf16"})
+    for _ in range(2):
+        assert all(torch.equal(a, b) for a, b in zip(_step(net), _step(same), strict=True))
+        net.zero_grad()
+        same.zero_grad()
+    domains = [d for d in current().domains.values() if d.declared.label.startswith("fsdp")]
+    found = [(d.declared.codec, [s.section.tensors[0].name for s in d.sections], d.step) for d in domains]
+    assert found == [("fp16", ["(root)"], 2), ("bf16", ["0"], 2)]
+    with pytest.warns(UserWarning, match=r"compression: 'layers\.\*' matches the name of no parameter"):
+        gcclient.fsdp2(_sharded(), {"layers.*": "fp16"})
+
+
+def test_a_pattern_that_would_split_what_is_reduced_together_is_refused(alone: FakeDaemon) -> None:
+    with pytest.raises(ValueError, match=r"compression: '\*\.bias' would split the fully_shard group '\(root\)'"):
+        gcclient.fsdp2(_sharded(), {"*.bias": "fp16"})
+    assert [d.declared.label for d in current().domains.values()] == []
 
 
 def test_a_failure_comes_out_of_backward(alone: FakeDaemon) -> None:
