@@ -43,7 +43,8 @@ class Admission:
         session, members = self._session, self._session.membership
         number = self._passed = self._passed + 1
         session.announce(message := Admit(number), lambda: setattr(self, "_standing", message))
-        session.wait_for(lambda: members.admissions >= number, "nodes to be let in", "epoch", session.patience)
+        who = ", ".join(members.nodes) if members.waiting and members.nodes else "nodes"
+        session.wait_for(lambda: members.admissions >= number, f"{who} to be let in", "epoch", session.patience)
         self._standing = None
         for hear in self.hear:
             hear()

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import glob
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,10 +27,15 @@ from gcclient.collectives import Collectives, Reduction
 from gcclient.domain import Domain
 from gcclient.grouping import Groups
 from gcclient.hierarchy import Hierarchy
+from gcclient.passes import Passes
 from gcclient.plain import Plain
 from gcclient.plain_training import PlainState
 from gcclient.shardgroups import ShardGroup, shard_groups
+from gcproto import modes
 from gcproto.agreed import MAX_EXCLUDE, MAX_WARMUP
+
+#: sums or averages a tensor by its name
+Carry = Callable[[torch.Tensor, bool, str], Reduction]
 
 
 def attach(
@@ -45,6 +51,7 @@ def attach(
     exclude: Iterable[str] = (),
     warmup_steps: int = 0,
     hierarchy: Hierarchy = False,
+    node_codec: str | None = None,
 ) -> State | PlainState | None:
     """Have the gradients of ``module`` compressed on their way through its process group. Call it on every rank.
 
@@ -56,11 +63,12 @@ def attach(
 
     With `fully_shard` ``compression`` may be specs by globs, ``{"layers.*": "topk(ratio=0.01)", "head": "fp16"}``, the
     last that matches counts; these and ``exclude`` name modules, or all the parameters of one that are reduced
-    together. ``warmup_steps`` counts backward passes that exchange.
+    together. ``warmup_steps`` counts backward passes that exchange. With a ``quality`` such a pass is one step, and
+    automatic plans are made for the module, which lose no more than that; without one each reduction is a step.
 
     Raises TypeError for another module, ValueError for ``fully_shard`` with an argument that only DDP has, with a
-    pattern that would split what is reduced together or without a replicate dimension of that backend, and what
-    :func:`gcclient.state` raises.
+    ``quality`` in a job whose ``on_loss`` is not "fail", with a pattern that would split what is reduced together or
+    without a replicate dimension of that backend, and what :func:`gcclient.state` raises.
     """
     if isinstance(module, DistributedDataParallel):
         state = ddp.state(
@@ -76,6 +84,7 @@ def attach(
             exclude=exclude,
             warmup_steps=warmup_steps,
             hierarchy=hierarchy,
+            node_codec=node_codec,
         )
         module.register_comm_hook(state, ddp.ddp_hook)
         return state
@@ -90,8 +99,8 @@ def attach(
         ("groups", groups, None),
         ("audit", audit, None),
         ("backward_passes_per_step", backward_passes_per_step, 1),
-        ("quality", quality, None),
         ("hierarchy", hierarchy, False),
+        ("node_codec", node_codec, None),
     ):
         if given != default:
             raise ValueError(f"{name}={given!r}: for DistributedDataParallel only")
@@ -102,9 +111,16 @@ def attach(
             f"exclude: expected at most {MAX_EXCLUDE} fully_shard groups, the patterns match {len(left_out)}"
         )
     warmup = arguments.read_whole_within(warmup_steps, "warmup_steps", 0, MAX_WARMUP // len(sharded))
+    wanted = arguments.read_word(quality, "quality", {}, "", modes.QUALITIES)
     session = joined()
     if isinstance(session, Plain):
         return None
+    if wanted and session.job.commits:
+        # Torch waits for reductions in the middle of a pass, and committed steps have results after their end.
+        raise ValueError(
+            f"quality={quality!r}: automatic plans for fully_shard need on_loss='fail', since in this job every "
+            "reduction has to be a step of its own; leave quality out"
+        )
     # What has one codec has one domain: a codec that is given to a domain is that of all its tensors.
     alike: dict[tuple[Collectives, str], list[ShardGroup]] = {}
     for group in sharded:
@@ -112,13 +128,15 @@ def attach(
         alike.setdefault((collectives, codecs[group]), []).append(group)
     for (collectives, codec), together in alike.items():
         excluded = tuple(glob.escape(group.module) for group in together if group in left_out)
-        # Every group of it makes a step of the domain in each pass.
-        domain = collectives.domain("fsdp", codec, excluded, warmup * len(together))
+        # Every group of it makes a step of the domain in each pass; in the first one alone where passes are steps.
+        steps = warmup + len(together) - 1 if wanted and warmup else warmup * len(together)
+        domain = collectives.domain("fsdp", codec, scoped=bool(wanted), exclude=excluded, warmup=steps, quality=wanted)
+        carry = Passes(collectives, domain).start if wanted else partial(_alone, collectives, domain)
         for group in together:
             inner = group.unit._reduce_scatter_comm
             if isinstance(inner, _Marking):  # attached in an earlier job
                 inner = inner.inner
-            group.unit._reduce_scatter_comm = _Marking(inner, collectives, domain, group.module)
+            group.unit._reduce_scatter_comm = _Marking(inner, carry, group.module)
     return None
 
 
@@ -133,14 +151,17 @@ def _replicate_group(sharded: ShardGroup) -> backend.Group:
     return group
 
 
+def _alone(collectives: Collectives, domain: Domain, tensor: torch.Tensor, average: bool, name: str) -> Reduction:
+    return collectives.start(tensor, average, domain, name)
+
+
 class _Marking:
     """A module's reduce-scatter object that marks what is going to be reduced."""
 
-    def __init__(self, inner: Any, collectives: Collectives, domain: Domain, name: str) -> None:
+    def __init__(self, inner: Any, carry: Carry, name: str) -> None:
         self.inner = inner
         #: of the session in which the module was attached
-        self._collectives = collectives
-        self._domain = domain
+        self._reduce = carry
         self._name = name
         self._marked: tuple[int, int] | None = None
 
@@ -154,7 +175,7 @@ class _Marking:
         return made
 
     def _carry(self, tensor: torch.Tensor, average: bool) -> Reduction:
-        return self._collectives.start(tensor, average, self._domain, self._name)
+        return self._reduce(tensor, average, self._name)
 
     def __call__(self, *arguments: Any, **more: Any) -> dist.Work:
         work: dist.Work = self.inner(*arguments, **more)

@@ -26,6 +26,8 @@ from gcclient.plain import Plain
 from gcclient.session import Session
 
 NAME: Final = "gc"
+#: so much of a group's name tells it from others; torch calls some groups by a hash of 40 digits
+_NAME: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +91,12 @@ class Failed(dist.Work):
 
 
 class Group(dist.ProcessGroup):
-    """A process group of the backend. ``ranks``: in torch's world."""
+    """A process group of the backend. ``ranks``: in torch's world; ``known_as``: its name in torch, on all of them."""
 
     def __init__(self, options: Any) -> None:
         super().__init__(options.group_rank, options.group_size)  # type: ignore[call-arg]
         self.ranks = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
+        self.known_as = str(options.group_id)[:_NAME]
         self.collectives: Collectives | None = None
         store, rank, size = options.store, options.group_rank, options.group_size
         gloo = dist.ProcessGroupGloo(dist.PrefixStore("gloo", store), rank, size, options.timeout)
@@ -146,7 +149,7 @@ def collectives_of(group: Group, session: Session) -> Collectives:
                 phase="declare",
                 advice="initialise torch.distributed over all ranks of the job before gcclient.init()",
             )
-        known = group.collectives = Collectives(session, tuple(sorted(group.ranks)))
+        known = group.collectives = Collectives(session, tuple(sorted(group.ranks)), group.known_as)
     return known
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -26,6 +27,8 @@ from gcproto.messages import DeclareDomain
 from gcproto.wire import Flag
 
 PREFIX = "all_reduce.noname."
+#: brings a tensor to a step of a domain, and returns that step's number
+Push = Callable[[Domain, Tensor, UnderWay, device.Memory, int], int]
 
 
 class Reduction(UnderWay):
@@ -115,12 +118,14 @@ class Collectives:
     """The all-reduces of one process group in one session: the lossless ones in a domain of their own, declared with
     the first of them.
 
-    ``ranks``: the group's, by their numbers in the job, ascending.
+    ``ranks``: the group's, by their numbers in the job, ascending. ``name``: what all of its ranks know it by. Several
+    groups may have the same ranks, which need not use them in the same order first.
     """
 
-    def __init__(self, session: Session, ranks: tuple[int, ...]) -> None:
+    def __init__(self, session: Session, ranks: tuple[int, ...], name: str = "") -> None:
         self.session = session
         self.ranks = ranks
+        self._kind = f"group.{name}" if name else "group"
         self._domain: Domain | None = None
         self._places = Places(session, self._lossless, PREFIX)
         self._named: dict[tuple[Domain, str], Tensor] = {}
@@ -128,20 +133,31 @@ class Collectives:
 
     def _lossless(self) -> Domain:
         if self._domain is None:
-            self._domain = self.domain("group", "none")
+            self._domain = self.domain(self._kind, "none")
         return self._domain
 
-    def domain(self, kind: str, codec: str, exclude: tuple[str, ...] = (), warmup: int = 0) -> Domain:
-        """A new domain of this group in which every call is a step. All of its ranks together. ``exclude``, ``warmup``:
-        as in :class:`DeclareDomain`."""
+    def domain(self, kind: str, codec: str, **more: Any) -> Domain:
+        """A new domain of this group, in which every call is a step unless it is declared otherwise. All of its ranks
+        together. ``more``: of :class:`DeclareDomain`."""
         which, label = number(self.session, kind, self.ranks)
-        declared = DeclareDomain(label, which, self.ranks, codec=codec, exclude=exclude, warmup=warmup)
-        return self.session.domain(declared)
+        return self.session.domain(DeclareDomain(label, which, self.ranks, codec=codec, **more))
 
-    def start(self, tensor: torch.Tensor, average: bool, domain: Domain | None = None, name: str = "") -> Reduction:
+    def knows(self, domain: Domain, name: str) -> bool:
+        """Whether there was a reduction of that name in ``domain``."""
+        return (domain, name) in self._named
+
+    def start(
+        self,
+        tensor: torch.Tensor,
+        average: bool,
+        domain: Domain | None = None,
+        name: str = "",
+        push: Push = push,
+    ) -> Reduction:
         """Sum or average ``tensor`` over the group, in place: losslessly, or in ``domain`` as its tensor ``name``.
 
-        Raises ValueError for a dtype that cannot be exchanged, and the job's failure.
+        ``push``: what takes the place of :func:`gcclient.places.push`. Raises ValueError for a dtype that cannot be
+        exchanged, and the job's failure.
         """
         session = self.session
         session.check()

@@ -27,7 +27,7 @@ def byte_strings(calls: Calls | PlainCalls, mine: bytes) -> dict[int, bytes]:
     ranks = members(calls)
     lengths = torch.zeros(size, dtype=torch.int64)
     lengths[me] = len(mine)
-    calls.start(lengths, f"gather.lengths.{size}", average=False, in_place=True, codec=LOSSLESS).finish()
+    calls.start(lengths, f"gcclient.gather.lengths.{size}", average=False, in_place=True, codec=LOSSLESS).finish()
     ends = lengths.cumsum(0).tolist()
     data = np.zeros(ends[-1], np.uint8)
     lo = ends[me] - len(mine)

@@ -5,6 +5,7 @@ What may live here: functions that return plain data. What may not: assertions t
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -18,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gcclient
 from gcclient.api import current
-from tests.integration.workers import digest, start
+from tests.integration.workers import digest, start, steps_until
 
 
 def _labels() -> list[str]:
@@ -213,6 +214,25 @@ def hsdp_in_part() -> dict[str, Any]:
     return {"far": far, "split": split, "declared": sorted(declared)}
 
 
+def hsdp_until(stop: str, pause: float, **options: Any) -> dict[str, Any]:
+    """Train replicas of one shard until the file ``stop`` is there; ``pause`` seconds before each step."""
+    rank = start()
+    names = ("replicate", "shard")
+    model = _sharded(init_device_mesh("cpu", (2, 1), mesh_dim_names=names, backend_override={"replicate": "gc"}))
+    gcclient.attach(model, **options)
+    for step in steps_until(stop):
+        time.sleep(pause)
+        model.zero_grad()
+        model(_batch(rank, step)).pow(2).mean().backward()
+    advice = gcclient.advise()
+    stats = gcclient.stats()
+    grads = [p.grad.full_tensor() for p in model.parameters()]  # type: ignore[union-attr]
+    gcclient.shutdown()
+    return {
+        "steps": step + 1, "counted": stats["steps"], "hash": digest(*grads), "rows": len(advice.rows),
+    }  # fmt: skip
+
+
 def fsdp1() -> dict[str, Any]:
     """FSDP1's hybrid sharding with the group between nodes given."""
     rank = start()
@@ -243,7 +263,7 @@ def fsdp2() -> dict[str, Any]:
     both = init_device_mesh("cpu", (2, shards), mesh_dim_names=names)
     theirs = _train(_sharded(both), rank)
 
-    def trained(compression: str | None = None, **more: Any) -> tuple[list[torch.Tensor], gcclient.Replicas]:
+    def trained(compression: Any = None, **more: Any) -> tuple[list[torch.Tensor], gcclient.Replicas]:
         model = _sharded(both["shard"])
         replicas = gcclient.fsdp2(model, compression)
         return _train(model, rank, **more), replicas
@@ -270,6 +290,9 @@ def fsdp2() -> dict[str, Any]:
     reference, exact = accumulated(None), accumulated(gcclient.fsdp2)
     compressed, _ = trained("topk(ratio=0.1)")
     hashes.append(digest(*compressed))
+    in_part, _ = trained({"*": "none", "2": "topk(ratio=0.05)"})
+    hashes.append(digest(*in_part))
+    far = [float((a - b).abs().max()) for a, b in zip(in_part, ours, strict=True)]
     labels = [] if gcclient.stats()["node"] == "" else _labels()
     ranks = list(replicas.ranks)
     refused = []
@@ -283,6 +306,7 @@ def fsdp2() -> dict[str, Any]:
         "difference": _difference(ours, theirs),
         "accumulated": _difference(exact, reference),
         "compressed": _difference(compressed, theirs),
+        "in_part": far,
         "hashes": hashes,
         "waited": waited,
         "calls": calls,

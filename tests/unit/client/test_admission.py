@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 import torch
 
@@ -17,7 +18,16 @@ from gcclient.api import current
 from gcproto.dtypes import DType
 from gcproto.epoch_messages import Admit, DomainFacts, NodesWait
 from gcproto.manifest import Section, TensorSpec
-from gcproto.messages import DeclareDomain, DeclareSection, EpochChanged, MemberInfo, Register, Registered
+from gcproto.messages import (
+    DeclareDomain,
+    DeclareSection,
+    EpochChanged,
+    Fault,
+    MemberInfo,
+    Register,
+    Registered,
+    Waiting,
+)
 from tests.unit.client.fake import PARTITION, TICKET, FakeDaemon, FakeDomain
 
 BACK = MemberInfo("other1", "tcp://127.0.0.1:1", (1,), 3)
@@ -79,6 +89,42 @@ def test_a_daemon_that_comes_back_hears_again_who_stands_at_a_point(shrinking: F
     shrinking.hang_up(-1)
     standing.join(10)
     assert came == [(1,)] and admits(shrinking) == [Admit(1), Admit(1)]
+
+
+def test_who_waits_and_what_for_is_in_log_and_error(
+    shrinking: FakeDaemon, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gcclient.session.SAY_EVERY", 0.02)
+    # Long enough for the daemon's word to come on a busy machine.
+    monkeypatch.setattr("gcclient.session.GRACE", 2.0)
+    session = current()
+    session.registered = msgspec.structs.replace(session.job, deadline=0.0)
+    session._waiting_for = "local ranks [1], when the job formed"
+    knock(shrinking)
+    shrinking.answer = lambda m: (
+        Waiting("other1 to be let in: not there yet: b (dead)") if isinstance(m, Admit) else None
+    )
+    with pytest.raises(gcclient.StepTimeout, match=r"waited in vain for other1 to be let in") as caught:
+        gcclient.admit()
+    assert caught.value.missing == ("other1 to be let in: not there yet: b (dead)",)
+    assert "waiting for other1 to be let in" in caplog.text and "not there yet: b (dead)" in caplog.text
+
+
+def test_a_job_that_does_not_form_says_what_was_waited_for(daemon: FakeDaemon) -> None:
+    late = Fault(b"", "StepTimeout", "job 'unit' did not form", phase="join", missing=("rank 1",))
+    daemon.size = 2
+
+    def say() -> None:
+        daemon.wait(lambda: any(isinstance(m, Register) for m in daemon.heard[-1]))
+        daemon.say(-1, Waiting("ranks [1]; no workers of it have come to b"))
+        daemon.say(-1, late)
+
+    daemon.answer = lambda m: Waiting("ranks [0, 1]") if isinstance(m, Register) else None
+    threading.Thread(target=say).start()
+    with pytest.raises(
+        gcclient.StepTimeout, match=r"did not form; waited for ranks .1.; no workers of it have come to b"
+    ):
+        gcclient.init(0, 2, socket=daemon.socket, job="unit")
 
 
 def test_it_belongs_between_steps(shrinking: FakeDaemon) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 import gcclient
 from gcclient import backend
 from gcclient.api import current
-from gcclient.attaching import _Marking
+from gcclient.attaching import _alone, _Marking
 from gcclient.collectives import Collectives
 from gcproto.messages import DeclareDomain
 from tests.unit.client.fake import FakeDaemon
@@ -77,6 +78,37 @@ def test_options_of_sharded_modules(alone: FakeDaemon, monkeypatch: pytest.Monke
     assert {s.section.tensors[0].name for s in domains["fsdp.0"].sections} == {"(root)", "0"}
 
 
+def test_with_a_quality_a_backward_pass_is_a_step(alone: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For which plans can be made."""
+    net, same = _sharded(replicate="gc"), _sharded(replicate="gc")
+    same.load_state_dict(net.state_dict())
+    gcclient.attach(net, "fp16", quality="safe", warmup_steps=4)
+    (domain,) = (d for d in current().domains.values() if d.declared.label == "fsdp.0")
+    declared = domain.declared
+    assert (declared.quality, declared.scoped, declared.warmup) == ("safe", True, 5)
+    for _ in range(3):
+        same(torch.ones(1, 3)).sum().backward()
+    monkeypatch.setattr(backend.Group, "size", lambda self: 2)
+    for _ in range(3):
+        net(torch.ones(1, 3)).sum().backward()
+    # In the first pass tensors are declared, each with a step of its own.
+    assert domain.step == domain.closed == gcclient.stats()["steps"] == 4
+    for a, b in zip(net.parameters(), same.parameters(), strict=True):
+        assert torch.equal(a.grad.full_tensor(), b.grad.full_tensor())
+
+
+def test_where_steps_are_committed_no_pass_can_be_one(daemon: FakeDaemon, torch_world: None) -> None:
+    """A result comes once its step is over, and torch waits for it in the middle of a pass."""
+    daemon.commits = True
+    gcclient.init(0, 1, socket=daemon.socket, job="unit")
+    try:
+        with pytest.raises(ValueError, match=r"quality='fast': automatic plans for fully_shard need on_loss='fail'"):
+            gcclient.attach(_sharded(replicate="gc"), quality="fast")
+        gcclient.attach(_sharded(replicate="gc"))
+    finally:
+        gcclient.shutdown()
+
+
 def test_a_pattern_that_would_split_what_is_reduced_together_is_refused(alone: FakeDaemon) -> None:
     for given in ({"exclude": ["*.bias"]}, {"compression": {"*.bias": "fp16"}}):
         with pytest.raises(
@@ -93,6 +125,7 @@ def test_a_pattern_that_would_split_what_is_reduced_together_is_refused(alone: F
         ({"compression": {"0": 3}}, TypeError, "compression=3"),
         ({"compression": {3: "fp16"}}, TypeError, "a pattern in compression"),
         ({"exclude": "0"}, TypeError, "exclude='0'"),
+        ({"quality": "good"}, ValueError, "quality=good: expected one of safe, balanced, fast"),
     ],
 )
 def test_options_that_are_none(alone: FakeDaemon, given: dict[str, Any], error: type[Exception], words: str) -> None:
@@ -129,7 +162,7 @@ def test_what_is_reduced_besides_stays_lossless(alone: FakeDaemon, monkeypatch: 
     monkeypatch.setattr(backend.Group, "size", lambda self: 2)
     gcclient.attach(_sharded(replicate="gc"), "fp16")
     dist.all_reduce(torch.ones(10), group=group)
-    assert ("group.0", "none") in _labels(alone)
+    assert (f"group.{group.known_as}.0", "none") in _labels(alone)
 
 
 class _Inner:
@@ -141,7 +174,7 @@ class _Inner:
 
 def test_memory_that_was_not_reduced_is_unmarked_with_the_next(joined: FakeDaemon) -> None:
     collectives = Collectives(current(), (0,))
-    marking = _Marking(_Inner(), collectives, collectives.domain("fsdp", ""), "layer")
+    marking = _Marking(_Inner(), partial(_alone, collectives, collectives.domain("fsdp", "")), "layer")
     options: Any = {"dtype": torch.float32, "device": torch.device("cpu")}
     kept = [marking.allocate((n,), **options) for n in (8, 4)]
     assert list(backend.marked) == [(kept[1].data_ptr(), 4)]
@@ -157,7 +190,7 @@ def test_what_comes_into_the_place_of_memory_that_was_not_reduced_is_not_the_mod
     monkeypatch.setattr(backend.Group, "size", lambda self: 2)
     collectives = Collectives(current(), (0,))
     domain = collectives.domain("fsdp", "fp16")
-    marking = _Marking(_Inner(), collectives, domain, "layer")
+    marking = _Marking(_Inner(), partial(_alone, collectives, domain), "layer")
     place = np.zeros(5, np.float32)  # memory that a tensor gives back and another one gets
     monkeypatch.setattr(_Inner, "allocate", lambda self, size, *, dtype, device: torch.from_numpy(place))
     kept: Any = marking.allocate((5,), dtype=torch.float32, device=torch.device("cpu"))
@@ -177,8 +210,8 @@ def test_what_comes_into_the_place_of_memory_that_was_not_reduced_is_not_the_mod
         {"scaler": object()},
         {"audit": gcclient.Audit()},
         {"backward_passes_per_step": 2},
-        {"quality": "safe"},
         {"hierarchy": True},
+        {"node_codec": "onebit"},
     ],
 )
 def test_what_only_ddp_has_is_refused_elsewhere(alone: FakeDaemon, given: dict[str, Any]) -> None:

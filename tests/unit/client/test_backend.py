@@ -53,7 +53,7 @@ def test_reductions_are_steps_of_a_lossless_domain(joined: FakeDaemon, group: ba
     dist.all_reduce(tensor, group=group)
     dist.all_reduce(tensor, dist.ReduceOp.AVG, group=group)
     (domain,) = _domains(joined)
-    assert (domain.label, domain.scoped, domain.codec) == ("group.0", False, "none")
+    assert (domain.label, domain.scoped, domain.codec) == (f"group.{group.known_as}.0", False, "none")
     assert _flags(joined) == [0, int(Flag.AVERAGE)]
     assert torch.equal(tensor, torch.arange(5.0))
     assert current().domains[domain.domain].step == 2
@@ -236,7 +236,24 @@ def test_a_new_session_declares_anew(joined: FakeDaemon, group: backend.Group) -
     gcclient.shutdown()
     gcclient.init(0, 1, socket=joined.socket, job="again")
     dist.all_reduce(torch.ones(3), group=group)
-    assert [d.label for d in _domains(joined)] == ["group.0", "group.0"]
+    assert [d.label for d in _domains(joined)] == [f"group.{group.known_as}.0"] * 2
+
+
+def test_groups_of_the_same_ranks_are_told_apart_by_torchs_names(joined: FakeDaemon, group: backend.Group) -> None:
+    """Ranks may use them in different orders first: what is whose must not depend on it."""
+    other: Any = dist.new_group(backend="gc")
+    for each in (other, group, other):
+        dist.all_reduce(torch.ones(3), group=each)
+    assert group.known_as != other.known_as
+    assert [d.label for d in _domains(joined)] == [f"group.{each.known_as}.0" for each in (other, group)]
+
+
+def test_a_name_that_torch_gives_again_is_of_another_group(joined: FakeDaemon, group: backend.Group) -> None:
+    dist.all_reduce(torch.ones(3), group=group)
+    again: Any = dist.new_group(backend="gc")
+    again.known_as = group.known_as
+    dist.all_reduce(torch.ones(3), group=again)
+    assert [d.label for d in _domains(joined)] == [f"group.{group.known_as}.{n}" for n in (0, 1)]
 
 
 def test_disabled_it_is_gloo(group: backend.Group, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,3 +23,12 @@ def test_what_has_no_first_dimension_is_refused_before_anything_is_sent(joined: 
         with pytest.raises(ValueError, match="cannot be gathered"):
             gcclient.allgather(tensor)
     assert not joined.domains
+
+
+def test_names_of_scripts_are_not_in_the_way(joined: FakeDaemon) -> None:
+    """As a barrier Horovod's scripts reduce a number by that name."""
+    for name in ("barrier", "gather.lengths.1", "broadcast.head"):
+        gcclient.allreduce(torch.tensor(0.0), name=name)
+    gcclient.barrier()
+    assert gcclient.broadcast(torch.ones(2)).tolist() == [1.0, 1.0]
+    assert gcclient.allgather(torch.ones(2)).tolist() == [1.0, 1.0]
