@@ -77,8 +77,7 @@ def preflight(config: Config) -> list[Check]:
     found.append(checks.directory_usable("socket", "node.socket", config.node.socket.parent))
     found.append(checks.directory_usable("state", "node.state", config.node.state))
     found += keychecks.keys_of(config)
-    if (ucx := checks_ucx.library(config)) is not None:
-        found.append(ucx)
+    found += checks_ucx.library(config)
     found.append(checks.shared_memory(config))
     found.append(checks.locked_memory(checks.one_partition(config)))
     found.append(checks.cores(config.node.cores, config.node.lanes))
@@ -108,8 +107,7 @@ def examine(config: Config, parts: list[Part] | None = None, timeout: float = 2.
     if (kept := checks_logind.kept_at_logout(config.node.state, os.getuid(), timeout)) is not None:
         found.append(kept)
     found += keychecks.keys_of(config)
-    if (ucx := checks_ucx.library(config)) is not None:
-        found.append(ucx)
+    found += checks_ucx.library(config)
     wrong = checks.peer_names(config)
     found += wrong
     found += checks.in_parallel([partial(checks.peer_reachable, peer, timeout) for peer in config.others])

@@ -54,6 +54,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns its exit status. Ends this process by the signal that ended the command, if one did."""
+    private.open_streams()
     top = parser()
     options = top.parse_args(argv)
     command: list[str] = options.command[1:] if options.command[:1] == ["--"] else options.command

@@ -64,6 +64,17 @@ class Private:
         return self.folder / SOCKET_NAME
 
 
+def open_streams() -> None:
+    """Standard streams that are closed lead nowhere from now on.
+
+    To be called before anything is opened: what got one of their numbers would be a keeper's own stream, a hold among
+    it, and such a daemon never ends.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+
+
 def start(flags: Mapping[str, str], environ: Mapping[str, str], file: Path | None, door: Door | None = None) -> Private:
     """Start a private daemon; returns once it takes connections.
 
@@ -225,6 +236,7 @@ def join(name: str, environ: Mapping[str, str]) -> tuple[Path, int]:
 def main() -> int:
     """``python -m gcserver.private NAME``: prints the folder of the private daemon of that name, and keeps the daemon
     alive until its standard input ends; or ``error:`` and why there is none."""
+    open_streams()
     try:
         folder, _ = join(sys.argv[1], os.environ)
     except (ConfigError, SecretError, StartError, OSError) as error:

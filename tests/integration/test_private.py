@@ -113,6 +113,21 @@ def test_two_machines_a_killed_daemon_and_both_ends_of_gcrun(tmp_path: Path) -> 
             run.process.wait()
 
 
+def test_gcrun_ends_with_its_command_where_standard_streams_are_closed(tmp_path: Path) -> None:
+    said = tmp_path / "said"
+    closed = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh"]
+    gcrun = [sys.executable, "-m", "gcserver.gcrun", "--plan.profiles", "", "--"]
+    command = ["sh", "-c", 'echo "$GC_NODE_SOCKET" > "$0"; exit 5', str(said)]
+    environ = {k: v for k, v in os.environ.items() if not k.startswith("GC_")}
+    process = subprocess.Popen([*closed, *gcrun, *command], cwd=ROOT, env=environ, preexec_fn=ends_with_parent)
+    try:
+        assert process.wait(60) == 5
+    finally:
+        process.kill()
+        process.wait()
+    assert not Path(said.read_text().strip()).parent.exists()
+
+
 def test_one_secret_is_all_that_machines_need_for_keys(tmp_path: Path) -> None:
     """Two that have it train encrypted, also after one daemon was killed; one with another secret and one without any
     are refused. Whoever looks at processes, logs and files finds keys at most, and those for the user alone."""

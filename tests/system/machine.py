@@ -1,7 +1,7 @@
 """A machine of its own to install gradcomm on: a real systemd, booted in a container over this machine's /usr.
 
-What may live here: what the machine is made of, booting it, running commands in it, turning it off. What may not: what
-is installed from `deploy/`, assertions.
+What may live here: what the machine is made of, booting it, a link to another one, running commands in it, turning it
+off. What may not: what is installed from `deploy/`, assertions.
 
 systemd-nspawn starts it from an empty root with /usr and this interpreter mounted read-only, so that a boot takes a
 second and downloads nothing. gradcomm lies under /opt/gradcomm as `python -m venv` and `pip install` would lay it out.
@@ -25,6 +25,7 @@ import pytest
 from numba.core.caching import UserProvidedCacheLocator
 
 from gcserver.codecs.warmup import kernels
+from gcserver.planner.warmup import KERNELS
 from tests.integration.forked import ends_with_parent
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -32,6 +33,8 @@ PACKAGES: Final = {"gcserver": "gcserver", "gcclient": "gcclient", "gcproto": "p
 BOOTS_WITHIN: Final = 120.0
 #: from the end of its processes to that of its control groups, seconds
 ENDS_WITHIN: Final = 30.0
+#: how a machine calls its end of a link to another one
+CABLE: Final = "cable"
 needs_nspawn = pytest.mark.skipif(
     os.geteuid() != 0 or shutil.which("systemd-nspawn") is None,
     reason="systemd-nspawn needs root, and to be installed (Debian: systemd-container)",
@@ -75,7 +78,8 @@ class Group:
 class Machine:
     """Use as a context manager: prepared at once (``root`` may be written to), booted by :meth:`boot`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, hostname: str = "trial") -> None:
+        self.hostname = hostname
         self.root = folder / "root"
         self.console = folder / "console"
         #: no other machine's that runs at the same time
@@ -85,6 +89,7 @@ class Machine:
         # names in /usr may lead to /etc/alternatives and back
         #: by where it is shown: a folder of this machine may be at two places, as /usr is where Python is the system's
         self._binds = {name: name for name in ("/usr", "/etc/alternatives") if Path(name).exists()}
+        self._writable: dict[str, str] = {}
         self._prepare()
 
     def _prepare(self) -> None:
@@ -126,13 +131,13 @@ class Machine:
             script.write_text(f"#!/opt/gradcomm/bin/python\nimport sys\nfrom {module} import main\nsys.exit(main())\n")
             script.chmod(0o755)
 
-    def mount(self, outside: Path, inside: str) -> None:
-        """Show a folder of this machine, not one below ``root``, there, read-only; before :meth:`boot`."""
-        self._binds[inside] = str(outside)
+    def mount(self, outside: Path, inside: str, writable: bool = False) -> None:
+        """Show a folder of this machine, not one below ``root``, there; before :meth:`boot`."""
+        (self._writable if writable else self._binds)[inside] = str(outside)
 
     def fill_cache(self, folder: Path) -> None:
         """The kernels that are compiled here, as a daemon that compiled them there would have cached them."""
-        for kernel in kernels():
+        for kernel in (*kernels(), *KERNELS):
             source = Path(kernel.py_func.__code__.co_filename)
             inside = f"/opt/gradcomm/src/{source.relative_to(ROOT)}"
             target = folder / UserProvidedCacheLocator.get_suitable_cache_subpath(inside)
@@ -143,10 +148,11 @@ class Machine:
     def boot(self) -> None:
         """Until the system says that it runs. Raises RuntimeError with its console if it does not."""
         binds = [f"--bind-ro={outside}:{inside}" for inside, outside in self._binds.items()]
+        binds += [f"--bind={outside}:{inside}" for inside, outside in self._writable.items()]
         argv = [
             "systemd-nspawn", "--quiet", f"--machine={self._name}", "--register=no", "--keep-unit", "--private-network",
             f"--directory={self.root}", *binds,
-            "--hostname=trial", "--boot", "systemd.unit=multi-user.target",
+            f"--hostname={self.hostname}", "--boot", "systemd.unit=multi-user.target",
         ]  # fmt: skip
         self._group = group = Group(self._name)
 
@@ -162,13 +168,13 @@ class Machine:
             )  # fmt: skip
         end = time.monotonic() + BOOTS_WITHIN
         while time.monotonic() < end and process.poll() is None:
-            if self._leader() and "running" in self.run("systemctl", "is-system-running", check=False).split():
+            if self.leader() and "running" in self.run("systemctl", "is-system-running", check=False).split():
                 self.run("ldconfig")
                 return
             time.sleep(0.1)
         raise RuntimeError(f"the machine did not boot:\n{self.console.read_text(errors='replace')}")
 
-    def _leader(self) -> str:
+    def leader(self) -> str:
         """The machine's first process, seen from here; "" before there is one."""
         assert self._process is not None
         pid = self._process.pid
@@ -178,7 +184,7 @@ class Machine:
         """What runs ``argv`` in there as ``user`` (root)."""
         became = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups"] if user else []
         given = [f"{name}={value}" for name, value in ({"PATH": "/usr/bin:/usr/sbin"} | dict(environ or {})).items()]
-        return ["nsenter", "--all", "--target", self._leader(), "--", *became, "env", "-i", *given, *argv]
+        return ["nsenter", "--all", "--target", self.leader(), "--", *became, "env", "-i", *given, *argv]
 
     def run(self, *argv: str, user: str = "", check: bool = True) -> str:
         """Both outputs of a command in there. Raises RuntimeError if it fails, unless not ``check``."""
@@ -193,9 +199,19 @@ class Machine:
         """It ends at once, with all that runs in it."""
         if self._process is not None:
             # systemd-nspawn would leave it running; what is left without its first process is ended by the kernel
-            for leader in self._leader().split() if self._process.poll() is None else ():
+            for leader in self.leader().split() if self._process.poll() is None else ():
                 os.kill(int(leader), signal.SIGKILL)
             self._process.kill()
             self._process.wait()
         if self._group:
             self._group.remove()
+
+
+def link(ends: Mapping[str, Machine]) -> None:
+    """A cable between two machines that have booted, by ADDRESS/LENGTH. The interface is :data:`CABLE` in both."""
+    one, other = (machine.leader() for machine in ends.values())
+    made = ["ip", "link", "add", "name", CABLE, "netns", one, "type", "veth", "peer", "name", CABLE, "netns", other]
+    subprocess.run(made, check=True)
+    for address, machine in ends.items():
+        machine.run("ip", "address", "add", address, "dev", CABLE)
+        machine.run("ip", "link", "set", CABLE, "up")

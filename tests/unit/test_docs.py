@@ -168,3 +168,11 @@ def test_commands_are_commands(page: str) -> None:
                 continue
         seen += 1
     assert seen > 1
+
+
+def test_ten_minutes_of_reading_lead_to_two_nodes() -> None:
+    """From the top of README.md to a script that trains on both: at 230 words a minute, commands counted as words."""
+    path = "docs/start.md"
+    before, _, _ = (ROOT / "README.md").read_text().partition(path)
+    assert len(f"{before} {(ROOT / path).read_text()}".split()) <= 2300
+    assert len(before.split()) < 200, "the way there is what README.md begins with"

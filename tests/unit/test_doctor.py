@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.lab.ports import free_ports
+from benchmarks.lab.ports import free_address, free_ports
 from gcserver import config, doctor
 from gcserver.checks import Check
 from gcserver.config import Config
@@ -70,8 +70,7 @@ def test_preflight_takes_less_than_a_second(tmp_path: Path) -> None:
 
 
 def test_examine_asks_everything(tmp_path: Path) -> None:
-    peers = f"b=tcp://127.0.0.1:{free_ports(1)}"
-    found = doctor.examine(configured(tmp_path, cluster__peers=peers), Need(10**6).parts())
+    found = doctor.examine(configured(tmp_path, cluster__peers=f"b={free_address()}"), Need(10**6).parts())
     names = {check.name for check in found}
     assert names == {
         "python", "kernels", "cores", "ports", "socket", "advertise", "state", "keys", "peers", "shared memory",

@@ -17,7 +17,7 @@ from gcserver import __version__, scripts
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
 #: what the extra `server` brings
-EXTRA = ("zmq", "numba", "grpc", "google", "prometheus_client", "cryptography", "argcomplete")
+EXTRA = ("zmq", "numba", "grpc", "google", "prometheus_client", "cryptography", "cffi", "argcomplete")
 
 
 def script(name: str, *arguments: str, without: tuple[str, ...] = ()) -> tuple[int, str, str]:
