@@ -29,7 +29,7 @@ import gcclient
 #: What gcrun runs: a shell that reads a pipe which the worker holds open, and so ends with the worker, whatever becomes
 #: of that. Ray kills a worker's children and its process group with it: gcrun, whose end is a SIGTERM to the shell, but
 #: not the shell, which is in a session of its own and has the keys to remove.
-HOLD = """trap '' TERM; echo "$GC_NODE_SOCKET"; read -r _; rm -r "$0" """
+HOLD = """trap '' TERM; echo "$GC_NODE_SOCKET"; read -r _; rm -rf "$0" """
 
 
 def gather(mine: Any) -> list[Any]:
@@ -41,26 +41,32 @@ def gather(mine: Any) -> list[Any]:
 
 def start_daemon() -> subprocess.Popen[str] | None:
     """Start this node's daemon, and set GC_NODE_SOCKET to its socket. Every worker calls it, the node's first gets the
-    daemon's gcrun: closing its input ends the daemon. Raises RuntimeError where it did not start."""
+    daemon's gcrun: closing its input ends the daemon. Raises RuntimeError where it did not start, or nodes differ."""
     node, first = get_context().get_node_rank(), get_context().get_local_rank() == 0
     name = f"ray-{node}-{secrets.token_hex(4)}"  # one machine may have daemons of several jobs
-    daemon, socket, public = None, "", ""
+    daemon, socket, keys, security = None, "", "", []
+    secret = set(gather(bool(os.environ.get("GC_JOB_SECRET"))))  # where nodes have one, gcrun derives keys from it
+    if len(secret) > 1:
+        raise RuntimeError("GC_JOB_SECRET is set on some nodes only: give it to all or to none")
+    if secret == {False}:
+        public = ""
+        if first:
+            keys = tempfile.mkdtemp(prefix="gradcomm-ray-")  # which nobody else can read; HOLD removes it
+            keygen = [sys.executable, "-m", "gcserver.cli", "keygen", "--name", name, "--folder", keys]
+            subprocess.run(keygen, check=True, stdout=subprocess.DEVNULL)
+            public = Path(keys, f"{name}.pub").read_text()
+        admitted = "".join(gather(public))
+        if first:
+            Path(keys, "peers").write_text(admitted)
+            security = ["--security.key", f"{keys}/{name}.key", "--security.peers", f"{keys}/peers"]
     if first:
-        keys = tempfile.mkdtemp(prefix="gradcomm-ray-")  # which nobody else can read; HOLD removes it
-        keygen = [sys.executable, "-m", "gcserver.cli", "keygen", "--name", name, "--folder", keys]
-        subprocess.run(keygen, check=True, stdout=subprocess.DEVNULL)
-        public = Path(keys, f"{name}.pub").read_text()
-    admitted = "".join(gather(public))
-    if first:
-        Path(keys, "peers").write_text(admitted)
-        flags = ["--node.name", name, "--node.listen", f"tcp://{ray.util.get_node_ip_address()}:0"]
-        flags += ["--security.key", f"{keys}/{name}.key", "--security.peers", f"{keys}/peers"]
+        flags = ["--node.name", name, "--node.listen", f"tcp://{ray.util.get_node_ip_address()}:0", *security]
         argv = [sys.executable, "-m", "gcclient.run", *flags, "--", "sh", "-c", HOLD, keys]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         daemon = subprocess.Popen(argv, **pipes, start_new_session=True)
         socket = daemon.stdout.readline().strip()
         if not socket:
-            shutil.rmtree(keys)
+            shutil.rmtree(keys, ignore_errors=True)
             raise RuntimeError(f"the daemon of {name} did not start; gcrun says why in this worker's log")
     sockets = {where: each for where, each in gather((node, socket)) if each}
     os.environ["GC_NODE_SOCKET"] = sockets[node]

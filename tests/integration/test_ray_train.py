@@ -87,8 +87,8 @@ def environ() -> Iterator[dict[str, str]]:
         }
 
 
-@pytest.fixture(scope="module")
-def nodes(environ: dict[str, str]) -> Iterator[Nodes]:
+@contextmanager
+def cluster(environ: dict[str, str]) -> Iterator[Nodes]:
     """Two nodes with room for two workers and for one. Each has a loopback address of its own: by addresses Ray Train
     tells which workers share a node."""
     from ray.cluster_utils import Cluster
@@ -99,12 +99,18 @@ def nodes(environ: dict[str, str]) -> Iterator[Nodes]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in environ.items():
             patch.setenv(name, value)
-        cluster = Cluster(initialize_head=True, head_node_args={**node(2, 2), "include_dashboard": False})
+        made = Cluster(initialize_head=True, head_node_args={**node(2, 2), "include_dashboard": False})
         try:
-            cluster.add_node(**node(3, 1))
-            yield Nodes({**environ, "RAY_ADDRESS": cluster.address}, environ[MARK])
+            made.add_node(**node(3, 1))
+            yield Nodes({**environ, "RAY_ADDRESS": made.address}, environ[MARK])
         finally:
-            cluster.shutdown()
+            made.shutdown()
+
+
+@pytest.fixture(scope="module")
+def nodes(environ: dict[str, str]) -> Iterator[Nodes]:
+    with cluster(environ) as made:
+        yield made
 
 
 def training(said: Path) -> set[str]:
@@ -144,6 +150,26 @@ def test_without_a_cluster_it_runs_as_the_page_says(environ: dict[str, str], tmp
     (command,) = re.findall(r"^python examples/ray_train.py (.*)$", page, re.MULTILINE)
     first, second = trained(Nodes(environ, environ[MARK]), tmp_path, *command.split())
     assert first == second, "one node has one daemon"
+
+
+def test_where_nodes_have_a_secret_keys_come_from_it(environ: dict[str, str], tmp_path: Path) -> None:
+    """Before the other cluster is there: both have the same addresses."""
+    secret = secrets.token_hex(32)
+    with (
+        cluster({**environ, "GC_JOB_SECRET": secret}) as nodes,
+        nodes.driver(tmp_path, "--workers=3", "--steps=1000000") as (driver, said),
+    ):
+        until("training", lambda: driver.poll() is not None or training(said), 200)
+        running = nodes.processes()
+        left = folders(running)
+        assert len(left) == 2, f"a daemon's key lies in its own folder; {said.read_text()}"
+        lists = [folder / "peers" for folder in left]
+        assert all(len(listed.read_text().splitlines()) == 2 for listed in lists), "each admits the other"
+        assert secret not in str(running) and secret not in said.read_text()
+        driver.kill()
+        driver.wait()
+        until("gradcomm's processes to end", lambda: not nodes.processes())
+    assert not any(folder.exists() for folder in left)
 
 
 def test_each_node_has_a_daemon_of_its_own(nodes: Nodes, tmp_path: Path) -> None:
