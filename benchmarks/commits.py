@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks import command, common, turns
-from benchmarks.lab import daemons, netns, workers
+from benchmarks.lab import daemons, netns
 from benchmarks.lab.etcd import Etcd
 
 POLICIES = ("fail", "shrink")
@@ -35,29 +35,20 @@ def measure(args: argparse.Namespace) -> Iterator[list[common.Row]]:
         etcd = stack.enter_context(Etcd(folder, lab.hosts[0]))
         settings = {"cluster.etcd": etcd.url} | dict(args.set)
         cluster = stack.enter_context(daemons.Daemons(lab.hosts, settings))
-        for nbytes in args.sizes:
 
-            def task(host: netns.Host, nbytes: int = nbytes) -> turns.Task:
-                pids = tuple(cluster[host.index].pids())
-                ways = {policy: turns.Way({"on_loss": policy}, pids) for policy in POLICIES}
-                return turns.Task(nbytes, args.turns, args.calls, True, ways)
+        def ways(host: netns.Host) -> dict[str, turns.Way]:
+            pids = tuple(cluster[host.index].pids())
+            return {policy: turns.Way({"on_loss": policy}, pids) for policy in POLICIES}
 
-            for result in workers.results("commits", lab.hosts, cluster, task):
-                yield turns.rows(result, args, nbytes, "on_loss", POLICIES)
+        yield from turns.measured("commits", lab.hosts, cluster, args, "on_loss", ways)
 
 
-TABLE = common.Table({"size": 9, "on_loss": 9, "median": 10, "ratio": 7, "CPU": 10})
+TABLE = turns.table("on_loss", 9)
 
 
 def show(row: common.Row) -> str:
     """The row as a line of the table."""
-    return TABLE.line(
-        common.show_size(row["bytes"]),
-        row["on_loss"],
-        common.show_seconds(row["median_s"]),
-        f"{row['ratio']:.2f}",
-        f"{row['cpu_ms']:.2f} ms",
-    )
+    return turns.line(TABLE, row, "on_loss")
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -51,11 +51,7 @@ def measure(codec: str, args: argparse.Namespace) -> Iterator[list[common.Row]]:
                 clusters[label(system, lanes)] = stack.enter_context(cluster)
 
         def task(host: netns.Host) -> turns.Task:
-            ways = {
-                name: turns.Way({"socket": str(cluster[host.index].socket)}, tuple(cluster[host.index].pids()))
-                for name, cluster in clusters.items()
-            }
-            return turns.Task(args.size, args.turns, args.calls, codec == "none", ways)
+            return turns.Task(args.size, args.turns, args.calls, codec == "none", turns.of_clusters(clusters, host))
 
         if args.lane_share:
             stack.enter_context(quotas.slow(lanes_of(clusters.values()), args.lane_share))

@@ -1,7 +1,8 @@
 """Workers that join one job after the other, in turn: the same tensor and calls, by daemons or policies that differ.
 
-What may live here: what such a worker does and reports (`security.py`, `commits.py`, `tracing.py`); options and rows of
-those that compare ways at several sizes. What may not: which jobs are compared, and how the figures are read.
+What may live here: what such a worker does and reports (`security.py` and the following); options, rows and table of
+those that compare ways at several sizes (`commits.py`, `tracing.py`, `transports.py`). What may not: which jobs are
+compared, and how the figures are read.
 
 Each turn joins a job of every way, makes some calls and leaves. A call begins after a barrier and takes as long as the
 slowest rank. Results are compared with the exact ones where the codec loses nothing.
@@ -14,12 +15,12 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from benchmarks import command, common
-from benchmarks.lab import daemons, procfs
+from benchmarks.lab import daemons, netns, procfs, workers
 
 SIZES = "4KiB,1MiB,64MiB"
 
@@ -61,6 +62,22 @@ def rows(
     return found
 
 
+def table(column: str, width: int) -> common.Table:
+    """Of such rows, the way in ``column``, ``width`` letters wide."""
+    return common.Table({"size": 9, column: width, "median": 10, "ratio": 7, "CPU": 10})
+
+
+def line(of: common.Table, row: common.Row, column: str, digits: int = 2) -> str:
+    """The row as a line of the table; ``digits``: of the ratio, after the point."""
+    return of.line(
+        common.show_size(row["bytes"]),
+        row[column],
+        common.show_seconds(row["median_s"]),
+        f"{row['ratio']:.{digits}f}",
+        f"{row['cpu_ms']:.2f} ms",
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Way:
     """One way to run the job. ``init``: arguments of `gcclient.init`; ``pids``: of the daemon of this host; ``before``
@@ -81,6 +98,39 @@ class Task:
     calls: int
     exact: bool
     ways: dict[str, Way]
+
+
+def of_clusters(clusters: Mapping[str, daemons.Daemons], host: netns.Host) -> dict[str, Way]:
+    """A way for each cluster of daemons: its socket on that host."""
+    return {
+        name: Way({"socket": str(cluster[host.index].socket)}, tuple(cluster[host.index].pids()))
+        for name, cluster in clusters.items()
+    }
+
+
+def measured(
+    name: str,
+    hosts: Sequence[netns.Host],
+    cluster: daemons.Daemons,
+    args: argparse.Namespace,
+    column: str,
+    ways: Callable[[netns.Host], dict[str, Way]],
+    exact: bool = True,
+    **more: Any,
+) -> Iterator[list[common.Row]]:
+    """The :func:`rows` of one size of ``args`` after the other, by workers of which there is one a host.
+
+    ``name``: of the benchmark that they belong to. ``cluster``: the daemons whose variables they have. ``ways``: of a
+    host, in the order of the rows. ``exact``: the codec loses nothing. ``more``: further parameters of the rows. Raises
+    WorkerError.
+    """
+    for nbytes in args.sizes:
+
+        def task(host: netns.Host, nbytes: int = nbytes) -> Task:
+            return Task(nbytes, args.turns, args.calls, exact, ways(host))
+
+        for result in workers.results(name, hosts, cluster, task):
+            yield rows(result, args, nbytes, column, result["times"], **more)
 
 
 def worker(task: Task) -> None:

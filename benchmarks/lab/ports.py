@@ -23,7 +23,7 @@ BLOCK: Final = 200
 
 
 class PortsError(RuntimeError):
-    """There are no ports to be had; ``str()`` says of which range."""
+    """There are no ports to be had; ``str()`` says of which range, and what to do."""
 
 
 class Block:
@@ -39,7 +39,10 @@ class Block:
             else:
                 break
         else:
-            raise PortsError(f"all blocks of ports from {FIRST} to {END} are other processes'")
+            raise PortsError(
+                f"all blocks of ports from {FIRST} to {END} are other processes'; wait until some of those that test "
+                "or measure here have ended"
+            )
         self._next = self.first
 
     def take(self, count: int) -> int:
@@ -53,7 +56,10 @@ class Block:
             if _free(first, count):
                 self._next = first + count
                 return first
-        raise PortsError(f"no {count} successive free ports from {self.first} to {self.first + BLOCK}")
+        raise PortsError(
+            f"no {count} successive free ports from {self.first} to {self.first + BLOCK}; ask for at most {BLOCK}, and "
+            "end what listens there (`ss -ltnp`)"
+        )
 
     def close(self) -> None:
         """Others may have it."""
@@ -80,3 +86,8 @@ def free_ports(count: int) -> int:
     is given. Raises PortsError."""
     # by process: a fork has a block of its own
     return _block(os.getpid()).take(count)
+
+
+def free_address() -> str:
+    """One such port as an endpoint, ``tcp://127.0.0.1:PORT``. Raises PortsError."""
+    return f"tcp://127.0.0.1:{free_ports(1)}"
