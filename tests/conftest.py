@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+# Their assertions show values as those of tests do.
+pytest.register_assert_rewrite("tests.integration.ddp_checks", "tests.unit.runtime.transport_promises")
+
 #: Tests that start daemons take longest. `--dist loadfile` gives a file to one process, so that what its tests share is
 #: started once (groups by mark would need an xdist that knows pytest 9.2).
 _DAEMONS = {"integration", "system", "soak"}

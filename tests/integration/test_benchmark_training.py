@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import training
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(240)]
 
 
 def run(path: Path, *argv: str) -> dict[str, dict[str, float]]:
@@ -32,7 +32,6 @@ def test_a_cell_is_timed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "the best static system" in capsys.readouterr().out
 
 
-@pytest.mark.long
 def test_losses_of_exact_averages_agree(tmp_path: Path) -> None:
     argv = ("--mode", "loss", "--network", "loopback", "--systems", "ddp,none", "--steps", "15", "--seeds", "1")
     rows = run(tmp_path / "loss.json", *argv)
