@@ -21,7 +21,7 @@ from torch.autograd import Variable
 from gcclient import device
 from gcclient.collectives import Collectives, Reduction
 from gcclient.domain import Domain, Step
-from gcclient.places import Tensor, UnderWay
+from gcclient.places import Tensor, UnderWay, fill
 from gcclient.timing import Timing
 
 
@@ -71,11 +71,7 @@ class Passes:
             self._stood += min(self._counters.wait_seconds - self._waited, timing.clock() - self._since)
             timing.ready(tensor.index, self._stood)
             step, self._memory, began = self._step, memory, timing.clock()
-            for place in reversed(tensor.places):
-                at = place.block.start * place.block.dtype.itemsize
-                place.op = op
-                memory.load(at, at + place.block.nbytes, place.input)
-                step.add(place)
+            fill(step, tensor, op, memory)
             step.flush()
             timing.copied(sum(place.block.nbytes for place in tensor.places), began)
             self._since, self._waited = timing.clock(), self._counters.wait_seconds

@@ -116,16 +116,21 @@ def declare(session: Session, domain: Domain, spec: TensorSpec) -> Tensor:
     return Tensor(spec, places[0].block.section if places else index, places)
 
 
+def fill(step: Step, tensor: Tensor, op: UnderWay, memory: device.Memory) -> None:
+    """Copy ``memory`` into a tensor's places and add them to ``step``; ``op`` gets their results."""
+    # Highest addresses first, as lanes send them.
+    for place in reversed(tensor.places):
+        at = place.block.start * place.block.dtype.itemsize
+        place.op = op
+        memory.load(at, at + place.block.nbytes, place.input)
+        step.add(place)
+
+
 def push(domain: Domain, tensor: Tensor, op: UnderWay, memory: device.Memory, flags: int) -> int:
     """Copy ``memory`` in and push it, as a step of ``domain`` whose results ``op`` gets. Returns the step's number."""
     with domain.pushing:
         step = Step(domain, flags, 1.0, memory.settle)
-        # Highest addresses first, as lanes send them.
-        for place in reversed(tensor.places):
-            at = place.block.start * place.block.dtype.itemsize
-            place.op = op
-            memory.load(at, at + place.block.nbytes, place.input)
-            step.add(place)
+        fill(step, tensor, op, memory)
         step.close()
         return step.number
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.cluster import Cluster, Outcome, parts
+from tests.integration.cluster import Cluster, Outcome
 from tests.integration.ddp_checks import (
     check_accumulation,
     check_branches,
@@ -21,24 +21,17 @@ from tests.integration.ddp_checks import (
     check_training,
 )
 from tests.integration.operators import ask, reachable, until
+from tests.integration.shards import EVEN, MORE, UNEVEN, check_a_kill_changes_no_bit, run_several, two_nodes
 
 DDP = "tests.integration.ddp_workers"
 WORKERS = "tests.integration.hierarchy_workers"
 TRAIN = "tests.integration.planning_workers:train"
-SEVERAL = "tests.integration.cluster:several"
-#: the node of each rank
-EVEN, UNEVEN, MORE = [0, 0, 1, 1], [0, 1, 1], [0, 0, 1, 1, 1]
 
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    options = {"partition_bytes": str(256 << 10), "min_compress_bytes": "1KiB"}
-    with Cluster(tmp_path_factory.mktemp("hier"), nodes=2, lanes=2, options=options, know_peers=False) as cluster:
+    with two_nodes(tmp_path_factory.mktemp("hier")) as cluster:
         yield cluster
-
-
-def _run(cluster: Cluster, ranks: list[int], functions: list[tuple[str, dict[str, Any]]]) -> list[list[Outcome]]:
-    return parts(cluster.run(SEVERAL, ranks, functions=functions))
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +48,7 @@ def even(pair: Cluster) -> dict[str, list[Outcome]]:
         "scaled": (f"{DDP}:scaled", {"hierarchy": True}),
         "branches": (f"{DDP}:branches", {"hierarchy": True}),
     }
-    return dict(zip(functions, _run(pair, EVEN, list(functions.values())), strict=True))
+    return dict(zip(functions, run_several(pair, EVEN, list(functions.values())), strict=True))
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +59,7 @@ def uneven(pair: Cluster) -> list[list[Outcome]]:
         (f"{WORKERS}:held_back", {"compression": "onebit", "steps": 12}),
         (f"{DDP}:against_gloo", {"steps": 10, "hierarchy": True}),
     ]
-    return _run(pair, UNEVEN, functions)
+    return run_several(pair, UNEVEN, functions)
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +71,7 @@ def more(pair: Cluster) -> list[list[Outcome]]:
         (f"{DDP}:against_gloo", {"steps": 10, "hierarchy": True}),
         (f"{WORKERS}:void", {}),
     ]
-    return _run(pair, MORE, functions)
+    return run_several(pair, MORE, functions)
 
 
 def _check_lossless(outcomes: list[Outcome], shards: int, ranks: list[int]) -> None:
@@ -178,7 +171,7 @@ def test_a_checkpoint_has_every_shards_residuals(even: dict[str, list[Outcome]])
 
 def test_groups_of_a_single_node(pair: Cluster) -> None:
     """Ranks 0, 1 and 2 share a node: of the groups 0, 2 and 1, 3 one has two shards, the other none."""
-    (outcomes,) = _run(pair, [0, 0, 0, 1], [(f"{DDP}:groups", {"hierarchy": True})])
+    (outcomes,) = run_several(pair, [0, 0, 0, 1], [(f"{DDP}:groups", {"hierarchy": True})])
     check_groups(outcomes)
 
 
@@ -234,15 +227,5 @@ def test_what_an_operator_says_holds_for_every_shard(tmp_path: Path) -> None:
 
 
 def test_a_killed_daemon_changes_no_bit(tmp_path_factory: pytest.TempPathFactory) -> None:
-    hashes = []
-    for kill in (False, True):
-        options = {"min_compress_bytes": "1KiB"}
-        with Cluster(tmp_path_factory.mktemp("killed"), nodes=2, options=options) as cluster:
-            job = cluster.start(f"{DDP}:training", EVEN, steps=30, compressions=["topk(ratio=0.05)"], hierarchy=True)
-            if kill:
-                job.wait_mark("topk(ratio=0.05) 8")
-                cluster.daemons[1].restart()
-            values = [o.ok() for o in job.wait()]
-        assert all((v["reconnects"] > 0) is (kill and rank > 1) for rank, v in enumerate(values))
-        hashes += [h for v in values for h in v["hashes"]]
-    assert len(set(hashes)) == 1
+    given = {"steps": 30, "compressions": ["topk(ratio=0.05)"], "hierarchy": True}
+    check_a_kill_changes_no_bit(tmp_path_factory, f"{DDP}:training", "topk(ratio=0.05) 8", **given)

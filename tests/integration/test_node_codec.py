@@ -11,24 +11,17 @@ from typing import Any
 
 import pytest
 
-from tests.integration.cluster import Cluster, Outcome, parts
+from tests.integration.cluster import Cluster, Outcome
+from tests.integration.shards import EVEN, MORE, UNEVEN, check_a_kill_changes_no_bit, run_several, two_nodes
 
 WORKERS = "tests.integration.node_codec_workers"
-SEVERAL = "tests.integration.cluster:several"
-#: the node of each rank
-EVEN, UNEVEN, MORE = [0, 0, 1, 1], [0, 1, 1], [0, 0, 1, 1, 1]
 CODECS = ["onebit", "topk(ratio=0.1)", "qsgd(bits=4)+ef", "randomk(ratio=0.2)"]
 
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    options = {"partition_bytes": str(256 << 10), "min_compress_bytes": "1KiB"}
-    with Cluster(tmp_path_factory.mktemp("within"), nodes=2, lanes=2, options=options, know_peers=False) as cluster:
+    with two_nodes(tmp_path_factory.mktemp("within")) as cluster:
         yield cluster
-
-
-def _run(cluster: Cluster, ranks: list[int], functions: list[tuple[str, dict[str, Any]]]) -> list[list[Outcome]]:
-    return parts(cluster.run(SEVERAL, ranks, functions=functions))
 
 
 def _conserved(outcomes: list[Outcome], least: float = 0.1) -> list[dict[str, Any]]:
@@ -43,7 +36,7 @@ def _conserved(outcomes: list[Outcome], least: float = 0.1) -> list[dict[str, An
 def test_what_was_delivered_and_is_held_back_is_what_was_brought(pair: Cluster) -> None:
     functions = [(f"{WORKERS}:conserved", {"node_codec": codec, "steps": 6}) for codec in CODECS]
     functions += [(f"{WORKERS}:conserved", {"node_codec": "fp16", "steps": 2})]
-    *found, half = _run(pair, EVEN, functions)
+    *found, half = run_several(pair, EVEN, functions)
     for outcomes, share in zip(found, [1 / 32, 0.2, 0.13, 0.2], strict=True):
         for value in _conserved(outcomes):
             dense = 4 * value["elements"] / 2
@@ -57,7 +50,7 @@ def test_what_was_delivered_and_is_held_back_is_what_was_brought(pair: Cluster) 
 def test_nodes_with_unequal_numbers_of_workers(pair: Cluster, ranks: list[int]) -> None:
     functions = [(f"{WORKERS}:conserved", {"node_codec": codec, "steps": 4}) for codec in CODECS[:2]]
     functions.append((f"{WORKERS}:void", {"node_codec": "topk(ratio=0.1)"}))
-    one, top, void = _run(pair, ranks, functions)
+    one, top, void = run_several(pair, ranks, functions)
     _conserved(one)
     _conserved(top)
     _check_void(void)
@@ -65,7 +58,9 @@ def test_nodes_with_unequal_numbers_of_workers(pair: Cluster, ranks: list[int]) 
 
 def test_halves(pair: Cluster) -> None:
     """What is delivered is rounded to a half in every step; so it is off by that much."""
-    (found,) = _run(pair, EVEN, [(f"{WORKERS}:conserved", {"node_codec": "onebit", "steps": 3, "dtype": "bfloat16"})])
+    (found,) = run_several(
+        pair, EVEN, [(f"{WORKERS}:conserved", {"node_codec": "onebit", "steps": 3, "dtype": "bfloat16"})]
+    )
     values = [o.ok() for o in found]
     assert len({v["hash"] for v in values}) == 1
     for value in values:
@@ -82,13 +77,15 @@ def _check_void(outcomes: list[Outcome]) -> None:
 
 def test_a_void_step_leaves_no_residual_behind_on_any_worker(pair: Cluster) -> None:
     """The last rank's gradient is not finite: only its own node's other worker is sent that."""
-    found = _run(pair, EVEN, [(f"{WORKERS}:void", {"node_codec": codec}) for codec in ("onebit", "topk(ratio=0.1)")])
+    found = run_several(
+        pair, EVEN, [(f"{WORKERS}:void", {"node_codec": codec}) for codec in ("onebit", "topk(ratio=0.1)")]
+    )
     for outcomes in found:
         _check_void(outcomes)
 
 
 def test_a_warm_up_and_what_is_left_out(pair: Cluster) -> None:
-    (found,) = _run(pair, EVEN, [(f"{WORKERS}:options", {})])
+    (found,) = run_several(pair, EVEN, [(f"{WORKERS}:options", {})])
     for outcome in found:
         warm, other = outcome.ok()["exact"][:2], outcome.ok()["exact"][2:]
         assert warm == [[True] * 7] * 2
@@ -108,7 +105,9 @@ def test_a_warm_up_and_what_is_left_out(pair: Cluster) -> None:
     ],
 )
 def test_a_checkpoint_goes_on_to_the_bit(pair: Cluster, ranks: list[int], node_codec: str, compression: str) -> None:
-    (found,) = _run(pair, ranks, [(f"{WORKERS}:resumed", {"node_codec": node_codec, "compression": compression})])
+    (found,) = run_several(
+        pair, ranks, [(f"{WORKERS}:resumed", {"node_codec": node_codec, "compression": compression})]
+    )
     dropped = 0
     for rank, outcome in enumerate(found):
         value = outcome.ok()
@@ -135,15 +134,4 @@ def test_all_ranks_ask_for_the_same(pair: Cluster, ranks: list[int], odd: int, o
 
 @pytest.mark.long
 def test_a_killed_daemon_changes_no_bit(tmp_path_factory: pytest.TempPathFactory) -> None:
-    hashes = []
-    for kill in (False, True):
-        options = {"min_compress_bytes": "1KiB"}
-        with Cluster(tmp_path_factory.mktemp("killed"), nodes=2, options=options) as cluster:
-            job = cluster.start(f"{WORKERS}:training", EVEN, node_codec="onebit", steps=20)
-            if kill:
-                job.wait_mark("step 8")
-                cluster.daemons[1].restart()
-            values = [o.ok() for o in job.wait()]
-        assert all((v["reconnects"] > 0) is (kill and rank > 1) for rank, v in enumerate(values))
-        hashes += [v["hash"] for v in values]
-    assert len(set(hashes)) == 1
+    check_a_kill_changes_no_bit(tmp_path_factory, f"{WORKERS}:training", "step 8", node_codec="onebit", steps=20)

@@ -11,13 +11,11 @@ from typing import Any
 
 import pytest
 
-from tests.integration.cluster import Cluster, Outcome, parts
+from tests.integration.cluster import Cluster
+from tests.integration.shards import EVEN, MORE, UNEVEN, check_a_kill_changes_no_bit, run_several, two_nodes
 
 OPTIMIZER = "tests.integration.optimizer_workers"
 WORKERS = "tests.integration.sharded_optimizer_workers"
-SEVERAL = "tests.integration.cluster:several"
-#: the node of each rank
-EVEN, UNEVEN, MORE = [0, 0, 1, 1], [0, 1, 1], [0, 0, 1, 1, 1]
 OF_OPTIMIZER: dict[str, dict[str, Any]] = {
     "against_ddp": {"steps": 6, "groupings": [None, "layer-wise", 2]},
     "accumulation": {},
@@ -30,8 +28,7 @@ OF_OPTIMIZER: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    options = {"partition_bytes": str(256 << 10), "min_compress_bytes": "1KiB"}
-    with Cluster(tmp_path_factory.mktemp("wrapped"), nodes=2, lanes=2, options=options, know_peers=False) as cluster:
+    with two_nodes(tmp_path_factory.mktemp("wrapped")) as cluster:
         yield cluster
 
 
@@ -40,7 +37,7 @@ def _run(cluster: Cluster, ranks: list[int], functions: dict[str, dict[str, Any]
         (f"{OPTIMIZER}:{name}", given | {"hierarchy": True}) if name in OF_OPTIMIZER else (f"{WORKERS}:{name}", given)
         for name, given in functions.items()
     ]
-    found: list[list[Outcome]] = parts(cluster.run(SEVERAL, ranks, functions=calls))
+    found = run_several(cluster, ranks, calls)
     return {name: [o.ok() for o in each] for name, each in zip(functions, found, strict=True)}
 
 
@@ -188,16 +185,5 @@ def test_a_lost_worker_is_told_of_by_name(pair: Cluster) -> None:
 
 @pytest.mark.long
 def test_a_killed_daemon_changes_no_bit(tmp_path_factory: pytest.TempPathFactory) -> None:
-    hashes = []
-    for kill in (False, True):
-        options = {"min_compress_bytes": "1KiB"}
-        with Cluster(tmp_path_factory.mktemp("killed"), nodes=2, options=options) as cluster:
-            given = {"steps": 25, "compression": "topk(ratio=0.05)", "groups": 2, "hierarchy": True}
-            job = cluster.start(f"{OPTIMIZER}:training", EVEN, **given)
-            if kill:
-                job.wait_mark("step 8")
-                cluster.daemons[1].restart()
-            values = [o.ok() for o in job.wait()]
-        assert all((v["reconnects"] > 0) is (kill and rank > 1) for rank, v in enumerate(values))
-        hashes += [v["hash"] for v in values]
-    assert len(set(hashes)) == 1
+    given = {"steps": 25, "compression": "topk(ratio=0.05)", "groups": 2, "hierarchy": True}
+    check_a_kill_changes_no_bit(tmp_path_factory, f"{OPTIMIZER}:training", "step 8", **given)

@@ -1,15 +1,17 @@
-"""A fake daemon, a session joined to it, and torch's world of one."""
+"""A fake daemon, a session joined to it, torch's world of one, and what groups of a node's ranks were asked to do."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch.distributed as dist
 
 import gcclient
 from gcclient import checkpoint
+from gcclient.node_group import NodeGroup
 from tests.unit.client.fake import FakeDaemon
 from tests.unit.client.remembering import Memory
 
@@ -46,3 +48,23 @@ def memory(joined: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> Memory:
     """In small pieces: the fake daemon writes no more than a socket takes at once."""
     monkeypatch.setattr(checkpoint, "PIECE", 20_000)
     return Memory(joined)
+
+
+@pytest.fixture
+def in_turn(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The calls of groups of a node's ranks, of those where averages must not go beside sums, as with NCCL."""
+    monkeypatch.setattr(NodeGroup, "overlap", False)
+    done: list[str] = []
+
+    def note(name: str) -> None:
+        method = getattr(NodeGroup, name)
+
+        def noted(self: NodeGroup, *given: Any) -> Any:
+            done.append(name)
+            return method(self, *given)
+
+        monkeypatch.setattr(NodeGroup, name, noted)
+
+    for name in ("sum", "greatest", "give_out"):
+        note(name)
+    return done

@@ -177,30 +177,15 @@ def test_gradients_of_any_layout(alone: FakeDaemon) -> None:
 
 
 def test_where_averages_must_not_go_beside_sums_all_sums_of_a_step_come_first(
-    alone: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+    alone: FakeDaemon, in_turn: list[str]
 ) -> None:
-    """As with NCCL."""
-    monkeypatch.setattr(NodeGroup, "overlap", False)
-    done: list[str] = []
-
-    def noting(name: str) -> None:
-        method = getattr(NodeGroup, name)
-
-        def noted(self: NodeGroup, *given: Any) -> Any:
-            done.append(name)
-            return method(self, *given)
-
-        monkeypatch.setattr(NodeGroup, name, noted)
-
-    for name in ("sum", "greatest", "give_out"):
-        noting(name)
     model, same = make_model(), make_model()
     optimizer = wrap(model, groups=3, hierarchy=True)
     plain = torch.optim.SGD(same.parameters(), 0.1, momentum=0.9)
     for m, o in ((model, optimizer), (same, plain)):
         backward(m)
         o.step()
-    assert done == ["sum"] * 3 + ["greatest"] + ["give_out"] * 3
+    assert in_turn == ["sum"] * 3 + ["greatest"] + ["give_out"] * 3
     assert equal(model, same)
 
 
