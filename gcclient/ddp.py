@@ -21,7 +21,7 @@ from gcclient.buckets import State
 from gcclient.grouping import Groups, plain_name
 from gcclient.hierarchy import Hierarchy, declare_shards, nodes_of, read_hierarchy
 from gcclient.node_codec import codec_of, read_node_codec
-from gcclient.parameters import declare, read_options
+from gcclient.parameters import Model, declare, read_options
 from gcclient.plain import Plain
 from gcclient.plain_training import PlainState
 from gcclient.sharded import ShardState
@@ -115,12 +115,13 @@ def state(
     # Where torch's world is not the job's (a torchrun for each node), its groups say nothing of other nodes.
     local = group is None or dist.get_world_size() != session.me.size
     ranks = everyone if local else tuple(sorted(dist.get_process_group_ranks(group)))
-    if (nodes := nodes_of(session, wanted, [p for _, p in named], ranks, options)) is not None:
-        shards = declare_shards(session, "ddp", named, ranks, options, nodes, node_codec=within)
+    declared = Model("ddp", named, ranks, options)
+    if (nodes := nodes_of(session, wanted, declared)) is not None:
+        shards = declare_shards(session, declared, nodes, node_codec=within)
         codec = codec_of(shards, nodes, session.me.rank, options, within)
         return ShardState(session, shards, nodes, group, scaler, len(ranks), passes, codec)
     if within:
         log.warning("node_codec=%r is not used: workers of a node send each other nothing here", within)
-    domain, parameters = declare(session, "ddp", named, ranks, options)
+    domain, parameters = declare(session, declared)
     auditor = None if options.audit is None else Auditor(session, domain, options.audit)
     return State(session, domain, parameters, group, scaler, len(ranks), auditor, passes)

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from gcclient import device
 from gcclient.call_domains import LOSSLESS
 from gcclient.domain import Domain
-from gcclient.parameters import Options, Parameter, declare, declare_as, declare_tensor, number, takes_matrices
+from gcclient.parameters import Model, Parameter, declare, declare_as, declare_tensor, number, takes_matrices
 from gcclient.session import Session
 from gcproto.agreed import MemberInfo
 from gcproto.manifest import USED
@@ -94,24 +94,22 @@ def read_hierarchy(hierarchy: object) -> Hierarchy:
     return AUTO
 
 
-def nodes_of(
-    session: Session, hierarchy: Hierarchy, tensors: Sequence[torch.Tensor], ranks: tuple[int, ...], options: Options
-) -> Nodes | None:
-    """How ``ranks`` are to exchange a model in shards; None where each is to bring all of its gradients.
+def nodes_of(session: Session, hierarchy: Hierarchy, model: Model) -> Nodes | None:
+    """How the ranks of ``model`` are to exchange it in shards; None where each is to bring all of its gradients.
 
     Raises ValueError where ``hierarchy`` is True and something asked for does not go with it.
     """
     if not hierarchy:
         return None
-    nodes = Nodes.of(session.job.members, ranks, session.me.rank)
+    nodes = Nodes.of(session.job.members, model.ranks, session.me.rank)
     if nodes.flat:
         return None
-    why = _why_not(session, tensors, options)
+    why = _why_not(session, model)
     if hierarchy is True:
         if why:
             raise ValueError(f"hierarchy=True: {why}; leave hierarchy out, or give 'auto'")
         return nodes
-    if not why and any(t.device.type == "cpu" for t in tensors):
+    if not why and any(t.device.type == "cpu" for t in model.tensors):
         why = "gradients are on the CPU, where daemons add them sooner"
     elif nodes.shards < 2:
         why = "some node has one worker only, which would bring all of a node's gradients"
@@ -121,8 +119,9 @@ def nodes_of(
     return nodes
 
 
-def _why_not(session: Session, tensors: Sequence[torch.Tensor], options: Options) -> str:
+def _why_not(session: Session, model: Model) -> str:
     """Why a model cannot be exchanged in shards; empty if it can."""
+    options = model.options
     if session.job.commits:
         return "needs on_loss='fail': nodes are weighed by their workers for good"
     if options.audit is not None:
@@ -131,7 +130,7 @@ def _why_not(session: Session, tensors: Sequence[torch.Tensor], options: Options
         return "does not go with whole=True and codecs of whole matrices (powersgd): shards cut every parameter"
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() != session.me.size:
         return "needs torch.distributed over all ranks of the job: initialise it before gcclient.init()"
-    places = {t.device for t in tensors}
+    places = {t.device for t in model.tensors}
     if len(places) > 1:
         return f"needs all parameters on one device, got {', '.join(sorted(map(str, places)))}"
     if (kind := places.pop().type) not in ("cpu", "cuda"):
@@ -159,33 +158,24 @@ class Shards:
     label: str
 
 
-def declare_shards(
-    session: Session,
-    kind: str,
-    named: Sequence[tuple[str, torch.Tensor]],
-    ranks: tuple[int, ...],
-    options: Options,
-    nodes: Nodes,
-    *,
-    node_codec: str = "",
-    said: int = 0,
-) -> Shards:
-    """Declare a model in shards, with a note of ``said`` elements (0: one, where it is needed). All ``ranks`` together;
+def declare_shards(session: Session, model: Model, nodes: Nodes, *, node_codec: str = "", said: int = 0) -> Shards:
+    """Declare a model in shards, with a note of ``said`` elements (0: one, where it is needed). All its ranks together;
     :func:`gcclient.state` says what is raised."""
-    which, label = number(session, kind, ranks)
-    about = f"{label} in {nodes.shards} shards a node, codec {options.codec or 'of the daemon'}"
+    which, label = number(session, model.kind, model.ranks)
+    about = f"{label} in {nodes.shards} shards a node, codec {model.options.codec or 'of the daemon'}"
     if node_codec:
         about += f", within nodes {node_codec}"
-    agreed, parameters = _agree(session, which, about, named, ranks, options)
-    tensors = dict(named)
+    agreed, parameters = _agree(session, which, about, model)
+    tensors = dict(model.named)
     if not nodes.has_shard:
         agreed.gradients = -1
         return Shards(agreed, agreed, _whole(parameters, tensors), None, label)
     parts = []
-    for name, tensor in named:
+    for name, tensor in model.named:
         lo, hi = part(tensor.numel(), nodes.shards, nodes.place)
         parts.append((name, torch.empty(hi - lo, dtype=summed_as(tensor.dtype), device="meta")))
-    domain, parameters = declare(session, kind, parts, nodes.peers, replace(options, whole=False))
+    shard = Model(model.kind, parts, nodes.peers, replace(model.options, whole=False))
+    domain, parameters = declare(session, shard)
     agreed.gradients = domain.id
     note = None
     if said or nodes.shards > 1:
@@ -193,24 +183,17 @@ def declare_shards(
     return Shards(agreed, domain, _whole(parameters, tensors), note, label)
 
 
-def _agree(
-    session: Session,
-    which: int,
-    about: str,
-    named: Sequence[tuple[str, torch.Tensor]],
-    ranks: tuple[int, ...],
-    options: Options,
-) -> tuple[Domain, list[Parameter]]:
+def _agree(session: Session, which: int, about: str, model: Model) -> tuple[Domain, list[Parameter]]:
     """Have all ranks compare what they declare: ranks with different shards are in no domain together.
 
     The domain has the number that the model's would have without shards, so that a rank that declares it so is told of;
     its tensors have no elements, and so take no memory.
     """
-    if options.exclude:
-        about += f", all but {', '.join(options.exclude)}"
-    empty = [(name, torch.empty((0, *t.shape), dtype=t.dtype, device="meta")) for name, t in named]
-    lossless = replace(options, codec=LOSSLESS, whole=False, exclude=())
-    return declare_as(session, lambda: (which, about), empty, ranks, lossless)
+    if model.options.exclude:
+        about += f", all but {', '.join(model.options.exclude)}"
+    empty = [(name, torch.empty((0, *t.shape), dtype=t.dtype, device="meta")) for name, t in model.named]
+    lossless = replace(model.options, codec=LOSSLESS, whole=False, exclude=())
+    return declare_as(session, lambda: (which, about), replace(model, named=empty, options=lossless))
 
 
 def _whole(parameters: list[Parameter], tensors: dict[str, torch.Tensor]) -> list[Parameter]:

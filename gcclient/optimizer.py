@@ -23,7 +23,7 @@ from gcclient.exchange import Layout
 from gcclient.grouping import Groups
 from gcclient.hierarchy import Hierarchy, declare_shards, nodes_of, read_hierarchy
 from gcclient.overlap import Overlapped, check_fit, check_flat
-from gcclient.parameters import Options, declare, read_options
+from gcclient.parameters import Model, Options, declare, read_options
 from gcclient.plain import Plain
 from gcclient.plain_training import PlainLayout
 from gcclient.reductions import Op, read_op
@@ -102,12 +102,12 @@ def DistributedOptimizer(
 def _declared(
     session: Session, named: list[tuple[str, torch.Tensor]], options: Options, hierarchy: Hierarchy, average: bool
 ) -> Layout | ShardLayout:
-    ranks = tuple(range(session.me.size))
-    nodes = nodes_of(session, hierarchy, [p for _, p in named], ranks, options)
+    model = Model("optimizer", named, tuple(range(session.me.size)), options)
+    nodes = nodes_of(session, hierarchy, model)
     if nodes is None:
-        return Layout(session, *declare(session, "optimizer", named, ranks, options), average)
+        return Layout(session, *declare(session, model), average)
     # Of each parameter whether it is used, and whether all was finite.
-    shards = declare_shards(session, "optimizer", named, ranks, options, nodes, said=len(named) + 1)
+    shards = declare_shards(session, model, nodes, said=len(named) + 1)
     return ShardLayout(session, shards, nodes, average, options.groups, [name for name, _ in named])
 
 

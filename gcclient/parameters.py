@@ -134,32 +134,37 @@ class _Entry:
     group: int
 
 
-def declare(
-    session: Session,
-    kind: str,
-    named: Iterable[tuple[str, torch.Tensor]],
-    ranks: tuple[int, ...],
-    options: Options,
-) -> tuple[Domain, list[Parameter]]:
-    """Declare parameters as a domain of their own; returns it and them, in address order. All ``ranks`` together.
+@dataclass(frozen=True, slots=True, eq=False)
+class Model:
+    """What is declared together. ``kind``: what its domain is called after; ``named``: its parameters, in its order;
+    ``ranks``: those it is averaged over; ``options``: the same on all of them."""
 
-    ``kind``: what the domain is called after. ``named``: in the order of the model. ``options``: the same on all ranks.
+    kind: str
+    named: Sequence[tuple[str, torch.Tensor]]
+    ranks: tuple[int, ...]
+    options: Options
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        return [tensor for _, tensor in self.named]
+
+
+def declare(session: Session, model: Model) -> tuple[Domain, list[Parameter]]:
+    """Declare parameters as a domain of their own; returns it and them, in address order. All ranks together.
+
     :func:`gcclient.state` says what is raised.
     """
-    return declare_as(session, lambda: number(session, kind, ranks), named, ranks, options)
+    return declare_as(session, lambda: number(session, model.kind, model.ranks), model)
 
 
 def declare_as(
-    session: Session,
-    known_by: Callable[[], tuple[int, str]],
-    named: Iterable[tuple[str, torch.Tensor]],
-    ranks: tuple[int, ...],
-    options: Options,
+    session: Session, known_by: Callable[[], tuple[int, str]], model: Model
 ) -> tuple[Domain, list[Parameter]]:
     """:func:`declare` of a domain with that number and label, which are asked for once nothing else is refused."""
+    options = model.options
     codec, whole = options.codec, options.whole
     # Backward order: what is ready first comes first in the address space.
-    ordered = [(arguments.read_name(name), tensor) for name, tensor in reversed(list(named))]
+    ordered = [(arguments.read_name(name), tensor) for name, tensor in reversed(model.named)]
     tensors = dict(ordered)
     if len(tensors) < len(ordered):
         (twice, _), *_ = Counter(name for name, _ in ordered).most_common(1)
@@ -181,7 +186,7 @@ def declare_as(
     every = 0 if options.audit is None else options.audit.every
     domain = session.domain(
         DeclareDomain(
-            label, which, ranks, True, codec, bool(whole), every, options.exclude, options.warmup, options.quality
+            label, which, model.ranks, True, codec, bool(whole), every, options.exclude, options.warmup, options.quality
         )
     )
     session.checkpoints.compare(domain, tensors)

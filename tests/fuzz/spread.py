@@ -27,8 +27,9 @@ from tests.integration.forked import ends_with_parent
 SLICE: Final = 25_000
 #: Address space beyond what a process has when it begins: what is not bounded before it is allocated shows.
 ROOM: Final = 3 << 30
-#: A process that does not come to its next input within so many seconds, though it may be waiting, is stuck.
-STUCK: Final = 120
+#: A process that does not come to its next input within so many seconds, though it may be waiting, is stuck. After the
+#: last one a job of running daemons has to begin and end in it, on a machine that may have other work.
+STUCK: Final = 240
 
 
 @dataclass(slots=True)
@@ -79,8 +80,13 @@ def _work(part: Slice, pipe: connection.Connection, at: Any) -> None:
         size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (size + ROOM, size + ROOM))
 
+    armed = 0.0
+
     def heard(index: int) -> None:
-        if at.value < 0 or index % 64 == 0:
+        nonlocal armed
+        # It takes a thread each time, which is more than many an input takes.
+        if (now := time.monotonic()) - armed > 1:
+            armed = now
             faulthandler.dump_traceback_later(STUCK, exit=True)
         at.value = index
 
@@ -124,6 +130,9 @@ def run_all(todo: list[Slice], jobs: int) -> list[Result]:
                 result = _lost(worker)
             worker.process.join()
             done.append(result)
+            # At once: whoever ends the run early sees it too.
+            for failure in result.failures[:3]:
+                print(f"{failure.command}: {failure.error}", file=sys.stderr, flush=True)
         if time.monotonic() - said > 5:
             said = time.monotonic()
             fed = sum(r.inputs for r in done) + sum(max(w.at.value - w.slice.first, 0) for w in running.values())

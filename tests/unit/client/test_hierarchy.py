@@ -12,8 +12,12 @@ import torch.distributed as dist
 
 from gcclient.audit import Audit
 from gcclient.hierarchy import Nodes, nodes_of, part, read_hierarchy, summed_as
-from gcclient.parameters import Options
+from gcclient.parameters import Model, Options
 from gcproto.messages import MemberInfo
+
+
+def _model(tensors: list[torch.Tensor], ranks: tuple[int, ...], options: Options) -> Model:
+    return Model("ddp", [(str(i), t) for i, t in enumerate(tensors)], ranks, options)
 
 
 def _members(*nodes: tuple[int, ...]) -> list[MemberInfo]:
@@ -109,18 +113,18 @@ def test_what_does_not_go_with_it_is_refused_or_does_without(
 ) -> None:
     session, ranks = _session((0, 1), (2, 3), commits=commits), (0, 1, 2, 3)
     with pytest.raises(ValueError, match=r"hierarchy=True: .*leave hierarchy out, or give 'auto'") as refused:
-        nodes_of(session, True, tensors, ranks, options)
+        nodes_of(session, True, _model(tensors, ranks, options))
     assert why in str(refused.value)
     with caplog.at_level(logging.INFO, "gcclient"):
-        assert nodes_of(session, "auto", tensors, ranks, options) is None
+        assert nodes_of(session, "auto", _model(tensors, ranks, options)) is None
     assert why in caplog.text
-    assert nodes_of(session, False, tensors, ranks, options) is None
+    assert nodes_of(session, False, _model(tensors, ranks, options)) is None
 
 
 def test_torch_has_to_span_the_job(world_of_four: None) -> None:
     with pytest.raises(ValueError, match=r"needs torch\.distributed over all ranks of the job"):
-        nodes_of(_session((0, 1), (2, 3, 4)), True, CPU, (0, 1, 2, 3, 4), Options())
-    found = nodes_of(_session((0, 1), (2, 3)), True, CPU, (0, 1, 2, 3), Options())
+        nodes_of(_session((0, 1), (2, 3, 4)), True, _model(CPU, (0, 1, 2, 3, 4), Options()))
+    found = nodes_of(_session((0, 1), (2, 3)), True, _model(CPU, (0, 1, 2, 3), Options()))
     assert found is not None and found.shards == 2
 
 
@@ -143,18 +147,18 @@ def test_auto_wants_two_workers_a_node_and_cuda(
     tensors: Any = [SimpleNamespace(device=torch.device(device))]
     monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
     with caplog.at_level(logging.INFO, "gcclient"):
-        found = nodes_of(_session(*nodes), "auto", tensors, (0, 1, 2, 3), Options())
+        found = nodes_of(_session(*nodes), "auto", _model(tensors, (0, 1, 2, 3), Options()))
     assert (found is None) is bool(why) and why in caplog.text
-    assert nodes_of(_session(*nodes), True, tensors, (0, 1, 2, 3), Options()) is not None
+    assert nodes_of(_session(*nodes), True, _model(tensors, (0, 1, 2, 3), Options())) is not None
 
 
 def test_cuda_wants_nccl(world_of_four: None, monkeypatch: pytest.MonkeyPatch) -> None:
     tensors: Any = [SimpleNamespace(device=torch.device("cuda:0"))]
     monkeypatch.setattr(dist, "is_nccl_available", lambda: False)
     with pytest.raises(ValueError, match="needs NCCL for gradients on cuda"):
-        nodes_of(_session((0, 1), (2, 3)), True, tensors, (0, 1, 2, 3), Options())
+        nodes_of(_session((0, 1), (2, 3)), True, _model(tensors, (0, 1, 2, 3), Options()))
 
 
 def test_one_worker_a_node_has_nothing_to_sum(world_of_four: None) -> None:
     session = _session((0,), (1,), (2,), (3,), commits=True)
-    assert nodes_of(session, True, CPU, (0, 1, 2, 3), Options()) is None
+    assert nodes_of(session, True, _model(CPU, (0, 1, 2, 3), Options())) is None

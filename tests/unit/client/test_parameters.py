@@ -10,7 +10,7 @@ import torch
 import gcclient
 from gcclient import parameters
 from gcclient.api import current
-from gcclient.parameters import Options, declare
+from gcclient.parameters import Model, Options, declare
 from tests.unit.client.fake import FakeDaemon
 from tests.unit.client.wrapped import sections
 
@@ -20,7 +20,7 @@ def _declared_whole(daemon: FakeDaemon, mode: str, compression: str | None, whol
     gcclient.init(0, 1, socket=daemon.socket, job="unit")
     try:
         named = [("w", torch.zeros(30, 30)), ("b", torch.zeros(30))]
-        domain, _ = declare(current(), "test", named, (0,), Options(compression or "", whole))
+        domain, _ = declare(current(), Model("test", named, (0,), Options(compression or "", whole)))
         return domain.declared.whole
     finally:
         gcclient.shutdown()
@@ -54,7 +54,7 @@ def test_a_large_tensor_is_cut_for_automatic_plans_too(daemon: FakeDaemon, monke
 def test_what_is_left_out_has_blocks_of_its_own(joined: FakeDaemon) -> None:
     named = [(n, torch.zeros(300)) for n in ("emb.weight", "a.weight", "a.bias", "norm")]
     options = Options("topk(ratio=0.1)", exclude=("*.bias", "norm"), warmup=7, quality="safe")
-    domain, found = declare(current(), "test", named, (0,), options)
+    domain, found = declare(current(), Model("test", named, (0,), options))
     declared = domain.declared
     assert (declared.exclude, declared.warmup, declared.quality) == (("*.bias", "norm"), 7, "safe")
     names = [[t.name for t in d.section.tensors] for d in sections(joined)]
@@ -67,7 +67,7 @@ def test_what_is_left_out_has_blocks_of_its_own(joined: FakeDaemon) -> None:
 def test_a_group_goes_together_with_what_it_leaves_out(joined: FakeDaemon) -> None:
     named = [(n, torch.zeros(300)) for n in ("a.weight", "a.bias", "b.weight", "b.bias")]
     options = Options(groups=[["b.bias", "b.weight"], ["a.bias", "a.weight"]], exclude=("*.bias",))
-    _, found = declare(current(), "test", named, (0,), options)
+    _, found = declare(current(), Model("test", named, (0,), options))
     units = {p.name: {piece.unit for piece in p.pieces} for p in found}
     assert units["a.weight"] == units["a.bias"] != units["b.weight"] == units["b.bias"]
 
