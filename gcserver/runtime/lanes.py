@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -251,16 +252,21 @@ class Lanes:
         return pause
 
 
+def start_process(argv: Sequence[str], link: int) -> subprocess.Popen[bytes]:
+    """An interpreter of its own for a lane, with these arguments and the descriptor ``link`` of ours."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "gcserver.runtime.lane", *argv],
+        pass_fds=[link],
+        env={**os.environ, **MALLOC, **THREADS},
+        stdin=subprocess.DEVNULL,
+    )
+
+
 def _spawn(setup: LaneSetup, restarts: int) -> Lane:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     setup = msgspec.structs.replace(setup, link=theirs.fileno())
     try:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "gcserver.runtime.lane", msgspec.json.encode(setup).decode()],
-            pass_fds=[theirs.fileno()],
-            env={**os.environ, **MALLOC, **THREADS},
-            stdin=subprocess.DEVNULL,
-        )
+        process = start_process([msgspec.json.encode(setup).decode()], setup.link)
     except OSError:
         ours.close()
         raise

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
 import time
@@ -50,6 +51,7 @@ def show(results: list[Result], seconds: float) -> None:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("--inputs", type=int, default=20_000, help="how many, over all targets")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="end after so long, with what was fed by then")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--target", action="append", choices=sorted(TARGETS), help="only these (default: all)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
@@ -62,7 +64,8 @@ def main(argv: list[str] | None = None) -> int:
             parser.error("--at and --replay need the one --target that the input is for")
         return _one(args.target[0], args.seed, args.at, args.replay)
     began = time.monotonic()
-    results = merged(run_all(slices(args.target or list(TARGETS), args.inputs, args.seed, args.jobs), args.jobs))
+    names, until = args.target or list(TARGETS), began + args.seconds
+    results = merged(run_all(slices(names, args.inputs, args.seed, args.jobs, until), args.jobs))
     seconds = time.monotonic() - began
     show(results, seconds)
     if args.json is not None:

@@ -74,7 +74,7 @@ class Daemon:
         self._folder = Path(tempfile.mkdtemp(prefix="gradcomm-fuzz-"))
         port = free_ports(2)
         self._admin, self._metrics = port, port + 1
-        self._cluster = Cluster(self._folder, 2)
+        self._cluster = Cluster(self._folder, 2, forked=False)
         daemon = self._cluster.daemons[0]
         daemon.options |= {"node.admin": f"127.0.0.1:{port}", "node.metrics": f"127.0.0.1:{port + 1}"}
         lay_key(daemon.state)

@@ -7,12 +7,14 @@ one target is fed (`harness.py`), the command line (`__main__.py`).
 from __future__ import annotations
 
 import faulthandler
+import math
 import multiprocessing as mp
 import os
 import resource
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from multiprocessing import connection, forkserver
 from pathlib import Path
@@ -34,12 +36,19 @@ STUCK: Final = 240
 
 @dataclass(slots=True)
 class Slice:
-    """Inputs ``first`` to ``first + count`` of one target."""
+    """Inputs ``first`` to ``first + count`` of one target, those that are fed ``until`` then (monotonic seconds)."""
 
     target: str
     seed: int
     first: int
     count: int
+    until: float = math.inf
+
+    def indices(self) -> Iterator[int]:
+        for index in range(self.first, self.first + self.count):
+            if time.monotonic() > self.until:
+                return
+            yield index
 
 
 @dataclass(slots=True)
@@ -53,20 +62,21 @@ class Worker:
     began: float = field(default_factory=time.monotonic)
 
 
-def slices(names: list[str], inputs: int, seed: int, jobs: int) -> list[Slice]:
+def slices(names: list[str], inputs: int, seed: int, jobs: int, until: float = math.inf) -> list[Slice]:
     """So many inputs over the targets, by their shares (a running daemon takes few), each over all processes."""
     todo: list[Slice] = []
     live = [n for n in names if n == LIVE]
     quick = [n for n in names if n != LIVE]
     for name in live:
-        todo.append(Slice(name, seed, 0, inputs if not quick else min(LIVE_INPUTS, inputs)))
+        todo.append(Slice(name, seed, 0, inputs if not quick else min(LIVE_INPUTS, inputs), until))
     left, shares = max(inputs - sum(s.count for s in todo), 0), sum(map(share, quick))
     given = {name: left * share(name) // shares for name in quick}
     for name in quick[:1]:
         given[name] += left - sum(given.values())
-    for name, count in given.items():
+    # Those of which many are fed in little time come first: where time is over before all is done, each had its turn.
+    for name, count in sorted(given.items(), key=lambda pair: -share(pair[0])):
         size = max(min(SLICE, -(-count // jobs)), 1)
-        todo += [Slice(name, seed, first, min(size, count - first)) for first in range(0, count, size)]
+        todo += [Slice(name, seed, first, min(size, count - first), until) for first in range(0, count, size)]
     return todo
 
 
@@ -90,8 +100,7 @@ def _work(part: Slice, pipe: connection.Connection, at: Any) -> None:
             faulthandler.dump_traceback_later(STUCK, exit=True)
         at.value = index
 
-    indices = range(part.first, part.first + part.count)
-    pipe.send(harness.run(TARGETS[part.target], part.seed, indices, part.count, heard))
+    pipe.send(harness.run(TARGETS[part.target], part.seed, part.indices(), part.count, heard))
 
 
 def _lost(worker: Worker) -> Result:

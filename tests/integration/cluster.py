@@ -128,7 +128,8 @@ class Cluster(processes.Owner):
 
     ``options``: configuration keys for all daemons (``{"codec.default": "fp16"}``); ``lanes`` each.
     ``know_peers=False`` leaves out the static list, for rendezvous through torch's store. ``keys=True`` gives every
-    daemon keys: ``pairs`` by name, all of them in the list ``admitted``.
+    daemon keys: ``pairs`` by name, all of them in the list ``admitted``. ``forked=False``: every process of a daemon is
+    an interpreter of its own, as in use, instead of one forked with its modules loaded (`forked_daemon.py`).
     """
 
     def __init__(
@@ -139,6 +140,7 @@ class Cluster(processes.Owner):
         options: Mapping[str, str] | None = None,
         know_peers: bool = True,
         keys: bool = False,
+        forked: bool = True,
     ) -> None:
         self.folder = folder
         self.lanes = lanes
@@ -146,7 +148,7 @@ class Cluster(processes.Owner):
         ports = free_ports((lanes + 1) * nodes)
         common = {"node.lanes": str(lanes), **(options or {})}
         self.daemons = [
-            Daemon(f"{chr(ord('a') + i)}{mark}", ports + i * (lanes + 1), folder, common) for i in range(nodes)
+            Daemon(f"{chr(ord('a') + i)}{mark}", ports + i * (lanes + 1), folder, common, forked) for i in range(nodes)
         ]
         for daemon in self.daemons:
             others = [f"{d.name}={d.address}" for d in self.daemons if d is not daemon]

@@ -6,33 +6,44 @@ What may live here: starting, killing and restarting it, its log. What may not: 
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.lab.daemons import lane_pids
-from tests.integration.forked import ends_with_parent
+from tests.integration.forked import Forked, ends_with_parent
 
 ROOT = Path(__file__).resolve().parents[2]
 START_WITHIN = 120.0
+#: `comm` of a lane of a forked daemon
+LANE = "gc-test-lane"
+
+
+def _serve(argv: Sequence[str], lanes: int) -> None:
+    # Whoever starts daemons stays light: only what is forked has loaded it.
+    from tests.integration.forked_daemon import serve
+
+    serve(argv, lanes)
 
 
 class Daemon:
-    """One `gcserver run`. Its log is ``log``; ``pid`` is the supervisor's."""
+    """One `gcserver run`. Its log is ``log``; ``pid`` is the supervisor's. ``forked``: see `forked_daemon.py`."""
 
-    def __init__(self, name: str, port: int, folder: Path, options: Mapping[str, str]) -> None:
+    def __init__(self, name: str, port: int, folder: Path, options: Mapping[str, str], forked: bool) -> None:
         self.name = name
         self.address = f"tcp://127.0.0.1:{port}"
         self.socket = folder / f"{name}.sock"
         self.log = folder / f"{name}.log"
         self.state = Path("/dev/shm") / f"gradcomm-test-{name}"
         self.options = dict(options)
-        self.process: subprocess.Popen[bytes] | None = None
+        self.forked = forked
+        self.process: subprocess.Popen[bytes] | Forked | None = None
         self.lives = 0
 
     @property
@@ -51,14 +62,19 @@ class Daemon:
             **dict.fromkeys(("node.admin", "node.metrics", "plan.profiles"), ""),
             **self.options,
         }
-        argv = [sys.executable, "-m", "gcserver.cli", "run"]
+        argv = ["run"]
         for key, value in flags.items():
             argv += [f"--{key}", value]
         environ = {k: v for k, v in os.environ.items() if not k.startswith("GC_")}
+        if self.forked:
+            self.process = Forked(
+                functools.partial(_serve, tuple(argv), int(flags["node.lanes"])), environ, ROOT, self.log
+            )
+            return
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                argv, cwd=ROOT, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                preexec_fn=ends_with_parent,
+                [sys.executable, "-m", "gcserver.cli", *argv], cwd=ROOT, env=environ, stdin=subprocess.DEVNULL,
+                stdout=log, stderr=log, preexec_fn=ends_with_parent,
             )  # fmt: skip
 
     def wait_ready(self) -> None:
@@ -77,7 +93,9 @@ class Daemon:
     def lane_pids(self) -> list[int]:
         """Processes of its lanes."""
         children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
-        return lane_pids(map(int, children))
+        comms = {int(child): Path(f"/proc/{child}/comm") for child in children}
+        forked = [pid for pid, comm in comms.items() if comm.exists() and comm.read_text().strip() == LANE]
+        return forked + lane_pids(comms)
 
     def kill(self) -> None:
         """SIGKILL the supervisor and its lanes, as a crash of the whole daemon would."""

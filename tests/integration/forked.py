@@ -22,7 +22,14 @@ from pathlib import Path
 
 #: What workers import anyway: torch loads `torch._dynamo`, the longer part, with the first optimizer. Nothing here may
 #: start a thread when it is imported, or read what tests change in the environment.
-PRELOADED = ("torch.nn.parallel", "torch.distributed", "torch._dynamo", "numpy", "gcclient")
+PRELOADED = (
+    "torch.nn.parallel",
+    "torch.distributed",
+    "torch._dynamo",
+    "numpy",
+    "gcclient",
+    "tests.integration.forked_daemon",
+)
 
 
 def ends_with_parent() -> None:
@@ -41,7 +48,7 @@ def _context() -> ForkServerContext:
 class Forked:
     """``main()`` in a process of its own, followed as a ``subprocess.Popen`` would be.
 
-    main: picklable. environ: all of its environment. cwd: its folder. log: where both its outputs go.
+    main: picklable. environ: all of its environment. cwd: its folder. log: what both its outputs are added to.
     """
 
     def __init__(self, main: Callable[[], None], environ: Mapping[str, str], cwd: Path, log: Path) -> None:
@@ -70,6 +77,9 @@ class Forked:
     def kill(self) -> None:
         self._process.kill()
 
+    def terminate(self) -> None:
+        self._process.terminate()
+
 
 def _script(main: Callable[[], None], environ: dict[str, str], cwd: str, log: str) -> None:
     """In the process: ``main`` as ``__main__`` of an interpreter would run, from its environment to its exit."""
@@ -79,7 +89,7 @@ def _script(main: Callable[[], None], environ: dict[str, str], cwd: str, log: st
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(environ)
-    null, output = os.open(os.devnull, os.O_RDONLY), os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    null, output = os.open(os.devnull, os.O_RDONLY), os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(null, 0)
     os.dup2(output, 1)
     os.dup2(output, 2)
@@ -89,6 +99,8 @@ def _script(main: Callable[[], None], environ: dict[str, str], cwd: str, log: st
     status = 0
     try:
         main()
+    except SystemExit as end:
+        status = int(end.code or 0)
     except BaseException:
         sys.last_type, sys.last_value, sys.last_traceback = sys.exc_info()  # which tells exit handlers why
         sys.excepthook(*sys.exc_info())

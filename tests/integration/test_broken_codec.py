@@ -39,7 +39,7 @@ def test_a_codec_that_raises_ends_its_job_alone(tmp_path: Path, monkeypatch: pyt
     install(tmp_path / "site", "acme", {"acme": CODEC}, {"acme-broken": "acme:Broken"})
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "site"), os.environ.get("PYTHONPATH", "")]))
     training = "tests.integration.ddp_workers:training"
-    with Cluster(tmp_path, nodes=2, options={"min_compress_bytes": "0"}) as cluster:
+    with Cluster(tmp_path, nodes=2, options={"min_compress_bytes": "0"}, forked=False) as cluster:
         lanes = [daemon.lane_pids() for daemon in cluster.daemons]
         good = cluster.start(training, [0, 1], job="good", steps=120, compressions=["onebit"])
         good.wait_mark("onebit 3")

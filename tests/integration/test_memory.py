@@ -19,7 +19,7 @@ WORKERS = "tests.integration.memory_workers"
 
 
 def test_a_job_takes_what_the_formula_says_and_one_that_does_not_fit_ends(tmp_path: Path) -> None:
-    with Cluster(tmp_path, nodes=2) as cluster:
+    with Cluster(tmp_path, nodes=2, forked=False) as cluster:
         lanes = [daemon.lane_pids() for daemon in cluster.daemons]
         for outcome in cluster.run(f"{WORKERS}:too_much", [0, 1]):
             assert outcome.error == "OutOfMemory"

@@ -65,7 +65,7 @@ def cases(draw, most=8):
 
 
 @given(cases())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_what_the_search_says_is_what_the_timeline_says(case) -> None:
     """Incremental timelines end where those computed from the start do, after every part of the search."""
     trace, cluster, codec = case
@@ -83,7 +83,7 @@ def test_what_the_search_says_is_what_the_timeline_says(case) -> None:
 
 
 @given(cases(most=2), st.integers(0, 2**32 - 1))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_exhaustive_search_misses_nothing(case, seed: int) -> None:
     """Against every combination of a dozen options, one timeline each."""
     trace, cluster, codec = case
@@ -100,7 +100,7 @@ def test_exhaustive_search_misses_nothing(case, seed: int) -> None:
 
 
 @given(cases(most=2))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_the_search_is_close_to_the_best_plan(case) -> None:
     """The paper: a few percent; here at most 8 on two tensors (the benchmark has the distribution)."""
     trace, cluster, codec = case

@@ -130,7 +130,7 @@ def _shake(cluster: Cluster, job: Job, trial: Trial) -> None:
 
 def run(trials: Sequence[Trial], folder: Path) -> None:
     """All of them on the same two daemons, one after the other; a line each."""
-    with Cluster(folder, nodes=NODES, options={"min_compress_bytes": "4KiB"}) as cluster:
+    with Cluster(folder, nodes=NODES, options={"min_compress_bytes": "4KiB"}, forked=False) as cluster:
         for trial in trials:
             attempt(cluster, trial)
             verdict = f"FAILED: {trial.failure}" if trial.failure else "the same weights"

@@ -23,7 +23,7 @@ def available() -> int:
 
 
 def test_ten_thousand_tensors(tmp_path: Path) -> None:
-    with Cluster(tmp_path, nodes=2) as cluster:
+    with Cluster(tmp_path, nodes=2, forked=False) as cluster:
         for outcome in cluster.run(f"{WORKERS}:parameters", [0, 1], count=10_000, elements=7, steps=3, groups=None):
             assert outcome.ok()["wrong"] == 0
         for outcome in cluster.run(f"{WORKERS}:calls", [0, 1], count=10_000):
@@ -33,7 +33,7 @@ def test_ten_thousand_tensors(tmp_path: Path) -> None:
 @pytest.mark.timeout(300)
 def test_a_step_of_a_hundred_thousand_partitions(tmp_path: Path) -> None:
     """A group of its own for each of so many parameters: no block crosses the end of a group."""
-    with Cluster(tmp_path, nodes=2) as cluster:
+    with Cluster(tmp_path, nodes=2, forked=False) as cluster:
         outcomes = cluster.run(
             f"{WORKERS}:parameters", [0, 1], count=100_000, elements=4, steps=2, groups="layer-wise", timeout=280
         )
@@ -47,6 +47,6 @@ def test_a_tensor_of_four_gibibytes(tmp_path: Path) -> None:
     nodes = 2 if available() > 20 * GIB else 1
     if available() < 10 * GIB:
         pytest.skip("less than 10 GiB of memory are free")
-    with Cluster(tmp_path, nodes=nodes) as cluster:
+    with Cluster(tmp_path, nodes=nodes, forked=False) as cluster:
         for outcome in cluster.run(f"{WORKERS}:huge", list(range(nodes)), elements=GIB + 12_345, timeout=280):
             assert outcome.ok()["wrong"] == 0

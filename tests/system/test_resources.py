@@ -45,7 +45,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     folder = tmp_path_factory.mktemp("resources")
     with file_system(folder / "memory", "460m") as memory, file_system(folder / "profiles", "64k") as profiles:
         fill(profiles / "filler")
-        made = reachable(Cluster(folder, nodes=2, options={"partition_bytes": "64MiB"}))
+        made = reachable(Cluster(folder, nodes=2, options={"partition_bytes": "64MiB"}, forked=False))
         made.daemons[1].state = memory / "state"
         made.daemons[1].options["plan.profiles"] = str(profiles)
         with made as started:

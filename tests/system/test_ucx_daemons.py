@@ -28,7 +28,7 @@ def uses_ucx(pid: int) -> bool:
 def test_sums_are_exact_whoever_is_killed(tls: str, tmp_path: Path) -> None:
     """A lane, a supervisor and a whole daemon, with keys on the control link and two lanes each."""
     options = {"node.transport": "ucx", "insecure": "true"}
-    with Cluster(tmp_path, nodes=2, lanes=2, options=options, keys=True) as cluster:
+    with Cluster(tmp_path, nodes=2, lanes=2, options=options, keys=True, forked=False) as cluster:
         assert all(uses_ucx(pid) for daemon in cluster.daemons for pid in daemon.lane_pids())
         job = cluster.start(COUNTING, [0, 1, 1], steps=60, elements=1_000_000)
         for step, node, kill in (
@@ -47,7 +47,7 @@ def test_sums_are_exact_whoever_is_killed(tls: str, tmp_path: Path) -> None:
 
 
 def test_a_node_that_speaks_something_else_is_said(tls: str, tmp_path: Path) -> None:
-    with Cluster(tmp_path, nodes=2, options={"node.transport": "ucx"}) as cluster:
+    with Cluster(tmp_path, nodes=2, options={"node.transport": "ucx"}, forked=False) as cluster:
         other = cluster.daemons[1]
         other.stop()
         other.options["node.transport"] = "zmq"

@@ -38,7 +38,7 @@ def digests():
     return "\n".join(lines)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_the_same_bytes_without_vector_extensions():
     # numba's cache knows for which processor it holds what: half a minute, unless the sources are as they were.
