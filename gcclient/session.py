@@ -269,26 +269,26 @@ class Session:
     def wait_for(self, ready: Callable[[], Any], what: str, phase: str, limit: float) -> None:
         """Wait until ``ready()``, saying every few seconds what for. Raises the job's failure, or
         :class:`StepTimeout` after ``limit`` seconds."""
-        began, self._waiting_for = time.monotonic(), ""
-
-        def over() -> bool:
-            return bool(ready()) or self.failure is not None
-
-        while not self.daemon.wait(over, SAY_EVERY):
-            self.check()
-            elapsed = time.monotonic() - began
-            if elapsed > limit:
-                raise StepTimeout(
-                    f"waited in vain for {what}",
-                    job=self.label,
-                    phase=phase,
-                    missing=(self._waiting_for,) if self._waiting_for else (),
-                    elapsed=elapsed,
-                    advice="look at the other ranks' logs; raise job.deadline if they are merely slow",
-                )
-            log.warning("waiting for %s since %.0f s", what, elapsed)
-        if not ready():
-            self.check()
+        began = time.monotonic()
+        try:
+            while not self.daemon.wait(lambda: bool(ready()) or self.failure is not None, SAY_EVERY):
+                self.check()
+                elapsed = time.monotonic() - began
+                if elapsed > limit:
+                    raise StepTimeout(
+                        f"waited in vain for {what}",
+                        job=self.label,
+                        phase=phase,
+                        missing=(self._waiting_for,) if self._waiting_for else (),
+                        elapsed=elapsed,
+                        advice="look at the other ranks' logs; raise job.deadline if they are merely slow",
+                    )
+                log.warning("waiting for %s since %.0f s", what, elapsed)
+            if not ready():
+                self.check()
+        finally:
+            # Not when a wait begins: the daemon's word may have come since it was asked.
+            self._waiting_for = ""
 
     def wait_result(self, ready: Callable[[], bool], what: str, step: int, began: float) -> None:
         """Wait until ``ready()`` for the result of a step, saying now and then what for.

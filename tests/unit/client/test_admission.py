@@ -6,6 +6,7 @@ What may not: who is let in (`tests/unit/core/test_admission.py`), real jobs (`t
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Iterator
@@ -99,11 +100,11 @@ def test_who_waits_and_what_for_is_in_log_and_error(
     monkeypatch.setattr("gcclient.session.SAY_EVERY", 0.02)
     # The wait is over once the daemon's word has come, however long that takes on a busy machine.
     said = "not there yet: b (dead)"
-    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + (100 if said in caplog.text else 0))
+    later = itertools.count(0, 100)
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + (next(later) if said in caplog.text else 0))
     monkeypatch.setattr("gcclient.session.time", clock)
     session = current()
     session.registered = msgspec.structs.replace(session.job, deadline=0.0)
-    session._waiting_for = "local ranks [1], when the job formed"
     knock(shrinking)
     shrinking.answer = lambda m: (
         Waiting("other1 to be let in: not there yet: b (dead)") if isinstance(m, Admit) else None
