@@ -6,6 +6,7 @@ What may live here: starting, killing and restarting it, its log. What may not: 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import shutil
@@ -30,6 +31,20 @@ def _serve(argv: Sequence[str], lanes: int) -> None:
     from tests.integration.forked_daemon import serve
 
     serve(argv, lanes)
+
+
+def _wait_gone(pid: int) -> None:
+    """Until its ports are free: a daemon that is forked asks for them sooner than a killed lane gives them back."""
+    end = time.monotonic() + START_WITHIN
+    while time.monotonic() < end:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return
+        if state in "ZX":
+            return
+        time.sleep(0.002)
+    raise RuntimeError(f"process {pid} was killed and did not end in {START_WITHIN:g} s")
 
 
 class Daemon:
@@ -99,23 +114,27 @@ class Daemon:
 
     def kill(self) -> None:
         """SIGKILL the supervisor and its lanes, as a crash of the whole daemon would."""
-        lanes = self.lane_pids()
-        self.kill_supervisor()
-        for pid in lanes:
-            try:
+        for pid in self._kill():
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
+            _wait_gone(pid)
 
     def kill_lane(self) -> None:
         """SIGKILL its first lane; the supervisor starts it again by itself."""
         os.kill(self.lane_pids()[0], signal.SIGKILL)
 
     def kill_supervisor(self) -> None:
-        """SIGKILL the supervisor alone."""
+        """SIGKILL the supervisor alone; its lanes end with it."""
+        for pid in self._kill():
+            _wait_gone(pid)
+
+    def _kill(self) -> list[int]:
+        """The lanes that it had."""
         assert self.process is not None
+        lanes = self.lane_pids()
         self.process.kill()
         self.process.wait()
+        return lanes
 
     def restart(self) -> None:
         """:meth:`kill`, and start it again."""
