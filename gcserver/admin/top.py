@@ -96,4 +96,11 @@ def run(
         if not show(text) or once:
             return
         before, at = steps, now
-        time.sleep(every)
+        _sleep(every)
+
+
+def _sleep(seconds: float) -> None:
+    """In short pieces: a signal that comes the moment before a sleep begins does not end that one."""
+    end = time.monotonic() + seconds
+    while (left := end - time.monotonic()) > 0:
+        time.sleep(min(left, 0.2))
