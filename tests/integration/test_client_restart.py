@@ -43,6 +43,7 @@ def test_every_sum_is_exact_across_kills(cluster: Cluster) -> None:
         assert value["wrong"] == 0 and value["reconnects"] >= 2
 
 
+@pytest.mark.long  # `make soak-kills` has every codec
 def test_the_weights_are_those_of_an_undisturbed_run(cluster: Cluster, tmp_path: Path) -> None:
     """Uncompressed, with error feedback at both ends, and in two exchanges with a random start; every tensor is
     compressed. What is disturbed is encrypted, which changes no bit either."""

@@ -25,7 +25,7 @@ def levels(log: str) -> list[int]:
     return [int(level) for level in re.findall(r"tuned: notch -1, level (\d+)", log)]
 
 
-@pytest.mark.parametrize(("ratio", "lanes"), [(0.005, 1), (0.3, 2)])
+@pytest.mark.parametrize(("ratio", "lanes"), [(0.005, 1), pytest.param(0.3, 2, marks=pytest.mark.long)])
 def test_payloads_follow_the_ratio(tmp_path: Path, ratio: float, lanes: int) -> None:
     controller = f"dc2-da2(k_min={ratio},k_max={ratio})"
     with reachable(Cluster(tmp_path, nodes=2, lanes=lanes, options=options(controller))) as cluster:

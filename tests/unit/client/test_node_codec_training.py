@@ -176,7 +176,7 @@ def test_steps_go_encoded_and_what_is_held_back_comes_later(
     assert state._codec.steps == other.codec.steps == 5
 
 
-@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize("shards", [pytest.param(1, marks=pytest.mark.long), 2])
 @pytest.mark.parametrize("which", ["mine", "other"])
 def test_a_void_step_leaves_residuals_as_they_were(
     told: Memory, monkeypatch: pytest.MonkeyPatch, shards: int, which: str

@@ -117,7 +117,7 @@ def shared_digest():
     return digest.hexdigest()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_nodes_with_another_cpu_agree():
     """Compiled for a processor without AVX or fused multiply-add, the kernels give the same bytes."""
     program = "from tests.unit.codecs.test_powersgd_payload import shared_digest; print(shared_digest())"

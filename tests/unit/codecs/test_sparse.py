@@ -300,7 +300,7 @@ def ending_at_a_page():
     return memory[: mmap.PAGESIZE]
 
 
-@pytest.mark.parametrize("seeded", [False, True])
+@pytest.mark.parametrize("seeded", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_a_storm_of_mutated_frames_breaks_nothing(seeded):
     n, frames = 77, []
     for seed, (options, (packed_, _)) in enumerate(FORMS.items()):
