@@ -11,10 +11,11 @@ import functools
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.lab.daemons import lane_pids
@@ -33,18 +34,20 @@ def _serve(argv: Sequence[str], lanes: int) -> None:
     serve(argv, lanes)
 
 
-def _wait_gone(pid: int) -> None:
-    """Until its ports are free: a daemon that is forked asks for them sooner than a killed lane gives them back."""
+def _wait_free(ports: Iterable[int]) -> None:
+    """A daemon that is forked asks for its ports sooner than one that was killed gives them back."""
     end = time.monotonic() + START_WITHIN
-    while time.monotonic() < end:
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except OSError:
-            return
-        if state in "ZX":
-            return
-        time.sleep(0.002)
-    raise RuntimeError(f"process {pid} was killed and did not end in {START_WITHIN:g} s")
+    for port in ports:
+        while True:
+            with socket.socket() as asking:
+                asking.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                try:
+                    asking.bind(("127.0.0.1", port))
+                    break
+                except OSError:
+                    if time.monotonic() > end:
+                        raise
+            time.sleep(0.002)
 
 
 class Daemon:
@@ -117,7 +120,7 @@ class Daemon:
         for pid in self._kill():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            _wait_gone(pid)
+        self._wait_free()
 
     def kill_lane(self) -> None:
         """SIGKILL its first lane; the supervisor starts it again by itself."""
@@ -125,8 +128,12 @@ class Daemon:
 
     def kill_supervisor(self) -> None:
         """SIGKILL the supervisor alone; its lanes end with it."""
-        for pid in self._kill():
-            _wait_gone(pid)
+        self._kill()
+        self._wait_free()
+
+    def _wait_free(self) -> None:
+        first = int(self.address.rpartition(":")[2])
+        _wait_free(range(first, first + int(self.options["node.lanes"]) + 1))
 
     def _kill(self) -> list[int]:
         """The lanes that it had."""
