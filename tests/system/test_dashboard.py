@@ -204,7 +204,12 @@ def test_two_daemons_and_a_job(browser: Any, tmp_path: Path) -> None:
             assert f"{b.name} (1)" in cells(page, "jobs-t")[5]
             names = [text.split()[0] for text in page.locator("#step .part span:first-child").all_inner_texts()]
             assert {"compute", "encode", "exchange", "decode"} <= set(names)
-            layers = {row[0]: row for row in (cells(page, "layers-t", i) for i in range(7))}
+
+            def layers_shown() -> dict[str, list[str]]:
+                return {row[0]: row for row in (cells(page, "layers-t", i) for i in range(7))}
+
+            until("a step's layers", lambda: "–" not in layers_shown().get("0.weight", ["–"]))
+            layers = layers_shown()
             assert HOSTILE in layers
             weight = layers["0.weight"]
             assert weight[2] == "topk(ratio=0.01)+ef" and weight[3] == "256 KiB"
