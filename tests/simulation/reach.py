@@ -5,7 +5,8 @@ they reach alone does not count here.
 
 Prints the share of branches and every branch that no seed took; exits with 1 below ``--least`` percent. The scenario
 scripts are played as well. Each process plays every n-th seed and counts for itself; the core must not be imported
-before it counts.
+before it counts. Counting makes a world take several times as long: ``--kept`` counts only in those worlds that reached
+something new when ``--record`` last looked, and plays the others without.
 """
 
 from __future__ import annotations
@@ -23,12 +24,15 @@ from pathlib import Path
 import coverage
 
 ROOT = Path(__file__).parents[2]
+#: the seeds that `--record` kept
+KEPT = Path(__file__).with_name("reaching.json")
 #: percent of branches, of all files of the core together
 LEAST = 95.0
 
 
-def count(first: int, worlds: int, every: int, folder: Path) -> int:
-    """Play every n-th seed from ``first`` on, counting; how many broke a guarantee."""
+def count(args: argparse.Namespace) -> int:
+    """Play every n-th seed from ``args.part`` on, counting; how many broke a guarantee."""
+    first, every, folder = args.part, args.jobs, args.folder
     cov = coverage.Coverage(
         branch=True, source_pkgs=["gcserver.core"], data_file=folder / "data", data_suffix=str(first)
     )
@@ -40,15 +44,32 @@ def count(first: int, worlds: int, every: int, folder: Path) -> int:
     bad = 0
     for script in SCRIPTS[first::every]:
         play_script(script.read_text())
-    ordinary, lossy = seeds(0, worlds)
-    for seed in (*ordinary, *lossy)[first::every]:
+    ordinary, lossy = seeds(0, args.seeds)
+    played = (*ordinary, *lossy)[first::every]
+    counted = set(json.loads(KEPT.read_text())) if args.kept else set(played)
+    reached, new = 0, []
+    # Those that are not counted come last, so that counting ends once.
+    for seed in sorted(played, key=lambda seed: seed not in counted):
+        if seed not in counted:
+            cov.stop()
         outcome = play(seed)
         if outcome.error:
             bad += 1
             print(f"seed {seed}: {outcome.error}\n  replay: {command(seed)}", flush=True)
+        if args.record and (now := _arcs(cov)) > reached:
+            reached = now
+            new.append(seed)
     cov.stop()
     cov.save()
+    if args.record:
+        (folder / f"kept{first}.json").write_text(json.dumps(new))
     return bad
+
+
+def _arcs(cov: coverage.Coverage) -> int:
+    """How many there are by now."""
+    data = cov.get_data()
+    return sum(len(data.arcs(name) or ()) for name in data.measured_files())
 
 
 def report(folder: Path, every: bool) -> float:
@@ -77,16 +98,23 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes")
     parser.add_argument("--least", type=float, default=LEAST, help="percent below which this fails")
     parser.add_argument("--every", action="store_true", help="print every branch that was not taken")
+    parser.add_argument("--kept", action="store_true", help="count only in the seeds that are kept")
+    parser.add_argument("--record", action="store_true", help="keep the seeds that reach something new")
     parser.add_argument("--part", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.part is not None:
-        return min(1, count(args.part, args.seeds, args.jobs, args.folder))
+        return min(1, count(args))
     with tempfile.TemporaryDirectory(prefix="gc-reach-") as folder:
         command = [sys.executable, "-m", "tests.simulation.reach", "--seeds", str(args.seeds), "--jobs", str(args.jobs)]
+        command += [flag for flag in ("--kept", "--record") if getattr(args, flag[2:])]
         command += ["--folder", folder, "--part"]
         parts = [subprocess.Popen([*command, str(i)], cwd=ROOT) for i in range(args.jobs)]
         bad = sum(part.wait() != 0 for part in parts)
+        if args.record:
+            kept = [seed for path in sorted(Path(folder).glob("kept*.json")) for seed in json.loads(path.read_text())]
+            KEPT.write_text(json.dumps(sorted(kept)) + "\n")
+            print(f"{len(kept)} of {args.seeds} seeds reach something new")
         percent = report(Path(folder), args.every)
     if percent < args.least:
         print(
