@@ -49,9 +49,9 @@ def _gauge(name: str, unit: str, about: str, *labels: str) -> Series:
 BYTES: Final = _counter(
     "bytes", "bytes",
     "Gradient bytes from (in) and to (out) peers: on the wire, and raw, had they been uncompressed.",
-    "direction", "kind", "peer",
+    "direction", "kind", PEER,
 )  # fmt: skip
-FRAMES: Final = _counter("frames", "frames", "Frames from (in) and to (out) peers.", "direction", "peer")
+FRAMES: Final = _counter("frames", "frames", "Frames from (in) and to (out) peers.", "direction", PEER)
 ROUNDS: Final = _counter("rounds", "rounds", "Rounds (one partition in one step) finished on this node.", JOB)
 STEPS: Final = _counter(
     "steps", "steps",
@@ -64,7 +64,7 @@ STEP_SECONDS: Final = Series(
 RESIDUAL_NORM: Final = _gauge("residual_norm", "L2 norm", "L2 norm of this node's residuals.", JOB)
 WAITING: Final = _gauge(
     "waiting_seconds", "seconds", "For how long a peer or rank has been waited for, and for what; absent otherwise.",
-    JOB, "peer", "wanted",
+    JOB, PEER, "wanted",
 )  # fmt: skip
 PLAN_VERSION: Final = _gauge("plan_version", "version", "Newest plan of a job; 0: the defaults hold.", JOB)
 ARENA: Final = _gauge("arena_bytes", "bytes", "Shared memory held for gradients and averages.", JOB)
@@ -72,18 +72,16 @@ AUDIT_ERROR: Final = _gauge(
     "audit_error", "ratio", "Relative L2 error of what the last audited step delivered, against the exact average.", JOB
 )
 AUDITS: Final = _counter("audit", "steps", "Steps audited, as this node's workers reported them.", JOB)
-PEER_UP: Final = _gauge(
-    "peer_up", "0 or 1", "1 while heartbeats of the peer arrive, those of all its lanes too.", "peer"
-)
+PEER_UP: Final = _gauge("peer_up", "0 or 1", "1 while heartbeats of the peer arrive, those of all its lanes too.", PEER)
 PEER_LANE_UP: Final = _gauge(
     "peer_lane_up",
     "0 or 1",
     "1 while this lane hears the same lane of the peer; absent while it starts.",
-    "peer",
+    PEER,
     "lane",
 )
 PEER_RTT: Final = _gauge(
-    "peer_rtt_seconds", "seconds", "Round trip of the newest heartbeat; absent before the first.", "peer"
+    "peer_rtt_seconds", "seconds", "Round trip of the newest heartbeat; absent before the first.", PEER
 )
 LANE_READY: Final = _gauge(
     "lane_ready", "0 or 1", "1 while the lane serves; 0: it starts, restarts or is silent.", "lane"

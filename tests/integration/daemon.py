@@ -11,14 +11,14 @@ import functools
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.lab.daemons import lane_pids
+from gcserver import ports
 from tests.integration.forked import Forked, ends_with_parent
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,22 +32,6 @@ def _serve(argv: Sequence[str], lanes: int) -> None:
     from tests.integration.forked_daemon import serve
 
     serve(argv, lanes)
-
-
-def _wait_free(ports: Iterable[int]) -> None:
-    """A daemon that is forked asks for its ports sooner than one that was killed gives them back."""
-    end = time.monotonic() + START_WITHIN
-    for port in ports:
-        while True:
-            with socket.socket() as asking:
-                asking.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                try:
-                    asking.bind(("127.0.0.1", port))
-                    break
-                except OSError:
-                    if time.monotonic() > end:
-                        raise
-            time.sleep(0.002)
 
 
 class Daemon:
@@ -132,8 +116,12 @@ class Daemon:
         self._wait_free()
 
     def _wait_free(self) -> None:
-        first = int(self.address.rpartition(":")[2])
-        _wait_free(range(first, first + int(self.options["node.lanes"]) + 1))
+        """Until its ports are: one that is forked asks for them sooner than one that was killed gives them back."""
+        host, port = self.address.removeprefix("tcp://").split(":")
+        end = time.monotonic() + START_WITHIN
+        while not ports.free(host, int(port), int(self.options["node.lanes"]) + 1):
+            assert time.monotonic() < end, f"{self.address} is still bound by a daemon that was killed"
+            time.sleep(0.002)
 
     def _kill(self) -> list[int]:
         """The lanes that it had."""

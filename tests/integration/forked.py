@@ -7,7 +7,6 @@ what it computes, daemons (those are always interpreters of their own).
 from __future__ import annotations
 
 import atexit
-import ctypes
 import functools
 import multiprocessing
 import os
@@ -20,8 +19,10 @@ from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
-#: What workers import anyway: torch loads `torch._dynamo`, the longer part, with the first optimizer. Nothing here may
-#: start a thread when it is imported, or read what tests change in the environment.
+from gcserver import parent
+
+#: What workers and daemons import anyway: torch loads `torch._dynamo`, the longer part, with the first optimizer.
+#: Nothing here may start a thread when it is imported, or read what tests change in the environment.
 PRELOADED = (
     "torch.nn.parallel",
     "torch.distributed",
@@ -32,10 +33,8 @@ PRELOADED = (
 )
 
 
-def ends_with_parent() -> None:
-    """In a new process: it is killed when the one that started it ends, whatever ends that."""
-    pr_set_pdeathsig = 1
-    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+#: In a new process: it is killed when the one that started it ends, whatever ends that.
+ends_with_parent = functools.partial(parent.ends_with_parent, signal.SIGKILL)
 
 
 @functools.cache

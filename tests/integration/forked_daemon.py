@@ -8,7 +8,6 @@ is one.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import socket
@@ -16,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -29,7 +29,6 @@ from gcserver.runtime.setup import LaneSetup
 from tests.integration.daemon import LANE
 from tests.integration.forked import ends_with_parent
 
-_PR_SET_NAME: Final = 15
 #: bytes of a lane's arguments, at the most
 _ARGUMENTS: Final = 1 << 16
 
@@ -101,7 +100,7 @@ def _serve_lane(orders: socket.socket) -> None:
             setup = msgspec.structs.replace(msgspec.json.decode(told, type=LaneSetup), link=links[0])
             sys.argv = ["lane", msgspec.json.encode(setup).decode()]
             os.environ.update(lanes.MALLOC | lanes.THREADS)
-            ctypes.CDLL(None).prctl(_PR_SET_NAME, LANE.encode())
+            Path("/proc/self/comm").write_text(LANE)
             status = gcserver.runtime.lane.main()
         else:  # the supervisor has ended before
             status = 0

@@ -47,20 +47,22 @@ def count(args: argparse.Namespace) -> int:
     ordinary, lossy = seeds(0, args.seeds)
     played = (*ordinary, *lossy)[first::every]
     counted = set(json.loads(KEPT.read_text())) if args.kept else set(played)
-    reached, new = 0, []
-    # Those that are not counted come last, so that counting ends once.
-    for seed in sorted(played, key=lambda seed: seed not in counted):
-        if seed not in counted:
-            cov.stop()
+
+    def broken(seed: int) -> bool:
         outcome = play(seed)
         if outcome.error:
-            bad += 1
             print(f"seed {seed}: {outcome.error}\n  replay: {command(seed)}", flush=True)
+        return bool(outcome.error)
+
+    reached, new = 0, []
+    for seed in filter(counted.__contains__, played):
+        bad += broken(seed)
         if args.record and (now := _arcs(cov)) > reached:
             reached = now
             new.append(seed)
     cov.stop()
     cov.save()
+    bad += sum(broken(seed) for seed in played if seed not in counted)
     if args.record:
         (folder / f"kept{first}.json").write_text(json.dumps(new))
     return bad

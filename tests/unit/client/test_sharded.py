@@ -6,7 +6,6 @@ What may not live here: what several workers of a node do together (`tests/integ
 from __future__ import annotations
 
 import copy
-import gc
 import threading
 import time
 
@@ -26,6 +25,7 @@ from gcclient.sharded import ShardState
 from gcproto.messages import DeclareDomain, DeclareSection
 from gcproto.wire import Flag
 from tests.unit.client.fake import FakeDaemon
+from tests.unit.client.shard_threads import check_threads_end_with
 
 
 @pytest.fixture(autouse=True)
@@ -218,15 +218,10 @@ def test_a_failure_among_the_nodes_ranks_ends_the_job(alone: FakeDaemon, monkeyp
 
 
 def test_threads_end_with_the_state(alone: FakeDaemon) -> None:
-    before = set(threading.enumerate())
-    model = DistributedDataParallel(_net())
-    model.register_comm_hook(_state(model), gcclient.ddp_hook)
-    model(torch.randn(2, 20)).sum().backward()
-    mine = [t for t in threading.enumerate() if t not in before and t.name.startswith("gcclient-")]
-    assert {t.name for t in mine} == {"gcclient-sums", "gcclient-averages"}
-    gcclient.shutdown()  # a session knows its newest steps
-    del model
-    gc.collect()
-    for thread in mine:
-        thread.join(10)
-        assert not thread.is_alive()
+    def stepped() -> DistributedDataParallel:
+        model = DistributedDataParallel(_net())
+        model.register_comm_hook(_state(model), gcclient.ddp_hook)
+        model(torch.randn(2, 20)).sum().backward()
+        return model
+
+    check_threads_end_with(stepped)

@@ -5,9 +5,7 @@ What may not live here: what several workers of a node do together (`tests/integ
 
 from __future__ import annotations
 
-import gc
 import logging
-import threading
 from contextlib import nullcontext
 from typing import Any
 
@@ -26,6 +24,7 @@ from gcproto.dtypes import DType
 from gcproto.messages import DeclareDomain
 from gcproto.wire import Flag
 from tests.unit.client.fake import FakeDaemon
+from tests.unit.client.shard_threads import check_threads_end_with
 from tests.unit.client.wrapped import backward, equal, make_model, pushes, wrap
 
 
@@ -205,18 +204,13 @@ def test_a_failure_among_the_nodes_ranks_ends_the_job(alone: FakeDaemon, monkeyp
 
 
 def test_threads_end_with_the_wrapper(alone: FakeDaemon) -> None:
-    before = set(threading.enumerate())
-    optimizer = wrap(model := make_model(), hierarchy=True)
-    backward(model)
-    optimizer.step()
-    mine = [t for t in threading.enumerate() if t not in before and t.name.startswith("gcclient-")]
-    assert {t.name for t in mine} == {"gcclient-sums", "gcclient-averages"}
-    gcclient.shutdown()  # a session knows its newest steps
-    del optimizer
-    gc.collect()
-    for thread in mine:
-        thread.join(10)
-        assert not thread.is_alive()
+    def stepped() -> torch.optim.Optimizer:
+        optimizer = wrap(model := make_model(), hierarchy=True)
+        backward(model)
+        optimizer.step()
+        return optimizer
+
+    check_threads_end_with(stepped)
 
 
 def test_steps_of_single_parameters_do_not_go_with_it(alone: FakeDaemon, caplog: pytest.LogCaptureFixture) -> None:
