@@ -18,10 +18,10 @@ from tests.integration import client_workers
 from tests.integration.cluster import mark
 
 
-def counting(steps: int) -> dict[str, Any]:
+def counting(steps: int, pause: float = 0.0) -> dict[str, Any]:
     """Exact sums, where torch's store leads daemons to each other."""
     dist.init_process_group("gloo")
-    return client_workers.counting(steps, 100_000)
+    return client_workers.counting(steps, 100_000, pause)
 
 
 def abandoned() -> dict[str, Any]:

@@ -9,8 +9,6 @@ import signal
 import stat
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from contextlib import redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ from gcserver.admin import gcctl
 from tests.integration.cluster import Cluster
 from tests.integration.daemon import ROOT
 from tests.integration.forked import ends_with_parent
+from tests.integration.operators import until
 
 WORKERS = "tests.integration.private_workers"
 #: What gcrun runs: says where the daemon is, and ends by SIGUSR1 with status 7.
@@ -31,13 +30,6 @@ os.rename(sys.argv[1] + ".new", sys.argv[1])
 while True:
     signal.pause()
 """
-
-
-def _wait(condition: Callable[[], bool], what: str, seconds: float = 30.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, f"waited in vain for {what}"
-        time.sleep(0.02)
 
 
 def _children(pid: int) -> list[int]:
@@ -66,7 +58,7 @@ class Gcrun:
                 preexec_fn=ends_with_parent,
             )  # fmt: skip
         try:
-            _wait(lambda: said.exists() or self.process.poll() is not None, "the command")
+            until("the command", lambda: said.exists() or self.process.poll() is not None)
             self.said = json.loads(said.read_text())
         except BaseException:
             self.process.kill()
@@ -103,8 +95,8 @@ def test_two_machines_a_killed_daemon_and_both_ends_of_gcrun(tmp_path: Path) -> 
 
         daemon = runs[1].daemon()
         runs[1].process.kill()
-        _wait(lambda: not _lives(runs[1].said["pid"]), "the command to end with its gcrun")
-        _wait(lambda: not runs[1].socket.parent.exists(), "the folder to go")
+        until("the command to end with its gcrun", lambda: not _lives(runs[1].said["pid"]))
+        until("the folder to go", lambda: not runs[1].socket.parent.exists())
         assert not _lives(daemon)
     finally:
         cluster.close()
@@ -139,10 +131,10 @@ def test_one_secret_is_all_that_machines_need_for_keys(tmp_path: Path) -> None:
         for name, daemon in zip("abcd", cluster.daemons, strict=True):
             runs.append(Gcrun(tmp_path / name, GC_LOG_LEVEL="debug", **given.get(name, {})))
             daemon.socket = runs[-1].socket
-        job = cluster.start(f"{WORKERS}:counting", [0, 1], steps=30)
+        job = cluster.start(f"{WORKERS}:counting", [0, 1], steps=30, pause=0.1)
         job.wait_mark("step 10")
-        status, said = _peers(runs[0])
-        assert status == 0 and [(p["state"], p["encrypted"]) for p in said] == [("up", True)]
+        # Whoever knew of the job first was refused by the other; that it is not any more is told within a second.
+        until("an encrypted connection", lambda: _peers(runs[0]) == (0, [("up", True)]))
         os.kill(runs[0].daemon(), signal.SIGKILL)
         assert [outcome.ok()["wrong"] for outcome in job.wait(60)] == [0, 0]
 
@@ -172,7 +164,7 @@ def _peers(run: Gcrun) -> tuple[int, list[Any]]:
     said = io.StringIO()
     with redirect_stdout(said):
         status = gcctl.main(["--address", run.said["admin"], "--timeout", "60s", "--json", "peers"])
-    return status, json.loads(said.getvalue())["peers"]
+    return status, [(p["state"], p["encrypted"]) for p in json.loads(said.getvalue())["peers"]]
 
 
 def test_ranks_of_a_machine_share_the_daemon_that_one_of_them_starts(tmp_path: Path) -> None:
@@ -186,6 +178,6 @@ def test_ranks_of_a_machine_share_the_daemon_that_one_of_them_starts(tmp_path: P
         assert (value["total"], value["local"], value["error"]) == (3.0, 2, "WorkerLost")
         assert killed.status == -signal.SIGKILL
         assert job.workers[1].marks() == [value["socket"]]
-        _wait(lambda: not Path(value["socket"]).parent.exists(), "the folder to go")
+        until("the folder to go", lambda: not Path(value["socket"]).parent.exists())
     finally:
         cluster.close()
