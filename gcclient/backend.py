@@ -90,6 +90,52 @@ class Failed(dist.Work):
         return future.then(value)
 
 
+class Copied(dist.Work):
+    """A collective of gloo's on a copy of a tensor's elements, which go back into it once they are there."""
+
+    def __init__(self, work: dist.Work, flat: torch.Tensor, target: torch.Tensor) -> None:
+        super().__init__()
+        self.work = work
+
+        def settle(over: torch.futures.Future[list[torch.Tensor]]) -> list[torch.Tensor]:
+            over.value()  # raises what it ended with
+            device.put_back(flat, target)
+            return [target]
+
+        self.future: torch.futures.Future[list[torch.Tensor]] = work.get_future().then(settle)
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Until the result is in the tensor. Raises what gloo does."""
+        done: bool = self.work.wait(timeout)
+        self.future.wait()
+        return done
+
+    def is_completed(self) -> bool:
+        return self.future.done()
+
+    def is_success(self) -> bool:
+        return self.future.done() and bool(self.work.is_success())
+
+    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
+        return self.future
+
+
+class InARow:
+    """What gloo is given of ``tensors``, one or a list of one, for a collective in place: it takes the elements of any
+    tensor to lie in a row. NCCL refuses what it cannot do."""
+
+    def __init__(self, tensors: Any) -> None:
+        self.given, self._flat = tensors, None
+        one = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+        if len(one) == 1 and one[0].layout is torch.strided and not one[0].is_cuda and not one[0].is_contiguous():
+            self._flat, self._target = device.flattened(one[0]), one[0].detach()
+            self.given = self._flat if one[0] is tensors else [self._flat]
+
+    def back(self, work: dist.Work) -> dist.Work:
+        """What to wait for until the results are in ``tensors``."""
+        return work if self._flat is None else Copied(work, self._flat, self._target)
+
+
 class Group(dist.ProcessGroup):
     """A process group of the backend. ``ranks``: in torch's world; ``known_as``: its name in torch, on all of them."""
 
@@ -120,8 +166,20 @@ class Group(dist.ProcessGroup):
                 return work
         if average and len(one) == 1 and not one[0].is_cuda and one[0].is_floating_point():
             # of which gloo knows nothing before some release of torch
-            return super().allreduce([one[0].div_(self.size())])
-        return super().allreduce(tensors, *(() if opts is None else (opts, *more)), **named)
+            tensors, opts, more, named = [one[0].div_(self.size())], None, (), {}
+        row = InARow(tensors)
+        # Here and not in a function of its own: pybind11 tells by the caller that the base's method is meant.
+        return row.back(super().allreduce(row.given, *(() if opts is None else (opts, *more)), **named))
+
+    def broadcast(self, tensors: Any, *options: Any, **named: Any) -> Any:  # type: ignore[override]
+        """As torch calls it."""
+        row = InARow(tensors)
+        return row.back(super().broadcast(row.given, *options, **named))
+
+    def reduce(self, tensors: Any, *options: Any, **named: Any) -> Any:  # type: ignore[override]
+        """As torch calls it."""
+        row = InARow(tensors)
+        return row.back(super().reduce(row.given, *options, **named))
 
     def _carry(self, tensor: torch.Tensor, average: bool) -> dist.Work | None:
         """None where there is no daemon."""

@@ -67,6 +67,16 @@ def plain() -> dict[str, Any]:
     tensor = torch.full((3,), float(rank))
     dist.all_reduce(tensor, dist.ReduceOp.MAX, group=everyone)
     check("maximum", tensor, torch.full((3,), float(size - 1)))
+    for whole in (torch.zeros(4, 6), torch.zeros(6, 4).t()):
+        strided = whole[:, ::2].fill_(float(rank))
+        work = dist.all_reduce(strided, dist.ReduceOp.MAX, group=everyone, async_op=True)
+        check("strided maximum", work.get_future().wait()[0], torch.full((4, 3), float(size - 1)))
+        if not (work.is_completed() and work.is_success()):
+            wrong.append("a strided maximum that is over does not say so")
+        dist.reduce(strided, 1, group=everyone)
+        dist.broadcast(strided.mul_(2), 1, group=everyone)
+        check("strided reduce and broadcast", strided, torch.full((4, 3), float(size * (size - 1) * 2)))
+        check("memory in between", whole[:, 1::2], torch.zeros(4, 3))
     flags = torch.tensor([rank == 1, False])
     dist.all_reduce(flags, group=everyone)
     check("bool", flags, torch.tensor([True, False]))

@@ -100,6 +100,25 @@ def test_results_are_written_where_elements_do_not_lie_in_a_row(joined: FakeDaem
     assert whole[:, 0].tolist() == [0.0] * 3
 
 
+def test_what_gloo_fails_of_a_copy_is_raised_and_the_tensor_is_left_alone(
+    group: backend.Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[torch.Tensor] = []
+
+    def allreduce(self: object, tensors: list[torch.Tensor], *options: Any) -> dist.Work:
+        given.extend(t.zero_() for t in tensors)
+        return backend.Failed(RuntimeError("a peer is gone"))
+
+    monkeypatch.setattr(dist.ProcessGroup, "allreduce", allreduce)
+    tensor = torch.ones(3, 4)[:, ::2]
+    work = group.allreduce([tensor], dist.ReduceOp.MAX)
+    assert given[0].shape == (6,) and given[0].is_contiguous() and tensor.eq(1).all()
+    assert work.is_completed() and not work.is_success()
+    for wait in (work.wait, work.get_future().wait):
+        with pytest.raises(RuntimeError, match="a peer is gone"):
+            wait()
+
+
 def test_a_failure_is_raised_where_it_is_waited_for(joined: FakeDaemon, group: backend.Group) -> None:
     joined.silent = True
     under_way = dist.all_reduce(torch.ones(3), group=group, async_op=True)
