@@ -1,10 +1,11 @@
-"""How the tests are spread over processes.
+"""How the tests are spread over processes, and what their processes inherit.
 
 What may live here: that. What may not: fixtures, which belong beside the tests that use them.
 """
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,10 @@ _DAEMONS = {"integration", "system", "soak"}
 #: Files of `tests/system` that take longest, the longest first. A process is given its next file when two tests of the
 #: one before are left, and files with fewer tests thus come in pairs.
 _LONG = ("test_demo", "test_losses", "test_elastic", "test_systemd", "test_rejoin", "test_slurm", "test_resources")
+
+# What a shell starts with `&`, or a service that runs jobs, may ignore Ctrl-C, and so would all that tests press it at.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _place(item: pytest.Item) -> tuple[bool, int]:
