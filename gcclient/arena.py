@@ -69,9 +69,12 @@ class BlockPlace:
         self.skipped = False
         self.op: Any = None
 
-    def commit(self, step: int, flags: int, grad_scale: float) -> None:
-        """The input is written: make it the push of ``step``."""
+    def expect(self, step: int) -> None:
+        """The input becomes the push of ``step``: results before that one's are not waited for any more."""
         self.step, self.done = step, False
+
+    def commit(self, step: int, flags: int, grad_scale: float) -> None:
+        """The input is written: make it the push of ``step``, which was expected."""
         slots.commit_push(self.memory, self.slot, self.index, step, flags, grad_scale)
 
     def result(self) -> tuple[int, int]:
@@ -129,6 +132,11 @@ class LaneArena:
         if found != (slots.MAGIC, slots.VERSION, len(slot.inputs), block.key):
             raise ArenaError(f"no slot of block {block.key} where this worker expects it, found {found}")
         return BlockPlace(block, slot, memory, self.chunks[slot.chunk], self.index)
+
+    @property
+    def pinned_bytes(self) -> int:
+        """How much of it is registered with CUDA."""
+        return sum(chunk.nbytes for chunk, pinned in zip(self.chunks, self._pinned, strict=True) if pinned)
 
     def close(self) -> None:
         """Unpin and forget the chunks; the memory goes when the last view of it does."""

@@ -104,7 +104,6 @@ class Backward(Scope):
         for place in bucket.plan.by_block:
             self.buckets.setdefault(place, []).append(bucket)
         self.fill(bucket.plan.pieces, bucket.memory)
-        bucket.memory.settle()
         self.step.flush()
 
     def close(self) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from gcclient.bell import Wait
 from gcproto.dtypes import DType
 
 Bytes = npt.NDArray[np.uint8]
@@ -63,12 +64,15 @@ class Memory(Protocol):
     """The bytes of a flat, contiguous tensor on its device.
 
     ``load`` copies bytes ``lo:hi`` into arena memory, ``store`` copies them back. Either may only have been
-    queued when it returns; after ``settle`` all are done.
+    queued when it returns: after ``settle`` all are done. ``queued`` says how to wait elsewhere for what is queued so
+    far; None where nothing is.
     """
 
     def load(self, lo: int, hi: int, target: Bytes) -> None: ...
 
     def store(self, lo: int, hi: int, source: Bytes) -> None: ...
+
+    def queued(self) -> Wait | None: ...
 
     def settle(self) -> None: ...
 
@@ -117,6 +121,9 @@ class HostMemory:
             self._address, self._data = address, host_bytes(self._flat, address)
         np.copyto(self._data[lo:hi], source)
 
+    def queued(self) -> Wait | None:
+        return None
+
     def settle(self) -> None:
         pass
 
@@ -149,6 +156,13 @@ class CudaMemory:
     def store(self, lo: int, hi: int, source: Bytes) -> None:
         with torch.cuda.stream(self.stream):
             self._data[lo:hi].copy_(torch.from_numpy(source), non_blocking=True)
+
+    def queued(self) -> Wait | None:
+        # Who waits sleeps: spinning would take a core from lanes and from the computation.
+        event = torch.cuda.Event(blocking=True)
+        event.record(self.stream)
+        wait: Wait = event.synchronize
+        return wait
 
     def settle(self) -> None:
         self.stream.synchronize()

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from gcclient.arena import BlockPlace, LaneArena
+from gcclient.bell import Bell, Wait
 from gcclient.tracing import Tracing
 from gcproto.epoch_messages import DomainFacts
 from gcproto.lane_messages import Done, MapSection, Push
@@ -35,6 +36,7 @@ class Domain:
     """Layout, steps and doorbells of one domain.
 
     ``post(lane, record, message)``: see Post. ``pushing`` serialises pushes: steps are numbered in program order.
+    ``bell``: the session's.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class Domain:
         lanes: int,
         partition_bytes: int,
         post: Post,
+        bell: Bell,
     ) -> None:
         self.declared = declared
         self.id = declared.domain
@@ -77,15 +80,16 @@ class Domain:
         self.tracing = Tracing()
         self._keep = KEEP_SCOPED if declared.scoped else KEEP_CALLS
         self._post = post
+        self._bell = bell
 
     @classmethod
-    def in_job(cls, declared: DeclareDomain, job: Registered, me: int, post: Post) -> Domain:
+    def in_job(cls, declared: DeclareDomain, job: Registered, me: int, post: Post, bell: Bell) -> Domain:
         """A domain of a job, for rank ``me``, laid out over the nodes of the job's first epoch."""
         hosts = [m for m in job.members if any(r in declared.ranks for r in m.ranks)]
         mine = next(m for m in hosts if me in m.ranks)
         local = sorted(r for r in mine.ranks if r in declared.ranks)
         lanes = len(job.lane_sockets)
-        made = cls(declared, len(hosts), len(local), local.index(me), lanes, job.partition_bytes, post)
+        made = cls(declared, len(hosts), len(local), local.index(me), lanes, job.partition_bytes, post, bell)
         made.nodes = tuple(tuple(r for r in m.ranks if r in declared.ranks) for m in hosts)
         made.me = hosts.index(mine)
         return made
@@ -156,14 +160,22 @@ class Domain:
         return places
 
     # --------------------------------------------------------------------------------------- pushing
-    def ring(
-        self, lane: int, step: int, places: Sequence[BlockPlace], close: bool, flags: int, grad_scale: float
-    ) -> None:
-        """Commit the inputs of ``places`` (all of ``lane``) and tell the lane."""
+    def ring(self, lane: int, push: Push, places: Sequence[BlockPlace], grad_scale: float, wait: Wait | None) -> None:
+        """Commit the inputs of a push's ``places`` (all of ``lane``) and tell the lane, once ``wait`` says that they
+        are there."""
+        tracing = self.tracing
+        began = tracing.now() if tracing.on else 0.0
         for place in places:
-            place.commit(step, flags, grad_scale)
-        push = Push(self.id, step, tuple(p.block.key for p in places), close, flags)
-        self._post(lane, lambda: self._record(lane, push), push)
+            place.expect(push.step)
+
+        def ring() -> None:
+            for place in places:
+                place.commit(push.step, push.flags, grad_scale)
+            self._post(lane, lambda: self._record(lane, push), push)
+            if began:
+                tracing.pushed(self.id, push.step, places, began)
+
+        self._bell.ring(wait, ring)
 
     def _record(self, lane: int, push: Push) -> None:
         journal = self.journal[lane]
@@ -226,13 +238,13 @@ class Domain:
 class Step:
     """An open step: which blocks are ready to be rung for, and whether each lane was told of the end.
 
-    ``settle`` is called before a lane hears of blocks: after it their inputs are really in the arena.
+    ``queued`` is called before a lane hears of blocks, and says how to wait until their inputs are really in the arena.
     """
 
-    def __init__(self, domain: Domain, flags: int, grad_scale: float, settle: Callable[[], None]) -> None:
+    def __init__(self, domain: Domain, flags: int, grad_scale: float, queued: Callable[[], Wait | None]) -> None:
         domain.step += 1
         self.domain = domain
-        self.settle = settle
+        self.queued = queued
         self.number = domain.step
         self.flags = flags
         self.grad_scale = grad_scale
@@ -265,10 +277,5 @@ class Step:
 
     def _ring(self, lane: int, close: bool) -> None:
         places, self._ready[lane], self._bytes[lane] = self._ready[lane], [], 0
-        domain = self.domain
-        began = domain.tracing.now() if domain.tracing.on else 0.0
-        if places:
-            self.settle()
-        domain.ring(lane, self.number, places, close, self.flags, self.grad_scale)
-        if began:
-            domain.tracing.pushed(domain.id, self.number, places, began)
+        push = Push(self.domain.id, self.number, tuple(p.block.key for p in places), close, self.flags)
+        self.domain.ring(lane, push, places, self.grad_scale, self.queued() if places else None)

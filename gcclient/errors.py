@@ -177,6 +177,18 @@ _KINDS: dict[str, type[GradcommError]] = {
 }
 
 
+def unanswered(what: str, job: str, step: int, seconds: float) -> StepTimeout:
+    """The error of a wait for a result that the daemon should have ended, after so many seconds."""
+    return StepTimeout(
+        f"no result for {what}",
+        job=job,
+        step=step,
+        phase="exchange",
+        elapsed=seconds,
+        advice="look at the daemon's log on this node",
+    )
+
+
 def from_fault(fault: Fault, label: str, waited_for: str = "") -> GradcommError:
     """The exception a daemon's Fault stands for; ``label`` is the job's name. An unknown kind is the base class.
 

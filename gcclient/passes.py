@@ -19,6 +19,7 @@ import torch
 from torch.autograd import Variable
 
 from gcclient import device
+from gcclient.bell import Wait
 from gcclient.collectives import Collectives, Reduction
 from gcclient.domain import Domain, Step
 from gcclient.places import Tensor, UnderWay, fill
@@ -62,7 +63,7 @@ class Passes:
             self._close()
         with domain.pushing:
             if self._step is None:
-                self._step, self._pass = Step(domain, flags, 1.0, self._settle), number
+                self._step, self._pass = Step(domain, flags, 1.0, self._queued), number
                 self._stood, self._since, self._waited = 0.0, timing.clock(), self._counters.wait_seconds
                 if number >= 0:
                     # torch's own end of the pass, in which the outermost module is reduced, was queued before.
@@ -79,9 +80,8 @@ class Passes:
                 self._close()
         return step.number
 
-    def _settle(self) -> None:
-        if self._memory is not None:
-            self._memory.settle()
+    def _queued(self) -> Wait | None:
+        return None if self._memory is None else self._memory.queued()
 
     def _end(self, number: int) -> None:
         """A backward pass is over."""

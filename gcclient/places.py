@@ -129,7 +129,7 @@ def fill(step: Step, tensor: Tensor, op: UnderWay, memory: device.Memory) -> Non
 def push(domain: Domain, tensor: Tensor, op: UnderWay, memory: device.Memory, flags: int) -> int:
     """Copy ``memory`` in and push it, as a step of ``domain`` whose results ``op`` gets. Returns the step's number."""
     with domain.pushing:
-        step = Step(domain, flags, 1.0, memory.settle)
+        step = Step(domain, flags, 1.0, memory.queued)
         fill(step, tensor, op, memory)
         step.close()
         return step.number

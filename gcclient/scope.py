@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 
 from gcclient.arena import BlockPlace
+from gcclient.bell import Wait, all_of
 from gcclient.device import Memory
 from gcclient.domain import Domain, Step
 from gcclient.parameters import Piece, Unit
@@ -26,7 +27,7 @@ class Scope(ABC):
     def __init__(self, session: Session, domain: Domain, scale: float, average: bool = True) -> None:
         self.session = session
         self.domain = domain
-        self.step = Step(domain, int(Flag.AVERAGE) if average else 0, scale, self._settle)
+        self.step = Step(domain, int(Flag.AVERAGE) if average else 0, scale, self._queued)
         self.units: list[Unit] = []
         self.sent = 0
         self.back = 0
@@ -37,8 +38,6 @@ class Scope(ABC):
 
     def fill(self, pieces: Iterable[Piece], memory: Memory | None) -> None:
         """Copy in what the pieces bring (zeros without ``memory``), and push the units that are complete with it."""
-        if memory is not None:
-            self._loading.append(memory)
         for piece in pieces:
             unit = piece.unit
             if unit.scope is not self:
@@ -47,6 +46,9 @@ class Scope(ABC):
                 piece.input[:] = 0
             else:
                 memory.load(piece.lo, piece.hi, piece.input)
+                # Again where the piece before was rung for: only what was queued by then is waited for with it.
+                if not self._loading or self._loading[-1] is not memory:
+                    self._loading.append(memory)
             unit.filled += piece.hi - piece.lo
             if unit.filled == unit.nbytes:
                 self.push(unit)
@@ -62,11 +64,10 @@ class Scope(ABC):
         for place in unit.places:
             self.step.add(place)
 
-    def _settle(self) -> None:
-        """Until whatever was copied in is really there."""
+    def _queued(self) -> Wait | None:
+        """How to wait until whatever was copied in is really there."""
         loading, self._loading = self._loading, []
-        for memory in loading:
-            memory.settle()
+        return all_of(memory.queued() for memory in loading)
 
     def deliver(self, places: list[BlockPlace]) -> None:
         """Results arrived; called by the reading thread."""

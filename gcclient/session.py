@@ -21,10 +21,11 @@ from gcclient.admission import Admission
 from gcclient.advice import Asking
 from gcclient.arena import ArenaError, BlockPlace, failure
 from gcclient.arguments import Terms
+from gcclient.bell import Bell
 from gcclient.counters import Counters
 from gcclient.daemon import CONTROL, Daemon, Link
 from gcclient.domain import Domain
-from gcclient.errors import GradcommError, NotInitialized, StepTimeout, from_fault
+from gcclient.errors import GradcommError, NotInitialized, StepTimeout, from_fault, unanswered
 from gcclient.membership import Membership
 from gcclient.ranks import World
 from gcclient.rendezvous import Introduction
@@ -70,6 +71,7 @@ class Session:
         #: who hears what an audit of a domain led to
         self.audited: dict[int, Callable[[AuditAnswer], None]] = {}
         self.daemon = Daemon(self)
+        self.bell = Bell(self._not_brought)
         self.asking = Asking(self)
         self.checkpoints: checkpoint.Checkpoints = checkpoint.Checkpoints(self)
         self.membership = Membership()
@@ -233,20 +235,9 @@ class Session:
                 continue
             what, step, seconds = waiting
             if seconds > self.patience:
-                self.fail(self.no_result(what, step, seconds))
+                self.fail(unanswered(what, self.label, step, seconds))
             elif seconds > 2 * SAY_EVERY:
                 log.warning("%s: no result of step %d since %.0f s", what, step, seconds)
-
-    def no_result(self, what: str, step: int, seconds: float) -> StepTimeout:
-        """The error of a wait that the daemon should have ended."""
-        return StepTimeout(
-            f"no result for {what}",
-            job=self.label,
-            step=step,
-            phase="exchange",
-            elapsed=seconds,
-            advice="look at the daemon's log on this node",
-        )
 
     # ---------------------------------------------------------------------------------------- failure
     def fail(self, error: GradcommError) -> None:
@@ -258,6 +249,10 @@ class Session:
             pending.fail(error.again())
         self.pending.clear()
         self.daemon.wake()
+
+    def _not_brought(self, error: Exception) -> None:
+        what = f"gradients could not be copied from their device: {error}"
+        self.fail(GradcommError(what, job=self.label, phase="push", advice="look at the device's own errors"))
 
     def check(self) -> None:
         """Raise if this session cannot be used any more."""
@@ -300,7 +295,7 @@ class Session:
             self.check()
             elapsed = time.monotonic() - began
             if elapsed > self.patience:
-                raise self.no_result(what, step, elapsed)
+                raise unanswered(what, self.label, step, elapsed)
             if elapsed > 2 * SAY_EVERY:
                 log.warning("%s: no result since %.0f s", what, elapsed)
 
@@ -312,7 +307,7 @@ class Session:
             if number in self.domains:
                 return self.domains[number]
             declared = self.checkpoints.resumed(declared)
-            domain = Domain.in_job(declared, self.job, self.me.rank, self._post_lane)
+            domain = Domain.in_job(declared, self.job, self.me.rank, self._post_lane, self.bell)
             domain.tracing = self.tracing
             self.announce(domain.declared, lambda: self.domains.update({number: domain}))
             self.checkpoints.lay_out(domain)
@@ -369,6 +364,7 @@ class Session:
         if self.daemon.closed:
             return
         if orderly and self.registered is not None:
+            self.bell.wait_quiet(GOODBYE_FOR)
             tracing.end(self)
             self.daemon.control.post(messages.Unregister())
             until = time.monotonic() + GOODBYE_FOR  # to who found the socket closed first it would be a loss

@@ -31,7 +31,7 @@ import torch
 from gcclient import device
 from gcclient.arena import BlockPlace
 from gcclient.buckets import plan_of
-from gcclient.errors import GradcommError
+from gcclient.errors import GradcommError, unanswered
 from gcclient.gradients import Brought, check_unchanged, read_gradient
 from gcclient.grouping import read_groups
 from gcclient.hierarchy import Nodes, Shards
@@ -239,7 +239,6 @@ class ShardExchange:
     def _push(self, step: ShardStep, bundle: Bundle, parameters: Iterable[Parameter]) -> None:
         pieces = [piece for parameter in parameters for piece in bundle.pieces[parameter]]
         step.fill(pieces, bundle.memory)
-        bundle.memory.settle()
         step.step.flush()
         self._pushed += sum(piece.hi - piece.lo for piece in pieces)
 
@@ -354,7 +353,7 @@ class ShardExchange:
         while not event.wait(SAY_EVERY):
             session.check()
             if (elapsed := time.monotonic() - began) > session.patience:
-                raise session.no_result(domain.declared.label, domain.step, elapsed)
+                raise unanswered(domain.declared.label, session.label, domain.step, elapsed)
         if self._error is not None:
             raise self._error.again()
 
