@@ -7,6 +7,7 @@ benchmark part by part. What may not: which options a benchmark has, and what it
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
@@ -37,6 +38,11 @@ def count(text: str) -> int:
 def counts(text: str) -> list[int]:
     """``"2,4"``: whole numbers from 1 on."""
     return [count(part) for part in text.split(",")]
+
+
+def listed(text: str) -> list[str]:
+    """``"ddp, topk(ratio=0.01,values=16)"``: what stands between commas; those inside parentheses belong to a codec."""
+    return [part.strip() for part in re.split(r",(?![^()]*\))", text) if part.strip()]
 
 
 def size(text: str) -> int:

@@ -10,11 +10,11 @@ each tensor, ``@merged`` two of equally many tensors (MergeComp's naive partitio
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from benchmarks import command
 from gcserver.codecs import registry
 
 TORCH, LAYERS, MERGED = "torch", "layers", "merged"
@@ -91,7 +91,7 @@ def _known(buckets: str) -> bool:
 
 def read_list(text: str) -> list[System]:
     """Systems separated by commas; those inside parentheses belong to a codec."""
-    return [read(part) for part in re.split(r",(?![^()]*\))", text) if part.strip()]
+    return [read(part) for part in command.listed(text)]
 
 
 def with_buckets(systems: Sequence[System], kinds: Sequence[str]) -> list[System]:
