@@ -104,6 +104,7 @@ class Backward(Scope):
         for place in bucket.plan.by_block:
             self.buckets.setdefault(place, []).append(bucket)
         self.fill(bucket.plan.pieces, bucket.memory)
+        self.timing.settle(bucket.memory)
         self.step.flush()
 
     def close(self) -> None:

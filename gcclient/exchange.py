@@ -87,7 +87,9 @@ class Exchange(Scope):
         flat = brought.flat
         began = self.layout.timing.clock()
         self.brought[parameter] = brought
-        self.fill(parameter.pieces, device.memory_of(flat))
+        memory = device.memory_of(flat)
+        self.fill(parameter.pieces, memory)
+        self.layout.timing.settle(memory)
         self.session.counters.bytes_pushed += flat.nbytes
         complete = len(self.brought) == len(self.layout.parameters)
         if complete:

@@ -73,6 +73,7 @@ class Passes:
             timing.ready(tensor.index, self._stood)
             step, self._memory, began = self._step, memory, timing.clock()
             fill(step, tensor, op, memory)
+            timing.settle(memory)
             step.flush()
             timing.copied(sum(place.block.nbytes for place in tensor.places), began)
             self._since, self._waited = timing.clock(), self._counters.wait_seconds

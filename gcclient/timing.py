@@ -5,7 +5,8 @@ may not: what is made of it (the daemon's profiler), pushing.
 
 Every parameter gets one hook when it is declared. It runs right after the gradient was accumulated and before DDP sees
 it; in a step that is not measured it is one attribute test. All times are the host's: on CUDA a gradient then counts as
-ready when its kernels are queued, which copying a bucket, for which the host waits, puts right once a bucket.
+ready when its kernels are queued, which waiting for a bucket's copy puts right once a bucket. Nobody waits for that in
+steps that are not measured.
 
 What computing takes is what it takes alone: time in which the thread of the backward pass was ready to run and had no
 core, because daemons and others shared them, is no part of it. It is part of a whole step. The planner puts the two
@@ -24,6 +25,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from gcclient.corewait import CoreWait
+from gcclient.device import Memory
 from gcproto.timings import TensorTimes
 
 #: The first steps compile, allocate and let DDP rebuild its buckets: measuring begins with this one,
@@ -97,6 +99,11 @@ class Timing:
         if self.on:
             self._copying += self.clock() - began
             self._copied += nbytes
+
+    def settle(self, memory: Memory) -> None:
+        """In a measured step, wait until what was copied in is there: what was computed before that is there, too."""
+        if self.on:
+            memory.settle()
 
     def stood(self, began: float) -> None:
         """Since ``began`` (``perf_counter``) training stood still for what is no part of a step: an audit."""

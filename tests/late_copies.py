@@ -31,6 +31,8 @@ class Stream:
         self.going = threading.Event()
         self.going.set()
         self.copies = 0
+        #: how often somebody waited for all of them
+        self.settled = 0
         self._seconds = seconds
         self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         threading.Thread(target=self._work, daemon=True).start()
@@ -69,6 +71,10 @@ class LateMemory(device.HostMemory):
     def store(self, lo: int, hi: int, source: Bytes) -> None:
         self._stream.mark().wait()
         super().store(lo, hi, source)
+
+    def settle(self) -> None:
+        self._stream.settled += 1
+        self._stream.mark().wait()
 
     def queued(self) -> Wait | None:
         return self._stream.mark().wait

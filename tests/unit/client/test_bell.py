@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gcclient
+from gcclient import timing
 from gcclient.api import current
 from gcclient.bell import Bell, all_of
 from gcclient.domain import RING_BYTES
@@ -138,11 +139,21 @@ def test_ddp_and_the_optimizer_train_as_they_do_alone(alone: FakeDaemon, late: S
     ddp = DistributedDataParallel(net)
     ddp.register_comm_hook(gcclient.state(ddp), gcclient.ddp_hook)
     assert all(map(torch.equal, _train(ddp, sgd(net).step), wanted))
+    assert late.settled, "a step was measured, in which each gradient's time is to say when it was computed"
     for groups in (None, "layer-wise", 2):
         net = _model()
         wrapped = gcclient.DistributedOptimizer(sgd(net), net.named_parameters(), groups=groups)
         assert all(map(torch.equal, _train(net, wrapped.step), wanted))
-    assert late.copies
+
+
+def test_a_step_that_is_not_measured_is_not_waited_for(alone: FakeDaemon, late: Stream) -> None:
+    net = _model()
+    ddp = DistributedDataParallel(net)
+    ddp.register_comm_hook(gcclient.state(ddp), gcclient.ddp_hook)
+    _train(ddp, lambda: None, timing.FIRST - 1)
+    assert late.copies and not late.settled
+    _train(ddp, lambda: None, 1)
+    assert late.settled
 
 
 def test_a_copy_that_fails_ends_the_job(joined: FakeDaemon, monkeypatch: pytest.MonkeyPatch, late: Stream) -> None:
