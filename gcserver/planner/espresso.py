@@ -32,11 +32,12 @@ from gcserver.planner.timeline import Training
 from gcserver.planner.trace import Trace
 
 Flags = npt.NDArray[np.bool_]
-#: Options that do not save more than this share of work on any resource are left out of the search.
+#: Options that do not save more than this share of work on any resource are left out of the search. Of few tensors,
+#: each of which may be most of the iteration, only those that save nothing are where a plan is improved.
 SLACK = 0.1
 #: Timelines per tensor that the improvement of a plan may compute.
 EFFORT = 12
-#: Up to so many tensors, pairs of them are improved too.
+#: Up to so many tensors are few: pairs of them are improved too.
 FEW = 8
 #: Of more tensors, starts this many times as long as the best are not improved.
 CLOSE = 1.2
@@ -192,7 +193,8 @@ def select(trace: Trace, space: Space, effort: int = EFFORT, plans: Sequence[Seq
         plan = np.array([space.table.index(o) for o in given], np.int64)
         found.append((training.time(plan) - trace.forward, plan))
 
-    length, columns = candidates(training, np.ones(len(space.compresses), np.bool_))
+    slack = 0.0 if len(training.elements) <= FEW else SLACK
+    length, columns = candidates(training, np.ones(len(space.compresses), np.bool_), slack)
     if len(length):
         plan = dense.copy()
         end, more = kernels.uniform(columns[-1, : length[-1]], np.inf, training.arrays, training.priced, plan)
