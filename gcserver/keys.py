@@ -24,6 +24,8 @@ KEY_CHARACTERS: Final = 40
 SECRET: Final = "gradcomm-secret-key"
 #: Files are bounded before they are read; this holds more nodes than a cluster has.
 MAX_FILE_BYTES: Final = 1 << 20
+#: So many looks at a changed list have to find it the same before a node that it lacks is let go.
+LOOKS_TO_LOSE: Final = 10
 _Z85: Final = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 _LINE: Final = f"NAME KEY, the key {KEY_CHARACTERS} characters of Z85 (a .pub file of `gcserver keygen`)"
 
@@ -174,22 +176,27 @@ class Watch:
         """Raises KeyFileError."""
         self.path = path
         self._seen = self._used = self._look()
+        self._rested = 0
         self.admitted = read_admitted(path)
 
     def changed(self, asked: bool = False) -> bool:
         """Whether ``admitted`` is new since the last call. Raises KeyFileError, once, for a list that cannot be used.
 
-        A new file counts when two calls in a row found it the same: one that is being written may look like a shorter
-        list. A list that cannot be used changes nothing. ``asked``: read it now, whatever was seen of it before, and
-        raise again.
+        A new file counts when two calls in a row found it the same, or :data:`LOOKS_TO_LOSE` where it lacks a node: one
+        that is being written is a shorter list for as long as a busy disk takes, and jobs do not come back. A list that
+        cannot be used changes nothing. ``asked``: read it now, whatever was seen of it before, and raise again.
         """
         now = self._look()
-        settled, self._seen = now == self._seen, now
-        if not asked and (now == self._used or not settled):
+        self._rested, self._seen = self._rested + 1 if now == self._seen else 1, now
+        if not asked and (now == self._used or self._rested < 2):
             return False
-        self._used = now
-        before, self.admitted = self.admitted, read_admitted(self.path)
-        return self.admitted != before
+        used, self._used = self._used, now
+        found = read_admitted(self.path)
+        if not asked and self._rested < LOOKS_TO_LOSE and self.admitted.keys() - found.keys():
+            self._used = used
+            return False
+        before, self.admitted = self.admitted, found
+        return found != before
 
     def _look(self) -> tuple[int, int, int] | None:
         try:

@@ -112,15 +112,34 @@ def test_a_key_that_others_may_read_is_exposed(tmp_path: Path) -> None:
 
 def test_a_new_list_counts_once_it_rests(tmp_path: Path) -> None:
     path = tmp_path / "peers"
-    path.write_text(keys.line("a", ONE.public) + "\n")
+    first, second = keys.line("a", ONE.public) + "\n", keys.line("b", OTHER.public) + "\n"
+    path.write_text(first)
     watch = keys.Watch(path)
     assert not watch.changed() and watch.admitted == {"a": ONE.public}
-    path.write_text(keys.line("b", OTHER.public) + "\nb")
+    path.write_text(first + second[:-3])
     assert not watch.changed(), "it may still be being written"
-    path.write_text(keys.line("b", OTHER.public) + "\n")
+    path.write_text(first + second)
     assert not watch.changed()
+    assert watch.changed() and watch.admitted == {"a": ONE.public, "b": OTHER.public}
+    assert not watch.changed()
+
+
+def test_a_list_that_lacks_a_node_counts_only_once_it_rested_for_longer(tmp_path: Path) -> None:
+    """What is written in place is empty first, for seconds where the disk is busy; jobs would have lost everybody."""
+    path = tmp_path / "peers"
+    both = keys.line("a", ONE.public) + "\n" + keys.line("b", OTHER.public) + "\n"
+    path.write_text(both)
+    watch = keys.Watch(path)
+    path.write_text("")
+    assert not any(watch.changed() for _ in range(keys.LOOKS_TO_LOSE - 1))
+    path.write_text(both)
+    assert not any(watch.changed() for _ in range(2 * keys.LOOKS_TO_LOSE)), "it is what it was"
+    assert watch.admitted == {"a": ONE.public, "b": OTHER.public}
+    path.write_text(both[both.index("b ") :])
+    assert not any(watch.changed() for _ in range(keys.LOOKS_TO_LOSE - 1))
     assert watch.changed() and watch.admitted == {"b": OTHER.public}
-    assert not watch.changed()
+    path.write_text("")
+    assert watch.changed(asked=True) and watch.admitted == {}, "who asks has written it"
 
 
 def test_a_list_that_went_bad_changes_nothing(tmp_path: Path) -> None:
