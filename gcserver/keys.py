@@ -24,7 +24,7 @@ KEY_CHARACTERS: Final = 40
 SECRET: Final = "gradcomm-secret-key"
 #: Files are bounded before they are read; this holds more nodes than a cluster has.
 MAX_FILE_BYTES: Final = 1 << 20
-#: So many looks at a changed list have to find it the same before a node that it lacks is let go.
+#: So many looks (a daemon takes two a second) have to find a list the same before a node that it lacks is let go.
 LOOKS_TO_LOSE: Final = 10
 _Z85: Final = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 _LINE: Final = f"NAME KEY, the key {KEY_CHARACTERS} characters of Z85 (a .pub file of `gcserver keygen`)"
@@ -190,12 +190,14 @@ class Watch:
         self._rested, self._seen = self._rested + 1 if now == self._seen else 1, now
         if not asked and (now == self._used or self._rested < 2):
             return False
-        used, self._used = self._used, now
-        found = read_admitted(self.path)
+        try:
+            found = read_admitted(self.path)
+        except KeyFileError:
+            self._used = now  # said once
+            raise
         if not asked and self._rested < LOOKS_TO_LOSE and self.admitted.keys() - found.keys():
-            self._used = used
             return False
-        before, self.admitted = self.admitted, found
+        self._used, before, self.admitted = now, self.admitted, found
         return found != before
 
     def _look(self) -> tuple[int, int, int] | None:

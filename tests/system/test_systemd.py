@@ -87,8 +87,8 @@ def until(what: str, holds: Callable[[], bool], within: float = 120.0) -> None:
         time.sleep(0.05)
 
 
-def journal(machine: Machine, user: str) -> str:
-    return machine.run("journalctl", "--no-pager", "--output=cat", f"--unit=gradcomm@{user}")
+def journal(machine: Machine, user: str, output: str = "cat") -> str:
+    return machine.run("journalctl", "--no-pager", f"--output={output}", f"--unit=gradcomm@{user}")
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def seen(machine: Machine) -> Iterator[None]:
     yield
     for user in USERS:
         print(f"-- {user}: NRestarts, SubState {shown(machine, user, 'NRestarts', 'SubState')}")
-        print(machine.run("journalctl", "--no-pager", "--output=short-precise", f"--unit=gradcomm@{user}"))
+        print(journal(machine, user, "short-precise"))
 
 
 def test_the_unit_is_accepted_and_little_exposed(tmp_path: Path) -> None:
