@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
 from gcproto.dtypes import DType
 from gcproto.modes import QUALITIES
@@ -72,15 +73,18 @@ def advise(
 ) -> Advice:
     """Expected steps on the profile's own link (first) and on links of these bandwidths, bytes a second; each once.
 
-    now: the rules in force and what a step under them takes, from which it is learned what lanes and network cost the
-    workers (`auto.informed`); on other links they cost as much for each second. Raises ProfileError for a profile or
-    bandwidth that cannot be used, AutoError for another quality.
+    now: the job's wish, whose buckets and excluded tensors every plan has, with the rules in force and what a step
+    under them takes, from which it is learned what lanes and network cost the workers (`auto.informed`); on other links
+    they cost as much for each second. Raises ProfileError for a profile or bandwidth that cannot be used, AutoError
+    for another quality.
     """
     if not all(b > 0 for b in bandwidths):
         raise ProfileError(f"expected bandwidths above 0, bytes a second, got {list(bandwidths)}")
     compute, profile = profile.compute, informed(profile, now) if now is not None else profile
-    rows = tuple(_row(_on(profile, b), quality) for b in dict.fromkeys((profile.link.bandwidth, *bandwidths)))
-    stops = _stops_paying(profile, quality)
+    # What families took, they took on the link of now and under its plan.
+    wish = replace(now or Wish(), quality=quality, family="", rules=(), step=0.0, took={})
+    rows = tuple(_row(_on(profile, b), wish) for b in dict.fromkeys((profile.link.bandwidth, *bandwidths)))
+    stops = _stops_paying(profile, wish)
     verdict = rows[0].verdict
     if stops <= 0:
         verdict += "; it would not pay on any link"
@@ -124,35 +128,35 @@ def profile_of(
     for n, owner, lane in placed(profile, [[i for i, t in enumerate(tensors) if t.elements]]):
         blocks.append((address, n, owner, lane))
         address += n
-    return msgspec.structs.replace(profile, blocks=tuple(blocks))
+    return replace(profile, blocks=tuple(blocks))
 
 
 def _on(profile: Profile, bandwidth: float) -> Profile:
-    link = msgspec.structs.replace(profile.link, bandwidth=bandwidth)
-    return msgspec.structs.replace(profile, link=link)
+    link = replace(profile.link, bandwidth=bandwidth)
+    return replace(profile, link=link)
 
 
-def _row(profile: Profile, quality: str) -> AdviceRow:
+def _row(profile: Profile, wish: Wish) -> AdviceRow:
     plans = []
     chosen: Proposal | None = None
     for name in (DENSE, CASTS[0], *QUALITIES):
         if name in QUALITIES:
-            found = compose(profile, Wish(quality=name, parts=frozenset({"lgreco", "espresso"})))
-            chosen = found if name == quality else chosen
+            found = compose(profile, replace(wish, quality=name, parts=frozenset({"lgreco", "espresso"})))
+            chosen = found if name == wish.quality else chosen
         elif name in profile.codecs or name == DENSE:
-            found = compose(profile, Wish(parts=frozenset({"espresso"}), family=name))
+            found = compose(profile, replace(wish, parts=frozenset({"espresso"}), family=name))
         else:
             continue
         plans.append(AdvicePlan(name, found.family, found.expected))
-    best = chosen or compose(profile, Wish(quality=quality))
+    best = chosen or compose(profile, wish)
     pays, why = worth(best.dense, best)
     use = f"use {best.family}: {why}" if pays else f"don't: {why}"
     return AdviceRow(profile.link.bandwidth, tuple(plans), pays, f"at {say_rate(profile.link.bandwidth)} {use}")
 
 
-def _stops_paying(profile: Profile, quality: str) -> float:
+def _stops_paying(profile: Profile, wish: Wish) -> float:
     """The bandwidth above which nothing of a quality is worth it, found by halving on a logarithmic scale."""
-    wish = Wish(quality=quality, parts=frozenset({"espresso"}))
+    wish = replace(wish, parts=frozenset({"espresso"}))
 
     def pays(bandwidth: float) -> bool:
         found = compose(_on(profile, bandwidth), wish)

@@ -36,7 +36,6 @@ from gcserver.planner.families import (
     CASTS,
     DENSE,
     SPARSE,
-    TUNABLE,
     TWO_EXCHANGES,
     Spec,
     candidates,
@@ -54,9 +53,6 @@ PARTS: Final = frozenset({"lgreco", "mergecomp", "espresso"})
 TIE: Final = 0.02
 #: The least gain, as a share, for which a plan is switched.
 GAIN: Final = 0.05
-#: How many times its ratio a controller may send of a tensor where no errors are known, and the most (DC2, table I).
-WIDER: Final = 10.0
-MOST: Final = 0.3
 
 
 class AutoError(ValueError):
@@ -68,10 +64,11 @@ class Wish(msgspec.Struct, frozen=True):
 
     quality: safe, balanced or fast. parts: of lgreco, mergecomp and espresso; without espresso everything that can be
     compressed is, through owners. family: a spec to keep to, empty for any. exclude: globs of tensors that travel
-    exactly. buckets: bytes of the worker's buckets (DDP's), empty if it brings tensors one by one. regroup: whether the
-    proposal's groups come into force together with it. alpha_lo, notches: the budgets of L-GreCo. rules, step: those in
-    force and the seconds that a step takes under them, as measured (0: not yet). took: seconds of a step under families
-    that were in force, which count instead of predictions.
+    exactly. buckets: bytes of the worker's buckets (DDP's), empty if it brings tensors one by one. groups: names of
+    those it brings together, where it was told to. regroup: whether the proposal's groups come into force together with
+    it. alpha_lo, notches: the budgets of L-GreCo. rules, step: those in force and the seconds that a step takes under
+    them, as measured (0: not yet). took: seconds of a step under families that were in force, which count instead of
+    predictions.
     """
 
     quality: str = "balanced"
@@ -79,6 +76,7 @@ class Wish(msgspec.Struct, frozen=True):
     family: str = ""
     exclude: tuple[str, ...] = ()
     buckets: tuple[int, ...] = DDP_BUCKETS
+    groups: tuple[tuple[str, ...], ...] = ()
     regroup: bool = False
     alpha_lo: float = 0.6
     notches: int = 5
@@ -98,21 +96,18 @@ class Considered(msgspec.Struct, frozen=True):
 class Proposal(msgspec.Struct, frozen=True):
     """A plan and what is expected of it. Times are seconds of a step.
 
-    rules: as a plan takes them. alphas: of the notches of rules with levels, ascending. k_range: (least, most) ratio
-    for a controller where rules have no levels; zeros where there is none. groups: tensors in the order of readiness.
-    caps: DDP's buckets for these groups, MiB; empty if they are what the worker has. expected: with the rules, and with
-    the groups if the wish was to regroup. regrouped: with both. dense: without compression. compute: without exchange.
-    bytes: that the mean node sends. why: by group. considered: families, the least lossy first. reason: one sentence.
+    rules: as a plan takes them. alphas: of the notches of rules with levels, ascending. groups: tensors in the order of
+    readiness. caps: DDP's buckets for these groups, MiB; empty if they are what the worker has. expected: with the
+    rules, and with the groups if the wish was to regroup. dense: without compression. compute: without exchange. bytes:
+    that the mean node sends. why: by group. considered: families, the least lossy first. reason: one sentence.
     """
 
     family: str
     rules: tuple[PlannedRule, ...]
     alphas: tuple[float, ...]
-    k_range: tuple[float, float]
     groups: tuple[tuple[str, ...], ...]
     caps: tuple[float, ...]
     expected: float
-    regrouped: float
     dense: float
     compute: float
     bytes: float
@@ -156,7 +151,7 @@ def informed(profile: Profile, wish: Wish) -> Profile:
     no step is known."""
     if wish.step <= 0:
         return profile
-    live = Live(profile, portions(profile, wish.buckets))
+    live = Live(profile, portions(profile, wish.buckets, wish.groups))
     learned, slower = interference(live, wish.rules, wish.step), slowness(live, wish.rules, wish.step)
     return msgspec.structs.replace(profile, interference=learned, forward=profile.forward + slower)
 
@@ -192,7 +187,7 @@ def compose(profile: Profile, wish: Wish | None = None) -> Proposal:
     wish = wish or Wish()
     _check(wish)
     compute, profile = profile.compute, informed(profile, wish)
-    live = Live(profile, portions(profile, wish.buckets))
+    live = Live(profile, portions(profile, wish.buckets, wish.groups))
     plans, unknown = _tried(live, wish)
     plans = [dataclasses.replace(p, seconds=wish.took.get(p.spec.text, p.seconds)) for p in plans]
     noise = uncertainty(profile.steps[-1]) if profile.steps else 0.0
@@ -207,7 +202,7 @@ def compose(profile: Profile, wish: Wish | None = None) -> Proposal:
     now = live.brought
     groups = Groups(now, (), winner.seconds, False, "")
     if "mergecomp" in wish.parts:
-        groups = regroup(live, winner.spec.text, winner.chosen())
+        groups = regroup(live, winner.spec.text, winner.chosen)
         if groups.changed:
             reason += f"; {groups.reason}"
         if groups.changed and wish.regroup:
@@ -218,7 +213,6 @@ def compose(profile: Profile, wish: Wish | None = None) -> Proposal:
     found = planned_rules(live, winner)
     options = applied(live, found)
     expected = wish.took.get(winner.spec.text, live.seconds(options))
-    regrouped = Live(profile, groups.portions).seconds(options)
     considered = [
         Considered(p.spec.text, expected, "")
         if p.spec == winner.spec
@@ -230,11 +224,9 @@ def compose(profile: Profile, wish: Wish | None = None) -> Proposal:
         winner.spec.text,
         found,
         winner.levels.alphas,
-        _ratio_range(winner),
         tuple(tuple(names[t] for t in group) for group in groups.portions) if "mergecomp" in wish.parts else (),
         groups.caps,
         expected,
-        regrouped,
         expected if winner.spec.name == DENSE else plans[0].seconds,
         compute,
         sum(live.sent(b, option) for b, option in enumerate(options)),
@@ -338,11 +330,3 @@ def _fastest(plans: Sequence[FamilyPlan]) -> FamilyPlan:
     """The first, which is the least lossy, of those within a tie of the fastest."""
     least = min(p.seconds for p in plans)
     return next(p for p in plans if p.seconds <= least * (1 + TIE))
-
-
-def _ratio_range(plan: FamilyPlan) -> tuple[float, float]:
-    """The ratios within which a controller may move one ratio for all: never fewer bytes than the plan's own."""
-    if plan.spec.name not in TUNABLE or plan.levels.alphas or all(option.spec == DENSE for option in plan.chosen()):
-        return 0.0, 0.0
-    ratio = plan.spec.level / 1e6
-    return ratio, max(ratio, min(ratio * WIDER, MOST))

@@ -7,7 +7,7 @@ plan is made (`auto.py`), measuring, asking and telling anybody (`gcserver.runti
 from __future__ import annotations
 
 import enum
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from msgspec.structs import replace
@@ -121,7 +121,8 @@ def next_act(standing: Standing, domain: int, seen: Profile) -> tuple[Act, str]:
         return Act.PLAN, "the first plan"
     if domain != standing.domain:
         return Act.PLAN, "another model is the largest"
-    if standing.before is not None:
+    # Steps over another link say nothing of which of two plans is the better one.
+    if standing.before is not None and not other_link(standing, seen):
         return _judged(standing.plan, standing.before.step, step_under(seen, standing.plan))
     if (change := drift(standing.profile, seen)) > DRIFT:
         return Act.PLAN, f"what was measured has drifted by {change:.0%}"
@@ -152,9 +153,19 @@ def judged(standing: Standing, seen: Profile) -> Standing:
     return replace(done, took=took, considered=min(standing.considered, len(others)))
 
 
-def drifted(standing: Standing, seen: Profile) -> bool:
-    """Whether what was learned of plans is of another time."""
-    return standing.profile is None or drift(standing.profile, seen) > DRIFT
+def unlearned(standing: Standing, seen: Profile) -> dict[str, Any]:
+    """What changes of a standing where what was learned of plans is of another time; nothing where it is not."""
+    if standing.profile is not None and drift(standing.profile, seen) <= DRIFT:
+        return {}
+    return {"before": None, "taken_back": (), "took": (), "considered": 0}
+
+
+def stands(standing: Standing) -> str:
+    """What the newest proposal came to, in one sentence; empty where there is none or operators make the plans."""
+    if standing.mode == STATIC or standing.proposal is None:
+        return ""
+    which = f"plan {standing.plan} is in force" if standing.forecast_plan else "the plan in force stays"
+    return f"{which}: {standing.proposal.reason}"
 
 
 def other_link(standing: Standing, seen: Profile) -> bool:

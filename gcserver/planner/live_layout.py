@@ -3,14 +3,16 @@
 What may live here: the layout of a profile's domain, portions (DDP's buckets, MergeComp's groups, single tensors).
 What may not: costs, timelines, decisions.
 
-A domain has one section for each dtype, its tensors side by side in order of their addresses. A profile that has no
-blocks, or blocks that its tensors do not fill, is laid out as the daemon would.
+Sections follow one another, each of one dtype, its tensors side by side in order of their addresses; neighbours of the
+same dtype (what is excluded has a section of its own) count as one. A profile that has no blocks, or blocks that its
+tensors do not fill, is laid out as the daemon would.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Final
 
 from gcproto.dtypes import DType
@@ -89,12 +91,21 @@ def dtype_of(tensor: ProfiledTensor) -> DType:
         raise ProfileError(f"tensor {tensor.name!r}: expected a dtype such as float32, got {tensor.dtype!r}") from None
 
 
-def portions(profile: Profile, caps: Sequence[int]) -> Portions:
+def portions(profile: Profile, caps: Sequence[int], groups: Sequence[Sequence[str]] = ()) -> Portions:
     """Tensors as they are brought, in the order of readiness: in buckets of ``caps`` bytes, the last for all further.
 
-    No caps: one by one, as gradcomm's own wrapper has them. A bucket is of one dtype, and closes as soon as it holds
-    its size, as torch's do once torch has seen the order of arrival.
+    No caps: one by one, as gradcomm's own wrapper has them, but for those of the same group (by name), which come
+    together. A bucket is of one dtype, and closes as soon as it holds its size, as torch's do once torch has seen the
+    order of arrival.
     """
+    if groups:
+        of = {name: group for group, names in enumerate(groups) for name in names}
+        alone = len(groups)
+        together: dict[int, list[int]] = {}
+        for i, tensor in enumerate(profile.tensors):
+            if tensor.elements:
+                together.setdefault(of.get(tensor.name, alone + i), []).append(i)
+        return tuple(sorted((tuple(held) for held in together.values()), key=lambda held: held[-1]))
     if not caps:
         return tuple((i,) for i, t in enumerate(profile.tensors) if t.elements)
     done: list[tuple[int, ...]] = []
@@ -113,14 +124,15 @@ def portions(profile: Profile, caps: Sequence[int]) -> Portions:
 
 
 def _sections(profile: Profile) -> list[list[int]]:
-    """Indices of tensors by dtype, in address order."""
-    order: Iterable[int] = [i for i, t in enumerate(profile.tensors) if t.elements]
+    """Indices of tensors by section, in address order; by dtype, in the order of readiness, where none is known."""
+    order = [i for i, t in enumerate(profile.tensors) if t.elements]
+    dtypes = {i: dtype_of(profile.tensors[i]) for i in order}
     if all(t.address >= 0 for t in profile.tensors):
-        order = sorted(order, key=lambda i: profile.tensors[i].address)
-    sections: dict[DType, list[int]] = {}
-    for i in order:
-        sections.setdefault(dtype_of(profile.tensors[i]), []).append(i)
-    return list(sections.values())
+        order.sort(key=lambda i: profile.tensors[i].address)
+    else:
+        first = list(dict.fromkeys(dtypes.values()))
+        order.sort(key=lambda i: first.index(dtypes[i]))
+    return [list(run) for _, run in groupby(order, key=dtypes.__getitem__)]
 
 
 def _filled(

@@ -10,9 +10,13 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any, Final
 
+import msgspec
+
+from gcproto.packed import UNREADABLE
 from gcserver.core.control_events import AnswerRequest
+from gcserver.core.job import Job
 from gcserver.planner.auto import Proposal
-from gcserver.planner.course import COMPARED, Standing
+from gcserver.planner.course import COMPARED, Standing, stands
 from gcserver.planner.live import LiveStep
 from gcserver.planner.profile import Profile, StepTime
 
@@ -28,10 +32,12 @@ AFRESH: Final = 60.0
 
 @dataclass(slots=True)
 class Course:
-    """Of one job. ``failed``: attempts in a row that came to nothing; ``task``: work under way."""
+    """Of one job. ``result``: what became of the last attempt, ``waits``: what the next one waits for or is at;
+    ``failed``: attempts in a row that came to nothing; ``task``: work under way."""
 
     standing: Standing
-    says: str = ""
+    result: str = ""
+    waits: str = ""
     looked: float = 0.0
     failed: int = 0
     task: asyncio.Task[AnswerRequest | None] | None = None
@@ -39,6 +45,24 @@ class Course:
     afresh: float = 0.0
     #: what was predicted of which proposal over which profile, when somebody last wanted to see it
     drawn: tuple[Proposal, Profile, LiveStep] | None = None
+
+    @property
+    def says(self) -> str:
+        """How planning stands, in one sentence; empty where operators make the plans or nothing has happened."""
+        return self.waits or self.result or stands(self.standing)
+
+    def wait(self, what: str) -> None:
+        """Nothing can be done before that; it is looked for at every tick."""
+        self.waits, self.looked = what, 0.0
+
+    def forget(self) -> None:
+        """What was said is of plans that are somebody else's now."""
+        self.result = self.waits = ""
+
+    def begin_anew(self) -> None:
+        """Somebody wants it otherwise: what was tried and put off is tried at once."""
+        self.forget()
+        self.looked, self.failed, self.afresh = 0.0, 0, 0.0
 
     def later(self, now: float, overtaken: bool) -> None:
         """An attempt came to nothing; where something else happened to the job's plans (``overtaken``) the next comes
@@ -56,6 +80,16 @@ class Course:
             self.afresh = now
             return True, False
         return False, (step is not None and step.steps >= COMPARED) or now > self.afresh + AFRESH
+
+
+def saved_or_begun(saved: bytes, job: Job) -> Standing:
+    """How planning for a job stood when it was saved, else as the job's record begins it."""
+    begun = Standing(job.record.mode, job.record.quality)
+    try:
+        return msgspec.msgpack.decode(saved, type=Standing) if saved else begun
+    except UNREADABLE:
+        # Another release's, or damaged. Plans that are there count as operators'.
+        return begun
 
 
 def heard(done: asyncio.Task[Any]) -> None:

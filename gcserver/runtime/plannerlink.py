@@ -76,6 +76,7 @@ class Predict(msgspec.Struct, frozen=True, tag="predict"):
     profile: Profile
     rules: tuple[PlannedRule, ...]
     buckets: tuple[int, ...]
+    groups: tuple[tuple[str, ...], ...] = ()
 
 
 class Measured(msgspec.Struct, frozen=True, tag="measured"):

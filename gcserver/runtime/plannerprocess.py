@@ -55,7 +55,7 @@ def answer(request: Request) -> Answer:
         if isinstance(request, Plan):
             return Planned(auto.compose(request.profile, request.wish))
         if isinstance(request, Predict):
-            live = Live(request.profile, portions(request.profile, request.buckets))
+            live = Live(request.profile, portions(request.profile, request.buckets, request.groups))
             return Predicted(live.step(auto_rules.applied(live, request.rules)))
         return Advised(advise(request.profile, request.bandwidths, request.quality, request.now))
     except (PeekError, ValueError, LookupError, OSError) as error:

@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from gcproto.modes import AUTO, STATIC
-from gcproto.packed import UNREADABLE
+from gcproto.modes import AUTO, QUALITIES, STATIC
 from gcproto.rates import say_rate
 from gcserver.core.control_domain import ControlDomain
 from gcserver.core.control_events import AnswerRequest
@@ -37,7 +36,7 @@ from gcserver.planner.live import LiveStep
 from gcserver.planner.profile import Profile, StepTime
 from gcserver.runtime import planwish
 from gcserver.runtime.peek import Watched
-from gcserver.runtime.plancourse import LOOK_EVERY, RETRY_AFTER, Course, heard
+from gcserver.runtime.plancourse import LOOK_EVERY, RETRY_AFTER, Course, heard, saved_or_begun
 from gcserver.runtime.plannerlink import (
     Advise,
     Advised,
@@ -88,7 +87,7 @@ class Planning:
         which is what rank 0's worker wanted, else what the first node's configuration says."""
         found = self._courses.get(job.id)
         if found is None:
-            found = self._courses[job.id] = Course(self._saved(job))
+            found = self._courses[job.id] = Course(saved_or_begun(self._s.store.planning(job.id), job))
         return found
 
     def set_mode(self, job: Job, mode: str, quality: str) -> str:
@@ -99,7 +98,7 @@ class Planning:
         old = course.standing
         chosen = old.chosen or bool(quality)
         mode, quality = mode or old.mode, quality or old.quality
-        course.looked, course.says, course.failed = 0.0, "", 0
+        course.begin_anew()
         if mode == STATIC:
             self._now(job, mode=mode, quality=quality, before=None, chosen=chosen)
             return "plans are made by operators from now on; the one in force stays"
@@ -114,7 +113,8 @@ class Planning:
         they gave."""
         course = self.course(job)
         if job.node == job.first and course.standing.mode != STATIC:
-            course.standing, course.says = decide.by_hand(course.standing), ""
+            course.standing = decide.by_hand(course.standing)
+            course.forget()
             self._now(job)
 
     def forget_job(self, job: bytes) -> None:
@@ -136,14 +136,6 @@ class Planning:
         except OSError as error:
             self._s.warn_once(f"how planning stands cannot be saved, a restart forgets it: {error}")
 
-    def _saved(self, job: Job) -> Standing:
-        begun, saved = Standing(job.record.mode, job.record.quality), self._s.store.planning(job.id)
-        try:
-            return msgspec.msgpack.decode(saved, type=Standing) if saved else begun
-        except UNREADABLE:
-            # Another release's, or damaged. Plans that are there count as operators'.
-            return begun
-
     # ------------------------------------------------------------------------------------------- course
     def tick(self) -> None:
         """Look at every job, now and then."""
@@ -162,7 +154,7 @@ class Planning:
                 self._look(job, course)
             except Exception:
                 # A defect here must not stop the daemon's clock, nor the job.
-                course.says, course.looked = FAILED, now + RETRY_AFTER
+                course.result, course.looked = FAILED, now + RETRY_AFTER
                 _log(job).exception("job %r: planning failed", job.record.label)
 
     def _notice(self, job: Job, course: Course) -> None:
@@ -171,7 +163,7 @@ class Planning:
         if found == course.standing:
             return
         if found.mode == STATIC:
-            course.says = ""
+            course.forget()
             _log(job).info(
                 "job %r: plan %d is not the planner's: operators make the plans", job.record.label, job.proposal
             )
@@ -179,25 +171,27 @@ class Planning:
         self._now(job)
 
     def _look(self, job: Job, course: Course) -> None:
+        course.waits = ""
         domain = self.model(job)
         if domain is None:
-            course.says, course.looked = "waits for a model to be declared", 0.0
+            course.wait("waits for a model to be declared")
             return
         # What a plan would be compared with are steps after the model's own warm-up.
         warmup = self._s.config.plan.warmup_steps + domain.config.warmup
         if domain.settled < warmup:
             made = f"has made {domain.settled}" if domain.settled else "has made none yet"
-            course.says = f"waits for step {warmup} of {domain.config.label}, the largest model, which {made}"
-            course.looked = 0.0
+            course.wait(f"waits for step {warmup} of {domain.config.label}, the largest model, which {made}")
             return
         seen = self._seen(job, domain)
         if seen is None:
-            course.says, course.looked = f"waits until the gradients of {domain.config.label} have been timed", 0.0
+            course.wait(f"waits until the gradients of {domain.config.label} have been timed")
             return
         if not seen.link.samples and domain.settled < warmup + LINK_PATIENCE:
-            course.says, course.looked = "waits until the link has been measured", 0.0
+            course.wait("waits until the link has been measured")
             return
         act, why = decide.next_act(course.standing, domain.config.domain, seen)
+        if act is not Act.PLAN or not decide.other_link(course.standing, seen):
+            course.afresh = 0.0  # a link that is again as it was has to change once more
         if act is Act.KEEP:
             course.standing = decide.judged(course.standing, seen)
             self._now(job)
@@ -208,12 +202,11 @@ class Planning:
                 if begins:
                     self._s.profiler.measure_again(job.id, domain.config.domain)
                 if not enough:
-                    course.says = f"measures steps anew: {why}"
+                    course.waits = f"measures steps anew: {why}"
                     return
             course.afresh = 0.0
             _log(job).info("job %r is planned: %s", job.record.label, why)
-            if decide.drifted(course.standing, seen):
-                self._now(job, taken_back=(), took=(), considered=0)
+            self._now(job, **decide.unlearned(course.standing, seen))
             self._begin(job, course, lambda: self._plan(job, domain, course, seen))
         elif act is Act.TAKE_BACK:
             _log(job).warning("job %r: %s", job.record.label, why)
@@ -250,11 +243,11 @@ class Planning:
                 raise
             except Exception:
                 # A defect here must not end the job, whose plan in force is as good as before.
-                _log(job).exception("job %r", job.record.label)
+                _log(job).exception("job %r: its plan could not be made or taken back", job.record.label)
                 self._failed(job, course, FAILED)
                 raise NotPlannable(FAILED) from None
             finally:
-                course.task = None
+                course.task, course.waits = None, ""
 
         course.task = self._s.loop.create_task(guarded())
         course.task.add_done_callback(heard)
@@ -264,17 +257,18 @@ class Planning:
         _log(job).warning("job %r: %s", job.record.label, says)
         course.later(time.monotonic(), overtaken)
         if course.standing.mode != STATIC:
-            course.says = says
+            course.result = says
 
     async def _plan(self, job: Job, domain: ControlDomain, course: Course, seen: Profile) -> AnswerRequest | None:
         """Measure what is missing, plan, and put the plan in force if it is worth that."""
         wanted = course.standing.mode, course.standing.quality
         now = self._step_now(domain, seen)  # before this work slows the steps down
-        course.says = "measures codecs and gradients"
-        profile = await self._measured(job, domain, course, seen, errors=True)
-        course.says = "plans"
+        course.waits = "measures codecs and gradients"
+        plain = self._wish(course, domain)
+        profile = await self._measured(job, domain, seen, plain, errors=True)
+        course.waits = "plans"
         took = course.standing.took
-        wish = planwish.informed(self._wish(course, domain), course.standing, job, domain, now)
+        wish = planwish.informed(plain, course.standing, job, domain, now)
         answer = await self._link.ask(Plan(profile, wish))
         assert isinstance(answer, Planned)
         self._still(job, course, wanted)
@@ -284,14 +278,14 @@ class Planning:
         pays, reason = decide.switch(course.standing, proposal, now, rules)
         if not pays:
             self._now(job, **found)
-            course.says = reason
+            course.result = reason
             _log(job).info("job %r: %s", job.record.label, reason)
             return None
         answered = await self._put(job, course, decide.rules_of(proposal))
         if course.standing.mode != STATIC:
             self._now(job, **found, before=decide.replaced(rules, now))
-            course.says = f"plan {answered.plan} since step {answered.step}: {reason}"
-            _log(job).info("job %r: %s (expected %.3g s a step)", job.record.label, course.says, proposal.expected)
+            course.result = f"plan {answered.plan} since step {answered.step}: {reason}"
+            _log(job).info("job %r: %s (expected %.3g s a step)", job.record.label, course.result, proposal.expected)
         return answered
 
     async def _take_back(self, job: Job, course: Course, why: str, wanted: tuple[str, str]) -> AnswerRequest:
@@ -302,7 +296,7 @@ class Planning:
         answered = await self._put(job, course, before.rules)
         if course.standing.mode != STATIC:
             self._now(job, plan=0, before=None, taken_back=(*course.standing.taken_back, tried))
-            course.says = why
+            course.result = why
         return answered
 
     def _still(self, job: Job, course: Course, wanted: tuple[str, str]) -> None:
@@ -343,7 +337,7 @@ class Planning:
         seen = self._seen(job, domain) if domain is not None else None
         if domain is None or seen is None:
             raise NotPlannable(TOO_SOON)
-        self._now(job, taken_back=())
+        self._now(job, **{"taken_back": ()} | decide.unlearned(course.standing, seen))
         task = self._begin(job, course, lambda: self._plan(job, domain, course, seen))
         try:
             # Whoever asked may give up waiting; the plan is made all the same.
@@ -355,7 +349,7 @@ class Planning:
 
     async def predict(self, domain: ControlDomain, profile: Profile, rules: tuple[PlannedRule, ...]) -> LiveStep:
         """One step under these rules, job by job. Raises PlannerError."""
-        answer = await self._link.ask(Predict(profile, rules, planwish.buckets(domain)))
+        answer = await self._link.ask(Predict(profile, rules, planwish.buckets(domain), planwish.groups(domain)))
         assert isinstance(answer, Predicted)
         return answer.step
 
@@ -364,8 +358,10 @@ class Planning:
         course, seen = self.course(job), self._seen(job, domain)
         if seen is None:
             raise NotPlannable(TOO_SOON)
-        profile = await self._measured(job, domain, course, seen, errors=False)
         plain, step = self._wish(course, domain), self._step_now(domain, seen)
+        # Every quality is advised on, also those that the job's own plans do not take.
+        lossiest = msgspec.structs.replace(plain, quality=QUALITIES[-1])
+        profile = await self._measured(job, domain, seen, lossiest, errors=False)
         now = planwish.informed(plain, course.standing, job, domain, step)
         answer = await self._link.ask(Advise(profile, bandwidths or USUAL, plain.quality, now))
         assert isinstance(answer, Advised)
@@ -374,12 +370,12 @@ class Planning:
         said = f"{answer.advice.verdict}; the link has not been measured, {say_rate(profile.link.bandwidth)} is a guess"
         return msgspec.structs.replace(answer.advice, verdict=said), 0.0
 
-    async def _measured(self, job: Job, domain: ControlDomain, course: Course, seen: Profile, errors: bool) -> Profile:
-        """What is known of the job once codecs, and gradients if asked, have been looked at."""
+    async def _measured(self, job: Job, domain: ControlDomain, seen: Profile, wish: Wish, errors: bool) -> Profile:
+        """What is known of the job once the codecs of a wish, and gradients if asked, have been looked at."""
         s = self._s
         watched = Watched(str(s.state), len(s.lanes.table), domain.config, tuple(domain.sections))
         caches = str(s.config.plan.profiles or "")
-        answer = await self._link.ask(Measure(seen, self._wish(course, domain), watched, caches, errors))
+        answer = await self._link.ask(Measure(seen, wish, watched, caches, errors))
         assert isinstance(answer, Measured)
         known = s.profiler.profile(job.id, domain.config.domain, costs=answer.codecs, errors=answer.errors)
         if known is None:

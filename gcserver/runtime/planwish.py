@@ -24,7 +24,9 @@ def wish(standing: Standing, domain: ControlDomain, exclude: tuple[str, ...]) ->
     model does comes with it."""
     parts = PARTS if standing.mode in (AUTO, STATIC) else frozenset({standing.mode})
     left_out = (*exclude, *domain.declared_as.exclude)
-    return Wish(quality(standing, domain), parts, exclude=left_out, buckets=buckets(domain))
+    return Wish(
+        quality(standing, domain), parts, exclude=left_out, buckets=buckets(domain), groups=groups(domain)
+    )  # fmt: skip
 
 
 def quality(standing: Standing, domain: ControlDomain | None) -> str:
@@ -46,3 +48,11 @@ def informed(plain: Wish, standing: Standing, job: Job, domain: ControlDomain, n
 def buckets(domain: ControlDomain) -> tuple[int, ...]:
     """Bytes of the buckets in which a worker brings gradients; empty if it brings them one by one."""
     return DDP_BUCKETS if domain.config.label.startswith("ddp.") else ()
+
+
+def groups(domain: ControlDomain) -> tuple[tuple[str, ...], ...]:
+    """Names of the tensors that a worker brings together; none where no section says where a group begins (one group of
+    all cannot be told from none)."""
+    if buckets(domain) or not any(section.cuts for section in domain.sections):
+        return ()
+    return tuple(tuple(t.name for t in group) for section in domain.sections for group in section.groups)

@@ -139,11 +139,14 @@ class Profiler:
         """What is known of a domain; None before anything was measured, here or in an earlier run.
 
         ``costs`` by spec, ``link`` and ``errors`` by family are remembered; where one is None it is what was given
-        last, else what an earlier run left, else nothing (of the link: a guess, without samples).
+        last, else what an earlier run left, else nothing (of the link: a guess, without samples). ``costs`` add to
+        those that were given before: whoever plans and whoever advises ask for other codecs.
         """
         watched = self._watched((job, domain))
         if watched is None:
             return None
+        if costs is not None:
+            costs = {**watched.learned.get("codecs", {}), **costs}
         given = {"codecs": costs, "link": link, "errors": errors}
         news = {k: v for k, v in given.items() if v is not None and v != watched.learned.get(k)}
         if news:

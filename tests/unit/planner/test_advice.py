@@ -71,6 +71,20 @@ def test_a_profile_from_shapes() -> None:
     assert lay_out(profile_of(gpt_shapes(), 0.3, LinkCost(1e-4, GBIT1), 4, costs(), whole=True)).whole
 
 
+def test_advice_is_for_the_jobs_own_buckets_and_excluded_tensors() -> None:
+    """What is expected of a quality is what a plan of that quality would come to."""
+    profile = gpt(2, MBIT100)
+    wish = Wish(quality="fast", exclude=("h.1.*", "wte.*"), buckets=())
+    rows = {plan.name: plan for plan in advise(profile, quality="balanced", now=wish).rows[0].plans}
+    for quality in ("balanced", "fast"):
+        alone = compose(
+            profile, msgspec.structs.replace(wish, quality=quality, parts=frozenset({"lgreco", "espresso"}))
+        )
+        assert (rows[quality].spec, rows[quality].seconds) == (alone.family, alone.expected)
+    plain = {plan.name: plan for plan in advise(profile, quality="balanced").rows[0].plans}
+    assert rows["balanced"].seconds > plain["balanced"].seconds
+
+
 def test_what_cannot_be_advised_on() -> None:
     with pytest.raises(ProfileError, match="shapes"):
         profile_of({}, 0.3, LinkCost(1e-4, GBIT1), 4, costs())

@@ -22,8 +22,10 @@ from gcserver.planner.course import (
     noticed,
     replaced,
     rules_of,
+    stands,
     step_under,
     switch,
+    unlearned,
 )
 from gcserver.planner.profile import LinkCost, Profile, StepTime
 from tests.unit.planner.live_profiles import plain
@@ -34,9 +36,7 @@ PROFILE = plain([100_000], [0.1], forward=0.1)
 
 def proposal(expected: float = 0.2) -> Proposal:
     rules = (PlannedRule("*", "topk(ratio=0.01)", "all"),)
-    return Proposal(
-        "topk(ratio=0.01)", rules, (), (0.0, 0.0), (), (), expected, expected, 0.5, 0.1, 1.0, (), (), "topk"
-    )
+    return Proposal("topk(ratio=0.01)", rules, (), (), (), expected, 0.5, 0.1, 1.0, (), (), "topk")
 
 
 def measured(*steps: StepTime, **changes: object) -> Profile:
@@ -147,3 +147,26 @@ def test_a_standing_is_read_as_it_was_written() -> None:
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(standing), type=Standing) == standing
     assert rules_of(proposal()) == NEW
     assert step_under(measured(StepTime(2, 0.4, 0.0, 9)), 2) == StepTime(2, 0.4, 0.0, 9)
+
+
+def test_steps_over_another_link_judge_no_plan() -> None:
+    """A link that slows down within the first steps of a good plan must not bring the slower rules back."""
+    link = LinkCost(1e-4, 1e9, 0.0, 9)
+    standing = replace(PLANNED, profile=msgspec.structs.replace(PROFILE, link=link))
+    slow = StepTime(3, 0.9, 0.01, JUDGED_AFTER)
+    assert next_act(standing, 7, measured(slow, link=link))[0] is Act.TAKE_BACK
+    act, why = next_act(standing, 7, measured(slow, link=replace(link, bandwidth=4e5)))
+    assert act is Act.PLAN and "drifted" in why
+
+
+def test_what_was_learned_is_forgotten_with_the_time_it_is_of() -> None:
+    learned = replace(PLANNED, taken_back=(OTHER,), took=(Took("fp16", 0.3, 0.2),), considered=1)
+    assert unlearned(learned, PROFILE) == {}
+    later = replace(learned, **unlearned(learned, measured(forward=0.3)))
+    assert (later.before, later.taken_back, later.took, later.considered) == (None, (), (), 0)
+
+
+def test_what_is_said_of_a_proposal_while_nothing_happens() -> None:
+    assert stands(PLANNED) == "plan 3 is in force: topk"
+    assert stands(replace(PLANNED, plan=0)) == "the plan in force stays: topk"
+    assert stands(by_hand(PLANNED)) == stands(Standing("auto", "fast")) == ""

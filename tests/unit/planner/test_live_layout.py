@@ -47,6 +47,17 @@ def test_addresses_say_where_tensors_lie() -> None:
     assert [b.lead for b in found.blocks] == [1, 2]
 
 
+def test_sections_of_a_dtype_may_lie_apart() -> None:
+    """What a model excludes has a section of its own, after those of all other dtypes."""
+    placed = [("embed", 7, "float32", 50, 2.0), ("a", 30, "float32", 0, 1.0), ("b", 20, "bfloat16", 30, 0.0)]
+    tensors = tuple(ProfiledTensor(name, (n,), n, dtype, ready, at) for name, n, dtype, at, ready in placed)
+    blocks = ((0, 30, 0, 0), (30, 20, 1, 0), (50, 7, 0, 0))
+    found = lay_out(msgspec.structs.replace(plain([1], [0.0]), tensors=tensors, blocks=blocks))
+    assert [(b.parts, b.dtype) for b in found.blocks] == [
+        (((1, 30),), DType.F32), (((2, 20),), DType.BF16), (((0, 7),), DType.F32),
+    ]  # fmt: skip
+
+
 def mixed() -> Profile:
     profile = plain([1, 2, 3], [0.0] * 3)
     tensors = tuple(
@@ -74,6 +85,8 @@ def test_buckets_as_torch_cuts_them() -> None:
     assert portions(profile, DDP_BUCKETS) == ((0,), (1, 2, 3), (4,))
     assert portions(profile, (1 << 40,)) == ((0, 1, 2, 3, 4),)
     assert portions(profile, ()) == ((0,), (1,), (2,), (3,), (4,))
+    names = [t.name for t in profile.tensors]
+    assert portions(profile, (), ((names[3], names[0]), (names[1],))) == ((1,), (2,), (0, 3), (4,))
 
 
 def test_blocks_of_another_layout_are_laid_out_anew() -> None:

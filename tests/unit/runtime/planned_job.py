@@ -32,7 +32,7 @@ HAND = (Rule("*", "matrix"),)
 
 def proposal(spec: str = "topk", expected: float = 0.2) -> Proposal:
     rules = (PlannedRule("*", spec),)
-    return Proposal(spec, rules, (), (0.0, 0.0), (), (), expected, expected, 0.4, 0.2, 1.0, (), (), f"{spec} it is")
+    return Proposal(spec, rules, (), (), (), expected, 0.4, 0.2, 1.0, (), (), f"{spec} it is")
 
 
 class Link:

@@ -300,6 +300,9 @@ def test_advice(tmp_path: Path, stops: float, below: float | None) -> None:
         rows = (ADVICE.rows[0], msgspec.structs.replace(ADVICE.rows[0], bandwidth=link))
         d.advice = msgspec.structs.replace(ADVICE, rows=rows, stops_paying=stops)
         (found,) = await d.admin.advise(d.job, (1.25e8,))
+        assert [r.wish.quality for r in d.link.asked if isinstance(r, Measure)] == ["fast"], (
+            "every quality is advised on"
+        )
         assert (found.domain, found.verdict, found.compute_seconds, found.pays_below) == ("ddp", "don't", 0.2, below)
         assert found.rows == (
             AdviceRow(1.25e8, False, "none", "none", 0.3), AdviceRow(link, True, "none", "none", 0.3),

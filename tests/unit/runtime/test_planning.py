@@ -132,6 +132,27 @@ def test_a_plan_for_another_link_is_compared_with_steps_over_that_link(tmp_path:
     run(tmp_path, test)
 
 
+def test_a_link_that_recovers_before_it_is_planned_for_has_to_change_once_more(tmp_path: Path) -> None:
+    async def test(d: Daemon) -> None:
+        slow = LinkCost(1e-4, 1e8, 0.0, 3)
+        d.steps(StepTime(0, 0.4, 0.01, 7), link=slow)
+        await d.look()
+        d.steps(StepTime(1, 0.2, 0.01, 9), link=slow)
+        await d.look()
+        d.link.proposal = proposal("none", 0.15)
+        fast = LinkCost(1e-4, 1e9, 0.0, 3)
+        d.steps(StepTime(1, 0.2, 0.01, 200), link=fast)
+        assert "measures steps anew" in await d.look()
+        d.steps(StepTime(1, 0.2, 0.01, COMPARED), link=slow)
+        assert "plan 1 since" in await d.look(), "nothing is waited for any more"
+        assert d.course.afresh == 0.0
+        d.steps(StepTime(1, 0.2, 0.01, 200), link=fast)
+        assert "measures steps anew" in await d.look() and len(d.link.plans()) == 1
+        assert d.seen is not None and not d.seen.steps
+
+    run(tmp_path, test)
+
+
 def test_steps_that_do_not_come_hold_up_no_plan_for_ever(tmp_path: Path) -> None:
     async def test(d: Daemon) -> None:
         await d.look()

@@ -18,6 +18,7 @@ def test_a_restart_goes_on_from_what_was_saved(tmp_path: Path) -> None:
         before = d.course.standing
         d.again()
         assert d.course.standing == before and before.plan == 1
+        assert d.course.says == "plan 1 is in force: topk it is"
         d.steps(StepTime(1, 0.9, 0.01, 9))
         assert "that one is back" in await d.look(), "judged by what an earlier life measured"
         d.planning.by_hand(d.job)

@@ -151,6 +151,8 @@ def test_what_was_given_is_remembered() -> None:
     a.times(0, 10)
     a.profiler.profile(JOB, 0, COSTS, LINK, {"topk": ()})
     assert (a.known().codecs, a.known().link, a.known().errors) == (COSTS, LINK, {"topk": ()})
+    other = {"fp16": COSTS["topk"]}
+    assert a.profiler.profile(JOB, 0, other).codecs == COSTS | other, "who asks for others takes nothing away"
 
 
 def test_steps_count_for_the_plan_they_ran_under() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gcserver.planner.profile import StepTime
 from gcserver.runtime.plannerlink import PlannerError
 from gcserver.runtime.unplannable import NotPlannable
 from tests.unit.runtime.planned_job import TOPK, Daemon, run
@@ -32,6 +33,22 @@ def test_replan(tmp_path: Path) -> None:
         d.planning.by_hand(d.job)
         with pytest.raises(NotPlannable, match="--mode auto"):
             await d.planning.replan(d.job)
+
+    run(tmp_path, test)
+
+
+def test_what_was_learned_before_a_drift_says_nothing_after_it(tmp_path: Path) -> None:
+    async def test(d: Daemon) -> None:
+        await d.look()
+        d.steps(StepTime(0, 0.4, 0.01, 7), StepTime(1, 0.3, 0.01, 9))
+        await d.look()
+        await d.look()
+        assert d.link.plans()[-1].wish.took == {"topk": 0.3}
+        await d.planning.replan(d.job)
+        assert d.link.plans()[-1].wish.took == {"topk": 0.3}, "nothing has drifted"
+        d.steps(StepTime(1, 0.3, 0.01, 9), forward=0.3)
+        await d.planning.replan(d.job)
+        assert d.link.plans()[-1].wish.took == {}
 
     run(tmp_path, test)
 
