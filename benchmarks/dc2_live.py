@@ -292,9 +292,9 @@ def main() -> None:
         for live in runs.values():
             rows.append(row(live, loss, nodes=nodes, network=args.base, period_s=args.period, seed=args.seed))
             print(line(rows[-1]), flush=True)
+        write_json(args.json, rows)
         if args.plot and nodes == args.nodes[0]:
             plot(args.plot, runs)
-    write_json(args.json, rows)
 
 
 if __name__ == "__main__":

@@ -307,10 +307,10 @@ def report(rows: Sequence[common.Row]) -> str:
         trained = losses(rows, cell.model, cell.nodes)
         parts.append(f"### {cell}\n\n{table(timed, trained)}\n\n{summary(cell, timed, trained)}")
     for model, nodes in dict.fromkeys((r["model"], r["nodes"]) for r in rows if r["mode"] == "loss"):
-        trained = losses(rows, model, nodes)
-        if trained:
+        own = [r for r in rows if r["mode"] == "loss" and (r["model"], r["nodes"]) == (model, nodes)]
+        if trained := losses(own, model, nodes):
             parts.append(f"### Loss of {model}, {nodes} nodes\n\n{loss_table(trained)}")
-        failed = [r for r in rows if r["mode"] == "loss" and r["model"] == model and "error" in r]
+        failed = [r for r in own if "error" in r]
         parts += [f"`{r['method']}` with seed {r['seed']} failed: {r['error']}" for r in failed]
     return "\n\n".join(parts)
 

@@ -24,7 +24,8 @@ from gcserver.planner.payload import segment_bytes
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FamilyPlan:
-    """The best plan of one family: options by column and block, prices, the column of each block, what was forced."""
+    """The best plan of one family: options by column and block, prices, the column of each block, what was forced, and
+    what each block uses with the bytes it comes to."""
 
     spec: Spec
     levels: Levels
@@ -33,11 +34,7 @@ class FamilyPlan:
     columns: I64
     seconds: float
     notes: tuple[str, ...]
-    carried_out: tuple[BlockOption, ...]
-
-    def chosen(self) -> tuple[BlockOption, ...]:
-        """What each block uses, with the bytes it comes to."""
-        return self.carried_out
+    chosen: tuple[BlockOption, ...]
 
 
 def family_plan(
@@ -115,7 +112,7 @@ def _without_spills(live: Live, columns: Sequence[Sequence[BlockOption]], plan: 
 def planned_rules(live: Live, plan: FamilyPlan) -> tuple[PlannedRule, ...]:
     """A family's plan as rules: what each leading tensor uses, and the levels of all tensors in compressed blocks."""
     tensors, levels = live.profile.tensors, plan.levels
-    used = list(zip(live.blocks, plan.chosen(), strict=True))
+    used = list(zip(live.blocks, plan.chosen, strict=True))
     text = _with_room(plan)
     led = {block.lead: option for block, option in used}
     wanted: dict[str, TensorOption] = {}

@@ -22,8 +22,9 @@ Floats = npt.NDArray[np.float64]
 class RateProfile:
     """A link's rate over time: phases of ``length`` (steps or seconds, as the caller counts) at one of ``levels``.
 
-    ``rate`` is that of level 1, bytes/s. No level follows itself, unless there is one only (a static link). The same
-    seed is the same profile for ever. Raises :class:`Dc2Error` unless rate, length and levels are greater than 0.
+    ``rate`` is that of level 1, in the caller's unit. No level follows itself, unless there is one only (a static
+    link). The same seed is the same profile for ever. Raises :class:`Dc2Error` unless rate, length and levels are
+    greater than 0.
     """
 
     seed: int
@@ -39,7 +40,7 @@ class RateProfile:
             )
 
     def rates(self, until: float) -> tuple[float, ...]:
-        """The rate of each phase that begins before ``until``, bytes/s."""
+        """The rate of each phase that begins before ``until``."""
         rng = np.random.default_rng(self.seed)
         n = len(self.levels)
         level = int(rng.integers(n))

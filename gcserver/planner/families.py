@@ -25,8 +25,6 @@ CASTS: Final = ("fp16", "bf16")
 TWO_EXCHANGES: Final = frozenset({"powersgd"})
 #: codecs whose level is a ratio in millionths
 SPARSE: Final = frozenset({"topk", "dgc", "redsync", "gaussiank", "randomk", "sidco-e", "sidco-gp", "sidco-p"})
-#: sparsifiers that may be told another ratio at every step (docs/codecs.md)
-TUNABLE: Final = SPARSE - {"randomk"}
 
 #: What should be measured for a quality, the least lossy first. Of the sparsifiers sidco-e stands for all: it realises
 #: k, costs no more than topk in the daemon's blocks and sends within a tenth of it. Packed indices lose nothing and

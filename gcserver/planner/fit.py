@@ -45,10 +45,6 @@ class AffineCost:
     def __call__(self, elements: float) -> float:
         return self.base + self.per_element * elements
 
-    def __add__(self, other: AffineCost) -> AffineCost:
-        """Both, one after the other."""
-        return AffineCost(self.base + other.base, self.per_element + other.per_element)
-
 
 @dataclass(frozen=True, slots=True)
 class Fit:

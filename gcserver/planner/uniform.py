@@ -3,9 +3,9 @@
 What may live here: the rule of L-GreCo's tables 2 and 3. What may not: shapes of models (`uniform_shapes`), and the
 exact bytes of this project's codecs (`errors_*`).
 
-The rule reproduces the paper's ratios to the digits it prints: parameters of one dimension are sent as they are; a
-matrix is sent as P and Q where 2*rank*(rows + cols) < rows*cols; an element that is picked costs two words; a bucket
-that is quantised costs two more words.
+The rule comes within 2 % of every ratio the paper prints: parameters of one dimension are sent as they are; a matrix is
+sent as P and Q where 2*rank*(rows + cols) < rows*cols; an element that is picked costs two words; a bucket that is
+quantised costs two more words.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ def test_no_family_is_worse_than_dense_or_one_option_for_all(profile: Profile, q
         owner, everyone = (live.seconds([BlockOption(spec.text, s)] * blocks) for s in ("owner", "all"))
         # one option for all may stay where the best is half a per cent faster, never where it is slower
         assert plan.seconds <= min(dense, owner, everyone) * (1 + 2 * SLACK)
-        assert plan.seconds == live.seconds(plan.chosen())
+        assert plan.seconds == live.seconds(plan.chosen)
 
 
 @settings(max_examples=60, deadline=None)
@@ -63,7 +63,6 @@ def test_what_is_proposed(profile: Profile, quality: str, some: frozenset[str], 
     assert live.seconds(applied(live, found.rules)) == found.expected
     # a segment whose tensor leads a dense block has the spec's level, not its own, which the choice did not know
     assert found.expected <= found.dense * (1 + (0.05 if found.alphas else SLACK))
-    assert found.regrouped <= found.expected * (1 + 1e-9)
     tried = [c for c in found.considered if c.expected]
     least = min(c.expected for c in tried)
     # what beats the proposal by more than a tie does not gain what a switch must bring over what is less lossy

@@ -213,6 +213,13 @@ def test_the_report_has_every_cell_its_verdicts_and_the_losses(tmp_path: Path) -
     assert not (tmp_path / "none.png").exists()
 
 
+def test_losses_of_one_number_of_nodes_are_not_shown_as_those_of_another() -> None:
+    failed = {k: v for k, v in loss("topk(ratio=0.01)", 0, 0.0, nodes=4).items() if not k.startswith("loss")}
+    said = training_report.report([*TRAINED, failed | {"error": "it died"}])
+    assert "### Loss of gpt, 2 nodes" in said and "### Loss of gpt, 4 nodes" not in said
+    assert said.count("`topk(ratio=0.01)` with seed 0 failed: it died") == 1
+
+
 def test_all_cells_stand_in_one_table() -> None:
     slower = {m: r | {"nodes": 4, "median_s": 2 * r["median_s"]} for m, r in cell(None).items()}
     text = training_report.report([*cell().values(), *slower.values(), *TRAINED, *AUTO])

@@ -10,7 +10,7 @@ from gcserver.planner.auto_family import FamilyPlan, family_plan, planned_rules
 from gcserver.planner.auto_levels import budgets
 from gcserver.planner.auto_rules import PlannedRule, applied
 from gcserver.planner.families import parse
-from gcserver.planner.live import ALL, Live
+from gcserver.planner.live import Live
 from tests.unit.planner.live_profiles import GBIT1, MBIT100, gpt, with_errors
 
 
@@ -29,19 +29,19 @@ def test_columns_of_a_family() -> None:
 
 def test_without_espresso_everything_is_compressed_over_owners() -> None:
     live, plan = planned(bandwidth=1e12, espresso=False)
-    assert {(o.spec, o.scheme) for o in plan.chosen()} == {("sidco-e(ratio=0.01)", "owner")}
-    assert plan.seconds == live.seconds(plan.chosen())
-    assert {o.spec for o in planned(spec="none", espresso=False)[1].chosen()} == {"none"}
+    assert {(o.spec, o.scheme) for o in plan.chosen} == {("sidco-e(ratio=0.01)", "owner")}
+    assert plan.seconds == live.seconds(plan.chosen)
+    assert {o.spec for o in planned(spec="none", espresso=False)[1].chosen} == {"none"}
 
 
 def test_levels_are_priced_at_the_full_budget() -> None:
     live, uniform = planned(espresso=False)
     _, plan = planned(espresso=False, alphas=budgets(0.6, 5))
     assert plan.levels.alphas[-1] == 1.0
-    sent = [sum(live.sent(b, o) for b, o in enumerate(p.chosen())) for p in (plan, uniform)]
+    sent = [sum(live.sent(b, o) for b, o in enumerate(p.chosen)) for p in (plan, uniform)]
     assert sent[0] < sent[1]
     tight = planned(espresso=False, alphas=(0.6,))[1]
-    assert sum(o.nbytes for o in tight.chosen()) > sum(o.nbytes for o in plan.chosen())
+    assert sum(o.nbytes for o in tight.chosen) > sum(o.nbytes for o in plan.chosen)
 
 
 def test_excluded_leaders_force_all_their_blocks() -> None:
@@ -49,7 +49,7 @@ def test_excluded_leaders_force_all_their_blocks() -> None:
     wte = next(i for i, t in enumerate(live.profile.tensors) if t.name == "wte.weight")
     forced = [b for b, block in enumerate(live.blocks) if block.lead == wte]
     assert forced
-    assert all(plan.notes[b] == "excluded" and plan.chosen()[b].spec == "none" for b in forced)
+    assert all(plan.notes[b] == "excluded" and plan.chosen[b].spec == "none" for b in forced)
     leads = {live.blocks[b].lead for b in range(len(live.blocks)) if plan.notes[b]}
     assert all(plan.notes[b] for b, block in enumerate(live.blocks) if block.lead in leads)
 
@@ -61,8 +61,8 @@ def test_only_exact_values_may_carry_what_is_excluded() -> None:
     live, rounded = planned(spec="sidco-e(ratio=0.01,packed=1,values=16)", exclude=biases, espresso=False)
     names = [t.name for t in live.profile.tensors]
     held = [b for b, block in enumerate(live.blocks) if any(names[t].endswith("bias") for t, _ in block.parts)]
-    assert held and {exact.chosen()[b].spec for b in held} == {"sidco-e(ratio=0.01,packed=1)"}
-    assert {rounded.chosen()[b].spec for b in held} == {"none"}
+    assert held and {exact.chosen[b].spec for b in held} == {"sidco-e(ratio=0.01,packed=1)"}
+    assert {rounded.chosen[b].spec for b in held} == {"none"}
     assert all("which is excluded" in rounded.notes[b] or rounded.notes[b] == "excluded" for b in held)
 
 
@@ -73,12 +73,12 @@ def test_tensors_that_lead_nothing_take_the_scheme_of_most() -> None:
     for i, t in enumerate(live.profile.tensors):
         rule = next(r for r in reversed(found) if fnmatchcase(t.name, r.pattern))
         if i in led:
-            assert {(o.spec, o.scheme) for b, o in zip(live.blocks, plan.chosen(), strict=True) if b.lead == i} == {
+            assert {(o.spec, o.scheme) for b, o in zip(live.blocks, plan.chosen, strict=True) if b.lead == i} == {
                 (rule.spec, rule.scheme)
             }
         elif rule.levels:
             assert rule.levels == plan.levels.levels[i]
-    assert {r.scheme for r in found} <= {"owner", ALL}
+    assert {r.scheme for r in found} == {o.scheme for o in plan.chosen}
 
 
 def test_a_dense_tensor_that_reaches_into_a_compressed_block_is_priced_as_it_is_sent() -> None:
@@ -94,7 +94,7 @@ def test_a_dense_tensor_that_reaches_into_a_compressed_block_is_priced_as_it_is_
         PlannedRule(live.profile.tensors[tensor].name, "none"),
     ]
     n = dict(live.blocks[at].parts)[tensor]
-    more = applied(live, rules)[at].nbytes - plan.chosen()[at].nbytes
+    more = applied(live, rules)[at].nbytes - plan.chosen[at].nbytes
     assert more == 8 * (n - max(1, n // 100))
 
 
@@ -103,7 +103,7 @@ def test_what_is_chosen_is_what_the_rules_come_to() -> None:
         for spec in ("sidco-e(ratio=0.05)", "qsgd(bits=4)", "fp16"):
             live, plan = planned(bandwidth=bandwidth, spec=spec, alphas=budgets(0.6, 3))
             options = [live.settled(b, o) for b, o in enumerate(applied(live, planned_rules(live, plan)))]
-            assert options == [live.settled(b, o) for b, o in enumerate(plan.chosen())]
+            assert options == [live.settled(b, o) for b, o in enumerate(plan.chosen)]
 
 
 def test_ranks_above_the_families_own_are_given_room() -> None:
