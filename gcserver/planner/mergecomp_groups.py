@@ -1,20 +1,17 @@
 """How the tensors of a model are cut into groups, and what a cut means to gradcomm and to torch.
 
-What may live here: groupings, MergeComp's baselines, address ranges, bucket sizes. What may not: costs and searches.
+What may live here: groupings, MergeComp's baselines, bucket sizes. What may not: costs and searches.
 
-A grouping says nothing of error feedback, and that is the point: residuals belong to addresses, a group is a list of
-address ranges, and whatever the grouping, every address is in exactly one range. So groups change without losing
-anything (the released MergeComp clears its residuals with every new cut).
+A grouping says nothing of error feedback, and that is the point: residuals belong to elements of tensors, so groups
+change without losing anything (the released MergeComp clears its residuals with every new cut).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
-
-from gcproto.manifest import Section
 
 _MIB: Final = 1 << 20
 
@@ -74,54 +71,6 @@ def naive(tensors: int, groups: int) -> Grouping:
         raise GroupingError(f"{tensors} tensors can be cut into 1 to {tensors} groups, got {groups}")
     step = tensors // groups
     return Grouping((*range(step, step * groups, step), tensors))
-
-
-@dataclass(frozen=True, slots=True)
-class AddressRange:
-    """Bytes ``start`` to ``stop`` (exclusive) of a domain's address space."""
-
-    start: int
-    stop: int
-
-
-def tensor_ranges(section: Section, address: int) -> dict[str, AddressRange]:
-    """Where each tensor of a section lies whose first byte is at ``address``: by name, in address order."""
-    ranges, start = {}, address
-    for tensor in section.tensors:
-        stop = start + tensor.elements * section.dtype.itemsize
-        ranges[tensor.name] = AddressRange(start, stop)
-        start = stop
-    return ranges
-
-
-def address_ranges(
-    grouping: Grouping, names: Sequence[str], places: Mapping[str, AddressRange]
-) -> tuple[tuple[AddressRange, ...], ...]:
-    """The groups as gradcomm takes them: ranges in the order they become ready, neighbours joined.
-
-    ``names`` are the tensors in the order of back-propagation, ``places`` where each lies. Tensors that come one
-    after the other and lie side by side (usually backwards: the last layer has the highest address and is ready
-    first) are one range. Raises :class:`GroupingError` if a tensor is missing, unknown or named twice.
-    """
-    if len(names) != grouping.tensors or len(set(names)) != len(names) or set(names) != set(places):
-        odd = sorted(set(names) ^ set(places))[:4] or [name for name in names if names.count(name) > 1][:1]
-        raise GroupingError(
-            f"a grouping of {grouping.tensors} tensors needs each of the {len(places)} placed tensors once, got "
-            f"{len(names)} names; not on both sides, or twice: {odd}"
-        )
-    groups = []
-    for group in grouping:
-        ranges: list[AddressRange] = []
-        for tensor in group:
-            new = places[names[tensor]]
-            if ranges and new.stop == ranges[-1].start:
-                ranges[-1] = AddressRange(new.start, ranges[-1].stop)
-            elif ranges and ranges[-1].stop == new.start:
-                ranges[-1] = AddressRange(ranges[-1].start, new.stop)
-            else:
-                ranges.append(new)
-        groups.append(tuple(ranges))
-    return tuple(groups)
 
 
 def ddp_bucket_caps(grouping: Grouping, nbytes: Sequence[int]) -> list[float]:

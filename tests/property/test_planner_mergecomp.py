@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from itertools import combinations, pairwise
+from itertools import combinations
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gcproto.dtypes import DType
-from gcproto.manifest import Section, TensorSpec
 from gcserver.planner.fit import AffineCost, fit_affine
 from gcserver.planner.mergecomp import MergeModel, best_by_count, merge, step_time, timeline
-from gcserver.planner.mergecomp_groups import Grouping, address_ranges, ddp_bucket_caps, tensor_ranges
+from gcserver.planner.mergecomp_groups import Grouping, ddp_bucket_caps
 from gcserver.planner.mergecomp_search import MeasuredSearch
 from tests.unit.planner import mergecomp_oracle
 
@@ -71,41 +69,6 @@ def test_equation_seven(data: st.DataObject, model: MergeModel) -> None:
     assert hidden >= -1e-9 and (model.own_cores or hidden == pytest.approx(0.0, abs=1e-9 * (1 + times[-1].encoded)))
     for t, x in zip(times, sizes, strict=True):
         assert 0.0 <= t.overlap <= model.exchange(x) + 1e-9
-
-
-@settings(max_examples=100, deadline=None)
-@given(data=st.data(), sizes=st.lists(st.integers(1, 50), min_size=1, max_size=12), start=st.integers(0, 4096))
-def test_every_address_is_in_one_range_whatever_the_grouping(data: st.DataObject, sizes: list[int], start: int) -> None:
-    section = Section(0, tuple(TensorSpec(f"t{i}", (n,), DType.F32) for i, n in enumerate(sizes)))
-    places = tensor_ranges(section, start)
-    order = data.draw(st.permutations([t.name for t in section.tensors]))
-    groups = address_ranges(data.draw(groupings(len(sizes))), order, places)
-    ranges = sorted((r.start, r.stop) for group in groups for r in group)
-    assert ranges[0][0] == start and ranges[-1][1] == start + section.nbytes
-    assert all(a[1] == b[0] for a, b in pairwise(ranges))
-    assert all(a < b for a, b in ranges)
-
-
-@settings(max_examples=60, deadline=None)
-@given(data=st.data(), sizes=st.lists(st.integers(1, 30), min_size=2, max_size=8), seed=st.integers(0, 1 << 16))
-def test_residuals_by_address_outlive_a_new_grouping(data: st.DataObject, sizes: list[int], seed: int) -> None:
-    """Every step another grouping, the largest tenth of each group sent: inputs = delivered + residual, per element."""
-    rng = np.random.default_rng(seed)
-    section = Section(0, tuple(TensorSpec(f"t{i}", (n,), DType.F32) for i, n in enumerate(sizes)))
-    places = tensor_ranges(section, 0)
-    names = [t.name for t in reversed(section.tensors)]
-    total = np.zeros(section.elements)
-    delivered, residual = np.zeros_like(total), np.zeros_like(total)
-    for _ in range(4):
-        gradient = rng.integers(-1000, 1000, section.elements).astype(float)
-        total += gradient
-        for group in address_ranges(data.draw(groupings(len(sizes))), names, places):
-            index = np.concatenate([np.arange(r.start // 4, r.stop // 4) for r in group])
-            residual[index] += gradient[index]
-            sent = index[np.argsort(-np.abs(residual[index]))[: max(index.size // 10, 1)]]
-            delivered[sent] += residual[sent]
-            residual[sent] = 0.0
-        assert (total == delivered + residual).all()
 
 
 @settings(max_examples=60, deadline=None)

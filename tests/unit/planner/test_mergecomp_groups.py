@@ -1,4 +1,4 @@
-"""Groupings: the baselines, the address ranges gradcomm takes, the bucket sizes torch takes."""
+"""Groupings: the baselines, the bucket sizes torch takes."""
 
 from __future__ import annotations
 
@@ -6,21 +6,14 @@ import pytest
 import torch
 from torch.distributed import _compute_bucket_assignment_by_size
 
-from gcproto.dtypes import DType
-from gcproto.manifest import AddressSpace, Section, TensorSpec
 from gcserver.planner.mergecomp_groups import (
-    AddressRange,
     Grouping,
     GroupingError,
-    address_ranges,
     ddp_bucket_caps,
     layer_wise,
     naive,
-    tensor_ranges,
     whole_model,
 )
-
-SECTION = Section(0, tuple(TensorSpec(name, (n,), DType.F32) for name, n in zip("abcde", (3, 5, 7, 2, 4), strict=True)))
 
 
 def test_baselines() -> None:
@@ -43,33 +36,6 @@ def test_a_grouping_lists_its_tensors_and_sizes() -> None:
 def test_ends_must_rise(ends: tuple[int, ...]) -> None:
     with pytest.raises(GroupingError, match="must rise"):
         Grouping(ends)
-
-
-def test_ranges_are_those_of_the_address_space() -> None:
-    space = AddressSpace(members=2, lanes=1, partition_bytes=1 << 20)
-    space.append(Section(0, (TensorSpec("first", (1000,), DType.F32),)))
-    section = Section(1, SECTION.tensors)
-    blocks = space.append(section)
-    places = tensor_ranges(section, blocks[0].key)
-    assert places["a"] == AddressRange(blocks[0].key, blocks[0].key + 12)
-    assert max(r.stop for r in places.values()) == blocks[-1].key + blocks[-1].nbytes
-
-
-def test_neighbours_of_a_group_are_one_range_whichever_came_first() -> None:
-    places = tensor_ranges(SECTION, 64)
-    groups = address_ranges(Grouping((2, 5)), ["e", "d", "a", "b", "c"], places)
-    assert groups == ((AddressRange(64 + 60, 64 + 84),), (AddressRange(64, 64 + 60),))
-    groups = address_ranges(Grouping((2, 5)), ["e", "a", "d", "c", "b"], places)
-    assert groups == ((places["e"], places["a"]), (AddressRange(64 + 12, 64 + 68),))
-
-
-@pytest.mark.parametrize(
-    ("names", "said"),
-    [("abcd", "4 names.*'e'"), ("abcdd", "'e'"), ("abcdx", "'e', 'x'"), ("abcdee", "6 names.*'e'")],
-)
-def test_every_tensor_has_a_place_and_comes_once(names: str, said: str) -> None:
-    with pytest.raises(GroupingError, match=said):
-        address_ranges(Grouping((2, len(names))), list(names), tensor_ranges(SECTION, 0))
 
 
 def test_torch_cuts_its_buckets_where_the_groups_end() -> None:
