@@ -126,7 +126,7 @@ class Trainer:
         # the same batches whoever communicates
         self.generator = torch.Generator().manual_seed(1000 * task.seed + self.rank)
         self.interface = os.environ.get("GLOO_SOCKET_IFNAME", "")
-        self.daemon_pids: list[int] = []
+        self.daemons = procfs.CpuClock()
 
     def write(self, **line: Any) -> None:
         print(json.dumps(line), file=self.log, flush=True)
@@ -146,7 +146,7 @@ class Trainer:
             end=time.monotonic(),
             sent=sent_bytes(self.interface),
             cpu=time.process_time(),
-            daemons=procfs.cpu_seconds(self.daemon_pids),
+            daemons=self.daemons.seconds(),
             loss=loss.item(),
         )
 
@@ -161,7 +161,7 @@ class Trainer:
             sys.stdin.readline()
         for i in range(task.settle):
             if self.rank == 0 and i == task.settle - 1:
-                self.daemon_pids = [pid for first in task.daemons for pid in procfs.tree(first)]
+                self.daemons = procfs.CpuClock(pid for first in task.daemons for pid in procfs.tree(first))
             self.step()
         start, last = time.monotonic(), self.done + task.steps
         decided = not task.seconds

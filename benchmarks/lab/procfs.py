@@ -47,6 +47,19 @@ def cpu_seconds(pids: Iterable[int]) -> float:
     return total
 
 
+class CpuClock:
+    """CPU time of processes; of one that ends, what it had used when it was last looked at."""
+
+    def __init__(self, pids: Iterable[int] = ()) -> None:
+        self._used = dict.fromkeys(pids, 0.0)
+
+    def seconds(self) -> float:
+        """So much until now, s; never less than before."""
+        for pid, used in self._used.items():
+            self._used[pid] = max(used, cpu_seconds([pid]))
+        return sum(self._used.values())
+
+
 def anonymous_bytes(pids: Iterable[int]) -> int:
     """Resident memory that is the processes' own: heap and stacks, not files and not shared memory."""
     total = 0

@@ -88,6 +88,15 @@ def test_a_process_is_measured() -> None:
     used = procfs.cpu_seconds([os.getpid()]) - before
     assert 0.09 < used < 5
     assert procfs.cpu_seconds([2**22 + 1]) == 0.0
+
+
+def test_what_a_process_used_stays_used_when_it_ends() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, text=True) as child:
+        clock = procfs.CpuClock([os.getpid(), child.pid])
+        before = clock.seconds()
+        child.communicate("\n")
+    assert clock.seconds() >= before > 0.0
+    assert procfs.cpu_seconds([child.pid]) == 0.0
     here = [os.getpid()]
     assert 1 << 20 < procfs.anonymous_bytes(here) <= procfs.resident_bytes(here)
     fds = procfs.descriptors(here)
