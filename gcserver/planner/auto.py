@@ -9,9 +9,9 @@ The rules, in order:
 2. L-GreCo gives each tensor its levels at every notch; the rest is priced at alpha = 1, and error that a block left
    dense does not use is not spent again.
 3. Espresso picks an option for every block by the live timeline.
-4. A cast is in question if it gains `margin` over none, anything else if it gains that over the best of these: dense is
-   an answer. Of what is in question the shortest step wins; of those within `TIE` of it the least lossy. Errors of
-   families are never compared.
+4. A family is in question if it gains `margin` over the best of less lossy kinds: casts over none, quantisers over
+   casts, low rank and sparsifiers over quantisers. Dense is an answer. Of what is in question the shortest step wins; of
+   those within `TIE` of it the least lossy. Errors of families are never compared.
 5. MergeComp cuts groups for the family that won. Where groups come into force with the plan (``Wish.regroup``) options
    are picked once more under them; else the proposal only says what they would bring.
 """
@@ -33,8 +33,8 @@ from gcserver.planner.auto_rules import PlannedRule, applied
 from gcserver.planner.auto_why import GroupWhy, explain
 from gcserver.planner.errors import TableError
 from gcserver.planner.families import (
-    CASTS,
     DENSE,
+    KINDS,
     SPARSE,
     TWO_EXCHANGES,
     Spec,
@@ -288,10 +288,11 @@ def _winner(plans: Sequence[FamilyPlan], noise: float) -> tuple[FamilyPlan, dict
     """(the plan that wins, why each other does not, the sentence of the proposal); plans: the least lossy first."""
     wanted = margin(noise)
     none = plans[0]
-    casts = [p for p in plans[1:] if p.spec.name in CASTS and _pays(p, none, wanted)]
-    plain = _fastest([none, *casts])
-    lossy = [p for p in plans[1:] if p.spec.name not in CASTS and _pays(p, plain, wanted)]
-    winner = _fastest([none, *casts, *lossy])
+    in_question = [none]
+    for kind in KINDS:
+        before = _fastest(in_question)
+        in_question += [p for p in plans[1:] if p.spec.name in kind and _pays(p, before, wanted)]
+    winner = _fastest(in_question)
     if winner is none:
         gain = 1 - min(p.seconds for p in plans) / none.seconds if none.seconds else 0.0
         reason = f"dense: compression would gain {gain:.1%}, a switch must bring {wanted:.1%}"

@@ -43,6 +43,9 @@ LADDER: Final[dict[str, tuple[str, ...]]] = {
     ),
 }  # fmt: skip
 
+#: What auto may use beside none, by how much it may lose: each kind has to be worth it over those before it.
+KINDS: Final = (frozenset(CASTS), frozenset({"qsgd"}), TWO_EXCHANGES | SPARSE)
+
 _ORDER: Final = (DENSE, *CASTS, "qsgd", "powersgd", "sidco-e", "topk")
 #: family -> (parameter, the least of it that each quality accepts)
 _LEAST: Final[dict[str, tuple[str, dict[str, float]]]] = {

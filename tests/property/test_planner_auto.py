@@ -66,7 +66,7 @@ def test_what_is_proposed(profile: Profile, quality: str, some: frozenset[str], 
     tried = [c for c in found.considered if c.expected]
     least = min(c.expected for c in tried)
     # what beats the proposal by more than a tie does not gain what a switch must bring over what is less lossy
-    assert found.expected <= least * (1 + TIE) / (1 - margin(0.0)) ** 2 * (1.05 if found.alphas else 1.0)
+    assert found.expected <= least * (1 + TIE) / (1 - margin(0.0)) ** 3 * (1.05 if found.alphas else 1.0)
     assert sum(not c.why_not for c in found.considered) == 1
     assert sorted(t for row in found.why for t in row.tensors) == sorted(t.name for t in profile.tensors)
     assert all(parse(rule.spec).name in ("none", parse(found.family).name, "topk") for rule in found.rules)

@@ -10,6 +10,7 @@ import pytest
 
 from gcserver.planner.auto import AutoError, Proposal, Wish, compose, interference, margin, slowness, worth
 from gcserver.planner.auto_rules import PlannedRule, applied
+from gcserver.planner.families import ladder
 from gcserver.planner.live import Live
 from gcserver.planner.live_layout import portions
 from gcserver.planner.profile import Profile, StepTime
@@ -69,12 +70,21 @@ def test_every_family_is_listed_with_why_it_lost() -> None:
 
 def test_of_two_as_fast_the_less_lossy_wins() -> None:
     """On this link 5 and 1 % hide alike: they are within a tie, and more is sent."""
-    found = compose(gpt(2, GBIT1 * 2), Wish(quality="fast"))
+    found = compose(gpt(2, GBIT1), Wish(quality="fast"))
     fastest = min(c.expected for c in found.considered if c.expected)
     assert found.expected <= fastest * 1.02
     lossier = [c for c in found.considered if "lossier than" in c.why_not]
     assert lossier
     assert all(c.expected >= found.expected / 1.02 for c in lossier)
+
+
+@pytest.mark.parametrize(("gain", "kind"), [(0.01, "qsgd"), (0.04, "qsgd"), (0.06, "sidco-e")])
+def test_a_lossier_kind_has_to_be_worth_it(gain: float, kind: str) -> None:
+    """A sparsifier that is hardly faster than a quantiser is not taken, however much both gain over dense."""
+    took = dict.fromkeys(ladder("balanced"), 1.0) | {"qsgd(bits=4)": 0.2}
+    took |= {spec: 0.2 * (1 - gain) for spec in took if spec.startswith("sidco-e")}
+    found = compose(gpt(2, MBIT100), Wish(took=took))
+    assert found.family.startswith(kind)
 
 
 def test_dense_is_an_answer() -> None:
