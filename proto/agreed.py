@@ -98,10 +98,12 @@ class DeclareDomain(Message, frozen=True, tag="domain"):
 
 
 class PlanText(Message, frozen=True, tag="plan"):
-    """The first member's numbered plan; members compile it and answer PlanReady. ``controller``: see PlanRequest."""
+    """The first member's numbered plan; members compile it and answer PlanReady. ``controller``, ``planned``: see
+    PlanRequest."""
 
     job: bytes
     version: Version
     request: int
     rules: tuple[Rule, ...]
     controller: str = ""
+    planned: bool = False

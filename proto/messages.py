@@ -186,7 +186,8 @@ class PlanRequest(Message, frozen=True, tag="plan?"):
     """To the job's first member: please make this the next plan.
 
     ``replace``: these rules and no others; without it they come after those of the newest plan. ``controller``: what
-    steers the levels of each node from then on; empty: what does so far.
+    steers the levels of each node from then on; empty: what does so far. ``planned``: the rules are the planner's, and
+    not somebody's who wants them.
     """
 
     job: bytes
@@ -194,6 +195,7 @@ class PlanRequest(Message, frozen=True, tag="plan?"):
     rules: tuple[Rule, ...]
     replace: bool = False
     controller: str = ""
+    planned: bool = False
 
 
 class PlanReady(Message, frozen=True, tag="ready"):

@@ -92,12 +92,15 @@ class Admin(pb_grpc.AdminServiceServicer):
         if by_hand and request.mode not in ("", STATIC):
             text = f"mode: expected {STATIC!r} together with rules, got {request.mode!r}, which makes its own"
             raise AdminError(ErrorKind.INVALID, text, "mode")
-        # Rules first: wrong ones must not leave a changed mode behind.
+        if by_hand and request.quality:
+            text = f"quality: expected none together with rules, which nobody plans, got {request.quality!r}"
+            raise AdminError(ErrorKind.INVALID, text, "quality")
+        # An operator's rules make the mode static by themselves, from whichever node they come.
         if by_hand:
             result = await self._source.set_plan(request.job, rules, request.replace)
-        if chosen:
-            mode = await self._source.set_mode(request.job, request.mode, request.quality)
-        return convert.change(result if by_hand else mode, pb.SetPlanResponse)
+        else:
+            result = await self._source.set_mode(request.job, request.mode, request.quality)
+        return convert.change(result, pb.SetPlanResponse)
 
     async def Replan(self, request: pb.ReplanRequest, context: Any) -> pb.ReplanResponse:
         return convert.change(await self._source.replan(request.job), pb.ReplanResponse)

@@ -101,7 +101,7 @@ class SetPlan:
     """An operator asks for rules, all in one plan. ``request`` is answered once, by AnswerRequest.
 
     ``replace``: these rules and no others; without it they come after those of the newest plan. ``controller``: what
-    steers the levels of each node from then on; empty: what does so far.
+    steers the levels of each node from then on; empty: what does so far. ``planned``: it is the planner that asks.
     """
 
     request: int
@@ -109,6 +109,7 @@ class SetPlan:
     rules: tuple[Rule, ...]
     replace: bool = False
     controller: str = ""
+    planned: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ def set_plan(job: Job, number: int, asked: SetPlan) -> list[ControlEffect]:
     if why := _unusable(job, asked.rules, asked.controller):
         return [AnswerRequest(asked.request, error=why)]
     job.requests.ask(number, asked.request)
-    wish = PlanRequest(job.id, number, asked.rules, asked.replace, asked.controller)
+    wish = PlanRequest(job.id, number, asked.rules, asked.replace, asked.controller, asked.planned)
     if job.node == job.first:
         return on_request(job, wish)
     job.requests.wishes[number] = wish
@@ -82,8 +82,12 @@ def _next_plan(job: Job) -> list[ControlEffect]:
     # A later rule for the same pattern replaces the earlier one.
     last = {r.pattern: i for i, r in enumerate(rules)}
     kept = tuple(r for i, r in enumerate(rules) if last[r.pattern] == i)
+    # With another controller alone the rules are still whose they were.
+    same = newest > 0 and not wish.replace and not wish.rules
+    planned = job.plans[newest].planned if same else wish.planned
     job.numbered += 1
-    text = PlanText(job.id, job.numbered, wish.request, kept, wish.controller or job.controller(newest))
+    controller = wish.controller or job.controller(newest)
+    text = PlanText(job.id, job.numbered, wish.request, kept, controller, planned)
     job.preparing[text.version] = {m.node for m in job.record.members}
     job.tell_members(text)
     return [job.save(), *on_plan(job, text)]

@@ -10,8 +10,8 @@ The rules, in order:
    dense does not use is not spent again.
 3. Espresso picks an option for every block by the live timeline.
 4. A family is in question if it gains `margin` over the best of less lossy kinds: casts over none, quantisers over
-   casts, low rank and sparsifiers over quantisers. Dense is an answer. Of what is in question the shortest step wins; of
-   those within `TIE` of it the least lossy. Errors of families are never compared.
+   casts, low rank and sparsifiers over quantisers. Dense is an answer. Of what is in question the shortest step wins;
+   of those within `TIE` of it the least lossy. Errors of families are never compared.
 5. MergeComp cuts groups for the family that won. Where groups come into force with the plan (``Wish.regroup``) options
    are picked once more under them; else the proposal only says what they would bring.
 """
@@ -28,8 +28,8 @@ import msgspec
 from gcproto.rates import say_rate
 from gcserver.planner.auto_family import FamilyPlan, family_plan, planned_rules
 from gcserver.planner.auto_groups import Groups, regroup
-from gcserver.planner.auto_levels import budgets
-from gcserver.planner.auto_rules import PlannedRule, applied
+from gcserver.planner.auto_levels import budgets, overspent
+from gcserver.planner.auto_rules import PlannedRule, applied, levels_in_force
 from gcserver.planner.auto_why import GroupWhy, explain
 from gcserver.planner.errors import TableError
 from gcserver.planner.families import (
@@ -100,6 +100,7 @@ class Proposal(msgspec.Struct, frozen=True):
     readiness. caps: DDP's buckets for these groups, MiB; empty if they are what the worker has. expected: with the
     rules, and with the groups if the wish was to regroup. dense: without compression. compute: without exchange. bytes:
     that the mean node sends. why: by group. considered: families, the least lossy first. reason: one sentence.
+    overspent: what the levels in force lose, if they are this family's, over what they may by the errors of now.
     """
 
     family: str
@@ -114,6 +115,7 @@ class Proposal(msgspec.Struct, frozen=True):
     why: tuple[GroupWhy, ...]
     considered: tuple[Considered, ...]
     reason: str
+    overspent: float = 0.0
 
 
 def margin(noise: float) -> float:
@@ -220,6 +222,7 @@ def compose(profile: Profile, wish: Wish | None = None) -> Proposal:
         for p in plans
     ]
     names = tuple(t.name for t in profile.tensors)
+    in_force = levels_in_force(names, wish.rules, winner.spec.text)
     return Proposal(
         winner.spec.text,
         found,
@@ -233,6 +236,7 @@ def compose(profile: Profile, wish: Wish | None = None) -> Proposal:
         explain(live, winner.table, winner.columns, winner.options, groups.portions, winner.notes),
         (*considered, *unknown),
         reason,
+        overspent(profile, winner.spec, in_force) if in_force else 0.0,
     )
 
 

@@ -10,7 +10,7 @@ profile has them; whoever measures adds the owner's (`LevelTable.with_owner`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -63,18 +63,42 @@ def choose_levels(
     return found
 
 
+def overspent(profile: Profile, spec: Spec, in_force: Mapping[str, int]) -> float:
+    """What levels in force lose by the errors of now, over what they may (E_max); tensors by name, others have the
+    spec's own level. 0 where no errors are known."""
+    rows, common = _known(profile, spec, range(len(profile.tensors)))
+    if not common:
+        return 0.0
+
+    def error(row: LevelErrors, level: int) -> float:
+        # A level between two counts as the less precise one.
+        return row.errors[row.levels.index(max((known for known in common if known <= level), default=common[0]))]
+
+    allowed = sum(error(row, spec.level) for row in rows)
+    return sum(error(row, in_force.get(row.name, spec.level)) for row in rows) / allowed if allowed else 0.0
+
+
+def _known(profile: Profile, spec: Spec, tensors: Collection[int]) -> tuple[tuple[LevelErrors, ...], list[int]]:
+    """(errors of the tensors that get levels of their own, the levels they all have); nothing where that is no choice.
+
+    Of a tensor whose gradient was zero when it was looked at nothing is known.
+    """
+    rows = next((profile.errors[name] for name in error_families(spec) if profile.errors.get(name)), ())
+    sizes = {profile.tensors[i].name: profile.tensors[i].elements for i in tensors}
+    rows = tuple(row for row in rows if sizes.get(row.name, 0) >= EXACT and any(row.errors))
+    if len(rows) > MOST:
+        held = {row.name for row in sorted(rows, key=lambda row: -sizes[row.name])[:MOST]}
+        rows = tuple(row for row in rows if row.name in held)
+    common = sorted(set.intersection(*(set(row.levels) for row in rows))) if rows else []
+    return (rows, common) if len(common) > 1 else ((), [])
+
+
 def _solved(profile: Profile, spec: Spec, tensors: Collection[int], alphas: Sequence[float]) -> Levels:
     if not spec.level:
         return Levels({}, (), f"{spec.name} has no levels")
-    rows = next((profile.errors[name] for name in error_families(spec) if profile.errors.get(name)), ())
     index = {profile.tensors[i].name: i for i in tensors}
-    rows = tuple(row for row in rows if row.name in index and profile.tensors[index[row.name]].elements >= EXACT)
-    if len(rows) > MOST:
-        large = sorted(rows, key=lambda row: -profile.tensors[index[row.name]].elements)[:MOST]
-        held = {row.name for row in large}
-        rows = tuple(row for row in rows if row.name in held)
-    common = sorted(set.intersection(*(set(row.levels) for row in rows))) if rows else []
-    if len(common) < 2:
+    rows, common = _known(profile, spec, tensors)
+    if not common:
         return Levels({}, (), f"one level for all: no errors of {spec.name} are known")
     # A default between two levels counts as the more precise one, so that the budget is no larger for it.
     default = next((level for level in common if level >= spec.level), common[-1])

@@ -59,7 +59,8 @@ def rules(names: Sequence[str], wanted: Mapping[str, TensorOption]) -> tuple[Pla
     found = [_rule("*", common)]
     for pattern, held in alike.items():
         option, count = Counter(wanted[name] for name in held).most_common(1)[0]
-        if option != common and count > 1:
+        # (of names that are numbers alone the pattern would be "*" once more)
+        if option != common and count > 1 and pattern != "*":
             found.append(_rule(pattern, option))
     # Whatever a pattern matches beside what it was made for is put right by name.
     index = _Index(found)
@@ -71,6 +72,13 @@ def rules(names: Sequence[str], wanted: Mapping[str, TensorOption]) -> tuple[Pla
             if _rule("", wanted[name]) != msgspec.structs.replace(rule, pattern=""):
                 named[name] = _rule(escape(name), wanted[name])
     return (*found, *named.values())
+
+
+def levels_in_force(names: Sequence[str], plan: Sequence[PlannedRule], spec: str) -> dict[str, int]:
+    """The levels, at the last notch, of tensors whose rule names this codec and has levels."""
+    index, key = _Index(plan), parse(spec).key
+    found = ((name, index.rule(name)) for name in names)
+    return {name: rule.levels[-1] for name, rule in found if rule and rule.levels and parse(rule.spec).key == key}
 
 
 def _rule(pattern: str, option: TensorOption) -> PlannedRule:

@@ -26,6 +26,10 @@ JUDGED_AFTER: Final = 8
 SURPRISE: Final = 0.15
 #: and so many of the plan before it what is lost by going back.
 COMPARED: Final = 4
+#: Gradients change: what levels lose is looked at again after so many steps, and then every time there are twice as
+#: many; levels that lose so much more than they may, as a share, are replaced whatever that costs.
+LOOK_AGAIN: Final = 1000
+OVERSPENT: Final = 0.1
 
 Rules = tuple[Rule, ...]
 
@@ -54,7 +58,7 @@ class Standing(msgspec.Struct, frozen=True):
     before: what that one replaced, until it has been judged. taken_back: rules whose steps were slower than those
     before them; not tried again until the profile drifts. took: what families took when they were in force, until it
     drifts; considered: so many of these the newest proposal knew. chosen: the quality is an operator's, whose word
-    comes first.
+    comes first. at: steps of the domain that were settled when the newest proposal was made.
     """
 
     mode: str
@@ -70,6 +74,7 @@ class Standing(msgspec.Struct, frozen=True):
     took: tuple[Took, ...] = ()
     considered: int = 0
     chosen: bool = False
+    at: int = 0
 
     @property
     def proposed(self) -> Rules:
@@ -102,9 +107,10 @@ def by_hand(standing: Standing) -> Standing:
     return Standing(STATIC, standing.quality, asked=standing.asked, chosen=standing.chosen)
 
 
-def noticed(standing: Standing, version: int, rules: Rules) -> Standing:
-    """What is known when ``version``, with ``rules``, is the job's newest plan. Rules the planner neither made nor
-    found when it began are somebody's who wants them: an operator's, at whatever node, or an audit's."""
+def noticed(standing: Standing, version: int, rules: Rules, planned: bool = False) -> Standing:
+    """What is known when ``version``, with ``rules``, is the job's newest plan (0: what it began or was resumed with).
+    Rules no planner made (``planned``) and that were not there when this one began are somebody's who wants them: an
+    operator's, at whatever node, or an audit's."""
     if standing.mode == STATIC:
         return standing
     if rules == standing.asked:
@@ -112,17 +118,20 @@ def noticed(standing: Standing, version: int, rules: Rules) -> Standing:
     if rules == standing.rules:
         # A change of controller is another version with the same rules.
         return replace(standing, plan=version) if standing.plan else standing
+    if planned or not version:
+        # Of a planner at a node that is gone, or a life whose memory is: nothing is known of how they came about.
+        return Standing(standing.mode, standing.quality, rules, standing.asked, chosen=standing.chosen)
     return by_hand(standing)
 
 
-def next_act(standing: Standing, domain: int, seen: Profile) -> tuple[Act, str]:
-    """(what to do, why), from what is measured now of the job's model."""
+def next_act(standing: Standing, domain: int, seen: Profile, settled: int = 0) -> tuple[Act, str]:
+    """(what to do, why), from what is measured now of the job's model, of which so many steps are ``settled``."""
     if standing.profile is None:
         return Act.PLAN, "the first plan"
     if domain != standing.domain:
         return Act.PLAN, "another model is the largest"
-    # Steps over another link say nothing of which of two plans is the better one.
-    if standing.before is not None and not other_link(standing, seen):
+    # Steps over another network say nothing of which of two plans is the better one.
+    if standing.before is not None and not other_network(standing, seen):
         return _judged(standing.plan, standing.before.step, step_under(seen, standing.plan))
     if (change := drift(standing.profile, seen)) > DRIFT:
         return Act.PLAN, f"what was measured has drifted by {change:.0%}"
@@ -132,6 +141,8 @@ def next_act(standing: Standing, domain: int, seen: Profile) -> tuple[Act, str]:
         if new.seconds > new.expected * (1 + SURPRISE):
             # Another family may now be the one to choose. Each is tried once, so this comes to an end.
             return Act.PLAN, f"{new.family} took {new.seconds:.3g} s a step, {new.expected:.3g} s were expected"
+    if seen.errors and settled >= max(2 * standing.at, standing.at + LOOK_AGAIN):
+        return Act.PLAN, f"gradients may lose more or less than {settled - standing.at} steps ago"
     return Act.STAY, ""
 
 
@@ -168,10 +179,13 @@ def stands(standing: Standing) -> str:
     return f"{which}: {standing.proposal.reason}"
 
 
-def other_link(standing: Standing, seen: Profile) -> bool:
-    """Whether the link is another one than what the newest proposal was made for, as far as that was measured."""
+def other_network(standing: Standing, seen: Profile) -> bool:
+    """Whether there are more or fewer nodes than what the newest proposal was made for, or the link is another one as
+    far as that was measured."""
     before = standing.profile
-    return before is not None and before.link.samples > 0 and link_drift(before, seen) > DRIFT
+    if before is None or before.nodes != seen.nodes:
+        return before is not None
+    return before.link.samples > 0 and link_drift(before, seen) > DRIFT
 
 
 def _judged(plan: int, before: StepTime, after: StepTime | None) -> tuple[Act, str]:
@@ -188,15 +202,19 @@ def switch(standing: Standing, proposal: Proposal, now: StepTime | None, in_forc
     rules = rules_of(proposal)
     if rules == in_force:
         return False, f"the plan in force stays, it is the one to choose: {proposal.reason}"
+    if proposal.overspent > 1 + OVERSPENT:
+        # No step is so short that it pays for more error than was agreed on.
+        return True, f"levels in force lose {proposal.overspent - 1:.0%} more than they may; {proposal.reason}"
     if rules in standing.taken_back:
         return False, f"{proposal.reason}; but it was slower than the plan in force when it was tried"
     good, reason = worth(now, proposal) if now is not None else (True, "")
     return good, proposal.reason if good else f"the plan in force stays: {reason} ({proposal.reason})"
 
 
-def replaced(rules: Rules, now: StepTime | None) -> Before | None:
-    """What the next plan is judged by; None where too few steps were measured to judge it."""
-    return Before(rules, now) if now is not None and now.steps >= COMPARED else None
+def replaced(rules: Rules, now: StepTime | None, proposal: Proposal) -> Before | None:
+    """What the next plan is judged by; None where too few steps were measured to judge it, or it is not for speed."""
+    judged_by_time = now is not None and now.steps >= COMPARED and proposal.overspent <= 1 + OVERSPENT
+    return Before(rules, now) if judged_by_time and now is not None else None
 
 
 def step_under(profile: Profile, plan: int) -> StepTime | None:

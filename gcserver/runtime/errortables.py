@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -64,23 +64,27 @@ class Look:
 
 @dataclass(slots=True)
 class ErrorTables:
-    """Samples of one domain. ``levels``: by family, of the names in LEVELS."""
+    """Samples of one domain. ``levels``: by family, of the names in LEVELS. ``clock``: by default CPU time, since
+    whoever looks gives way to the training."""
 
     peek: Peek
     levels: Mapping[str, I64] = field(default_factory=lambda: dict(LEVELS))
-    clock: Callable[[], float] = time.monotonic
+    clock: Callable[[], float] = time.thread_time
+    #: names of tensors that may wait until all others have been looked at
+    later: Collection[str] = ()
     _sums: dict[tuple[str, str], Squares] = field(default_factory=dict)
     _looks: dict[tuple[str, str], Look] = field(default_factory=dict)
     _next: int = 0
 
     def sample(self, seconds: float) -> int:
-        """Look at as many tensors as ``seconds`` allow, one at least, each once; the next call goes on from there.
+        """Look at as many tensors as ``seconds`` allow, one at least, each once, the largest first; the next call goes
+        on from there.
 
         Returns how many were looked at. Raises `JobGone`, `PeekError`.
         """
         self.peek.alive()
         until = self.clock() + seconds
-        tensors = self.peek.tensors
+        tensors = sorted(self.peek.tensors, key=lambda t: (t.name in self.later, -t.elements))
         for done in range(len(tensors)):
             if done and self.clock() >= until:
                 return done

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -20,13 +20,16 @@ from gcserver.planner.course import COMPARED, Standing, stands
 from gcserver.planner.live import LiveStep
 from gcserver.planner.profile import Profile, StepTime
 
+if TYPE_CHECKING:
+    from gcserver.runtime.supervisor import Supervisor
+
 #: Seconds between two looks at whether a job's profile has drifted, and after a question that failed,
 LOOK_EVERY: Final = 5.0
 RETRY_AFTER: Final = 30.0
 #: which doubles so often while nothing but failures comes: an attempt may take minutes of a core, where it fails for
 #: want of time.
 DOUBLINGS: Final = 6
-#: A plan for a link that has changed waits so many seconds at most for steps that were made over it.
+#: A plan for a network that has changed waits so many seconds at most for steps that were made over it.
 AFRESH: Final = 60.0
 
 
@@ -41,7 +44,7 @@ class Course:
     looked: float = 0.0
     failed: int = 0
     task: asyncio.Task[AnswerRequest | None] | None = None
-    #: since when steps are measured anew because the link is another one; 0: they are not
+    #: since when steps are measured anew because the network is another one; 0: they are not
     afresh: float = 0.0
     #: what was predicted of which proposal over which profile, when somebody last wanted to see it
     drawn: tuple[Proposal, Profile, LiveStep] | None = None
@@ -74,22 +77,25 @@ class Course:
             self.failed += 1
 
     def begins_afresh(self, now: float, step: StepTime | None) -> tuple[bool, bool]:
-        """The link has changed, ``step`` is what one under the plan in force takes: (whether steps have to be measured
-        anew from now on, whether enough have been)."""
+        """The network has changed, ``step`` is what one under the plan in force takes: (whether steps have to be
+        measured anew from now on, whether enough have been)."""
         if not self.afresh:
             self.afresh = now
             return True, False
         return False, (step is not None and step.steps >= COMPARED) or now > self.afresh + AFRESH
 
 
-def saved_or_begun(saved: bytes, job: Job) -> Standing:
+def saved_or_begun(daemon: Supervisor, job: Job) -> Standing:
     """How planning for a job stood when it was saved, else as the job's record begins it."""
     begun = Standing(job.record.mode, job.record.quality)
     try:
+        saved = daemon.store.planning(job.id)
         return msgspec.msgpack.decode(saved, type=Standing) if saved else begun
-    except UNREADABLE:
-        # Another release's, or damaged. Plans that are there count as operators'.
+    except OSError as error:
+        daemon.warn_once(f"how planning stood cannot be read, it begins anew: {error}")
         return begun
+    except UNREADABLE:
+        return begun  # another release's, or damaged
 
 
 def heard(done: asyncio.Task[Any]) -> None:

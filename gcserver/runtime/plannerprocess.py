@@ -11,6 +11,7 @@ import contextlib
 import os
 import signal
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -43,8 +44,8 @@ from gcserver.runtime.plannerlink import (
 )
 
 NICE: Final = 10
-#: Gradients are looked at for so many seconds.
-SAMPLE_FOR: Final = 2.0
+#: Gradients are looked at for so many seconds of CPU time: some hundred matrices of a million elements.
+SAMPLE_FOR: Final = 4.0
 
 
 def answer(request: Request) -> Answer:
@@ -72,11 +73,23 @@ def measure(request: Measure) -> Measured:
     codecs = known | calibration.costs(missing, Path(request.caches) if request.caches else None)
     errors: dict[str, tuple[LevelErrors, ...]] | None = None
     if request.errors:
+        known_errors = request.profile.errors
         with Peek(request.watched) as peek:
-            tables = ErrorTables(peek)
+            tables = ErrorTables(peek, later={row.name for rows in known_errors.values() for row in rows})
             tables.sample(SAMPLE_FOR)
-            errors = tables.tables()
+            errors = _merged(tables.tables(), known_errors)
     return Measured(codecs, errors)
+
+
+def _merged(
+    new: Mapping[str, tuple[LevelErrors, ...]], old: Mapping[str, tuple[LevelErrors, ...]]
+) -> dict[str, tuple[LevelErrors, ...]]:
+    """Errors by family: of tensors that were not looked at this time, what is known of them."""
+    seen = {family: {row.name for row in rows} for family, rows in new.items()}
+    return {
+        family: (*new.get(family, ()), *(r for r in old.get(family, ()) if r.name not in seen.get(family, ())))
+        for family in {**old, **new}
+    }
 
 
 def serve(source: BinaryIO, target: BinaryIO) -> None:

@@ -23,6 +23,7 @@ import msgspec
 
 from gcproto.modes import AUTO, QUALITIES, STATIC
 from gcproto.rates import say_rate
+from gcserver.core import resuming
 from gcserver.core.control_domain import ControlDomain
 from gcserver.core.control_events import AnswerRequest
 from gcserver.core.job import Job
@@ -87,7 +88,7 @@ class Planning:
         which is what rank 0's worker wanted, else what the first node's configuration says."""
         found = self._courses.get(job.id)
         if found is None:
-            found = self._courses[job.id] = Course(saved_or_begun(self._s.store.planning(job.id), job))
+            found = self._courses[job.id] = Course(saved_or_begun(self._s, job))
         return found
 
     def set_mode(self, job: Job, mode: str, quality: str) -> str:
@@ -159,7 +160,8 @@ class Planning:
 
     def _notice(self, job: Job, course: Course) -> None:
         """Whose the job's newest plan is."""
-        found = decide.noticed(course.standing, job.proposal, self._rules(job))
+        planned = job.newest is not None and job.newest.planned
+        found = decide.noticed(course.standing, job.proposal, self._rules(job), planned)
         if found == course.standing:
             return
         if found.mode == STATIC:
@@ -189,15 +191,15 @@ class Planning:
         if not seen.link.samples and domain.settled < warmup + LINK_PATIENCE:
             course.wait("waits until the link has been measured")
             return
-        act, why = decide.next_act(course.standing, domain.config.domain, seen)
-        if act is not Act.PLAN or not decide.other_link(course.standing, seen):
-            course.afresh = 0.0  # a link that is again as it was has to change once more
+        act, why = decide.next_act(course.standing, domain.config.domain, seen, domain.settled)
+        if act is not Act.PLAN or not decide.other_network(course.standing, seen):
+            course.afresh = 0.0  # a network that is again as it was has to change once more
         if act is Act.KEEP:
             course.standing = decide.judged(course.standing, seen)
             self._now(job)
         elif act is Act.PLAN:
-            if decide.other_link(course.standing, seen):
-                # The step that a plan has to beat is one over the link of now.
+            if decide.other_network(course.standing, seen):
+                # The step that a plan has to beat is one over the network of now.
                 begins, enough = course.begins_afresh(time.monotonic(), self._step_now(domain, seen))
                 if begins:
                     self._s.profiler.measure_again(job.id, domain.config.domain)
@@ -275,6 +277,7 @@ class Planning:
         proposal, rules = answer.proposal, self._rules(job)
         # Kept only once something has come of it: else it would not be planned again.
         found = {"profile": profile, "proposal": proposal, "domain": domain.config.domain, "considered": len(took)}
+        found |= {"at": domain.settled}
         pays, reason = decide.switch(course.standing, proposal, now, rules)
         if not pays:
             self._now(job, **found)
@@ -283,7 +286,7 @@ class Planning:
             return None
         answered = await self._put(job, course, decide.rules_of(proposal))
         if course.standing.mode != STATIC:
-            self._now(job, **found, before=decide.replaced(rules, now))
+            self._now(job, **found, before=decide.replaced(rules, now, proposal))
             course.result = f"plan {answered.plan} since step {answered.step}: {reason}"
             _log(job).info("job %r: %s (expected %.3g s a step)", job.record.label, course.result, proposal.expected)
         return answered
@@ -312,7 +315,7 @@ class Planning:
         if job.preparing or job.queue:
             raise Overtaken("the members prepare another plan")
         self._now(job, asked=rules)
-        answered = await self._s.set_plan(job.id.hex(), rules, True)
+        answered = await self._s.set_plan(job.id.hex(), rules, True, planned=True)
         if not answered.error:
             self._notice(job, course)
         self._now(job, asked=None)
@@ -386,8 +389,8 @@ class Planning:
         return planwish.wish(course.standing, domain, self._s.config.plan.exclude)
 
     def _rules(self, job: Job) -> Rules:
-        """Of the job's newest plan that all members can run."""
-        return job.newest.rules if job.newest is not None else ()
+        """Of the job's newest plan that all members can run; before the first, what it was resumed with."""
+        return job.newest.rules if job.newest is not None else resuming.base(job.domains)
 
     def _step_now(self, domain: ControlDomain, profile: Profile) -> StepTime | None:
         """The measured step of the plan in force."""

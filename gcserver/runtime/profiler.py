@@ -21,7 +21,7 @@ from gcproto.manifest import USED, Section
 from gcproto.timings import TensorTimes
 from gcserver.core.control_domain import ControlDomain
 from gcserver.core.control_events import LogSettled
-from gcserver.core.events import DomainKey
+from gcserver.core.events import DomainKey, Member
 from gcserver.core.job import SCOPED_LAG, Job
 from gcserver.planner.profile import CodecCost, LevelErrors, LinkCost, Profile, ProfiledTensor
 from gcserver.runtime.lanelink import KernelTimes
@@ -50,6 +50,7 @@ class Watched:
     domain: ControlDomain
     name: str = ""
     sections: int = 0
+    members: tuple[Member, ...] = ()
     readiness: Readiness = field(default_factory=lambda: Readiness(0))
     paces: Paces = field(default_factory=Paces)
     kernels: Kernels = field(default_factory=Kernels)
@@ -110,6 +111,9 @@ class Profiler:
             watched = self._table[key] = Watched(job, domain)
         if watched.sections != len(domain.sections):
             self._take_up(watched)
+        elif watched.members != domain.config.members:
+            # What was measured of the tensors stays; the next run of so many nodes is to find it.
+            self._name(watched)
         return watched
 
     def _take_up(self, watched: Watched) -> None:
@@ -117,15 +121,20 @@ class Profiler:
         domain = watched.domain
         watched.sections, watched.kept = len(domain.sections), None
         watched.readiness = Readiness(sum(len(s.tensors) for s in _models(domain)))
-        label, members = watched.job.record.label, domain.config.members
-        name = file_name(label, domain.config.label, tuple(domain.sections), members, self._s.node)
-        watched.name = name
+        name = self._name(watched)
 
         def loaded(profile: Profile | None) -> None:
             if profile is not None and watched.name == name:
                 watched.kept = profile
 
         self._s.aside(lambda: self._store.load(name), loaded)
+
+    def _name(self, watched: Watched) -> str:
+        """The profile's file, by the tensors and the nodes of now."""
+        domain, label = watched.domain, watched.job.record.label
+        watched.members = domain.config.members
+        watched.name = file_name(label, domain.config.label, tuple(domain.sections), watched.members, self._s.node)
+        return watched.name
 
     # ------------------------------------------------------------------------------------- what is known
     def profile(

@@ -353,14 +353,14 @@ class Supervisor:
             self.short(job, "the job's controllers cannot be saved", error)
 
     async def set_plan(
-        self, job: str, rules: tuple[Rule, ...], replace: bool, controller: str = ""
+        self, job: str, rules: tuple[Rule, ...], replace: bool, controller: str = "", planned: bool = False
     ) -> cx.AnswerRequest:
-        """An operator's request; returns when the step is known at which it takes effect."""
+        """An operator's request, or the planner's; returns when the step is known at which it takes effect."""
         self.last_request += 1
         future: asyncio.Future[cx.AnswerRequest] = self.loop.create_future()
         self.requests[self.last_request] = future
         request = self.last_request
-        self.feed(cx.SetPlan(request, job, rules, replace, controller))
+        self.feed(cx.SetPlan(request, job, rules, replace, controller, planned))
         try:
             return await future
         finally:

@@ -117,6 +117,12 @@ def test_every_state_has_its_number() -> None:
         (pb.SetCodecRequest(codec="later"), code_pb2.UNAVAILABLE, "peer b does not answer", ""),
         (pb.SetPlanRequest(), code_pb2.INVALID_ARGUMENT, "expected at least one", "rules"),
         (
+            pb.SetPlanRequest(rules=[pb.PlanRule(pattern="*", codec="none")], quality="best"),
+            code_pb2.INVALID_ARGUMENT,
+            "expected none together with rules",
+            "quality",
+        ),
+        (
             pb.SetPlanRequest(rules=[pb.PlanRule(pattern="*", codec="zip")]),
             code_pb2.INVALID_ARGUMENT,
             "zip",

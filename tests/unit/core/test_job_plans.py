@@ -82,6 +82,22 @@ def test_who_asked_at_another_node_hears_that_a_plan_cannot_run() -> None:
     assert 1 not in m.jobs[record.job].plans
 
 
+def test_a_plan_says_whether_the_planner_made_it_and_a_controller_changes_nothing_of_that() -> None:
+    m, record = formed_with_b()
+    job = m.jobs[record.job]
+
+    def planned(asked: ce.SetPlan) -> bool:
+        m.on(asked, 0.0)
+        m.on(control_from_b(messages.PlanReady(record.job, job.numbered), job.numbered + 1), 0.0)
+        return job.plans[job.numbered].planned
+
+    topk = (messages.Rule("*", "topk"),)
+    assert planned(ce.SetPlan(1, "train", topk, True, planned=True))
+    assert planned(ce.SetPlan(2, "train", (), False, "dc2-da5"))
+    assert not planned(ce.SetPlan(3, "train", (messages.Rule("w", "none"),)))
+    assert not planned(ce.SetPlan(4, "train", (), False, "none"))
+
+
 def test_a_plan_answers_all_who_asked_for_it_or_one_before() -> None:
     m = formed()
     m.on(set_codec(1, "train", "w", "topk"), 0.0)

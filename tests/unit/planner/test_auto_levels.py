@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from gcserver.planner import auto_levels
-from gcserver.planner.auto_levels import budgets, choose_levels
+from gcserver.planner.auto_levels import budgets, choose_levels, overspent
 from gcserver.planner.families import parse
 from gcserver.planner.payload import sparse_payload
 from gcserver.planner.profile import Profile
@@ -126,3 +126,29 @@ def test_of_too_many_tensors_the_largest_have_levels_of_their_own(monkeypatch: p
     assert "levels of 3 tensors" in found.reason or "no levels send less" in found.reason
     assert all(set(found.levels[i]) == {spec.level} for i in by_size[3:])
     assert any(set(found.levels[i]) != {spec.level} for i in by_size[:3])
+
+
+def test_a_tensor_without_a_gradient_keeps_the_level_of_the_spec() -> None:
+    """Its errors are zero at every level: that says nothing of the steps to come."""
+    profile = with_errors(gpt(), "qsgd")
+    quiet = large(profile)[0]
+    name = profile.tensors[quiet].name
+    rows = tuple(
+        msgspec.structs.replace(row, errors=(0.0,) * len(row.errors)) if row.name == name else row
+        for row in profile.errors["qsgd"]
+    )
+    blind = msgspec.structs.replace(profile, errors={"qsgd": rows})
+    found = choose_levels(blind, parse("qsgd(bits=8)"), range(len(profile.tensors)), ALPHAS)
+    assert set(found.levels[quiet]) == {8}
+
+
+def test_what_levels_in_force_lose_by_the_errors_of_now() -> None:
+    profile, spec = with_errors(gpt(), "topk"), parse("topk(ratio=0.01)")
+    names = [profile.tensors[i].name for i in large(profile)]
+    chosen = choose_levels(profile, spec, range(len(profile.tensors)), ALPHAS)
+    in_force = {profile.tensors[i].name: levels[-1] for i, levels in chosen.levels.items()}
+    assert overspent(profile, spec, {}) == pytest.approx(1.0)
+    assert 0.9 < overspent(profile, spec, in_force) <= 1.0 + 1e-9
+    assert overspent(profile, spec, dict.fromkeys(names, 1_000)) > 1.2
+    assert overspent(profile, spec, dict.fromkeys(names, 10_001)) == pytest.approx(1.0), "as the next lower level"
+    assert overspent(gpt(), spec, in_force) == 0.0

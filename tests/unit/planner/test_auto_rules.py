@@ -96,3 +96,11 @@ def test_levels_are_those_of_each_tensors_own_rule() -> None:
     for block, option in zip(live.blocks, applied(live, bits), strict=True):
         level = {t: 8 if tensors[t].name.endswith("bias") else 4 for t, _ in block.parts}
         assert option.nbytes == sum(8 + 8 * -(-n // 1024) + -(-n * level[t] // 8) for t, n in block.parts)
+
+
+def test_names_that_are_numbers_take_no_rule_from_all_others() -> None:
+    """A star for every number of such a name would be the pattern of all."""
+    dense, sparse = TensorOption(), TensorOption("topk(ratio=0.01)")
+    wanted = {"0": sparse, "1": sparse, "a.w": dense, "b.w": dense, "c.w": dense}
+    found = rules(list(wanted), wanted)
+    assert [r.pattern for r in found] == ["*", "0", "1"] and [r.spec for r in found[1:]] == [sparse.spec] * 2

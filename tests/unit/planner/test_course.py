@@ -12,6 +12,8 @@ from gcserver.planner.auto_rules import PlannedRule
 from gcserver.planner.course import (
     COMPARED,
     JUDGED_AFTER,
+    LOOK_AGAIN,
+    OVERSPENT,
     Act,
     Before,
     Standing,
@@ -20,6 +22,7 @@ from gcserver.planner.course import (
     judged,
     next_act,
     noticed,
+    other_network,
     replaced,
     rules_of,
     stands,
@@ -130,10 +133,12 @@ def test_a_proposal_is_put_in_force_if_it_pays() -> None:
 
 
 def test_few_steps_judge_nothing() -> None:
-    assert replaced(OLD, None) is None
-    assert replaced(OLD, StepTime(2, 0.4, 0.0, COMPARED - 1)) is None
+    assert replaced(OLD, None, proposal()) is None
+    assert replaced(OLD, StepTime(2, 0.4, 0.0, COMPARED - 1), proposal()) is None
     enough = StepTime(2, 0.4, 0.0, COMPARED)
-    assert replaced(OLD, enough) == Before(OLD, enough)
+    assert replaced(OLD, enough, proposal()) == Before(OLD, enough)
+    exact = msgspec.structs.replace(proposal(), overspent=1 + 2 * OVERSPENT)
+    assert replaced(OLD, enough, exact) is None, "what is not for speed is not taken back for want of it"
 
 
 def test_a_forecast_is_of_a_plan_only_while_that_is_in_force() -> None:
@@ -170,3 +175,45 @@ def test_what_is_said_of_a_proposal_while_nothing_happens() -> None:
     assert stands(PLANNED) == "plan 3 is in force: topk"
     assert stands(replace(PLANNED, plan=0)) == "the plan in force stays: topk"
     assert stands(by_hand(PLANNED)) == stands(Standing("auto", "fast")) == ""
+
+
+def test_rules_of_a_planner_that_is_gone_may_be_planned_away() -> None:
+    """The eldest node left: the next one plans on."""
+    began = Standing("auto", "fast", chosen=True)
+    assert noticed(began, 3, NEW, planned=True) == Standing("auto", "fast", NEW, chosen=True)
+    assert noticed(began, 3, NEW).mode == "static", "an operator's"
+    assert noticed(PLANNED, 9, OTHER, planned=True) == Standing("auto", "fast", OTHER)
+
+
+def test_what_a_job_was_resumed_with_may_be_planned_away() -> None:
+    resumed = noticed(Standing("auto", "fast"), 0, OLD)
+    assert (resumed.mode, resumed.rules) == ("auto", OLD)
+    assert noticed(resumed, 1, OLD) == resumed, "with a controller alone"
+    assert noticed(resumed, 1, NEW).mode == "static"
+
+
+def test_more_or_fewer_nodes_are_another_network() -> None:
+    slow = StepTime(3, 0.9, 0.01, JUDGED_AFTER)
+    assert not other_network(PLANNED, PROFILE) and other_network(PLANNED, measured(nodes=3))
+    assert next_act(PLANNED, 7, measured(slow, nodes=3)) == (Act.PLAN, "what was measured has drifted by inf%")
+    assert not other_network(Standing("auto", "fast"), PROFILE)
+
+
+def test_gradients_are_looked_at_again_ever_less_often() -> None:
+    standing, seen = replace(PLANNED, before=None, at=20), measured(errors={"topk": ()})
+    assert next_act(standing, 7, seen, 20 + LOOK_AGAIN - 1)[0] is Act.STAY
+    act, why = next_act(standing, 7, seen, 20 + LOOK_AGAIN)
+    assert act is Act.PLAN and "1000 steps ago" in why
+    later = replace(standing, at=5 * LOOK_AGAIN)
+    assert next_act(later, 7, seen, 10 * LOOK_AGAIN - 1)[0] is Act.STAY
+    assert next_act(later, 7, seen, 10 * LOOK_AGAIN)[0] is Act.PLAN
+    assert next_act(standing, 7, PROFILE, 10 * LOOK_AGAIN)[0] is Act.STAY, "nothing was looked at to begin with"
+
+
+def test_levels_that_lose_more_than_they_may_are_replaced_whatever_that_costs() -> None:
+    standing, now = Standing("auto", "fast", OLD, taken_back=(NEW,)), StepTime(2, 0.4, 0.01, 30)
+    over = msgspec.structs.replace(proposal(0.5), overspent=1.3)
+    good, why = switch(standing, over, now, OLD)
+    assert good and why.startswith("levels in force lose 30% more than they may")
+    assert not switch(standing, over, now, NEW)[0], "it is in force"
+    assert not switch(standing, msgspec.structs.replace(over, overspent=1.05), now, OLD)[0]

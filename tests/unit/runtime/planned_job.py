@@ -100,20 +100,22 @@ class Daemon:
     def warn_once(self, text: str) -> None:
         self.warnings.append(text)
 
-    async def set_plan(self, job: str, rules: tuple[Rule, ...], replace: bool) -> AnswerRequest:
-        assert job == self.job.id.hex() and replace
+    async def set_plan(
+        self, job: str, rules: tuple[Rule, ...], replace: bool, controller: str = "", planned: bool = False
+    ) -> AnswerRequest:
+        assert planned and not controller and job == self.job.id.hex() and replace
         self.given.append(rules)
         self.meanwhile()
         await asyncio.sleep(0)
         if self.refuse:
             return AnswerRequest(1, error=self.refuse)
-        version = self.newest(rules)
+        version = self.newest(rules, planned=True)
         return AnswerRequest(1, version, self.domain.settled + 2)
 
-    def newest(self, rules: tuple[Rule, ...]) -> int:
+    def newest(self, rules: tuple[Rule, ...], planned: bool = False) -> int:
         """The members come to a plan with these rules, which is in force from the next step on."""
         version = self.job.numbered = self.job.numbered + 1
-        self.job.plans[version] = PlanText(self.job.id, version, version, rules)
+        self.job.plans[version] = PlanText(self.job.id, version, version, rules, planned=planned)
         self.job.proposal = version
         self.domain.switches.append((self.domain.settled + 1, version))
         return version

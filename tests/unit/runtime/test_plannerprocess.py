@@ -108,8 +108,8 @@ def test_gradients_are_looked_at(calibrated: list[Any], tmp_path: Path, monkeypa
     sampled: list[float] = []
 
     class Tables:
-        def __init__(self, peek: str) -> None:
-            assert peek == "peek"
+        def __init__(self, peek: str, later: set[str]) -> None:
+            assert peek == "peek" and later == {row.name for row in before["topk"]}
 
         def sample(self, seconds: float) -> None:
             sampled.append(seconds)
@@ -129,8 +129,13 @@ def test_gradients_are_looked_at(calibrated: list[Any], tmp_path: Path, monkeypa
 
     monkeypatch.setattr(plannerprocess, "Peek", Look)
     monkeypatch.setattr(plannerprocess, "ErrorTables", Tables)
-    found = answer(Measure(PROFILE, WISH, watched(tmp_path), "", errors=True))
-    assert isinstance(found, Measured) and found.errors == ERRORS
+    old = (LevelErrors("long.ago", (1, 2), (2.0, 1.0), (1.0, 2.0)), LevelErrors("t0", (1, 2), (9.0, 9.0), (1.0, 2.0)))
+    before = {"topk": old}
+    known = msgspec.structs.replace(PROFILE, errors=before)
+    found = answer(Measure(known, WISH, watched(tmp_path), "", errors=True))
+    assert isinstance(found, Measured) and found.errors == {"topk": (*ERRORS["topk"], old[0])}, (
+        "what was not seen stays"
+    )
     assert sampled == [plannerprocess.SAMPLE_FOR, 0.0]
 
 

@@ -47,8 +47,8 @@ def test_an_operators_rules_win_over_a_plan_that_is_on_its_way(tmp_path: Path) -
     async def test(d: Daemon) -> None:
         given = d.set_plan
 
-        async def overtaken(job: str, rules: Any, replace: bool) -> Any:
-            answer = await given(job, rules, replace)
+        async def overtaken(job: str, rules: Any, replace: bool, **more: Any) -> Any:
+            answer = await given(job, rules, replace, **more)
             d.newest(HAND)
             return answer
 

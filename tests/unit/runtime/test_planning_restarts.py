@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from gcserver.core import resuming
 from gcserver.planner.profile import StepTime
-from tests.unit.runtime.planned_job import HAND, Daemon, run
+from gcserver.runtime.ledger import JobStore
+from tests.unit.runtime.planned_job import HAND, TOPK, Daemon, proposal, run
 
 
 def test_a_restart_goes_on_from_what_was_saved(tmp_path: Path) -> None:
@@ -60,5 +62,39 @@ def test_a_full_disk_ends_nothing(tmp_path: Path) -> None:
         d.store.directory(d.job.id).rmdir()
         assert (await d.look()).startswith("plan 1")
         assert any("cannot be saved" in w for w in d.warnings)
+
+    run(tmp_path, test)
+
+
+def test_a_memory_that_cannot_be_read_begins_anew_and_plans_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also on a node that becomes the eldest, which never had one: the plan in force may be planned away."""
+
+    async def test(d: Daemon) -> None:
+        await d.look()
+        assert d.given == [TOPK]
+
+        def broken(store: JobStore, job: bytes) -> bytes:
+            raise OSError(5, "Input/output error")
+
+        monkeypatch.setattr(type(d.store), "planning", broken)
+        d.again()
+        d.link.proposal = proposal("none", 0.1)
+        d.steps(StepTime(1, 0.4, 0.01, 9))
+        assert "plan 2 since" in await d.look() and d.course.standing.mode == "auto"
+        assert any("cannot be read" in said for said in d.warnings)
+
+    run(tmp_path, test)
+
+
+def test_what_a_job_was_resumed_with_comes_back_when_a_plan_is_taken_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(d: Daemon) -> None:
+        monkeypatch.setattr(resuming, "base", lambda domains: HAND)
+        await d.look()
+        assert d.given == [TOPK] and d.course.standing.before is not None
+        d.steps(StepTime(0, 0.4, 0.01, 7), StepTime(1, 0.9, 0.01, 9))
+        assert "that one is back" in await d.look()
+        assert d.given == [TOPK, HAND]
 
     run(tmp_path, test)

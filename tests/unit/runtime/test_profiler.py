@@ -27,6 +27,7 @@ from gcserver.planner.profile import CodecCost, Curve, LinkCost, Profile, dump, 
 from gcserver.runtime.lanelink import KernelTime, KernelTimes
 from gcserver.runtime.measurements import SETTLING
 from gcserver.runtime.profiler import GUESS, QUIET, SAVE_EVERY, Profiler
+from gcserver.runtime.profilestore import file_name
 from tests.unit.core.control_machine import LARGE, declared, formed, said
 
 JOB = b"j" * 16
@@ -303,6 +304,20 @@ def test_the_next_run_starts_from_what_was_kept(tmp_path: Path) -> None:
     assert a.known().steps and b.known() == msgspec.structs.replace(a.known(), steps=())
     b.times(50_000, 0)
     assert b.known().backward == 0.05 and b.known().codecs == COSTS and b.known().link == LINK
+
+
+def test_a_job_that_goes_on_with_other_nodes_is_kept_under_their_name(tmp_path: Path) -> None:
+    a = daemon(tmp_path)
+    a.times(30_000, 0)
+    (job,) = a.machine.jobs.values()
+    (domain,) = job.domains.values()
+    fewer = domain.config.members[:1]
+    domain.config = replace(domain.config, members=fewer)
+    profile = a.profiler.profile(JOB, 0)
+    assert profile is not None and (profile.nodes, profile.backward) == (1, 0.03), "what tensors take is known still"
+    a.profiler.close()
+    name = file_name(job.record.label, domain.config.label, tuple(domain.sections), fewer, "a")
+    assert [p.name for p in tmp_path.iterdir()] == [name]
 
 
 def test_another_model_starts_from_nothing(tmp_path: Path) -> None:
