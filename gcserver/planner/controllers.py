@@ -42,18 +42,20 @@ class Controlled:
         inner = ",".join(f"{name}={value!r}" for name, value in self.overrides)
         return f"{self.name}({inner})" if inner else self.name
 
-    def config(self, ratios: tuple[float, ...] = ()) -> Dc2Config:
+    def config(self, ratios: tuple[float, ...] = (), least: float = 0.0) -> Dc2Config:
         """The controller's parameters. Raises :class:`Dc2Error` for overrides that do not go together.
 
         ``ratios``: bytes on the wire by dense bytes at each notch of the plan, descending; the bounds then lie between
-        the last and the first, and what was overridden holds as far as they allow.
+        the last and the first, and what was overridden holds as far as they allow. ``least``: where there are none, the
+        ratio that the plan allows at least.
         """
         given = dict(self.overrides)
         low, high = given.get("k_min", _DEFAULT.k_min), given.get("k_max", _DEFAULT.k_max)
         start = given.get("start", min(max(_DEFAULT.start, low), high))
         checked = Dc2Config(k_min=low, k_max=high, start=start)
         if not ratios:
-            return checked
+            low, high = max(low, least), max(high, least)
+            return Dc2Config(k_min=low, k_max=high, start=max(start, low)) if least else checked
         least, most = ratios[-1], min(ratios[0], 1.0)
         low = min(max(given.get("k_min", least), least), most)
         high = min(max(given.get("k_max", most), low), most)

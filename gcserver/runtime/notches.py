@@ -15,6 +15,7 @@ from gcserver.core.control_domain import ControlDomain
 from gcserver.core.events import DomainKey, Plan
 from gcserver.core.job import Job
 from gcserver.core.plan import Choice
+from gcserver.planner import families
 from gcserver.runtime.tensors import chosen
 
 
@@ -57,6 +58,16 @@ class Notches:
 
     def forget(self, job: bytes) -> None:
         self._known = {key: known for key, known in self._known.items() if key[0] != job}
+
+
+def least(job: Job, version: int) -> float:
+    """The smallest ratio of a plan that a planner made: its quality allows no smaller one. 0 for plans of operators,
+    who say it to the controller, and where no codec has a ratio."""
+    text = job.plans.get(version)
+    if text is None or not text.planned:
+        return 0.0
+    specs = (families.parse(rule.spec) for rule in text.rules)
+    return min((spec.level / 1e6 for spec in specs if spec.name in families.SPARSE and spec.level), default=0.0)
 
 
 def _ratios(domain: ControlDomain, plan: Plan, lanes: int, notches: int) -> tuple[float, ...]:

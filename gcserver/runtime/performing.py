@@ -18,6 +18,7 @@ from gcserver.logsetup import of_job
 from gcserver.planner import controllers
 from gcserver.runtime.lanelink import ForgetJob
 from gcserver.runtime.ledger import Ledger
+from gcserver.runtime.notches import least
 from gcserver.runtime.statefiles import MemoryShort
 from gcserver.runtime.steering import Course
 
@@ -82,8 +83,10 @@ def _steer(s: Supervisor, e: cx.LogSettled) -> None:
     domain = job.domains[e.domain[1]]
     version = domain.switch(e.step + 1)[1]
     text = controllers.NONE if domain.lossless else job.controller(version)
-    ratios = () if text == controllers.NONE else s.notches.ratios(job, domain, version)
-    s.steering.settled(e.domain, e.step, e.void, Course(domain.config.label, text, ratios))
+    course = Course(domain.config.label, text)
+    if text != controllers.NONE:
+        course = Course(course.label, text, s.notches.ratios(job, domain, version), least(job, version))
+    s.steering.settled(e.domain, e.step, e.void, course)
 
 
 def _arbitrate(s: Supervisor, e: cx.Arbitrate) -> None:

@@ -44,12 +44,13 @@ class Course:
     """What the plan in force asks for in a domain.
 
     ``text`` names the controller. ``ratios``: bytes on the wire by dense bytes at each notch of the plan, descending;
-    empty where it has no notches.
+    empty where it has no notches. ``least``: the ratio that a planner's plan without notches allows at least.
     """
 
     label: str
     text: str
     ratios: tuple[float, ...] = ()
+    least: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,7 @@ class _Saved(msgspec.Struct, frozen=True, array_like=True):
     ratios: tuple[float, ...]
     steps: int
     state: ControllerState
+    least: float = 0.0
 
 
 @dataclass(slots=True)
@@ -157,7 +159,7 @@ class Steering:
                 self.tune(key, -1, 0)
                 self._save(key[0])
             return None
-        config = wanted.config(course.ratios)
+        config = wanted.config(course.ratios, course.least)
         controller = Controller(wanted.law, config)
         steps = 0
         if d is not None and d.controlled == wanted:
@@ -188,8 +190,9 @@ class Steering:
         for _, d in mine:
             d.unsaved = 0
         saved = [
-            _Saved(domain, d.course.label, d.course.text, d.course.ratios, d.steps, d.controller.state)
+            _Saved(domain, c.label, c.text, c.ratios, d.steps, d.controller.state, c.least)
             for domain, d in mine
+            for c in (d.course,)
         ]
         self.save(job, msgspec.msgpack.encode(saved))
 
@@ -201,8 +204,8 @@ class Steering:
             for s in found:
                 controlled = controllers.read(s.text)
                 if controlled.law is not None:
-                    course = Course(s.label, s.text, s.ratios)
-                    controller = Controller(controlled.law, controlled.config(s.ratios), s.state)
+                    course = Course(s.label, s.text, s.ratios, s.least)
+                    controller = Controller(controlled.law, controlled.config(s.ratios, s.least), s.state)
                     self._domains[job, s.domain] = _Domain(course, controlled, controller, steps=s.steps)
         except (*UNREADABLE, ValueError):
             self.forget(job)

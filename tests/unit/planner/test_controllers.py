@@ -63,3 +63,19 @@ def test_the_first_ratio_stays_within_bounds_that_leave_it_out() -> None:
 def test_notches_bound_the_ratio(text: str, ratios: tuple[float, ...], bounds: tuple[float, float, float]) -> None:
     config = controllers.read(text).config(ratios)
     assert (config.k_min, config.k_max, config.start) == bounds
+
+
+@pytest.mark.parametrize(
+    ("text", "least", "bounds"),
+    [
+        ("dc2-da2", 0.01, (0.01, 0.3, 0.1)),
+        ("dc2-da2", 0.2, (0.2, 0.3, 0.2)),
+        ("dc2-da2(k_min=0.05,k_max=0.1)", 0.01, (0.05, 0.1, 0.1)),
+        ("dc2-da2(k_max=0.02)", 0.05, (0.05, 0.05, 0.05)),
+    ],
+)
+def test_a_plan_without_notches_bounds_the_ratio_from_below(
+    text: str, least: float, bounds: tuple[float, float, float]
+) -> None:
+    config = controllers.read(text).config((), least)
+    assert (config.k_min, config.k_max, config.start) == bounds

@@ -11,7 +11,7 @@ from gcproto.manifest import Section, TensorSpec
 from gcproto.messages import DeclareSection, PlanText, Rule
 from gcserver.core.control_domain import ControlDomain
 from gcserver.core.job import Job
-from gcserver.runtime.notches import Notches
+from gcserver.runtime.notches import Notches, least
 from gcserver.runtime.resolve import resolve
 from tests.unit.core.control_machine import declared, said
 
@@ -89,3 +89,11 @@ def test_what_no_controller_can_move(rules: tuple[Rule, ...], still: str) -> Non
     assert Notches(1).still(job, 1) == (still and resolve(still).spec)
     domain.sections.clear()
     assert Notches(1).still(job, 1) == "", "who knows what will be declared"
+
+
+def test_a_planners_plan_bounds_a_controller_by_its_own_ratio() -> None:
+    job, _ = job_with(Rule("*", "fp16"))
+    rules = (Rule("*", "sidco-e(ratio=0.01,packed=1)"), Rule("w", "topk(ratio=0.05)"), Rule("b", "none"))
+    job.plans = {1: PlanText(job.id, 1, 1, rules, planned=True), 2: PlanText(job.id, 2, 2, rules)}
+    job.plans[3] = PlanText(job.id, 3, 3, (Rule("*", "qsgd(bits=4)"),), planned=True)
+    assert [least(job, version) for version in range(4)] == [0.0, pytest.approx(0.01), 0.0, 0.0]
