@@ -512,7 +512,7 @@ class DomainPlan(_message.Message):
     def __init__(self, id: _Optional[int] = ..., label: _Optional[str] = ..., plan_version: _Optional[int] = ..., since_step: _Optional[int] = ..., switches: _Optional[_Iterable[_Union[PlanSwitch, _Mapping]]] = ..., rules: _Optional[_Iterable[_Union[PlanRule, _Mapping]]] = ..., groups: _Optional[_Iterable[_Union[PlanGroup, _Mapping]]] = ..., note: _Optional[str] = ..., forecast: _Optional[_Union[Forecast, _Mapping]] = ..., controllers: _Optional[_Iterable[_Union[ControllerState, _Mapping]]] = ..., predicted: _Optional[_Iterable[_Union[TimelineJob, _Mapping]]] = ..., measured: _Optional[_Iterable[_Union[TimelineJob, _Mapping]]] = ...) -> None: ...
 
 class Forecast(_message.Message):
-    __slots__ = ("plan_version", "expected_seconds", "measured_seconds", "dense_seconds", "compute_seconds", "reason", "groups", "considered", "alphas")
+    __slots__ = ("plan_version", "expected_seconds", "measured_seconds", "dense_seconds", "compute_seconds", "reason", "groups", "considered", "alphas", "proposed_groups", "bucket_caps_mb")
     PLAN_VERSION_FIELD_NUMBER: _ClassVar[int]
     EXPECTED_SECONDS_FIELD_NUMBER: _ClassVar[int]
     MEASURED_SECONDS_FIELD_NUMBER: _ClassVar[int]
@@ -522,6 +522,8 @@ class Forecast(_message.Message):
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     CONSIDERED_FIELD_NUMBER: _ClassVar[int]
     ALPHAS_FIELD_NUMBER: _ClassVar[int]
+    PROPOSED_GROUPS_FIELD_NUMBER: _ClassVar[int]
+    BUCKET_CAPS_MB_FIELD_NUMBER: _ClassVar[int]
     plan_version: int
     expected_seconds: float
     measured_seconds: float
@@ -531,7 +533,15 @@ class Forecast(_message.Message):
     groups: _containers.RepeatedCompositeFieldContainer[GroupForecast]
     considered: _containers.RepeatedCompositeFieldContainer[Considered]
     alphas: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, plan_version: _Optional[int] = ..., expected_seconds: _Optional[float] = ..., measured_seconds: _Optional[float] = ..., dense_seconds: _Optional[float] = ..., compute_seconds: _Optional[float] = ..., reason: _Optional[str] = ..., groups: _Optional[_Iterable[_Union[GroupForecast, _Mapping]]] = ..., considered: _Optional[_Iterable[_Union[Considered, _Mapping]]] = ..., alphas: _Optional[_Iterable[float]] = ...) -> None: ...
+    proposed_groups: _containers.RepeatedCompositeFieldContainer[TensorGroup]
+    bucket_caps_mb: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, plan_version: _Optional[int] = ..., expected_seconds: _Optional[float] = ..., measured_seconds: _Optional[float] = ..., dense_seconds: _Optional[float] = ..., compute_seconds: _Optional[float] = ..., reason: _Optional[str] = ..., groups: _Optional[_Iterable[_Union[GroupForecast, _Mapping]]] = ..., considered: _Optional[_Iterable[_Union[Considered, _Mapping]]] = ..., alphas: _Optional[_Iterable[float]] = ..., proposed_groups: _Optional[_Iterable[_Union[TensorGroup, _Mapping]]] = ..., bucket_caps_mb: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class TensorGroup(_message.Message):
+    __slots__ = ("tensors",)
+    TENSORS_FIELD_NUMBER: _ClassVar[int]
+    tensors: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, tensors: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class GroupForecast(_message.Message):
     __slots__ = ("tensors", "first_tensor", "bytes", "codec", "scheme", "expected_seconds", "reason")

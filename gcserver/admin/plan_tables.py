@@ -78,6 +78,9 @@ def _forecast(f: dict[str, Any]) -> str:
     ]  # fmt: skip
     if len(f["alphas"]) > 1:
         pairs.append(("notches", "error budgets " + ", ".join(f"{a:.3g}" for a in f["alphas"])))
+    if f["proposed_groups"]:
+        sizes = ", ".join(str(len(g["tensors"])) for g in f["proposed_groups"][:_MOST])
+        pairs.append(("groups", f"tensors to bring together: {sizes}; --json has their names and DDP's bucket sizes"))
     parts = [facts(pairs)]
     if f["groups"]:
         rows = [

@@ -23,6 +23,13 @@ class GroupForecast:
 
 
 @dataclass(frozen=True, slots=True)
+class TensorGroup:
+    """Tensors that are to be brought together."""
+
+    tensors: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Considered:
     """Another plan that was looked at, and why it is not the one."""
 
@@ -44,6 +51,8 @@ class Forecast:
     groups: tuple[GroupForecast, ...] = ()
     considered: tuple[Considered, ...] = ()
     alphas: tuple[float, ...] = ()
+    proposed_groups: tuple[TensorGroup, ...] = ()
+    bucket_caps_mb: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -222,7 +222,11 @@ def _forecast(p: Proposal, plan: int, measured: float) -> said.Forecast:
         for w in p.why
     )
     considered = tuple(said.Considered(c.spec, c.expected, c.why_not) for c in p.considered if c.why_not)
-    return said.Forecast(plan, p.expected, p.dense, p.compute, p.reason, measured, groups, considered, p.alphas)
+    # Groups without sizes for DDP are those that the worker has.
+    proposed = tuple(map(said.TensorGroup, p.groups)) if p.caps else ()
+    return said.Forecast(
+        plan, p.expected, p.dense, p.compute, p.reason, measured, groups, considered, p.alphas, proposed, p.caps
+    )
 
 
 def _predicted(step: LiveStep, profile: Profile, members: Sequence[str]) -> tuple[said.TimelineJob, ...]:

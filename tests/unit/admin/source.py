@@ -17,6 +17,7 @@ from gcserver.admin.planning import (
     Forecast,
     GroupForecast,
     StepProfile,
+    TensorGroup,
     TensorProfile,
     TimelineJob,
 )
@@ -107,6 +108,7 @@ PLAN = PlanStatus(
                     ),
                 ),
                 (Considered("powersgd(rank=4)", 0.3, "slower by 20 %"),), (0.5, 1.0),
+                (TensorGroup(("ln.bias",)), TensorGroup(("wte.weight", "wpe.weight"))), (0.5, 3.25),
             ),
             (ControllerState("dc2-da2", 0.015, 1, 0.03, 0.001, 55),),
         ),

@@ -163,6 +163,7 @@ because  6 times as fast as dense
 step     expected 250 ms, measured 260 ms
 without  compression 1.5 s, any exchange 200 ms (expected)
 notches  error budgets 0.5, 1
+groups   tensors to bring together: 1, 2; --json has their names and DDP's bucket sizes
 TENSORS  FIRST       SIZE   CODEC             SCHEME  EXPECTED  WHY
       7  wte.weight  3 MiB  topk(ratio=0.01)  all     30 ms     the link is the bottleneck
 CONSIDERED        STEP    WHY NOT
@@ -215,6 +216,7 @@ def test_a_forecast_is_shown_beside_what_was_measured(daemon: Daemon, capsys: py
     for wanted in (
         "the planner (auto, fast): measures the link", "expected 250 ms, measured 260 ms", "6 times as fast as dense",
         "the link is the bottleneck", "slower by 20 %", "error budgets 0.5, 1", "dc2-da2",
+        "tensors to bring together: 1, 2; --json",
     ):  # fmt: skip
         assert wanted in text
     forecast = json.loads(out(capsys, "plan", "--json"))["domains"][0]["forecast"]

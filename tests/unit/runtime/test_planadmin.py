@@ -100,6 +100,8 @@ def test_a_forecast_stands_beside_what_was_measured(tmp_path: Path) -> None:
             alphas=(0.5, 1.0),
             why=(GroupWhy(("b", "w"), 100, "topk", "owner", 0.1, "gains 3 ms"), GroupWhy((), 0, "none", "all", 0, "")),
             considered=(Considered("topk", 0.2, ""), Considered("fp16", 0.3, "slower")),
+            groups=(("b",), ("w", "v")),
+            caps=(0.5, 3.25),
         )
         await d.look()
         planned = await d.admin.plan(d.job, timeline=False)
@@ -119,6 +121,10 @@ def test_a_forecast_stands_beside_what_was_measured(tmp_path: Path) -> None:
         ]  # fmt: skip
         assert [(c.codec, c.reason) for c in found.considered] == [("fp16", "slower")], (
             "the winner is not its own rival"
+        )
+        assert [g.tensors for g in found.proposed_groups] == [("b",), ("w", "v")] and found.bucket_caps_mb == (
+            0.5,
+            3.25,
         )
         assert [(c.name, c.notch) for c in domain.controllers] == [("dc2-da2", None)]
         assert domain.predicted == domain.measured == ()
