@@ -183,9 +183,9 @@ def other_network(standing: Standing, seen: Profile) -> bool:
     """Whether there are more or fewer nodes than what the newest proposal was made for, or the link is another one as
     far as that was measured."""
     before = standing.profile
-    if before is None or before.nodes != seen.nodes:
-        return before is not None
-    return before.link.samples > 0 and link_drift(before, seen) > DRIFT
+    if before is None:
+        return False
+    return before.nodes != seen.nodes or (before.link.samples > 0 and link_drift(before, seen) > DRIFT)
 
 
 def _judged(plan: int, before: StepTime, after: StepTime | None) -> tuple[Act, str]:
@@ -213,8 +213,9 @@ def switch(standing: Standing, proposal: Proposal, now: StepTime | None, in_forc
 
 def replaced(rules: Rules, now: StepTime | None, proposal: Proposal) -> Before | None:
     """What the next plan is judged by; None where too few steps were measured to judge it, or it is not for speed."""
-    judged_by_time = now is not None and now.steps >= COMPARED and proposal.overspent <= 1 + OVERSPENT
-    return Before(rules, now) if judged_by_time and now is not None else None
+    if now is None or now.steps < COMPARED or proposal.overspent > 1 + OVERSPENT:
+        return None
+    return Before(rules, now)
 
 
 def step_under(profile: Profile, plan: int) -> StepTime | None:

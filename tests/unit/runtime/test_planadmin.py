@@ -122,10 +122,8 @@ def test_a_forecast_stands_beside_what_was_measured(tmp_path: Path) -> None:
         assert [(c.codec, c.reason) for c in found.considered] == [("fp16", "slower")], (
             "the winner is not its own rival"
         )
-        assert [g.tensors for g in found.proposed_groups] == [("b",), ("w", "v")] and found.bucket_caps_mb == (
-            0.5,
-            3.25,
-        )
+        assert [g.tensors for g in found.proposed_groups] == [("b",), ("w", "v")]
+        assert found.bucket_caps_mb == (0.5, 3.25)
         assert [(c.name, c.notch) for c in domain.controllers] == [("dc2-da2", None)]
         assert domain.predicted == domain.measured == ()
         d.steps(StepTime(0, 0.4, 0.01, 7), StepTime(1, 0.25, 0.01, 9))
