@@ -20,6 +20,7 @@ from torch.utils.hooks import RemovableHandle
 
 from gcclient.auditor import Auditor
 from gcclient.exchange import Exchange, Layout
+from gcclient.loaded import Shared
 from gcclient.parameters import Parameter
 from gcclient.plain_training import PlainExchange, PlainLayout
 from gcclient.sharded_exchange import ShardExchange, ShardLayout
@@ -158,6 +159,7 @@ class Distributed(Optimizer):
     """What :func:`DistributedOptimizer` adds to an optimizer; its classes derive from this and from the optimizer's."""
 
     _averaging: Averaging
+    _shared: Shared
 
     def _prepare(self) -> None:
         """Called once, when everything of the optimizer that is wrapped is here."""
@@ -260,9 +262,11 @@ class Distributed(Optimizer):
         super().zero_grad(set_to_none)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As the optimizer's. Raises RuntimeError between backward() and :meth:`step`."""
+        """As the optimizer's, into the groups and the state that it shares with the one it was made from. Raises
+        RuntimeError between backward() and :meth:`step`."""
         self._averaging.check_closed("optimizer.load_state_dict()")
         super().load_state_dict(state_dict)
+        self._shared.take(self)  # an optimizer's own load_state_dict() may call no hooks
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Raises RuntimeError: what is exchanged was declared on all ranks when the optimizer was wrapped."""

@@ -22,6 +22,7 @@ from gcclient.averaging import Averaging, Distributed
 from gcclient.exchange import Layout
 from gcclient.grouping import Groups
 from gcclient.hierarchy import Hierarchy, declare_shards, nodes_of, read_hierarchy
+from gcclient.loaded import Shared
 from gcclient.overlap import Overlapped, check_fit, check_flat
 from gcclient.parameters import Model, Options, declare, read_options
 from gcclient.plain import Plain
@@ -50,9 +51,10 @@ def DistributedOptimizer(
 ) -> Any:
     """``optimizer`` with gradients averaged over all ranks of the job before each step. Call it on every rank.
 
-    The result is of a class derived from the optimizer's own and shares its state and parameter groups. Gradients are
-    copied out as the backward pass makes them; ``step()`` waits for the averages and writes them to ``.grad``. It must
-    be called equally often on every rank; without a backward pass before it a rank brings the gradients it has.
+    The result is of a class derived from the optimizer's own and shares its state and parameter groups, also once
+    either has loaded a state. Gradients are copied out as the backward pass makes them; ``step()`` waits for the
+    averages and writes them to ``.grad``. It must be called equally often on every rank; without a backward pass before
+    it a rank brings the gradients it has.
 
     ``named_parameters``: ``model.named_parameters()``, the same names on every rank (default: names by position);
     parameters that need no gradient are left out. ``compression``, ``whole``, ``groups``, ``audit``, ``quality``,
@@ -91,7 +93,8 @@ def DistributedOptimizer(
     made: Any = object.__new__(type(base.__name__, (mixin, base), {"__module__": base.__module__}))
     # A learning rate scheduler's patch of step() belongs to the optimizer it was made for.
     made.__dict__.update({k: v for k, v in vars(optimizer).items() if k != "step"})
-    made._averaging = averaging
+    made._averaging, made._shared = averaging, Shared(optimizer)
+    made._shared.keep(optimizer)
     made._prepare()
     averaging.watch()
     if scaler is not None:

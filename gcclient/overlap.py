@@ -7,6 +7,7 @@ knowing when a parameter is used (`awaited.py`), the exchange (`exchange.py`).
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, NoReturn
@@ -83,6 +84,8 @@ class Overlapped(Distributed):
         self._options, self._zeroing = {}, {}
         averaging.before_bringing = self._before_bringing
         layout.session.leaving.add(self._awaited)
+        if "_optimizer_load_state_dict_pre_hooks" in vars(self):
+            self.register_load_state_dict_pre_hook(_finishing(weakref.ref(self._awaited)))
 
     @property
     def _step_supports_amp_scaling(self) -> NoReturn:
@@ -197,6 +200,15 @@ class Overlapped(Distributed):
         raise RuntimeError(f"a hook of optimizer.step(): {_LATE}; use the wrapper without overlap_forward")
 
     register_step_post_hook = register_step_pre_hook
+
+
+def _finishing(awaited: weakref.ref[Awaited]) -> Callable[[Optimizer, dict[str, Any]], None]:
+    def finish(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
+        """The optimizer that was wrapped may be what loads: steps that are left belong before it all the same."""
+        if (living := awaited()) is not None:
+            living.finish()
+
+    return finish
 
 
 def _zero(tensor: torch.Tensor, set_to_none: bool) -> None:

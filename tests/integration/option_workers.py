@@ -138,6 +138,23 @@ def _by_wrapper_of(net: nn.Module, rank: int, steps: int) -> torch.Tensor:
     return train(net, net, wrap(net), steps, rank)
 
 
+def steered() -> dict[str, Any]:
+    """Training with a scheduler of the inner optimizer, after a broadcast of the state, which rank 0 does not load."""
+    rank = start()
+    net = make_model()
+    inner = make_sgd(net)
+    scheduler = torch.optim.lr_scheduler.StepLR(inner, 1, 0.5)
+    optimizer = gcclient.DistributedOptimizer(inner, net.named_parameters())
+    gcclient.broadcast_optimizer_state(optimizer)
+    rates = []
+    for step in range(3):
+        train(net, net, optimizer, 1, rank + 10 * step)
+        scheduler.step()
+        rates.append([each.param_groups[0]["lr"] for each in (optimizer, inner)])
+    gcclient.shutdown()
+    return {"rates": rates, "hash": digest(flatten(net))}
+
+
 def migrated() -> list[dict[str, Any]]:
     """The examples of docs/migrate.md as they stand there; what each left behind."""
     found = []

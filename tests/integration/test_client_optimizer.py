@@ -20,7 +20,12 @@ FUNCTIONS: dict[str, dict[str, Any]] = {
     "branches": {"groupings": [None, "layer-wise", 2]},
     "conserved": {"groupings": ["layer-wise", [["rare"], ["often"]]], "compression": "topk(ratio=0.3)"},
 }
-OPTION_FUNCTIONS: dict[str, dict[str, Any]] = {"compressed_in_part": {}, "accumulated": {}, "compiled": {"steps": 3}}
+OPTION_FUNCTIONS: dict[str, dict[str, Any]] = {
+    "compressed_in_part": {},
+    "accumulated": {},
+    "compiled": {"steps": 3},
+    "steered": {},
+}
 OVERLAP = "tests.integration.overlap_workers"
 
 
@@ -104,6 +109,12 @@ def test_compiled_models_train_like_others(found: dict[str, list[Any]]) -> None:
         assert value["compiled"] >= 2
         assert max(value["differences"]) < 1e-6 < 1e-3 < value["moved"]
     assert found["compiled"][0]["hashes"] == found["compiled"][1]["hashes"]
+
+
+def test_a_scheduler_of_the_inner_optimizer_steers_every_rank(found: dict[str, list[Any]]) -> None:
+    for value in found["steered"]:
+        assert value["rates"] == [[0.025] * 2, [0.0125] * 2, [0.00625] * 2]
+    assert found["steered"][0]["hash"] == found["steered"][1]["hash"]
 
 
 def test_the_next_forward_pass_begins_before_the_last_average(found: dict[str, list[Any]]) -> None:
