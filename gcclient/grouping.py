@@ -51,9 +51,44 @@ def read_groups(groups: object, names: Sequence[str]) -> list[list[str]] | None:
     return [list(names[a:b]) for a, b in pairwise(ends)]
 
 
+def name_groups(groups: object, named: Sequence[tuple[str, torch.Tensor]]) -> object:
+    """``groups`` as :func:`read_groups` takes them: lists of parameters, as Horovod has them, become lists of names.
+
+    ``named``: what is exchanged, in the model's order; others in the lists are left out, as Horovod does it. What is in
+    no list is a group of its own. Groups come in the order in which back-propagation has the last of each. Raises
+    TypeError for a list that has parameters and something else, ValueError for a parameter that is given twice.
+    """
+    if isinstance(groups, str) or not isinstance(groups, Iterable):
+        return groups
+    # Whoever hands in generators has them read once.
+    lists = [list(g) if isinstance(g, Iterable) and not isinstance(g, str | torch.Tensor) else g for g in groups]
+    if not any(isinstance(each, torch.Tensor) for group in lists if isinstance(group, list) for each in group):
+        return lists
+    names = [name for name, _ in reversed(named)]
+    ready = {id(p): at for at, (_, p) in enumerate(reversed(named))}
+    merged: list[list[int]] = []
+    for i, group in enumerate(lists):
+        odd = [each for each in group if not isinstance(each, torch.Tensor)] if isinstance(group, list) else [group]
+        if odd:
+            raise TypeError(
+                f"groups[{i}]: expected parameters alone, as another group has, got a {type(odd[0]).__name__}"
+            )
+        merged.append(sorted(ready[id(p)] for p in group if id(p) in ready))
+    given = [at for group in merged for at in group]
+    if len(given) != len(set(given)):
+        twice = next(at for at in given if given.count(at) > 1)
+        raise ValueError(
+            f"groups: each parameter belongs to one group; {names[twice]!r} is given {given.count(twice)} times"
+        )
+    merged += [[at] for at in sorted(set(ready.values()) - set(given))]
+    return [[names[at] for at in group] for group in sorted(filter(None, merged), key=max)]
+
+
 def _read_lists(groups: Iterable[object], names: Sequence[str]) -> list[list[str]]:
     lists: list[list[str]] = []
     for i, group in enumerate(groups):
+        if isinstance(group, torch.Tensor):  # a parameter itself: its rows are no names
+            raise TypeError(f"groups[{i}]: expected a list, of what is in one group, got a {type(group).__name__}")
         if isinstance(group, str) or not isinstance(group, Iterable):
             raise TypeError(f"groups[{i}]={group!r}: expected a list of parameter names, got a {type(group).__name__}")
         lists.append([arguments.read_text(name, f"a name in groups[{i}]") for name in group])

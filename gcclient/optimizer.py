@@ -8,7 +8,7 @@ What may live here: making a wrapper from an optimizer and options. What may not
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from gcclient.audit import Audit
 from gcclient.auditor import Auditor
 from gcclient.averaging import Averaging, Distributed
 from gcclient.exchange import Layout
-from gcclient.grouping import Groups
+from gcclient.grouping import Groups, name_groups
 from gcclient.hierarchy import Hierarchy, declare_shards, nodes_of, read_hierarchy
 from gcclient.loaded import Shared
 from gcclient.overlap import Overlapped, check_fit, check_flat
@@ -39,7 +39,7 @@ def DistributedOptimizer(
     backward_passes_per_step: int = 1,
     op: Op | None = None,
     *,
-    groups: Groups = None,
+    groups: Groups | Sequence[Sequence[torch.Tensor]] = None,
     scaler: Any = None,
     whole: bool | None = None,
     audit: Audit | None = None,
@@ -48,6 +48,8 @@ def DistributedOptimizer(
     warmup_steps: int = 0,
     overlap_forward: bool = False,
     hierarchy: Hierarchy = False,
+    sparse_as_dense: bool | None = None,
+    num_groups: int = 0,
 ) -> Any:
     """``optimizer`` with gradients averaged over all ranks of the job before each step. Call it on every rank.
 
@@ -66,6 +68,10 @@ def DistributedOptimizer(
     stepped when its average has come, and whatever uses one waits for that one (:class:`gcclient.overlap.Overlapped`
     says what does not go with it).
 
+    As Horovod has them: ``groups`` may also be lists of parameters (what is in none is a group of its own),
+    ``num_groups`` is an older name for a number of ``groups`` (0: none), and ``sparse_as_dense=True`` says what happens
+    anyway; False is a ValueError.
+
     Raises TypeError and ValueError that name the argument, and what :func:`gcclient.state` raises.
     """
     session = joined()
@@ -75,9 +81,11 @@ def DistributedOptimizer(
         raise ValueError("the optimizer is wrapped already: give DistributedOptimizer the one it was made from")
     passes = arguments.read_whole_within(backward_passes_per_step, "backward_passes_per_step", 1)
     average = read_op(op)
-    options = read_options(compression, whole, groups, audit, quality, exclude, warmup_steps)
-    wanted = read_hierarchy(hierarchy)
+    _check_sparse(sparse_as_dense)
     named = _named(optimizer, named_parameters)
+    wanted_groups = name_groups(_either(groups, num_groups), named)
+    options = read_options(compression, whole, wanted_groups, audit, quality, exclude, warmup_steps)
+    wanted = read_hierarchy(hierarchy)
     if overlap_forward:
         check_fit(session, optimizer, scaler, options.audit, [p for _, p in named])
         wanted = check_flat(wanted)
@@ -100,6 +108,25 @@ def DistributedOptimizer(
     if scaler is not None:
         _average_before_unscaling(scaler, made)
     return made
+
+
+def _check_sparse(as_dense: object) -> None:
+    """Raises ValueError where sparse gradients are to be exchanged as such, which nothing here does."""
+    if as_dense is not None and not as_dense:
+        raise ValueError(
+            f"sparse_as_dense={as_dense!r}: sparse gradients are exchanged as dense ones, whatever is said here; give "
+            "True, or leave it out"
+        )
+
+
+def _either(groups: object, num_groups: object) -> object:
+    """``groups``, or the number that Horovod's older name for it gives. Raises TypeError, and ValueError for both."""
+    count = arguments.read_whole_within(num_groups, "num_groups", 0)
+    if not count:
+        return groups
+    if groups is not None:
+        raise ValueError(f"num_groups={count} and groups: expected one of them; groups={count} is what the former says")
+    return count
 
 
 def _declared(

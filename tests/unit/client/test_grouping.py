@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import gcclient
-from gcclient.grouping import plain_name, read_groups
+from gcclient.grouping import name_groups, plain_name, read_groups
 from gcserver.planner.mergecomp_groups import ddp_bucket_caps, naive
 
 NAMES = ["e", "d", "c", "b", "a"]
@@ -46,6 +46,17 @@ def test_a_number_makes_the_groups_of_the_planners_naive_partition(count: int) -
 def test_what_is_no_grouping_is_refused(groups: object, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         read_groups(groups, NAMES)
+
+
+def test_lists_of_parameters_are_named_in_the_order_in_which_they_are_ready() -> None:
+    named = [(name, torch.zeros(1)) for name in reversed(NAMES)]
+    a, b, c, d, e = (p for _, p in named)
+    assert name_groups([[a, c], [d, torch.ones(1)]], named) == [["e"], ["d"], ["b"], ["c", "a"]]
+    assert name_groups([[], (a, b, c, d, e)], named) == [NAMES]
+    assert name_groups(iter([iter([a]), iter([e, b])]), named) == [["d"], ["c"], ["e", "b"], ["a"]]
+    for same in (None, 2, "layer-wise", [["e", "c"], ["d", "b", "a"]], ["e"], [1]):
+        assert name_groups(same, named) == same
+    assert name_groups(iter([iter(["e"])]), named) == [["e"]], "what was read is handed on"
 
 
 def _model() -> nn.Module:
