@@ -141,6 +141,16 @@ def mismatch(kind: str) -> None:
     elif kind == "known order":
         gcclient.push_pull(torch.ones(4), "other")
         gcclient.push_pull(torch.ones(4), "before" if odd else "other")
+    elif kind == "asynchronous order":
+        for name in ("first", "second"):
+            gcclient.allreduce(torch.ones(4), name=name)
+        names = ("second", "first") if odd else ("first", "second")
+        for handle in [gcclient.allreduce_async(torch.ones(4), name=name) for name in names]:
+            gcclient.synchronize(handle)
+    elif kind == "another shape":
+        for tensor, name in ((torch.ones(5), None), (torch.ones(6), None), (torch.ones(5), "of 5")):
+            assert torch.equal(gcclient.push_pull(tensor, name), tensor)
+        gcclient.push_pull(torch.ones(5), "before")  # on every rank
     elif kind == "known shape":
         gcclient.push_pull(torch.ones(5 if odd else 4), "before")
     elif kind == "average":

@@ -16,6 +16,8 @@ MISMATCHES = {
     "dtype": ["layer.weight", "F32", "F64", "rank 1"],
     "order": ["first", "second", "rank 1"],
     "known order": ["step 3", "pushed by some ranks and not by others"],
+    "asynchronous order": ["pushed by some ranks and not by others"],
+    "another shape": ["before", "[4]", "[5]"],
     "known shape": ["before", "[4]", "[5]", "rank 1"],
     "average": ["before", "mean", "sum"],
     "model": ["bias", "[4]", "[5]", "rank 1"],
