@@ -36,7 +36,7 @@ LONG = (*CHANGES, "advise", "trace start", "trace stop")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns its exit status (argparse itself exits with 2)."""
+    """Run one command; returns its exit status (what is wrong with `argv` itself exits, with 2)."""
     try:
         return _run(argv)
     except CtlError as error:

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 from gcproto.modes import MODES, QUALITIES
 from gcserver import __version__, values
 from gcserver.admin import contexts, drawing, top
 from gcserver.admin.exits import CtlError, Exit
+from gcserver.admin.gcctl_output import note
 from gcserver.admin.gcctl_settings import ADDRESS_VARIABLE, CONTEXT_VARIABLE, DEFAULT_ADDRESS, TLS
 from gcserver.admin.logs import LEVELS
 from gcserver.admin.plan_arguments import RULE, bandwidth, parameter, rule, rules_in_file
@@ -23,6 +25,21 @@ from gcserver.admin.plan_arguments import RULE, bandwidth, parameter, rule, rule
 T = TypeVar("T")
 
 SHELLS: Final = ("bash", "zsh", "fish")
+
+
+class Parser(argparse.ArgumentParser):
+    """What is wrong with a command line is one line, as every other error is; argparse puts the usage before it."""
+
+    def error(self, message: str) -> NoReturn:
+        note(f"{message}; see `{self.prog} --help`")
+        sys.exit(Exit.USAGE)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        # What a command does not know comes back to the parser of all of them, which could name no command's help.
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return found, unknown
 
 
 def _read(read: Callable[[str], T]) -> Callable[[str], T]:
@@ -57,6 +74,19 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _url(text: str) -> str:
+    from urllib.parse import urlsplit  # late: a shell that completes needs none
+
+    try:
+        parts = urlsplit(text)
+        sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        sound = False
+    if not sound or not text.isprintable() or " " in text:
+        raise ValueError("expected http:// or https:// and a host, such as http://collector:4318/v1/traces")
+    return text
+
+
 _duration: Final = _read(_time)
 
 
@@ -64,7 +94,7 @@ def _names(text: str) -> list[str]:
     return [] if text == "all" else [name.strip() for name in text.split(",") if name.strip()]
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     # The same options before and after the command; SUPPRESS keeps the second parse from undoing the first.
     common = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)
     common.add_argument(
@@ -81,7 +111,7 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     for option, variable, _, about in TLS:
         common.add_argument(option, metavar="FILE", help=f"{about} (variable {variable})")
-    whole = argparse.ArgumentParser(
+    whole = Parser(
         prog="gcctl", parents=[common], description="look at a gradcomm daemon and steer it",
         epilog="exit status: " + "; ".join(f"{e.value} {e.about}" for e in Exit),
     )  # fmt: skip
@@ -183,7 +213,9 @@ def _add_traces(traces: Any, common: argparse.ArgumentParser) -> None:
     stop.add_argument("--out", type=Path, metavar="FILE.json", help="(default: only say what there is)")
     export = _add(traces, common, "trace export", "send a trace to a collector of OpenTelemetry's; no daemon is asked")
     export.add_argument("file", type=Path, metavar="FILE.json", help="what `trace stop --out` wrote")
-    export.add_argument("--otlp", required=True, metavar="URL", help="such as http://collector:4318/v1/traces")
+    export.add_argument(
+        "--otlp", type=_read(_url), required=True, metavar="URL", help="such as http://collector:4318/v1/traces"
+    )
 
 
 def _completed(action: argparse.Action) -> None:

@@ -330,30 +330,6 @@ def test_somebody_silent(capsys: pytest.CaptureFixture[str]) -> None:
     assert address in said
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        (),
-        ("frobnicate",),
-        ("status", "extra"),
-        ("set-codec",),
-        ("set-plan", "fp16"),
-        ("set-plan", "*=fp16@"),
-        ("set-plan", "--file", "/does/not/exist.json"),
-        ("--address", "7460", "status"),
-        ("drain", "--within", "soon"),
-        ("--timeout", "0", "status"),
-        ("--timeout", "400d", "status"),
-        ("top", "--every", "0"),
-    ],
-)
-def test_usage_errors(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        gcctl.main(arguments)
-    assert caught.value.code == 2
-    assert "gcctl" in capsys.readouterr().err
-
-
 @pytest.mark.usefixtures("daemon")
 def test_bytes_that_are_no_letters(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments in (("set-codec", "\udcff"), ("plan", "--job", "\udcff"), ("drain", "--reason", "\udcff")):

@@ -101,6 +101,66 @@ def test_what_it_prints_fits_the_schema(
     fits(json.loads(printed.out), SCHEMA["$defs"][f"gcctl {name}"])
 
 
+@pytest.mark.parametrize(
+    ("arguments", "part", "helps"),
+    [
+        ((), "required: COMMAND", "gcctl"),
+        (("frobnicate",), "invalid choice: 'frobnicate'", "gcctl"),
+        (("--frobnicate", "status"), "unrecognized arguments: --frobnicate", "gcctl"),
+        (("--address", "7460", "status"), "expected host:port or unix:/path; got '7460'", "gcctl"),
+        (("--timeout", "0", "status"), "expected more than 0 s", "gcctl"),
+        (("status", "--timeout", "400d"), "at most 365 d", "gcctl status"),
+        (("status", "ex\x1b[2J\ntra"), "unrecognized arguments: ex\\x1b[2J tra", "gcctl status"),
+        (("set-codec",), "required: SPEC", "gcctl set-codec"),
+        (("set-plan", "fp16"), "got 'fp16'", "gcctl set-plan"),
+        (("set-plan", "*=fp16@"), "got '*=fp16@'", "gcctl set-plan"),
+        (("set-plan", "--file", "/does/not/exist.json"), "/does/not/exist.json", "gcctl set-plan"),
+        (("drain", "--within", "soon"), "got 'soon'", "gcctl drain"),
+        (("top", "--every", "0"), "expected at least 100 ms", "gcctl top"),
+        (("trace",), "required: COMMAND", "gcctl trace"),
+        (("trace", "export", "f"), "required: --otlp", "gcctl trace export"),
+    ],
+)
+def test_a_wrong_command_line_is_one_line(
+    arguments: tuple[str, ...], part: str, helps: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        gcctl.main(arguments)
+    printed = capsys.readouterr()
+    assert caught.value.code == Exit.USAGE and printed.out == ""
+    assert printed.err.startswith("gcctl: ") and part in printed.err
+    assert printed.err.endswith(f"; see `{helps} --help`\n") and printed.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_line_names_the_help_of_the_command(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    stands = {"TIMELINE": "step.json", "COLLECTOR": "http://collector"}
+    with pytest.raises(SystemExit, match="2"):
+        gcctl.main([*name.split(), *(stands.get(text, text) for text in LINES[name]), "--frobnicate"])
+    assert capsys.readouterr().err == f"gcctl: unrecognized arguments: --frobnicate; see `gcctl {name} --help`\n"
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["", "collector:4318", "collector", "//collector:4318", "grpc://collector:4317", "http://", "http:///v1/traces",
+     "http://:4318/v1/traces", "http://collector:0", "http://collector:65536", "http://[::1", "http://a b/",
+     "http://collector\n:4318"],
+)  # fmt: skip
+def test_a_collector_needs_a_url(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        gcctl.main(["trace", "export", "trace.json", "--otlp", url])
+    said = capsys.readouterr().err
+    form = "expected http:// or https:// and a host, such as http://collector:4318/v1/traces"
+    assert said == f"gcctl: argument --otlp: {form}; got {url!r}; see `gcctl trace export --help`\n"
+
+
+@pytest.mark.parametrize(
+    "url", ["http://collector:4318/v1/traces", "https://user:word@c.example", "HTTP://[::1]:4318?a=b"]
+)
+def test_urls_of_collectors(url: str) -> None:
+    assert parser().parse_args(["trace", "export", "trace.json", "--otlp", url]).otlp == url
+
+
 def test_numbers_that_json_has_no_word_for() -> None:
     assert jsonform.text({"a": [float("inf"), 1.5], "b": float("nan")}) == '{"a": [null, 1.5], "b": null}'
     assert jsonform.text({"é": 2}) == '{"é": 2}'
