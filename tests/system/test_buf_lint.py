@@ -8,28 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.system.buf import buf
+
+__all__ = ["buf"]  # a fixture
+
 PROTO = Path(__file__).resolve().parents[2] / "proto"
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(300)]
-
-
-@pytest.fixture(scope="module")
-def buf(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The buf executable, installed into a folder of its own."""
-    npm = shutil.which("npm")
-    if npm is None:
-        pytest.skip("npm is not here; on Debian: apt-get install npm")
-    folder = tmp_path_factory.mktemp("buf")
-    command = [npm, "install", "--silent", "--no-audit", "--no-fund", "--prefix", folder, "@bufbuild/buf"]
-    # it would wait for more than a minute before it asks a registry that does not answer for the last time
-    command += ["--fetch-retry-mintimeout=1000", "--fetch-retry-maxtimeout=5000"]
-    try:
-        result = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
-    except subprocess.TimeoutExpired:
-        pytest.skip("npm's registry does not answer")
-    if result.returncode != 0:
-        pytest.skip(f"npm could not install @bufbuild/buf: {(result.stderr or result.stdout).strip()[-300:]}")
-    return folder / "node_modules" / ".bin" / "buf"
 
 
 def lint(buf: Path, folder: Path) -> subprocess.CompletedProcess[str]:
