@@ -109,6 +109,10 @@ def _ask(address: str, use: Paths | None, options: argparse.Namespace) -> None:
 
 
 def _top(address: str, use: Paths | None, options: argparse.Namespace) -> None:
+    import heapq
+
+    import grpc
+
     from gcserver.admin import convert, gcctl_calls
 
     def look() -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
@@ -117,8 +121,17 @@ def _top(address: str, use: Paths | None, options: argparse.Namespace) -> None:
         )
         return status, peers, jobs
 
+    def largest(job: str, most: int) -> list[dict[str, Any]]:
+        within = min(options.timeout, top.TENSORS_WITHIN)
+        of_job = argparse.Namespace(job=job, domain="", pattern="", timeout=within)
+        try:
+            answer: Any = gcctl_calls.ask(address, use, "tensors", of_job)
+        except grpc.RpcError:
+            return []  # it ended meanwhile, or a lane does not answer: the next look says what is wrong
+        return [convert.plain(t) for t in heapq.nlargest(most, answer.tensors, key=lambda t: t.bytes_raw)]
+
     screen = shutil.get_terminal_size if is_terminal() and not options.json else None
-    top.run(look, show, options.every, options.once, options.json, screen)
+    top.run(look, largest, show, options.every, options.once, options.json, screen)
 
 
 def _complain(text: str, status: Exit) -> Exit:

@@ -124,7 +124,7 @@ def parser() -> Parser:
     add("status", "the daemon: its state, its lanes, what went wrong so far")
     add("peers", "the other nodes as this one sees them")
     add("jobs", "training runs, their process groups, and who is waited for")
-    watched = add("top", "who is waited for, since when and for what, looked at again and again")
+    watched = add("top", "this node, jobs and who is waited for, links, lanes, tensors, looked at again and again")
     watched.add_argument("--once", action="store_true", help="one look, then exit")
     watched.add_argument(
         "--every", type=_read(_pause), default=top.EVERY, metavar="TIME", help="between looks (default 2s)"

@@ -51,6 +51,14 @@ def status(s: dict[str, Any]) -> str:
         ("listens on", s["listen"] + (f", advertised as {s['advertise']}" if s["advertise"] != s["listen"] else "")),
         ("arenas", human_size(s["arena_bytes"])),
     ]
+    parts = [facts(pairs), lanes(s)]
+    parts += [entering(a) for a in s["applicants"]]
+    if s["errors"]:
+        parts.append(table(("ERROR", "COUNT"), sorted(s["errors"].items())))
+    return "\n\n".join(parts)
+
+
+def lanes(s: dict[str, Any]) -> str:
     rows = [
         (
             lane["index"], lane["state"], lane["pid"], show_cores(lane["cores"]), lane["restarts"],
@@ -58,11 +66,7 @@ def status(s: dict[str, Any]) -> str:
         )
         for lane in s["lanes"]
     ]  # fmt: skip
-    parts = [facts(pairs), table(("LANE", "STATE", "PID", "CORES", "RESTARTS", "IN", "OUT", "ROUNDS"), rows)]
-    parts += [entering(a) for a in s["applicants"]]
-    if s["errors"]:
-        parts.append(table(("ERROR", "COUNT"), sorted(s["errors"].items())))
-    return "\n\n".join(parts)
+    return table(("LANE", "STATE", "PID", "CORES", "RESTARTS", "IN", "OUT", "ROUNDS"), rows)
 
 
 def entering(a: dict[str, Any]) -> str:
@@ -71,23 +75,27 @@ def entering(a: dict[str, Any]) -> str:
     return f"{clean(a['node'])} has waited {since} to come into job {clean(a['job'])}: {clean(a['reason'])}"
 
 
-def peers(answer: dict[str, Any]) -> str:
-    def since(seconds: float | None, text: Callable[[str], str]) -> str:
-        return "-" if seconds is None else text(human_duration(seconds))
-
+def peers(answer: dict[str, Any], rates: Callable[[str], tuple[str, str]] | None = None) -> str:
+    """``rates``: of a peer by its name, how much comes and goes a second, where that is to be shown too."""
     rows = [
         (
-            p["name"], p["address"], p["state"], since(p["since_seconds"] or None, str),
-            since(p["last_heard_seconds"], "{} ago".format),
-            since(p["rtt_seconds"], str), human_size(p["bytes_in"]), human_size(p["bytes_out"]), p["frames_resent"],
+            p["name"], p["address"], p["state"], since(p["since_seconds"] or None),
+            since(p["last_heard_seconds"], "{} ago"),
+            since(p["rtt_seconds"]), human_size(p["bytes_in"]), human_size(p["bytes_out"]),
+            *(rates(p["name"]) if rates else ()), p["frames_resent"],
             p["frames_corrupt"], "yes" if p["encrypted"] else "no", p["reason"],
         )
         for p in answer["peers"]
     ]  # fmt: skip
     if not rows:
         return "no peers"
-    columns = ("STATE", "SINCE", "HEARD", "RTT", "IN", "OUT", "RESENT", "CORRUPT", "ENCRYPTED", "REASON")
+    moving = ("IN/S", "OUT/S") if rates else ()
+    columns = ("STATE", "SINCE", "HEARD", "RTT", "IN", "OUT", *moving, "RESENT", "CORRUPT", "ENCRYPTED", "REASON")
     return table(("PEER", "ADDRESS", *columns), rows)
+
+
+def since(seconds: float | None, form: str = "{}") -> str:
+    return "-" if seconds is None else form.format(human_duration(seconds))
 
 
 def jobs(answer: dict[str, Any]) -> str:
@@ -127,12 +135,18 @@ def tensors(answer: dict[str, Any]) -> str:
     rows = []
     for t in answer["tensors"]:
         shape = "x".join(map(str, t["shape"])) or "scalar"
-        raw, on_wire = t["bytes_raw"], t["bytes_wire"]
-        ratio = f"{raw / on_wire:.3g}x" if on_wire else "-"
         rows.append(
-            (t["name"], t["domain"], t["dtype"], shape, t["codec"], human_size(raw), human_size(on_wire), ratio,
-             f"{t['residual_norm']:.4g}")
+            (t["name"], t["domain"], t["dtype"], shape, t["codec"], human_size(t["bytes_raw"]),
+             human_size(t["bytes_wire"]), ratio(t), residual(t))
         )  # fmt: skip
     if not rows:
         return "no tensors match"
     return table(("TENSOR", "DOMAIN", "DTYPE", "SHAPE", "CODEC", "RAW", "WIRE", "RATIO", "RESIDUAL"), rows)
+
+
+def ratio(tensor: dict[str, Any]) -> str:
+    return f"{tensor['bytes_raw'] / tensor['bytes_wire']:.3g}x" if tensor["bytes_wire"] else "-"
+
+
+def residual(tensor: dict[str, Any]) -> str:
+    return f"{tensor['residual_norm']:.4g}"

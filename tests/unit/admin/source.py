@@ -131,12 +131,13 @@ ADVICE = Advice(
 
 
 class FixedSource:
-    """One job, two peers, two tensors. ``state``, ``jobs_here`` and ``defect`` can be set by a test."""
+    """One job, two peers, two tensors. ``state``, ``jobs_here``, ``defect``, ``tensors_fail`` can be set by a test."""
 
     def __init__(self) -> None:
         self.state = NodeState.SERVING
         self.jobs_here = [JOB]
         self.defect = False
+        self.tensors_fail = False
         self.asked: list[tuple[object, ...]] = []
 
     def node(self) -> NodeStatus:
@@ -161,6 +162,8 @@ class FixedSource:
 
     async def tensors(self, job: str, domain: str, pattern: str) -> list[TensorStatus]:
         self._job(job)
+        if self.tensors_fail:
+            raise AdminError(ErrorKind.UNAVAILABLE, "lane 0 does not answer")
         return [t for t in TENSORS if domain in ("", t.domain) and fnmatchcase(t.name, pattern or "*")]
 
     async def set_codec(self, job: str, pattern: str, spec: str) -> PlanChange:

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +19,7 @@ from gcserver.admin.gcctl_settings import DEFAULT_ADDRESS
 from gcserver.admin.source import JobState, JobStatus, PlanRule, TensorStatus
 from gcserver.config_keys import BY_NAME
 from tests.unit.admin.serving import serving
-from tests.unit.admin.source import BIG, TENSORS, FixedSource
+from tests.unit.admin.source import BIG, JOB, TENSORS, FixedSource
 
 
 @dataclass
@@ -365,11 +365,25 @@ def test_a_name_cannot_drive_the_terminal() -> None:
     assert text.count("\n") == 1
 
 
-@pytest.mark.usefixtures("daemon")
-def test_top(capsys: pytest.CaptureFixture[str]) -> None:
+def test_top(daemon: Daemon, capsys: pytest.CaptureFixture[str]) -> None:
     shown = out(capsys, "top", "--once")
     (row,) = [line.split() for line in shown.splitlines() if line.startswith("gpt")]
     assert row == ["gpt", "running", "41", "-", "b", "aggregate", "42", "3.5", "s"] and "PEER" in shown
+    assert (
+        """
+LANE  STATE  PID  CORES  RESTARTS  IN     OUT    ROUNDS
+   0  ready  411  0-1           1  5 MiB  6 MiB      77
+
+RAW    RATIO  RESIDUAL  CODEC  TENSOR of gpt
+4 KiB  2x     0         fp16   wte.weight
+160 B  -      0.125     none   ln.bias
+"""
+        in shown
+    )
     look = json.loads(out(capsys, "top", "--once", "--json"))
     assert look["status"]["node"] == "a" and look["peers"][0]["name"] == "b"
     assert look["jobs"][0]["domains"][0]["waiting_for"][0]["wanted"] == "aggregate"
+    daemon.source.jobs_here = [replace(JOB, id="f" * 32, label="other")]
+    daemon.source.tensors_fail = True
+    shown = out(capsys, "top", "--once")
+    assert "other" in shown and "TENSOR" not in shown
