@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from gcserver import __version__, config, logsetup, pki_command, scripts, values
 from gcserver.config import Config, ConfigError
@@ -24,9 +25,18 @@ from gcserver.config_keys import KEYS, unknown
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
 
+class Parser(argparse.ArgumentParser):
+    """What is wrong with a command line is one line on stderr, as every other error is; argparse puts the usage before
+    it."""
+
+    def error(self, message: str) -> NoReturn:
+        said = " ".join(message.split())
+        self.exit(USAGE, f"{self.prog.split()[0]}: {said}; see `{self.prog} --help`\n")
+
+
 def parser() -> argparse.ArgumentParser:
     """The whole command line; every key of the configuration is a flag of `run`, `config` and `doctor`."""
-    top = argparse.ArgumentParser(prog="gcserver", description="gradcomm's daemon: one per machine", allow_abbrev=False)
+    top = Parser(prog="gcserver", description="gradcomm's daemon: one per machine", allow_abbrev=False)
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def add(name: str, about: str, keys: bool) -> argparse.ArgumentParser:

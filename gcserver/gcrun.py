@@ -40,7 +40,7 @@ _QUIET: Final = 3.0
 
 
 def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(
+    top = cli.Parser(
         prog="gcrun", allow_abbrev=False, usage="gcrun [--KEY VALUE ...] -- COMMAND [ARGUMENT ...]",
         description="run a command with a gradcomm daemon of its own, which ends with it",
         epilog="Keys are those of `gcserver run`; a node.listen with port 0 means a free one. Other machines reach the "
