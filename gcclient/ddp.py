@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 from gcclient import arguments
 from gcclient.api import joined
@@ -91,9 +92,11 @@ def state(
     Raises TypeError for a ``compression`` that is no text, ``groups`` that are none, an ``audit`` that is no Audit or
     an ``exclude`` that is no list, ValueError for a model without gradients, with an unknown dtype, a name that no
     message can carry or one that two parameters have (without "module." and "_orig_mod." before it), for groups that
-    leave out or repeat one, for numbers and words out of range, for a GC_AUDIT that cannot be read, and for what does
-    not go with ``hierarchy=True`` (audits, ``whole``, another ``on_loss`` than "fail", torch.distributed that spans
-    less than the job), for a ``node_codec`` without ``hierarchy`` or one that cannot be used so,
+    leave out or repeat one, for numbers and words out of range, for more than one backward pass a step of a model that
+    looks for unused parameters (``find_unused_parameters``) or is not the DistributedDataParallel, which says so, for a
+    GC_AUDIT that cannot be read, and for what does not go with ``hierarchy=True`` (audits, ``whole``, another
+    ``on_loss`` than "fail", torch.distributed that spans less than the job), for a ``node_codec`` without ``hierarchy``
+    or one that cannot be used so,
     :class:`~gcclient.TensorMismatch` on every rank when models or any of these options but
     ``scaler`` and ``backward_passes_per_step`` differ, :class:`~gcclient.CodecError` for a codec that cannot be used.
     """
@@ -106,6 +109,8 @@ def state(
     if not named:
         raise ValueError("the model has no parameter that requires a gradient")
     passes = arguments.read_whole_within(backward_passes_per_step, "backward_passes_per_step", 1)
+    if passes > 1:
+        _check_passes(model, passes)
     options = read_options(compression, whole, groups, audit, quality, exclude, warmup_steps)
     wanted = read_hierarchy(hierarchy)
     within = read_node_codec(node_codec, wanted)
@@ -125,3 +130,27 @@ def state(
     domain, parameters = declare(session, declared)
     auditor = None if options.audit is None else Auditor(session, domain, options.audit)
     return State(session, domain, parameters, group, scaler, len(ranks), auditor, passes)
+
+
+def _check_passes(model: torch.nn.Module, passes: int) -> None:
+    """Raises ValueError where torch would not give out averages that several passes added up."""
+    looking = _looks_for_unused(model)
+    if looking is None:
+        raise ValueError(
+            f"backward_passes_per_step={passes}: expected the DistributedDataParallel, got a {type(model).__name__}, "
+            "which does not say whether unused parameters are looked for (that does not go with it); give "
+            "gcclient.state() the wrapped model"
+        )
+    if looking:
+        # Every pass is one that torch takes for exchanged: it forgets after each which parameters were used.
+        raise ValueError(
+            f"backward_passes_per_step={passes} does not go with find_unused_parameters=True: of a parameter that the "
+            "last of these passes does not use torch would leave the gradient as it is on each rank; run the passes "
+            "before the last within model.no_sync() instead, or give static_graph=True if all passes use the same"
+        )
+
+
+def _looks_for_unused(model: torch.nn.Module) -> bool | None:
+    """Whether torch finds out in each pass which parameters were used; None where no DDP module is in ``model``."""
+    wrapped = [m for m in model.modules() if isinstance(m, DistributedDataParallel)]
+    return any(m.find_unused_parameters and not m.static_graph for m in wrapped) if wrapped else None

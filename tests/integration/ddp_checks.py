@@ -6,6 +6,7 @@ What may live here: assertions about what those return. What may not: having the
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -40,6 +41,12 @@ def check_branches(outcomes: Sequence[Outcome]) -> None:
     for outcome in outcomes:
         close = outcome.ok()["close"]
         assert all(close.values()), close
+
+
+def check_used_early(values: Sequence[dict[str, Any]]) -> None:
+    for value in values:
+        assert "find_unused_parameters=True" in value["refused"] and "no_sync()" in value["refused"]
+        assert value["found"] == [[2.0], [4.0]] * 2, "averages of what one rank used in its first pass, too"
 
 
 def check_groups(outcomes: Sequence[Outcome]) -> None:

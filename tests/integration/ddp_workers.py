@@ -204,6 +204,38 @@ def branches(hierarchy: bool = False) -> dict[str, Any]:
     return {"close": close}
 
 
+def used_early() -> dict[str, Any]:
+    """A branch that only the first pass of rank 0 uses, accumulated within no_sync; what the state refuses of it."""
+    rank = start()
+    torch.manual_seed(3)
+    net = nn.ModuleDict({name: nn.Linear(3, 2, bias=False) for name in ("early", "late")})
+
+    class Either(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net
+
+        def forward(self, x: torch.Tensor, name: str) -> torch.Tensor:
+            return self.net[name](x)
+
+    model = DistributedDataParallel(Either(), find_unused_parameters=True)
+    try:
+        gcclient.state(model, backward_passes_per_step=2)
+        refused = ""
+    except ValueError as error:
+        refused = str(error)
+    model.register_comm_hook(gcclient.state(model), gcclient.ddp_hook)
+    found = []
+    for _ in range(2):
+        model.zero_grad()
+        with model.no_sync():
+            model(torch.full((1, 3), 4.0), "late" if rank else "early").sum().backward()
+        model(torch.full((1, 3), 2.0), "late").sum().backward()
+        found += [sorted(set(each.weight.grad.flatten().tolist())) for each in net.values()]
+    gcclient.shutdown()
+    return {"refused": refused, "found": found}
+
+
 def groups(hierarchy: bool = False) -> dict[str, Any]:
     """Two data-parallel groups of two ranks each, at once; each averages only its own. One may be on one node."""
     rank = start()

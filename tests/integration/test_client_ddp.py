@@ -14,6 +14,7 @@ from tests.integration.ddp_checks import (
     check_groups,
     check_scaled,
     check_training,
+    check_used_early,
 )
 
 WORKERS = "tests.integration.ddp_workers"
@@ -31,7 +32,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 @pytest.fixture(scope="module")
 def found(pair: Cluster) -> dict[str, list[Outcome]]:
     """What the functions below came to on two ranks, one a node."""
-    names = ["accumulation", "scaled", "branches"]
+    names = ["accumulation", "scaled", "branches", "used_early"]
     longer = {"against_gloo": {"steps": 50}, "layouts": {"steps": 12}}
     functions = [(f"{WORKERS}:{n}", longer.get(n, {})) for n in (*longer, *names)]
     outcomes = parts(pair.run(SEVERAL, [0, 1], functions=functions))
@@ -63,6 +64,10 @@ def test_an_overflow_on_one_rank_is_seen_by_every_scaler(found: dict[str, list[O
 
 def test_unused_sparse_and_mixed_parameters(found: dict[str, list[Outcome]]) -> None:
     check_branches(found["branches"])
+
+
+def test_what_only_an_earlier_pass_used_is_averaged_with_no_sync(found: dict[str, list[Outcome]]) -> None:
+    check_used_early([o.ok() for o in found["used_early"]])
 
 
 def test_two_groups_and_unequal_numbers_of_ranks(pair: Cluster) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.integration.cluster import Cluster, parts
+from tests.integration.ddp_checks import check_used_early
 
 WORKERS = "tests.integration"
 FUNCTIONS: dict[str, dict[str, Any]] = {
@@ -14,6 +15,7 @@ FUNCTIONS: dict[str, dict[str, Any]] = {
     "client_workers:broadcasts": {},
     "ddp_workers:against_gloo": {"steps": 4},
     "ddp_workers:branches": {},
+    "ddp_workers:used_early": {},
     "optimizer_workers:clipped": {},
     "optimizer_workers:scaled": {},
     "optimizer_workers:branches": {"groupings": [None]},
@@ -60,6 +62,7 @@ def test_ddp(found: dict[str, list[Any]]) -> None:
         assert value["difference"] < 1e-6 and value["steps"] == 4
     for value in found["ddp_workers:branches"]:
         assert all(value["close"].values()), value["close"]
+    check_used_early(found["ddp_workers:used_early"])
 
 
 def test_the_optimizer_wrapper(found: dict[str, list[Any]]) -> None:

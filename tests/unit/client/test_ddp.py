@@ -144,6 +144,25 @@ def test_gradients_of_several_passes_are_exchanged_in_the_last(alone: FakeDaemon
         same.zero_grad()
 
 
+@pytest.mark.parametrize("inside", [False, True])
+def test_several_passes_need_a_model_that_torch_gives_all_averages(alone: FakeDaemon, inside: bool) -> None:
+    """Torch forgets after each pass which parameters were used, and so would leave out those of the passes before."""
+
+    def state(net: nn.Module, passes: int) -> object:
+        return gcclient.state(nn.Sequential(net) if inside else net, backward_passes_per_step=passes)
+
+    looking = DistributedDataParallel(_Net(), find_unused_parameters=True)
+    with pytest.raises(ValueError, match=r"=2 does not go with find_unused_parameters=True.*model\.no_sync\(\)"):
+        state(looking, 2)
+    with pytest.raises(ValueError, match=r"=2: expected the DistributedDataParallel, got a (_Net|Sequential)"):
+        state(_Net(), 2)
+    assert not [m for m in alone.heard[-1] if isinstance(m, DeclareDomain)], "refused before anything is declared"
+    with pytest.warns(UserWarning, match="unused parameters will not change"):
+        looking._set_static_graph()
+    for net, passes in ((looking, 2), (DistributedDataParallel(_Net()), 2), (_Net(), 1)):
+        assert state(net, passes)
+
+
 def test_the_loss_scale_goes_with_the_push(alone: FakeDaemon) -> None:
     model = DistributedDataParallel(nn.Linear(3, 2))
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0)

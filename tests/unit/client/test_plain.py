@@ -80,6 +80,8 @@ def test_what_is_refused_with_a_daemon_is_refused_here() -> None:
     net = torch.nn.Linear(2, 2)
     with pytest.raises(ValueError, match="backward_passes_per_step"):
         gcclient.state(net, backward_passes_per_step=0)
+    with pytest.raises(ValueError, match="expected the DistributedDataParallel"):
+        gcclient.state(net, backward_passes_per_step=2)
     with pytest.raises(ValueError, match="warmup_steps"):
         gcclient.state(net, warmup_steps=-1)
     with pytest.raises(ValueError, match="hierarchy"):
