@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -249,16 +249,41 @@ class State:
             phase="push",
             advice="let the exception end the training process, and start again from the last checkpoint",
         )
+        self._end_job(error)
+
+    def _end_job(self, error: GradcommError) -> NoReturn:
         self.session.fail(error)
         raise error.again()
+
+    def _beyond_torch(self) -> str:
+        """How far torch's collectives reach where that is not all ranks that are averaged over; empty where it is."""
+        spanned = dist.get_world_size(self.group)
+        return "" if spanned >= self.ranks else f"torch.distributed spans {spanned} of {self.ranks} ranks"
 
     def _plan(self, bucket: dist.GradBucket, buffer: torch.Tensor) -> Plan:
         parameters = bucket.parameters()
         key = tuple(map(id, parameters))
         plan = self._plans.get(key)
         if plan is None:
+            self._check_used(parameters)
             plan = self._plans[key] = self._make_plan(parameters, buffer)
         return plan
+
+    def _check_used(self, parameters: list[torch.Tensor]) -> None:
+        """Ends the job where a static graph lacks a parameter here that ranks beyond torch's may use."""
+        unused = [self.parameters[id(t)].name for t in parameters if t.grad is None and id(t) in self.parameters]
+        if not unused or not (reach := self._beyond_torch()):
+            return
+        # Torch asks the ranks it knows who used a parameter, and takes no average of what none of them did.
+        error = GradcommError(
+            f"parameter {unused[0]!r} has no gradient here, and {reach}: its average would not be taken",
+            job=self.session.label,
+            domain=self.domain.id,
+            phase="push",
+            advice="let every rank use every parameter, freeze what none uses (requires_grad_(False)), or train with "
+            "gcclient.DistributedOptimizer",
+        )
+        self._end_job(error)
 
     def _make_plan(self, parameters: list[torch.Tensor], buffer: torch.Tensor) -> Plan:
         known = self.known(parameters, buffer)
@@ -286,7 +311,17 @@ class State:
         return found
 
     def sparse(self, bucket: dist.GradBucket, buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
-        """Sparse gradients go through torch's own reduction."""
+        """Sparse gradients go through torch's own reduction. Ends the job where that does not reach all ranks."""
+        if reach := self._beyond_torch():
+            error = GradcommError(
+                f"sparse gradients are averaged by torch's own all-reduce, and {reach}",
+                job=self.session.label,
+                domain=self.domain.id,
+                phase="push",
+                advice="make the layer's gradients dense (sparse=False), or train with gcclient.DistributedOptimizer, "
+                "which does that",
+            )
+            self._end_job(error)
         if not self._warned_sparse:
             self._warned_sparse = True
             warnings.warn("sparse gradients are averaged by torch's own all-reduce, uncompressed", stacklevel=2)

@@ -92,11 +92,11 @@ def state(
     Raises TypeError for a ``compression`` that is no text, ``groups`` that are none, an ``audit`` that is no Audit or
     an ``exclude`` that is no list, ValueError for a model without gradients, with an unknown dtype, a name that no
     message can carry or one that two parameters have (without "module." and "_orig_mod." before it), for groups that
-    leave out or repeat one, for numbers and words out of range, for more than one backward pass a step of a model that
-    looks for unused parameters (``find_unused_parameters``) or is not the DistributedDataParallel, which says so, for a
-    GC_AUDIT that cannot be read, and for what does not go with ``hierarchy=True`` (audits, ``whole``, another
-    ``on_loss`` than "fail", torch.distributed that spans less than the job), for a ``node_codec`` without ``hierarchy``
-    or one that cannot be used so,
+    leave out or repeat one, for numbers and words out of range, for a model that looks for unused parameters
+    (``find_unused_parameters``), or is not the DistributedDataParallel, which says so, where more than one backward
+    pass makes a step or torch.distributed spans less than the job, for a GC_AUDIT that cannot be read, and for what
+    does not go with ``hierarchy=True`` (audits, ``whole``, another ``on_loss`` than "fail", torch.distributed that
+    spans less than the job), for a ``node_codec`` without ``hierarchy`` or one that cannot be used so,
     :class:`~gcclient.TensorMismatch` on every rank when models or any of these options but
     ``scaler`` and ``backward_passes_per_step`` differ, :class:`~gcclient.CodecError` for a codec that cannot be used.
     """
@@ -116,6 +116,8 @@ def state(
     within = read_node_codec(node_codec, wanted)
     if isinstance(session, Plain):
         return PlainState(session, group, passes)
+    if dist.is_available() and dist.is_initialized() and (spanned := dist.get_world_size()) < session.me.size:
+        _check_within(model, spanned, session.me.size)
     everyone = tuple(range(session.me.size))
     # Where torch's world is not the job's (a torchrun for each node), its groups say nothing of other nodes.
     local = group is None or dist.get_world_size() != session.me.size
@@ -134,23 +136,34 @@ def state(
 
 def _check_passes(model: torch.nn.Module, passes: int) -> None:
     """Raises ValueError where torch would not give out averages that several passes added up."""
-    looking = _looks_for_unused(model)
-    if looking is None:
-        raise ValueError(
-            f"backward_passes_per_step={passes}: expected the DistributedDataParallel, got a {type(model).__name__}, "
-            "which does not say whether unused parameters are looked for (that does not go with it); give "
-            "gcclient.state() the wrapped model"
-        )
-    if looking:
+    given = f"backward_passes_per_step={passes}"
+    if _looks_for_unused(model, given):
         # Every pass is one that torch takes for exchanged: it forgets after each which parameters were used.
         raise ValueError(
-            f"backward_passes_per_step={passes} does not go with find_unused_parameters=True: of a parameter that the "
-            "last of these passes does not use torch would leave the gradient as it is on each rank; run the passes "
-            "before the last within model.no_sync() instead, or give static_graph=True if all passes use the same"
+            f"{given} does not go with find_unused_parameters=True: of a parameter that the last of these passes does "
+            "not use torch would leave the gradient as it is on each rank; run the passes before the last within "
+            "model.no_sync() instead, or give static_graph=True if all passes use the same"
         )
 
 
-def _looks_for_unused(model: torch.nn.Module) -> bool | None:
-    """Whether torch finds out in each pass which parameters were used; None where no DDP module is in ``model``."""
+def _check_within(model: torch.nn.Module, spanned: int, size: int) -> None:
+    """Raises ValueError where torch would not give out averages because it asks ``spanned`` of ``size`` ranks only."""
+    given = f"torch.distributed spans {spanned} of the job's {size} ranks"
+    if _looks_for_unused(model, given):
+        raise ValueError(
+            f"{given}, which does not go with find_unused_parameters=True: of a parameter that only other ranks use "
+            "torch would not take the average here; let every rank use every parameter, or train with "
+            "gcclient.DistributedOptimizer, which asks all ranks"
+        )
+
+
+def _looks_for_unused(model: torch.nn.Module, given: str) -> bool:
+    """Whether torch finds out in each pass which parameters were used, with which ``given`` does not go. Raises
+    ValueError where no DDP module is in ``model`` to tell."""
     wrapped = [m for m in model.modules() if isinstance(m, DistributedDataParallel)]
-    return any(m.find_unused_parameters and not m.static_graph for m in wrapped) if wrapped else None
+    if not wrapped:
+        raise ValueError(
+            f"{given}: expected the DistributedDataParallel, got a {type(model).__name__}, which does not say whether "
+            "unused parameters are looked for (that does not go with it); give gcclient.state() the wrapped model"
+        )
+    return any(m.find_unused_parameters and not m.static_graph for m in wrapped)

@@ -236,6 +236,41 @@ def used_early() -> dict[str, Any]:
     return {"refused": refused, "found": found}
 
 
+def a_world_each(ending: str) -> dict[str, Any]:
+    """torch's world is this rank alone, the job has more: what is averaged and refused, and what then ends the job."""
+    rank = int(os.environ["RANK"])
+    if not dist.is_initialized():
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    gcclient.init(rank, int(os.environ["WORLD_SIZE"]), 0, 1, deadline=60)
+    plain, found = nn.Linear(3, 2), []
+    for model in (DistributedDataParallel(plain, find_unused_parameters=True), plain):
+        try:
+            gcclient.state(model)
+        except ValueError as error:
+            found.append(str(error))
+    model = DistributedDataParallel(nn.Linear(3, 2), static_graph=True)
+    model.register_comm_hook(gcclient.state(model), gcclient.ddp_hook)
+    model(torch.full((1, 3), 1.0 + 2 * rank)).sum().backward()
+    weight = model.module.weight.grad
+    if ending == "sparse":
+        model = DistributedDataParallel(nn.Embedding(4, 3, sparse=True))
+    else:
+        model = DistributedDataParallel(nn.ModuleDict({n: nn.Linear(3, 2) for n in ("0", "1")}), static_graph=True)
+        model.module.forward = lambda x: model.module[str(rank)](x.float())
+    model.register_comm_hook(gcclient.state(model), gcclient.ddp_hook)
+    try:
+        model(torch.arange(3)).sum().backward()
+    except RuntimeError as error:
+        found.append(str(error))
+    later = ""
+    try:
+        gcclient.push_pull(torch.ones(1))
+    except gcclient.GradcommError as error:
+        later = type(error).__name__
+    gcclient.shutdown()
+    return {"average": sorted(set(weight.flatten().tolist())), "refused": found, "later": later}
+
+
 def groups(hierarchy: bool = False) -> dict[str, Any]:
     """Two data-parallel groups of two ranks each, at once; each averages only its own. One may be on one node."""
     rank = start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -76,6 +77,22 @@ def test_two_groups_and_unequal_numbers_of_ranks(pair: Cluster) -> None:
     groups, training = parts(pair.run(SEVERAL, [0, 0, 0, 1], functions=functions))
     check_groups(groups)
     check_training(training, 20)
+
+
+def test_where_torch_spans_one_machine_nothing_is_averaged_within_it_alone(tmp_path: Path) -> None:
+    """A torchrun for each machine: torch would average sparse gradients, and look for unused parameters, there only."""
+    functions = [(f"{WORKERS}:a_world_each", {"ending": ending}) for ending in ("sparse", "unused")]
+    with Cluster(tmp_path, nodes=2) as cluster:
+        sparse, unused = parts(cluster.run(SEVERAL, [0, 1], functions=functions))
+    for i, value in enumerate(o.ok() for o in (*sparse, *unused)):
+        assert (value["average"], value["later"]) == ([2.0], "GradcommError")
+        looking, plain, ended = value["refused"]
+        assert looking.startswith("torch.distributed spans 1 of the job's 2 ranks, which does not go with find_unused")
+        assert plain.startswith("torch.distributed spans 1 of the job's 2 ranks: expected the DistributedDataParallel")
+        wanted = "sparse gradients are averaged by torch's own all-reduce, and torch.distributed spans 1 of 2 ranks"
+        if i >= len(sparse):
+            wanted = f"parameter '{3 - i}.weight' has no gradient here, and torch.distributed spans 1 of 2 ranks"
+        assert wanted in ended and "gcclient.DistributedOptimizer" in ended
 
 
 def test_a_lost_worker_comes_out_of_backward(pair: Cluster) -> None:
