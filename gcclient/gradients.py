@@ -17,10 +17,11 @@ from gcclient.parameters import Parameter
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Brought:
-    """A gradient that was brought, at that version of it; ``flat`` has its elements."""
+    """A gradient that was brought, at that version of it and with that `device.sample`; ``flat`` has its elements."""
 
     grad: torch.Tensor
     version: int
+    sample: bytes
     flat: torch.Tensor
 
 
@@ -46,13 +47,15 @@ def read_gradient(parameter: Parameter) -> Brought:
             f"the gradient of {parameter.name!r} is {grad.dtype} {list(grad.shape)}, the parameter "
             f"{parameter.dtype.label} {list(parameter.tensor.shape)}: gradients are exchanged as their parameter is"
         )
-    return Brought(grad, grad._version, device.flattened(grad))
+    return Brought(grad, grad._version, device.sample(grad), device.flattened(grad))
 
 
 def check_unchanged(brought: Mapping[Parameter, Brought]) -> None:
-    """Raises RuntimeError if a gradient is not what was brought any more."""
+    """Raises RuntimeError if a gradient is not what was brought any more, as far as its version and sample tell."""
     for parameter, known in brought.items():
-        if parameter.tensor.grad is not known.grad or known.grad._version != known.version:
+        grad = parameter.tensor.grad
+        # What is written through .data changes no version.
+        if grad is not known.grad or grad._version != known.version or device.sample(grad) != known.sample:
             raise RuntimeError(
                 f"the gradient of {parameter.name!r} was changed after backward() and before it was averaged, "
                 "and that would be lost: first call optimizer.synchronize(), then change it, then optimizer.step()"

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import gcclient
-from gcclient.device import host_bytes
+from gcclient.device import SAMPLED, host_bytes, sample
 from gcproto import lane_messages
 from tests.unit.client.fake import FakeDaemon
 
@@ -31,6 +31,25 @@ def test_bytes_share_the_tensors_memory_and_hold_it() -> None:
     assert alive() is not None and shared.nbytes == 6
     del shared
     assert alive() is None
+
+
+@pytest.mark.parametrize("elements", [1, 63, 64, 65, 300, 4096, 70_000])
+def test_a_sample_is_a_few_elements_from_all_over_the_memory(elements: int) -> None:
+    tensor = torch.arange(elements, dtype=torch.int32)
+    places = np.frombuffer(sample(tensor), np.int32)
+    assert min(elements, SAMPLED) // 3 <= len(places) <= SAMPLED
+    assert len({*np.diff(places)}) <= 1
+    assert places[0] == 0 and elements - places[-1] <= elements // SAMPLED + 2
+    assert elements < 4096 or len({*(places % 64)}) > 1, "not of one column"
+
+
+def test_a_sample_of_memory_without_gaps_is_of_it_in_whatever_order_elements_are() -> None:
+    tensor = torch.randn(2, 3, 5, 7, dtype=torch.float64).to(memory_format=torch.channels_last)
+    assert sample(tensor) == sample(tensor.permute(0, 2, 3, 1)) == sample(tensor.clone()) != sample(tensor + 1)
+    assert sample(tensor[:, 1:2, :1]) == b"" == sample(torch.ones(1).expand(3)), "what has gaps has none"
+    assert sample(torch.empty(0, 3)) == b"" == sample(torch.ones(3, device="meta"))
+    tensor.untyped_storage().resize_(8)
+    assert sample(tensor) == b""
 
 
 def test_a_tensor_that_was_pushed_can_still_be_resized(joined: FakeDaemon) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import re
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -167,6 +168,54 @@ def test_between_backward_and_step_gradients_are_left_alone(joined: FakeDaemon) 
     model.zero_grad()
     with pytest.raises(RuntimeError, match="was changed after backward"):
         optimizer.step()
+
+
+def _scale(grad: torch.Tensor) -> None:
+    grad.data.mul_(0.5)
+
+
+def _replace(grad: torch.Tensor) -> None:
+    grad.data = grad.data + 1.0
+
+
+def _free(grad: torch.Tensor) -> None:
+    grad.untyped_storage().resize_(0)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("change", [_scale, _replace, _free])
+def test_a_change_behind_torchs_back_is_noticed(
+    joined: FakeDaemon, change: Callable[[torch.Tensor], None], overlap: bool
+) -> None:
+    model = make_model()
+    optimizer = wrap(model, overlap_forward=overlap)
+    for _ in range(2):
+        backward(model)
+        optimizer.step()
+        optimizer.zero_grad()
+    backward(model)
+    grad = model[2].weight.grad
+    version = grad._version
+    change(grad)
+    assert change is _free or grad._version == version, "or torch would say so"
+    with pytest.raises(RuntimeError, match=r"the gradient of '2\.weight' was changed after backward\(\)"):
+        optimizer.step()
+
+
+def test_what_was_not_changed_is_not_taken_for_changed(joined: FakeDaemon) -> None:
+    """Values that are not equal to themselves, gradients whose elements lie in another order, and ones that moved."""
+    net = nn.Sequential(nn.Conv2d(3, 5, 3), nn.Flatten(), nn.Linear(20, 2)).to(memory_format=torch.channels_last)
+    net[2].weight = nn.Parameter(net[2].weight.detach().t().contiguous().t())
+    optimizer = wrap(net)
+    for value in (1.0, math.nan):
+        optimizer.zero_grad()
+        net(torch.full((1, 3, 4, 4), value)).sum().backward()
+        grads = [p.grad for p in net.parameters()]
+        assert sum(not g.is_contiguous() for g in grads) == 2  # type: ignore[union-attr]
+        for grad in grads:
+            grad.data = grad.data.clone()  # type: ignore[union-attr]
+        optimizer.step()
+    assert gcclient.stats()["steps"] == 2
 
 
 @pytest.mark.parametrize("skip", [True, False])

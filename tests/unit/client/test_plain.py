@@ -152,7 +152,7 @@ def test_the_wrapper_trains_and_guards() -> None:
     with pytest.raises(RuntimeError, match="zero_grad"):
         optimizer.zero_grad()
     assert net.weight.grad is not None
-    net.weight.grad.mul_(2)
+    net.weight.grad.data.mul_(2)
     with pytest.raises(RuntimeError, match="was changed after backward"):
         optimizer.step()
 
