@@ -22,6 +22,7 @@ from gcclient.errors import GradcommError, StepSkipped
 from gcclient.places import Places, Tensor, UnderWay, declare, push
 from gcclient.results import Results
 from gcclient.session import GRACE, Session
+from gcclient.size_classes import ShapesDiffer, await_verdict
 from gcproto.dtypes import DType
 from gcproto.manifest import Section, TensorSpec
 from gcproto.messages import DeclareSection
@@ -43,11 +44,11 @@ class Call(UnderWay):
     def __init__(
         self, session: Session, tensor: Tensor, flat: torch.Tensor, memory: device.Memory, result: torch.Tensor
     ) -> None:
-        super().__init__(session, tensor)
+        super().__init__(session, tensor, tuple(result.shape))
         self.result = result
         self.skipped = False
         self._flat = flat
-        self._memory = memory
+        self._memory = tensor.memory(self.spec, memory)
         self._ready: deque[BlockPlace] = deque()
         self._left = len(tensor.places)
         self._lock = threading.RLock()
@@ -84,7 +85,7 @@ class Call(UnderWay):
                     at = place.block.start * place.block.dtype.itemsize
                     copying = tracing.now() if tracing.on else 0.0
                     if not place.skipped:
-                        self._memory.store(at, at + place.block.nbytes, place.output)
+                        self._store(at, place)
                     if copying:
                         tracing.pulled(place, copying)
                     self._ready.popleft()  # only now: a store that raises can be tried again
@@ -100,6 +101,13 @@ class Call(UnderWay):
                 session.counters.skipped_steps += 1
                 raise self._given_up()
             return self.result
+
+    def _store(self, at: int, place: BlockPlace) -> None:
+        try:
+            self._memory.store(at, at + place.block.nbytes, place.output)
+        except ShapesDiffer:
+            assert self.tensor.shared is not None
+            raise await_verdict(self.session, self.tensor.shared, self.spec) from None
 
     def _write_back(self) -> None:
         """What was copied out becomes the result."""
@@ -181,7 +189,8 @@ class Calls:
                 call = Call(session, known, target, device.memory_of(target), target.view(tensor.shape))
             known.call = call
             session.pending.add(call)
-            call.step = push(domain, known, call, memory, int(Flag.AVERAGE) if average else 0)
+            pushed = known.memory(call.spec, memory)
+            call.step = push(domain, known, call, pushed, int(Flag.AVERAGE) if average else 0)
             session.counters.calls += 1
             session.counters.bytes_pushed += flat.nbytes
         if session.failure is not None:

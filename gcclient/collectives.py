@@ -22,6 +22,7 @@ from gcclient.errors import GradcommError
 from gcclient.parameters import number
 from gcclient.places import Places, Tensor, UnderWay, declare, push
 from gcclient.session import Session
+from gcclient.size_classes import ShapesDiffer, contradict
 from gcproto.manifest import TensorSpec
 from gcproto.messages import DeclareDomain
 from gcproto.wire import Flag
@@ -39,11 +40,12 @@ class Reduction(UnderWay):
     again = "reduce again"
 
     def __init__(self, session: Session, tensor: Tensor, target: torch.Tensor) -> None:
-        super().__init__(session, tensor)
+        super().__init__(session, tensor, tuple(target.shape))
         self.error: BaseException | None = None
         self._target = target.detach()
         self._flat = device.flattened(target)
         self.memory = device.memory_of(self._flat)
+        self.fitted = tensor.memory(self.spec, self.memory)
         self._future: Any = device.future_for(target)
         value = lambda f: f.value()  # noqa: E731  # an exception set by itself would be cast to a tensor
         self.future = self._future.then(value)
@@ -63,9 +65,14 @@ class Reduction(UnderWay):
                 else:
                     began = tracing.now() if tracing.on else 0.0
                     at = place.block.start * place.block.dtype.itemsize
-                    self.memory.store(at, at + place.block.nbytes, place.output)
+                    self.fitted.store(at, at + place.block.nbytes, place.output)
                     if began:
                         tracing.pulled(place, began)
+        except ShapesDiffer:
+            # It stays under way until the daemons, whom who reads cannot wait for, have ended the job.
+            assert self.tensor.shared is not None
+            contradict(self.session, self.tensor.shared, self.spec)
+            return
         except Exception as error:
             self.error = self.error or error
         self._left -= len(places)
@@ -174,7 +181,7 @@ class Collectives:
                 op.complete()
             session.counters.calls += 1
             session.counters.bytes_pushed += tensor.nbytes
-            op.step = push(domain, known, op, op.memory, int(Flag.AVERAGE) if average else 0)
+            op.step = push(domain, known, op, op.fitted, int(Flag.AVERAGE) if average else 0)
         if session.failure is not None:
             op.fail(session.failure.again())
         return op

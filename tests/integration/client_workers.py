@@ -13,6 +13,9 @@ from typing import Any
 import torch
 
 import gcclient
+from gcclient.api import current
+from gcclient.call_domains import EXACT
+from gcclient.places import SHAPES
 from tests.integration.cluster import mark
 from tests.integration.workers import digest
 
@@ -125,6 +128,36 @@ def unnamed() -> dict[str, Any]:
     return {"wrong": wrong}
 
 
+def lengths() -> dict[str, Any]:
+    """Unnamed tensors of more shapes than have places of their own, several under way; what that took of the arena."""
+    gcclient.init()
+    rank, size = gcclient.rank(), gcclient.size()
+    wrong: list[str] = []
+    under_way: list[tuple[torch.Tensor, Any]] = []
+
+    def fetch() -> None:
+        wanted, handle = under_way.pop(0)
+        if not torch.equal(gcclient.synchronize(handle), wanted):
+            wrong.append(f"{wanted.dtype} {list(wanted.shape)}")
+
+    for i in range(400):
+        dtype = getattr(torch, DTYPES[i % len(DTYPES)] if i % 3 == 0 else "float32")
+        shape = (500 + 7 * i, 1 + i % 3, 40 if i % 50 == 0 else 1)
+        inputs = [_values(dtype, shape, r) for r in range(size)]
+        total = torch.stack([t.to(torch.float64) for t in inputs]).sum(0)
+        wanted = total.ne(0) if dtype is torch.bool else total.to(dtype)
+        under_way.append((wanted, gcclient.push_pull_async(inputs[rank], average=False)))
+        if len(under_way) > 3 + 2 * rank:
+            fetch()
+    while under_way:
+        fetch()
+    domain = current().domains[EXACT]
+    names = [m.section.tensors[0].name for m in domain.sections]
+    arena = sum(sum(lane.plan.chunks) for lane in domain.arenas)
+    gcclient.shutdown()
+    return {"wrong": wrong, "own": sum(".any." not in n for n in names), "sections": len(names), "arena": arena}
+
+
 def mismatch(kind: str) -> None:
     """Rank 1 does something else than the others; what is raised is the outcome."""
     if gcclient.is_initialized():
@@ -153,6 +186,11 @@ def mismatch(kind: str) -> None:
         gcclient.push_pull(torch.ones(5), "before")  # on every rank
     elif kind == "known shape":
         gcclient.push_pull(torch.ones(5 if odd else 4), "before")
+    elif kind in ("unnamed shape", "shared place"):
+        for elements in range(5, 6 if kind == "unnamed shape" else 6 + SHAPES):
+            gcclient.push_pull(torch.ones(elements))
+        handle = gcclient.push_pull_async(torch.ones(3, 2) if odd else torch.ones(2, 3))
+        gcclient.synchronize(handle)
     elif kind == "average":
         gcclient.push_pull(torch.ones(4), "before", average=odd)
     elif kind == "model":

@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gcclient
 from gcclient.api import current
+from gcclient.places import SHAPES
 from tests.integration.workers import digest, start, steps_until
 
 
@@ -99,6 +100,28 @@ def plain() -> dict[str, Any]:
     labels = _labels()
     gcclient.shutdown()
     return {"wrong": wrong, "carried": carried, "behind": behind, "labels": labels, "name": dist.get_backend(everyone)}
+
+
+def lengths() -> dict[str, Any]:
+    """All-reduces of more shapes than have places of their own, and one of which ranks have different shapes."""
+    rank, size, wrong = start(), dist.get_world_size(), []
+    group = dist.new_group(backend="gc")
+    ramp = torch.arange(2000.0)
+    for elements in range(1000, 1000 + SHAPES + 30):
+        tensors = [ramp[:elements] * (rank + 1) + turn for turn in range(3)]
+        works = [dist.all_reduce(tensor, group=group, async_op=True) for tensor in tensors]
+        for turn, (tensor, work) in enumerate(zip(tensors, works, strict=True)):
+            work.wait()
+            if not torch.equal(tensor, ramp[:elements] * sum(range(1, size + 1)) + turn * size):
+                wrong.append(f"{elements} elements, turn {turn}")
+    (domain,) = current().domains.values()
+    sections, refused = len(domain.sections), ""
+    try:
+        dist.all_reduce(torch.ones(10, 20 if rank == 3 else 21), group=group)
+    except gcclient.TensorMismatch as error:
+        refused = str(error)
+    gcclient.shutdown()
+    return {"wrong": wrong, "sections": sections, "refused": refused}
 
 
 def _net() -> nn.Module:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from gcclient.places import SHAPES
 from tests.integration.cluster import Cluster, Outcome, parts
 
 WORKERS = "tests.integration.client_workers"
@@ -19,6 +20,8 @@ MISMATCHES = {
     "asynchronous order": ["pushed by some ranks and not by others"],
     "another shape": ["before", "[4]", "[5]"],
     "known shape": ["before", "[4]", "[5]", "rank 1"],
+    "unnamed shape": ["push_pull.noname.1", "[2, 3]", "[3, 2]", "rank 1"],
+    "shared place": ["push_pull.noname.any.", "[2, 3]", "[3, 2]", "rank 1"],
     "average": ["before", "mean", "sum"],
     "model": ["bias", "[4]", "[5]", "rank 1"],
     "broadcast": ["'w'", "[4]", "[3]", "rank 1"],
@@ -63,6 +66,14 @@ def test_values_and_broadcasts_on_three_nodes_with_unequal_numbers_of_ranks(trio
 
 def test_unnamed_calls_meet_whenever_their_results_are_fetched(trio: Cluster) -> None:
     assert [o.ok()["wrong"] for o in trio.run(f"{WORKERS}:unnamed", [0, 1, 2])] == [[], [], []]
+
+
+def test_unnamed_tensors_of_many_shapes_share_memory_by_size(trio: Cluster) -> None:
+    values = [o.ok() for o in trio.run(f"{WORKERS}:lengths", [0, 1, 2, 2])]
+    assert [v["wrong"] for v in values] == [[]] * 4
+    assert len({v["sections"] for v in values}) == 1
+    assert {v["own"] for v in values} == {SHAPES}
+    assert max(v["arena"] for v in values) < 64 << 20
 
 
 def test_two_jobs_at_once_do_not_meet(trio: Cluster) -> None:

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from gcclient.places import PLACES, SHAPES
 from tests.integration.cluster import Cluster, parts
 
 WORKERS = "tests.integration.group_workers"
-FUNCTIONS = ("plain", "ddp", "hsdp", "hsdp_in_part", "fsdp1", "fsdp2")
+FUNCTIONS = ("plain", "ddp", "hsdp", "hsdp_in_part", "fsdp1", "fsdp2", "lengths")
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +31,14 @@ def test_sums_and_averages_are_carried_and_the_rest_is_gloos(found: dict[str, li
         assert (value["carried"], value["behind"]) == (25 if inside else 24, 0)
         assert value["labels"] == ["group.1.0", "group.2.0 of ranks 0,2"][: 1 + inside]
         assert value["name"] == "gc"
+
+
+def test_many_shapes_share_memory_by_size_and_ranks_still_find_that_theirs_differ(found: dict[str, list[Any]]) -> None:
+    for value in found["lengths"]:
+        assert value["wrong"] == []
+        assert value["sections"] == 3 * SHAPES + PLACES, "of each shape the three that were under way at once"
+        for words in ("all_reduce.noname.any.", "[10, 20]", "[10, 21]", "rank 3"):
+            assert words in value["refused"]
 
 
 def test_ddp_is_exact_and_compressed_only_where_it_is_attached(found: dict[str, list[Any]]) -> None:

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 import gcclient
+from gcclient import places
 from gcclient.api import current
 from gcproto.dtypes import DType
 from gcproto.epoch_messages import Admit, DomainFacts, NodesWait
@@ -71,7 +72,7 @@ def test_who_waits_is_let_in_and_named(shrinking: FakeDaemon) -> None:
     assert gcclient.admit() == (1,) and admits(shrinking) == [Admit(1)]
     assert not current().membership.waiting and gcclient.size() == 2 and gcclient.root_rank() == 0
     gcclient.push_pull(torch.ones(2))
-    places = gcclient.api.current_calls()._unnamed._turns[(2,), DType.F32]
+    places = gcclient.api.current_calls()._unnamed._own[(2,), DType.F32]
     assert (places.starts, len(places.places)) == (1, 2), "turns begin anew, where all ranks can follow"
     assert gcclient.admit() == ()
 
@@ -153,7 +154,12 @@ def of(index: int, name: str, *shape: int, dtype: DType = DType.F32) -> Section:
 
 FOUND = {
     0: (of(0, "a", 3), of(1, "b", 4)),
-    1: (of(0, "push_pull.noname.0", 2), of(1, "gcclient.admit", 1, dtype=DType.I64), of(2, "push_pull.noname.1", 2)),
+    1: (
+        of(0, "push_pull.noname.0", 2),
+        of(1, "gcclient.admit", 1, dtype=DType.I64),
+        of(2, "push_pull.noname.1", 2),
+        of(3, "push_pull.noname.any.2", 1024),
+    ),
 }
 
 
@@ -197,9 +203,18 @@ def test_unnamed_tensors_take_the_places_that_there_are(back: FakeDaemon) -> Non
         gcclient.push_pull(torch.ones(2))
     assert current().domains[1].step == 11 and declared(back) == []
     gcclient.push_pull(torch.ones(2))
-    assert declared(back) == [(1, 3)]
+    assert declared(back) == [(1, 4)]
     names = [s.section.tensors[0].name for s in current().domains[1].sections]
-    assert names[-1] == "push_pull.noname.2"
+    assert names[-1] == "push_pull.noname.3"
+
+
+def test_shapes_that_share_places_take_those_that_there_are(back: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(places, "SHAPES", 1)  # the others count the one that was there before it came, too
+    assert gcclient.push_pull(torch.ones(3)).tolist() == [1.0] * 3
+    assert declared(back) == []
+    gcclient.push_pull(torch.ones(4))
+    names = [s.section.tensors[0].name for s in current().domains[1].sections]
+    assert declared(back) == [(1, 4)] and names[-1] == "push_pull.noname.any.3"
 
 
 def test_points_passed_before_it_came_are_not_passed_again(back: FakeDaemon) -> None:
