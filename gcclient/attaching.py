@@ -27,6 +27,7 @@ from gcclient.collectives import Collectives, Reduction
 from gcclient.domain import Domain
 from gcclient.grouping import Groups
 from gcclient.hierarchy import Hierarchy
+from gcclient.parameters import numbering
 from gcclient.passes import Passes
 from gcclient.plain import Plain
 from gcclient.plain_training import PlainState
@@ -126,11 +127,16 @@ def attach(
     for group in sharded:
         collectives = backend.collectives_of(_replicate_group(group), session)
         alike.setdefault((collectives, codecs[group]), []).append(group)
-    for (collectives, codec), together in alike.items():
-        excluded = tuple(glob.escape(group.module) for group in together if group in left_out)
-        # Every group of it makes a step of the domain in each pass; in the first one alone where passes are steps.
-        steps = warmup + len(together) - 1 if wanted and warmup else warmup * len(together)
-        domain = collectives.domain("fsdp", codec, scoped=bool(wanted), exclude=excluded, warmup=steps, quality=wanted)
+    prepared = []
+    with numbering(session):
+        for (collectives, codec), together in alike.items():
+            excluded = tuple(glob.escape(group.module) for group in together if group in left_out)
+            # Every group of it makes a step of the domain in each pass; in the first one alone where passes are steps.
+            steps = warmup + len(together) - 1 if wanted and warmup else warmup * len(together)
+            options = {"scoped": bool(wanted), "exclude": excluded, "warmup": steps, "quality": wanted}
+            prepared.append((collectives, collectives.prepare("fsdp", codec, **options), together))
+    for collectives, declared, together in prepared:
+        domain = session.domain(declared)
         carry = Passes(collectives, domain).start if wanted else partial(_alone, collectives, domain)
         for group in together:
             inner = group.unit._reduce_scatter_comm

@@ -18,20 +18,20 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from msgspec.structs import replace
 
-from gcclient import saved
+from gcclient import fitting, saved
 from gcclient.domain import Domain
 from gcclient.errors import GradcommError, StateMismatch, StepTimeout
 from gcclient.node_states import Held, Within
 from gcclient.saved import F32, Saved, SavedBlock, SavedDomain, States
 from gcproto.agreed import DeclareDomain, Resumed
-from gcproto.manifest import Block, Section
+from gcproto.manifest import Block, Section, TensorSpec
 from gcproto.states import (
     PIECE,
     AskStanding,
@@ -40,7 +40,6 @@ from gcproto.states import (
     GiveStates,
     Standing,
     StatesKept,
-    most_floats,
 )
 
 if TYPE_CHECKING:
@@ -54,7 +53,11 @@ _ASK_EVERY: Final = 0.01
 #: what models are called: by kind and number, and by their ranks where those are not all
 _MODEL: Final = re.compile(r"(\w+\.\d+)( of ranks [\d,]+)?$")
 EARLIER: Final = "call load_state_dict() after init() and before anything is declared or pushed"
-FRESH: Final = "load it with strict=False to drop what does not fit, or leave it out to begin with no residual"
+FRESH: Final = (
+    "load it with strict=False to drop what does not fit, or leave it out to begin with no residual; then declare again"
+)
+#: where some of it is declared already, so that no other checkpoint can be loaded
+LATE: Final = "call gcclient.shutdown() and init() first, and " + FRESH
 
 
 @dataclass(slots=True)
@@ -76,6 +79,8 @@ class Checkpoints:
         #: what was loaded and not declared yet, by label; and domains that go on from some of it, by number
         self._loaded: dict[str, Saved] = {}
         self._resuming: dict[int, _Resuming] = {}
+        #: what domains were declared with, by label: it may be loaded again, for those that are not declared yet
+        self._goes_on: dict[str, SavedDomain] = {}
         #: what workers hold back within their nodes
         self.within = Within(session, self.stands, self._lose)
         self._strict = True
@@ -214,42 +219,42 @@ class Checkpoints:
         """What :func:`load_state_dict` was given, read. Raises StateMismatch."""
         self._session.check()
         for domain in self._session.domains.values():
-            if domain.declared.label in found:
+            label = domain.declared.label
+            if label in found and self._goes_on.get(label) != found[label].domain:
                 raise StateMismatch(
-                    f"{domain.declared.label} was declared before its checkpoint was loaded",
+                    f"{label} was declared before its checkpoint was loaded",
                     job=self._session.label, domain=domain.id, phase="checkpoint", advice=EARLIER,
                 )  # fmt: skip
-        self._loaded, self._strict = dict(found), strict
+        self._loaded = {label: known for label, known in found.items() if label not in self._goes_on}
+        self._strict = strict
         self.within.loaded = dict(within)
 
     def resumed(self, declared: DeclareDomain) -> DeclareDomain:
         """A domain about to be declared, with what it goes on from. Raises StateMismatch."""
         session = self._session
+        self.check(declared)
         known = self._loaded.get(declared.label)
         if (there := session.found.get(declared.domain)) is not None:
             # It runs, and this worker comes into it: without residuals, and as all others have it.
             self._loaded.pop(declared.label, None)
             return replace(declared, resumed=there.declared.resumed)
         if known is None:
-            self._compare_ranks(declared)
+            for label, why in self._other_ranks(declared):
+                self._lose(label, why)
             if self._loaded and declared.scoped and declared.codec != LOSSLESS:
                 have = ", ".join(sorted(self._loaded))
                 log.warning("%s is not in the checkpoint, which has %s: it begins without what was held back",
                             declared.label, have)  # fmt: skip
             return declared
         before = known.domain
-        if not known.whole and any(ranks[0] == session.me.rank for ranks in before.nodes):
-            self._unfit(known, f"what rank {session.me.rank} saved is not in it; each rank loads its own")
-        if before.ranks != declared.ranks:
-            self._unfit(known, f"ranks {_few(before.ranks)} saved it, ranks {_few(declared.ranks)} declare it")
-            self._drop(known)
-            del self._loaded[declared.label]
-            return declared
-        nodes = tuple(ranks for m in session.job.members if (ranks := _of(m.ranks, declared.ranks)))
-        if before.nodes != nodes:
-            here, there_ = _spread(nodes), _spread(before.nodes)
-            self._unfit(known, f"its ranks were spread over nodes as {there_}, and are now as {here}")
+        for why in fitting.misplaced(known, declared, session.job, session.me.rank):
+            self._lose(known.label, why)
         del self._loaded[declared.label]
+        self._goes_on[declared.label] = before
+        if before.ranks != declared.ranks:
+            self._drop(known)
+            return declared
+        nodes = fitting.nodes_of(declared, session.job)
         if before.codec != declared.codec:
             log.info("%s: saved with compression=%r, goes on with %r", declared.label, before.codec, declared.codec)
         first = next(ranks[0] for ranks in nodes if session.me.rank in ranks)
@@ -258,15 +263,37 @@ class Checkpoints:
             self._drop(known)
         return replace(declared, resumed=known.resumed(before.nodes == nodes, before.codec == declared.codec))
 
-    def _compare_ranks(self, declared: DeclareDomain) -> None:
-        """Raises StateMismatch for a model that was not saved, where one of its name was, of other ranks: of all, say,
-        and now those that have a shard."""
+    def _other_ranks(self, declared: DeclareDomain) -> Iterator[tuple[str, str]]:
+        """(label, why) of a model that was not saved, where one of its name was, of other ranks: of all, say, and now
+        those that have a shard."""
         if declared.codec == LOSSLESS or (name := _MODEL.match(declared.label)) is None:
             return
         for label, known in self._loaded.items():
-            found, ranks = _MODEL.match(label), known.domain.ranks
-            if found is not None and found[1] == name[1] and self._session.me.rank in ranks:
-                self._unfit(known, f"ranks {_few(ranks)} saved it, ranks {_few(declared.ranks)} declare it")
+            found = _MODEL.match(label)
+            if found is not None and found[1] == name[1] and self._session.me.rank in known.domain.ranks:
+                yield label, fitting.other_ranks(known, declared)
+
+    def check(self, declared: DeclareDomain, sections: Sequence[Section] | None = None) -> None:
+        """A domain is about to be declared. Raises StateMismatch where something of the checkpoint would be lost and is
+        not to be: now, while it can still be loaded otherwise. ``sections``: a model's; None where they come later."""
+        session = self._session
+        if not self._strict or declared.domain in session.found:
+            return
+        known = self._loaded.get(declared.label)
+        if known is None:
+            reasons = self._other_ranks(declared)
+        else:
+            all_why = fitting.why_not(known, declared, sections, session.job, session.me.rank)
+            reasons = ((declared.label, why) for why in all_why)
+        for label, why in reasons:
+            self._lose(label, why)
+
+    def check_single(self, domain: Domain, tensors: Iterable[TensorSpec]) -> None:
+        """Some more of a domain is about to be declared. Raises StateMismatch as :meth:`check` does."""
+        resuming = self._resuming.get(domain.id)
+        if self._strict and resuming is not None:
+            for why in fitting.strange(resuming.saved, tensors).values():
+                self._lose(resuming.saved.label, why, late=domain.declared.scoped)
 
     def lay_out(self, domain: Domain) -> None:
         """Declare single tensors as they lay, when their domain is: those that are never pushed again keep their places
@@ -284,10 +311,10 @@ class Checkpoints:
         resuming = self._resuming.get(domain.id)
         if resuming is None:
             return
-        known, specs = resuming.saved, resuming.saved.specs()
-        strange = {t.name: why for t in section.tensors if (why := saved.check_tensor(known, t, specs))}
+        known = resuming.saved
+        strange = fitting.strange(known, section.tensors)
         if strange:
-            self._unfit(known, next(iter(strange.values())))
+            self._lose(known.label, next(iter(strange.values())), late=True)
         fits = {t.name for t in section.tensors if t.name not in strange}
         if not domain.declared.scoped:
             count = sum(block.pieces[0][0] in strange for block, _ in known.blocks)
@@ -298,29 +325,25 @@ class Checkpoints:
                 wanted = tuple((name if name in fits else "", a, b) for name, a, b in pieces)
                 for states, lost in known.states(wanted, block.owner == domain.me):
                     if lost:
-                        self._unfit(known, f"blocks are cut or owned otherwise now, so that {lost} is lost")
-                        self._dropped(1, known.label, lost)
-                    self._give(domain, block, states)
+                        self._lose(known.label, fitting.lost(lost), 1, lost, late=True)
+                    if why := fitting.too_long(block, known.label, states):
+                        self._lose(known.label, why, 1, f"what was held back of {pieces[0][0]!r}", late=True)
+                    else:
+                        self._give(domain, block, states)
 
     def _give(self, domain: Domain, block: Block, states: States) -> None:
-        floats, most = len(states.values), most_floats(block.elements, len(block.bounds) - 1)
-        if floats > most:
-            raise StateMismatch(
-                f"{floats} floats are saved of a block of {domain.declared.label}, at most {most} can be loaded",
-                job=self._session.label, domain=domain.id, phase="checkpoint", advice=FRESH,
-            )  # fmt: skip
+        floats = len(states.values)
         for first in range(0, floats, PIECE):
             data = states.values[first : first + PIECE].tobytes()
             asked = GiveStates(domain.id, block.key, states.owner, first, floats, states.tag, states.held, data)
             self._exchange(domain, block.lane, asked)
 
     def compare(self, domain: Domain, names: Iterable[str]) -> None:
-        """These tensors are about to be declared in a model's domain. Raises StateMismatch for those that are saved and
-        not among them."""
+        """These tensors are about to be declared in a model's domain: those that are saved and not among them are
+        lost."""
         resuming = self._resuming.get(domain.id)
-        if resuming is not None and (missing := resuming.saved.specs().keys() - set(names)):
-            why = f"{min(missing)!r} is in the checkpoint and is not declared ({len(missing)} in all)"
-            self._unfit(resuming.saved, why)
+        if resuming is not None and (why := fitting.undeclared(resuming.saved, names)):
+            self._lose(resuming.saved.label, why)
 
     def complete(self, domain: Domain) -> None:
         """All tensors of a model's domain are declared: what has found no place until now will find none."""
@@ -329,15 +352,13 @@ class Checkpoints:
             self._drop(resuming.saved)
 
     # ------------------------------------------------------------------------------------- what does not fit
-    def _unfit(self, known: Saved, why: str) -> None:
-        self._lose(known.label, why)
-
-    def _lose(self, label: str, why: str, count: int = 0, what: str = "") -> None:
-        """Raises StateMismatch where that is asked for; else ``count`` states are lost."""
+    def _lose(self, label: str, why: str, count: int = 0, what: str = "", *, late: bool = False) -> None:
+        """Raises StateMismatch where that is asked for; else ``count`` states are lost. ``late``: what it is about is
+        declared already."""
         if self._strict:
             raise StateMismatch(
                 f"{label}: the checkpoint does not fit: {why}",
-                job=self._session.label, phase="checkpoint", advice=FRESH,
+                job=self._session.label, phase="checkpoint", advice=LATE if late else FRESH,
             )  # fmt: skip
         log.warning("%s: the checkpoint does not fit as a whole: %s", label, why)
         self._dropped(count, label, what)
@@ -362,18 +383,6 @@ def _newest(domain: Domain) -> list[Section]:
 
 def _which(message: Any) -> tuple[int, bool, int]:
     return message.key, message.owner, message.first
-
-
-def _of(ranks: tuple[int, ...], inside: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(r for r in ranks if r in inside)
-
-
-def _few(ranks: tuple[int, ...]) -> str:
-    return ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
-
-
-def _spread(nodes: tuple[tuple[int, ...], ...]) -> str:
-    return " | ".join(_few(ranks) for ranks in nodes)
 
 
 #: what a session does when its daemon says so: (session, lane, message)

@@ -19,7 +19,7 @@ from gcclient import device
 from gcclient.arena import BlockPlace
 from gcclient.domain import Domain
 from gcclient.errors import GradcommError
-from gcclient.parameters import number
+from gcclient.parameters import number, numbering
 from gcclient.places import Places, Tensor, UnderWay, declare, push
 from gcclient.session import Session
 from gcclient.size_classes import ShapesDiffer, contradict
@@ -146,8 +146,16 @@ class Collectives:
     def domain(self, kind: str, codec: str, **more: Any) -> Domain:
         """A new domain of this group, in which every call is a step unless it is declared otherwise. All of its ranks
         together. ``more``: of :class:`DeclareDomain`."""
+        with numbering(self.session):
+            declared = self.prepare(kind, codec, **more)
+        return self.session.domain(declared)
+
+    def prepare(self, kind: str, codec: str, **more: Any) -> DeclareDomain:
+        """What :meth:`domain` would declare. Raises :class:`~gcclient.StateMismatch`."""
         which, label = number(self.session, kind, self.ranks)
-        return self.session.domain(DeclareDomain(label, which, self.ranks, codec=codec, **more))
+        declared = DeclareDomain(label, which, self.ranks, codec=codec, **more)
+        self.session.checkpoints.check(declared)
+        return declared
 
     def knows(self, domain: Domain, name: str) -> bool:
         """Whether there was a reduction of that name in ``domain``."""
@@ -163,8 +171,8 @@ class Collectives:
     ) -> Reduction:
         """Sum or average ``tensor`` over the group, in place: losslessly, or in ``domain`` as its tensor ``name``.
 
-        ``push``: what takes the place of :func:`gcclient.places.push`. Raises ValueError for a dtype that cannot be
-        exchanged, and the job's failure.
+        ``push``: what takes the place of :func:`gcclient.places.push`. Raises TypeError and ValueError for what cannot
+        be exchanged, and the job's failure.
         """
         session = self.session
         session.check()

@@ -89,16 +89,17 @@ def state(
     and nothing else that is asked for stands against it. ``node_codec``: a codec for what the workers of a node send
     each other of gradients then, encoded on the device where they are, with error feedback: one that gcclient has for
     GPUs, with payloads of a length known in advance (default: none). Averages are given out as they are.
-    Raises TypeError for a ``compression`` that is no text, ``groups`` that are none, an ``audit`` that is no Audit or
-    an ``exclude`` that is no list, ValueError for a model without gradients, with an unknown dtype, a name that no
-    message can carry or one that two parameters have (without "module." and "_orig_mod." before it), for groups that
-    leave out or repeat one, for numbers and words out of range, for a model that looks for unused parameters
-    (``find_unused_parameters``), or is not the DistributedDataParallel, which says so, where more than one backward
-    pass makes a step or torch.distributed spans less than the job, for a GC_AUDIT that cannot be read, and for what
-    does not go with ``hierarchy=True`` (audits, ``whole``, another ``on_loss`` than "fail", torch.distributed that
-    spans less than the job), for a ``node_codec`` without ``hierarchy`` or one that cannot be used so,
-    :class:`~gcclient.TensorMismatch` on every rank when models or any of these options but
-    ``scaler`` and ``backward_passes_per_step`` differ, :class:`~gcclient.CodecError` for a codec that cannot be used.
+    Raises TypeError for a ``compression`` that is no text, ``groups`` that are none, an ``audit`` that is no Audit, an
+    ``exclude`` that is no list or parameters that are DTensors, ValueError for a model without gradients, with an
+    unknown dtype, a name that no message can carry or one that two parameters have (without "module." and "_orig_mod."
+    before it), for groups that leave out or repeat one, for numbers and words out of range, for a model that looks for
+    unused parameters (``find_unused_parameters``), or is not the DistributedDataParallel, which says so, where more
+    than one backward pass makes a step or torch.distributed spans less than the job, for a GC_AUDIT that cannot be
+    read, and for what does not go with ``hierarchy=True`` (audits, ``whole``, another ``on_loss`` than "fail",
+    torch.distributed that spans less than the job), for a ``node_codec`` without ``hierarchy`` or one that cannot be
+    used so, :class:`~gcclient.TensorMismatch` on every rank when models or any of these options but ``scaler`` and
+    ``backward_passes_per_step`` differ, :class:`~gcclient.CodecError` for a codec that cannot be used,
+    :class:`~gcclient.StateMismatch` for a checkpoint that does not fit.
     """
     session = joined()
     if group is None:

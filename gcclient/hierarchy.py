@@ -23,7 +23,17 @@ import torch.distributed as dist
 from gcclient import device
 from gcclient.call_domains import LOSSLESS
 from gcclient.domain import Domain
-from gcclient.parameters import Model, Parameter, declare, declare_as, declare_tensor, number, takes_matrices
+from gcclient.parameters import (
+    Model,
+    Parameter,
+    Prepared,
+    declare_prepared,
+    declare_tensor,
+    number,
+    numbering,
+    prepare,
+    takes_matrices,
+)
 from gcclient.session import Session
 from gcproto.agreed import MemberInfo
 from gcproto.manifest import USED
@@ -161,21 +171,21 @@ class Shards:
 def declare_shards(session: Session, model: Model, nodes: Nodes, *, node_codec: str = "", said: int = 0) -> Shards:
     """Declare a model in shards, with a note of ``said`` elements (0: one, where it is needed). All its ranks together;
     :func:`gcclient.state` says what is raised."""
-    which, label = number(session, model.kind, model.ranks)
-    about = f"{label} in {nodes.shards} shards a node, codec {model.options.codec or 'of the daemon'}"
-    if node_codec:
-        about += f", within nodes {node_codec}"
-    agreed, parameters = _agree(session, which, about, model)
+    for name, tensor in model.named:
+        device.dtype_of(tensor, name)  # of the tensors themselves: others stand for them below
+    # All that may be refused before any of it is declared.
+    with numbering(session):
+        which, label = number(session, model.kind, model.ranks)
+        whole = _agree(session, which, _about(label, model, nodes, node_codec), model)
+        shard = None
+        if nodes.has_shard:
+            shard = prepare(session, *number(session, model.kind, nodes.peers), _shard(model, nodes))
+    agreed, parameters = declare_prepared(session, whole)
     tensors = dict(model.named)
-    if not nodes.has_shard:
+    if shard is None:
         agreed.gradients = -1
         return Shards(agreed, agreed, _whole(parameters, tensors), None, label)
-    parts = []
-    for name, tensor in model.named:
-        lo, hi = part(tensor.numel(), nodes.shards, nodes.place)
-        parts.append((name, torch.empty(hi - lo, dtype=summed_as(tensor.dtype), device="meta")))
-    shard = Model(model.kind, parts, nodes.peers, replace(model.options, whole=False))
-    domain, parameters = declare(session, shard)
+    domain, parameters = declare_prepared(session, shard)
     agreed.gradients = domain.id
     note = None
     if said or nodes.shards > 1:
@@ -183,17 +193,34 @@ def declare_shards(session: Session, model: Model, nodes: Nodes, *, node_codec: 
     return Shards(agreed, domain, _whole(parameters, tensors), note, label)
 
 
-def _agree(session: Session, which: int, about: str, model: Model) -> tuple[Domain, list[Parameter]]:
+def _about(label: str, model: Model, nodes: Nodes, node_codec: str) -> str:
+    """What the domain is called in which all ranks compare what they declare."""
+    about = f"{label} in {nodes.shards} shards a node, codec {model.options.codec or 'of the daemon'}"
+    if node_codec:
+        about += f", within nodes {node_codec}"
+    if model.options.exclude:
+        about += f", all but {', '.join(model.options.exclude)}"
+    return about
+
+
+def _shard(model: Model, nodes: Nodes) -> Model:
+    """What this rank has of a model."""
+    parts = []
+    for name, tensor in model.named:
+        lo, hi = part(tensor.numel(), nodes.shards, nodes.place)
+        parts.append((name, torch.empty(hi - lo, dtype=summed_as(tensor.dtype), device="meta")))
+    return Model(model.kind, parts, nodes.peers, replace(model.options, whole=False))
+
+
+def _agree(session: Session, which: int, about: str, model: Model) -> Prepared:
     """Have all ranks compare what they declare: ranks with different shards are in no domain together.
 
     The domain has the number that the model's would have without shards, so that a rank that declares it so is told of;
     its tensors have no elements, and so take no memory.
     """
-    if model.options.exclude:
-        about += f", all but {', '.join(model.options.exclude)}"
     empty = [(name, torch.empty((0, *t.shape), dtype=t.dtype, device="meta")) for name, t in model.named]
     lossless = replace(model.options, codec=LOSSLESS, whole=False, exclude=())
-    return declare_as(session, lambda: (which, about), replace(model, named=empty, options=lossless))
+    return prepare(session, which, about, replace(model, named=empty, options=lossless))
 
 
 def _whole(parameters: list[Parameter], tensors: dict[str, torch.Tensor]) -> list[Parameter]:

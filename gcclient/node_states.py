@@ -57,8 +57,8 @@ class Within:
     """A session's models with such a codec, and what was loaded of them and of others (``loaded``, by label)."""
 
     def __init__(self, session: Session, stands: Callable[[Domain], Standing], lose: Callable[..., None]) -> None:
-        """``stands``: what the daemon says of a domain. ``lose(label, why, count, what)``: raises StateMismatch where
-        that is asked for."""
+        """``stands``: what the daemon says of a domain. ``lose(label, why, count, what, late)``: raises StateMismatch
+        where that is asked for."""
         self._session, self._stands, self._lose = session, stands, lose
         self.loaded: dict[str, Held] = {}
         # Kept as daemons keep theirs: a checkpoint has what was declared, whether or not the model is still there.
@@ -79,7 +79,8 @@ class Within:
         Raises StateMismatch, and the job's failure."""
         held = self.loaded.pop(label, None)
         if held is not None and (why := _why_not(held, model)):
-            self._lose(label, why, len(held.about.parts), f"what node_codec={held.about.codec!r} held back")
+            what = f"what node_codec={held.about.codec!r} held back"
+            self._lose(label, why, len(held.about.parts), what, late=True)
             held = None
         if model is None:
             return

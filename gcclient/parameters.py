@@ -11,7 +11,8 @@ import os
 import re
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -28,7 +29,7 @@ from gcclient.session import Session
 from gcproto import modes
 from gcproto.agreed import MAX_WARMUP
 from gcproto.dtypes import DType
-from gcproto.manifest import TensorSpec
+from gcproto.manifest import Section, TensorSpec
 from gcproto.messages import DeclareDomain
 from gcproto.modes import STATIC
 
@@ -154,13 +155,24 @@ def declare(session: Session, model: Model) -> tuple[Domain, list[Parameter]]:
 
     :func:`gcclient.state` says what is raised.
     """
-    return declare_as(session, lambda: number(session, model.kind, model.ranks), model)
+    with numbering(session):
+        prepared = prepare(session, *number(session, model.kind, model.ranks), model)
+    return declare_prepared(session, prepared)
 
 
-def declare_as(
-    session: Session, known_by: Callable[[], tuple[int, str]], model: Model
-) -> tuple[Domain, list[Parameter]]:
-    """:func:`declare` of a domain with that number and label, which are asked for once nothing else is refused."""
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A model that can be declared: nothing of it is refused any more. ``sections``: what is declared together;
+    ``groups``: how many there are, None without any."""
+
+    declared: DeclareDomain
+    sections: tuple[tuple[Section, list[_Entry]], ...]
+    groups: int | None
+
+
+def prepare(session: Session, which: int, label: str, model: Model) -> Prepared:
+    """A model in a domain of that number and label, as it would be declared. Nothing is: whoever mends what this raises
+    for may declare the model again. :func:`gcclient.state` says what that is."""
     options = model.options
     codec, whole = options.codec, options.whole
     # Backward order: what is ready first comes first in the address space.
@@ -182,19 +194,28 @@ def declare_as(
             dtype = device.dtype_of(tensors[name], name)
             spec = TensorSpec(name, tuple(tensors[name].shape), int(dtype))
             sections.setdefault((dtype, name in left_out), []).append(_Entry(spec, tensors[name], group))
-    which, label = known_by()
     every = 0 if options.audit is None else options.audit.every
-    domain = session.domain(
-        DeclareDomain(
-            label, which, model.ranks, True, codec, bool(whole), every, options.exclude, options.warmup, options.quality
-        )
+    declared = DeclareDomain(
+        label, which, model.ranks, True, codec, bool(whole), every, options.exclude, options.warmup, options.quality
     )
-    session.checkpoints.compare(domain, tensors)
-    units = None if lists is None else [Unit() for _ in lists]
+    cut = tuple((_section(i, entries), entries) for i, entries in enumerate(sections.values()))
+    session.checkpoints.check(declared, [section for section, _ in cut])
+    return Prepared(declared, cut, None if lists is None else len(lists))
+
+
+def _section(index: int, entries: list[_Entry]) -> Section:
+    cuts = tuple(i for i in range(1, len(entries)) if entries[i].group != entries[i - 1].group)
+    return Section(index, tuple(e.spec for e in entries), cuts)
+
+
+def declare_prepared(session: Session, prepared: Prepared) -> tuple[Domain, list[Parameter]]:
+    """:func:`declare`, once a model is prepared."""
+    domain = session.domain(prepared.declared)
+    session.checkpoints.compare(domain, (t.name for section, _ in prepared.sections for t in section.tensors))
+    units = None if prepared.groups is None else [Unit() for _ in range(prepared.groups)]
     parameters: list[Parameter] = []
-    for entries in sections.values():
-        cuts = tuple(i for i in range(1, len(entries)) if entries[i].group != entries[i - 1].group)
-        places = session.declare(domain, tuple(e.spec for e in entries), cuts)
+    for section, entries in prepared.sections:
+        places = session.declare(domain, section.tensors, section.cuts)
         parameters += _placed(entries, [(place, _unit(units, entries, place)) for place in places])
     session.checkpoints.complete(domain)
     return domain, parameters
@@ -227,6 +248,18 @@ def number(session: Session, kind: str, ranks: tuple[int, ...]) -> tuple[int, st
     label = f"{kind}.{count}" if whole else f"{kind}.{count} of ranks {','.join(map(str, ranks))}"
     drawn = xxhash.xxh3_64_intdigest(f"{kind}.{count}/{ranks}".encode()) & 0x7FFFFFFF
     return max(drawn, FIRST_MODEL), label
+
+
+@contextmanager
+def numbering(session: Session) -> Iterator[None]:
+    """Numbers that are given within it are given again should it raise: what is declared after all, once the cause is
+    mended, goes by the name that its checkpoint has."""
+    before = dict(session.models)
+    try:
+        yield
+    except BaseException:
+        session.models = before
+        raise
 
 
 def _unit(units: list[Unit] | None, entries: list[_Entry], place: BlockPlace) -> Unit:

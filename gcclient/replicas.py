@@ -21,6 +21,7 @@ from torch.autograd import Variable
 from gcclient import api, shardgroups
 from gcclient.collectives import Collectives, Reduction
 from gcclient.errors import StepSkipped
+from gcclient.parameters import numbering
 from gcclient.plain import Plain
 from gcclient.session import Session
 from gcclient.shardgroups import ROOT, shard_groups
@@ -164,7 +165,9 @@ def _replicas(place: int, size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
 def _by_daemon(session: Session, ranks: tuple[int, ...], codecs: Mapping[str, str]) -> Average:
     """``codecs``: of each module. What has one has one domain."""
     collectives = Collectives(session, ranks)
-    domains = {codec: collectives.domain("fsdp", codec) for codec in dict.fromkeys(codecs.values())}
+    with numbering(session):
+        prepared = {codec: collectives.prepare("fsdp", codec) for codec in dict.fromkeys(codecs.values())}
+    domains = {codec: session.domain(declared) for codec, declared in prepared.items()}
     return lambda shard, name: collectives.start(shard, True, domains[codecs[name]], name)
 
 

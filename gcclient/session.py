@@ -330,6 +330,7 @@ class Session:
             self.check()
             if (known := domain.take_found(tensors, cuts)) is not None:
                 return domain.take_up(known)
+            self.checkpoints.check_single(domain, tensors)
             section = Section(len(domain.sections), tensors, cuts)
             message = DeclareSection(domain.id, section, domain.step + 1)
             self.announce(message, lambda: domain.sections.append(message))

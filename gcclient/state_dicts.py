@@ -43,8 +43,9 @@ def load_state_dict(state: Mapping[str, Any], strict: bool = True) -> None:
     was saved of it when it is declared. Nothing is exchanged here. ``strict=False``: what does not fit (other ranks,
     nodes, tensors) is dropped with a warning, and counted (``gcclient.stats()["states_dropped"]``).
 
-    Raises :class:`~gcclient.StateMismatch` for what is no such state, and where its domain is declared already. What
-    does not fit is found, and raised as such, where the model is declared.
+    Raises :class:`~gcclient.StateMismatch` for what is no such state, and where its domain is declared already (but
+    where that goes on from this very checkpoint, which is loaded again for others). What does not fit is found, and
+    raised as such, where the model is declared, before anything of it is.
     """
     session = joined()
     found, within = saved.read(state, session.me.rank), node_states.read(state, session.me.rank)

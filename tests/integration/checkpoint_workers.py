@@ -6,6 +6,7 @@ What may live here: functions that return plain data. What may not: assertions t
 from __future__ import annotations
 
 import hashlib
+import os
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 
 import gcclient
+from gcclient.api import current
 from tests.integration.cluster import mark
 
 #: so often, so that a daemon that is killed meanwhile is killed in the middle of one
@@ -114,3 +116,55 @@ def train(
     stats = gcclient.stats()
     gcclient.shutdown()
     return {"before": before, "after": after, "held": held, "dropped": stats["states_dropped"]}
+
+
+def _held(state: dict[str, Any], name: str, elements: int) -> torch.Tensor:
+    """What all nodes together hold back of a tensor, whichever of them has it, and on which side. All ranks call it."""
+    held = torch.zeros(elements, dtype=torch.float64)
+    for key, values in state.items():
+        if f"/{name}[" in key and key.endswith("]"):
+            first, last = key.rsplit("[", 1)[1].removesuffix("]").split(":")
+            held[int(first) : int(last)] += values
+    return gcclient.push_pull(held, average=False)
+
+
+def advised(codec: str) -> dict[str, Any]:
+    """In one job a model is trained and saved, in the next one its head is another: what StateMismatch advises is done,
+    and the model trained on."""
+    torch.set_num_threads(1)
+    gcclient.init(deadline=60, seed=5, job=f"{os.environ['GC_JOB']}.before")
+    rank = gcclient.rank()
+    first = Trained(1, codec)
+    first.declare()
+    for step in range(1, 4):
+        first.step(rank, step)
+    state = gcclient.state_dict()
+    before = _held(state, "0.weight", 64 * 640)
+    gcclient.shutdown()
+    gcclient.init(deadline=60, seed=6, job=f"{os.environ['GC_JOB']}.after")
+    gcclient.load_state_dict(state)
+    other = Trained(1, codec)
+    other.model[4] = nn.Sequential(nn.Linear(120, 12), nn.Linear(12, 8))
+    refused = ""
+    try:
+        other.declare()
+    except gcclient.StateMismatch as error:
+        refused = str(error)
+    gcclient.load_state_dict(state, strict=False)
+    other.declare()
+    domains = [domain.declared for domain in current().domains.values()]
+    now = gcclient.state_dict()
+    kept = _held(now, "0.weight", 64 * 640)
+    for step in range(4, 6):
+        other.step(rank, step)
+    result = {
+        "refused": refused,
+        "held": float(before.norm()),
+        "lost": float((kept - before).norm()),
+        "new": sorted(k for k, v in now.items() if "/4." in k and isinstance(v, torch.Tensor) and bool(v.any())),
+        "labels": [declared.label for declared in domains],
+        "steps": [declared.resumed is not None and declared.resumed.steps for declared in domains],
+        "hash": other.hash(),
+    }
+    gcclient.shutdown()
+    return result

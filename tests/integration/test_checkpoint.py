@@ -7,6 +7,7 @@ holds (`tests/unit/client/test_saved.py`), what is refused (`test_checkpoint.py`
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -64,3 +65,14 @@ def test_the_first_rank_of_each_node_saves_what_its_node_held_back(runs: dict[st
     first, second, other = (r["held"] for r in runs["saved"])
     assert first > 100_000 and other > 100_000 and second == 0
     assert [r["dropped"] for r in runs["resumed"]] == [0, 0, 0]
+
+
+def test_what_a_mismatch_advises_can_be_done_in_the_same_job(tmp_path: Path) -> None:
+    with Cluster(tmp_path, nodes=2, options=OPTIONS) as cluster:
+        found = [o.ok() for o in cluster.run("tests.integration.checkpoint_workers:advised", RANKS, codec="onebit")]
+    for value in found:
+        assert "optimizer.0: the checkpoint does not fit" in value["refused"]
+        assert "What to do: load it with strict=False" in value["refused"]
+        assert (value["labels"], value["steps"], value["new"]) == (["optimizer.0"], [3], [])
+        assert value["held"] > 0 and value["lost"] < 1e-6 * value["held"], "what fits is brought"
+    assert len({value["hash"] for value in found}) == 1

@@ -149,7 +149,7 @@ def test_what_is_declared_already_is_not_loaded(memory: Memory) -> None:
         gcclient.load_state_dict({})
 
 
-def _loaded(memory: Memory, strict: bool, **change: Any) -> None:
+def _loaded(memory: Memory, strict: bool, **change: Any) -> dict[str, Any]:
     """What a job of one model saved, in another job."""
     trained(model_of(), compression="onebit")
     state = gcclient.state_dict()
@@ -158,6 +158,7 @@ def _loaded(memory: Memory, strict: bool, **change: Any) -> None:
         state[name] = state[name].replace(old, new)
     rejoin(memory.daemon)
     gcclient.load_state_dict(state, strict)
+    return state
 
 
 def _narrow() -> nn.Module:
@@ -175,12 +176,24 @@ CHANGES: list[tuple[dict[str, Any], Any, str]] = [
 
 
 @pytest.mark.parametrize(("change", "model", "part"), CHANGES, ids=["ranks", "nodes", "shape", "new", "missing"])
-def test_what_does_not_fit_is_refused_by_name(memory: Memory, change: Any, model: Any, part: str) -> None:
-    _loaded(memory, True, **change)
-    with pytest.raises(gcclient.StateMismatch) as error:
-        trained(model(), compression="onebit")
-    assert part in str(error.value) and "strict=False" in str(error.value)
-    assert current().failure is None
+def test_what_does_not_fit_is_refused_by_name_and_its_advice_can_be_followed(
+    memory: Memory, change: Any, model: Any, part: str
+) -> None:
+    """Nothing is declared by then: the model goes by the name that it was saved under when it is declared again."""
+    state = _loaded(memory, True, **change)
+    for _ in range(2):
+        with pytest.raises(gcclient.StateMismatch) as error:
+            trained(model(), compression="onebit")
+        assert part in str(error.value)
+        assert "What to do: load it with strict=False" in str(error.value) and "declare again" in str(error.value)
+    assert current().failure is None and not memory.daemon.domains and not current().models
+    gcclient.load_state_dict(state, strict=False)
+    trained(model(), compression="onebit")
+    (again,) = declared(memory.daemon)
+    assert again.label == "optimizer.0"
+    if not part.startswith("ranks"):
+        assert again.resumed is not None
+        assert memory.given or part.startswith("'0.weight'"), "what fits is brought"
 
 
 @pytest.mark.parametrize(("change", "model", "part"), CHANGES, ids=["ranks", "nodes", "shape", "new", "missing"])

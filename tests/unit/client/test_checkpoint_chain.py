@@ -9,12 +9,15 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from torch import nn
 
 import gcclient
+from gcclient import optimizer
 from gcclient.api import current
+from gcclient.hierarchy import Nodes
 from gcproto.messages import DeclareSection
 from gcproto.packed import Message
 from gcproto.states import AskStates, StatesKept
@@ -86,6 +89,75 @@ def test_a_single_tensor_of_another_shape_is_refused_or_dropped_and_counted(memo
     assert {k.split("/")[3] for k in found} == {"x[0:7]", "x[0:7]+", "y[0:20000]", "y[0:20000]+"}
 
 
+def test_a_single_tensor_that_does_not_fit_leaves_the_others_theirs(memory: Memory) -> None:
+    """Their domain is declared, with what was loaded of it; the same may be loaded again to drop what does not fit."""
+    push("x", "y")
+    state = go_on(memory)
+    for _ in range(2):
+        with pytest.raises(gcclient.StateMismatch, match=r"has shape \[20000\].*What to do: load it with strict=False"):
+            push("x", size=7)
+    assert sections(memory) == ["x", "y"], "as they lay, and nothing else"
+    gcclient.load_state_dict(state, strict=False)
+    push("x", size=7)
+    push("y")
+    assert sections(memory) == ["x", "y", "x"]
+    assert gcclient.stats()["states_dropped"] == 2
+
+
+def test_a_second_model_that_does_not_fit_leaves_the_first_one_its_own(memory: Memory) -> None:
+    for _ in range(2):
+        trained(model_of(), compression=CODEC)
+    state = go_on(memory)
+    trained(model_of(), compression=CODEC)
+    first = dict(memory.given)
+    with pytest.raises(gcclient.StateMismatch, match=r"optimizer\.1: .*has shape \[250, 300\]"):
+        trained(model_of(301), compression=CODEC)
+    gcclient.load_state_dict(state, strict=False)
+    assert {k: v for k, v in tensors(gcclient.state_dict()).items() if "optimizer.0" in k}
+    trained(model_of(301), compression=CODEC)
+    assert [d.label for d in declared(memory.daemon)] == ["optimizer.0", "optimizer.1"]
+    assert all(d.resumed is not None for d in declared(memory.daemon)) and len(memory.given) >= len(first)
+    other = {k: v.replace('"steps":1', '"steps":2') if isinstance(v, str) else v for k, v in state.items()}
+    with pytest.raises(gcclient.StateMismatch, match=r"optimizer\.0 was declared before its checkpoint was loaded"):
+        gcclient.load_state_dict(other, strict=False)
+
+
+def test_shards_that_do_not_fit_are_refused_before_the_model_is_declared(
+    memory: Memory, torch_world: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(optimizer, "nodes_of", lambda *_: Nodes((0,), 0, 1, (0,), (1, 1)))
+    trained(model_of(), compression=CODEC, hierarchy=True)
+    labels = [d.label for d in declared(memory.daemon)]
+    state = go_on(memory)
+    with pytest.raises(gcclient.StateMismatch, match=r"has shape \[75000\] in the checkpoint"):
+        trained(model_of(301), compression=CODEC, hierarchy=True)
+    assert not memory.daemon.domains
+    gcclient.load_state_dict(state, strict=False)
+    trained(model_of(301), compression=CODEC, hierarchy=True)
+    assert [d.label for d in declared(memory.daemon)] == labels
+    assert [d.resumed is not None for d in declared(memory.daemon)] == [False, True]
+
+
+def test_more_than_a_block_can_have_is_refused_or_dropped(memory: Memory) -> None:
+    trained(model_of(), compression=CODEC)
+    state = gcclient.state_dict()
+    key = next(k for k in state if k.endswith("+"))
+    about = msgspec.json.decode(state["rank 0/optimizer.0"])
+    for block in about["blocks"]:
+        name, first, last = block[1][0]
+        if key.endswith(f"contribution/{name}[{first}:{last}]+") and block[0] == 0:
+            more = 5 * sum(b - a for _, a, b in block[1]) + 1000
+            block[2], state[key] = block[2] - state[key].numel() + more, torch.ones(more)
+    state["rank 0/optimizer.0"] = msgspec.json.encode(about).decode()
+    rejoin(memory.daemon)
+    gcclient.load_state_dict(state)
+    with pytest.raises(gcclient.StateMismatch, match=r"floats are saved of a block of optimizer\.0, at most"):
+        trained(model_of(), compression=CODEC)
+    gcclient.load_state_dict(state, strict=False)
+    trained(model_of(), compression=CODEC)
+    assert gcclient.stats()["states_dropped"] == 1 and memory.given
+
+
 def test_what_does_not_fit_is_refused_as_often_as_it_is_tried(memory: Memory) -> None:
     """Who goes on after a refusal must not find itself without what was held back."""
     push("x")
@@ -107,9 +179,8 @@ def test_what_belongs_to_blocks_as_they_were_cut_is_refused_or_dropped_and_the_r
     state = go_on(memory)
     with pytest.raises(gcclient.StateMismatch, match="are cut or owned otherwise now, so that what the codec keeps"):
         trained(model_of(), compression=CODEC, groups="layer-wise")
-    rejoin(memory.daemon)
+    assert not memory.daemon.domains and not memory.given
     gcclient.load_state_dict(state, strict=False)
-    memory.given.clear()
     trained(model_of(), compression=CODEC, groups="layer-wise")
     assert gcclient.stats()["states_dropped"] > 0 and memory.given
 
@@ -148,7 +219,6 @@ def test_a_model_in_a_type_that_is_never_compressed_is_refused_or_dropped(memory
     state = go_on(memory)
     with pytest.raises(gcclient.StateMismatch, match=r"dtype F64 is never compressed, and is F32 in the checkpoint"):
         _double(model_of())
-    rejoin(memory.daemon)
     gcclient.load_state_dict(state, strict=False)
     _double(model_of())
     assert gcclient.stats()["states_dropped"] > 0 and not memory.given
