@@ -264,8 +264,8 @@ def push_pull(
     feedback apply to it. Unnamed tensors are exchanged losslessly. All ranks must make the same calls in the same
     order, with the same ``compression``. ``name`` and ``average`` may change places, as BytePS has them. Not
     differentiable.
-    Raises TypeError (a ``name`` that is no text), ValueError (what cannot be exchanged, averaged or compressed so) and
-    the job's failure (:class:`~gcclient.GradcommError`).
+    Raises TypeError (a ``name`` that is no text, a DTensor), ValueError (what cannot be exchanged, averaged or
+    compressed so) and the job's failure (:class:`~gcclient.GradcommError`).
     """
     return current_calls().start(tensor, name, average, in_place=False, codec=compression).finish()
 

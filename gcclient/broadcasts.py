@@ -28,6 +28,9 @@ from gcclient.plain import Plain, PlainCall, PlainCalls
 STAGES: Final = (4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20)
 #: A list of tensors is not longer than this, bytes of JSON.
 MAX_TEXT: Final = 256 << 20
+#: what a rank may have against a broadcast
+_DIFFERENT: Final = 1
+_UNSENT: Final = 2
 
 
 class Stream:
@@ -138,15 +141,19 @@ def _text(calls: Calls | PlainCalls, text: bytes, root: int) -> bytes:
     return data.tobytes()
 
 
-def _agree(calls: Calls | PlainCalls, complaint: str) -> None:
-    """Exchange verdicts: with a complaint anywhere, all ranks raise the lowest complaining rank's."""
+def _agree(calls: Calls | PlainCalls, different: str, unsent: str = "") -> None:
+    """Exchange verdicts: with a complaint anywhere, all ranks raise the lowest complaining rank's, TypeError for what
+    cannot be sent. One that differs is complained of as such."""
     size, me = calls.session.me.size, calls.session.me.rank
+    complaint = different or unsent
     verdicts = torch.zeros(size, dtype=torch.int64)
-    verdicts[me] = 1 if complaint else 0
+    verdicts[me] = _DIFFERENT if different else _UNSENT if unsent else 0
     calls.start(verdicts, f"gcclient.broadcast.verdicts.{size}", average=False, in_place=True, codec=LOSSLESS).finish()
     wrong = [int(r) for r in verdicts.nonzero()]
     if wrong:
         message = _text(calls, complaint.encode(), wrong[0]).decode()
+        if int(verdicts[wrong[0]]) == _UNSENT:
+            raise TypeError(message)
         raise TensorMismatch(
             message,
             job=calls.session.label,
@@ -182,7 +189,7 @@ def tensors(calls: Calls | PlainCalls, named: Sequence[tuple[str, torch.Tensor]]
     unsent = (
         f"{name!r} on rank {me} cannot be broadcast: {why}" for name, t in named if (why := objects.unsendable(t))
     )
-    _agree(calls, _difference(mine, theirs, me, root) or next(unsent, ""))
+    _agree(calls, _difference(mine, theirs, me, root), next(unsent, ""))
     hosts = [objects.host_bytes(t) for _, t in named]
     _payload(calls, [data for _, data in hosts], root)
     if me != root:
@@ -196,16 +203,17 @@ def value(calls: Calls | PlainCalls, mine: Any, root: int) -> Any:
 
     Raises TypeError on every rank where it holds what cannot be sent.
     """
-    found: list[torch.Tensor] = []
     is_root = calls.session.me.rank == root
-    text = objects.to_text(mine, found) if is_root else b""
+    text, arrays = objects.to_text(mine) if is_root else (b"", [])
     packed = json.loads(_text(calls, text, root))
     if "error" in packed:
         raise TypeError(f"rank {root}: {packed['error']}")
-    if not is_root:
-        found = objects.empties(packed)
+    if is_root:
+        _payload(calls, arrays, root)
+        return mine
+    found = objects.empties(packed)
     _payload(calls, [objects.host_bytes(t)[1] for t in found], root)
-    return mine if is_root else objects.unpack(packed, found)
+    return objects.unpack(packed, found)
 
 
 def optimizer_state(calls: Calls | PlainCalls, optimizer: torch.optim.Optimizer, root: int) -> None:

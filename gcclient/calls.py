@@ -165,7 +165,8 @@ class Calls:
         """Push ``tensor``; returns its handle. ``codec``: for it alone, LOSSLESS for none (default: the job's). Without
         a name it is pushed losslessly in any case.
 
-        Raises ValueError for what cannot be exchanged or averaged, TypeError for arguments in another order.
+        Raises ValueError for what cannot be exchanged or averaged, TypeError for a tensor without memory of its own and
+        for arguments in another order.
         """
         name, average = read_arguments(name, average)
         own = read_codec(codec)

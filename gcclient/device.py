@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from gcclient.bell import Wait
 from gcproto.dtypes import DType
@@ -38,8 +39,31 @@ DTYPES: dict[torch.dtype, DType] = {
 }
 
 
+def elsewhere(tensor: torch.Tensor) -> str:
+    """Why the elements of ``tensor`` are not where its own memory is, and what to give instead; empty if they are.
+
+    Subclasses may wrap other tensors: a DTensor its local part, whose address is then the only one. Told by what torch
+    asks of such classes, since one without elements has no address either, and importing each of them takes long.
+    """
+    kind = type(tensor)
+    if kind is torch.Tensor or kind is torch.nn.Parameter:
+        return ""
+    if not is_traceable_wrapper_subclass(tensor) and (tensor.is_meta or not tensor.numel() or tensor.data_ptr()):
+        return ""
+    why = f"it is a {kind.__name__}, which has no memory of its own"
+    if hasattr(tensor, "to_local"):
+        return (
+            f"{why}: give tensor.to_local(), this rank's part (of a model: gcclient.fsdp2 or gcclient.attach where "
+            "fully_shard was applied, DistributedDataParallel(model, device_mesh=) where it is tensor parallel)"
+        )
+    return f"{why}: give a plain torch.Tensor of its values"
+
+
 def dtype_of(tensor: torch.Tensor, name: str) -> DType:
-    """The wire dtype of ``tensor``. Raises ValueError for one that cannot be exchanged."""
+    """The wire dtype of ``tensor``. Raises TypeError for one without memory of its own, such as a DTensor, ValueError
+    for a dtype that cannot be exchanged."""
+    if why := elsewhere(tensor):
+        raise TypeError(f"tensor {name!r} cannot be exchanged: {why}")
     try:
         return DTYPES[tensor.dtype]
     except KeyError:
@@ -51,7 +75,8 @@ def dtype_of(tensor: torch.Tensor, name: str) -> DType:
 
 
 def check_pushed(tensor: torch.Tensor, name: str | None, average: bool) -> DType:
-    """The wire dtype of a tensor that is to be pushed. Raises ValueError for what cannot be exchanged or averaged."""
+    """The wire dtype of a tensor that is to be pushed. Raises TypeError and ValueError for what cannot be exchanged or
+    averaged."""
     if tensor.layout is not torch.strided:
         raise ValueError(f"a tensor of layout {tensor.layout} cannot be pushed; use tensor.to_dense()")
     dtype = dtype_of(tensor, name or "(unnamed)")

@@ -59,6 +59,8 @@ def tensors(calls: Calls | PlainCalls, mine: torch.Tensor) -> torch.Tensor:
             f"a tensor of shape {list(mine.shape)} and layout {mine.layout} cannot be gathered: expected a dense one "
             "with one dimension at least, such as tensor.reshape(1)"
         )
+    if why := objects.unsendable(mine):
+        raise TypeError(f"a tensor of shape {list(mine.shape)} cannot be gathered: {why}")
     me = calls.session.me.rank
     spec = [list(mine.shape), str(mine.dtype).removeprefix("torch.")]
     specs = {rank: json.loads(data) for rank, data in byte_strings(calls, json.dumps(spec).encode()).items()}

@@ -45,19 +45,25 @@ def unsendable(tensor: torch.Tensor) -> str:
     """Why the bytes of a tensor are not all there is to it; empty where they are."""
     if tensor.layout is not torch.strided:
         return f"its layout is {tensor.layout}, send tensor.to_dense()"
+    if why := device.elsewhere(tensor):
+        return why
+    if tensor.is_quantized:
+        return "it is quantized, send tensor.dequantize()"
     return "it has no values (device meta)" if tensor.is_meta else ""
 
 
-def to_text(value: Any, found: list[torch.Tensor]) -> bytes:
-    """:func:`pack` as text; that of ``{"error": why}`` where a value cannot be sent: every rank is to hear of it."""
+def to_text(value: Any) -> tuple[bytes, list[Bytes]]:
+    """:func:`pack` as text, and the bytes of the tensors; the text of ``{"error": why}`` where something of the value
+    cannot be sent, or its bytes not be had: every rank is to hear of it, and has nothing but the text to hear it by."""
+    found: list[torch.Tensor] = []
     try:
-        return json.dumps(pack(value, found)).encode()
+        return json.dumps(pack(value, found)).encode(), [host_bytes(t)[1] for t in found]
     except TypeError as error:
         why = str(error)
-    except (RecursionError, ValueError) as error:  # of lists within themselves, and of numbers too long for text
+    # Of lists within themselves, numbers too long for text, devices, and whatever a class of the user's own raises.
+    except Exception as error:
         why = f"a value cannot be sent to other ranks: {error}"
-    found.clear()
-    return json.dumps({"error": why}).encode()
+    return json.dumps({"error": why}).encode(), []
 
 
 def unpack(packed: Any, found: Sequence[torch.Tensor]) -> Any:
@@ -91,9 +97,8 @@ def host_bytes(tensor: torch.Tensor) -> tuple[torch.Tensor, Bytes]:
 def encode(value: Any) -> bytes:
     """``value`` in one string: the length of its JSON, that, and the bytes of its tensors. What cannot be sent is
     encoded as why."""
-    found: list[torch.Tensor] = []
-    text = to_text(value, found)
-    return b"".join((_LENGTH.pack(len(text)), text, *(host_bytes(t)[1].tobytes() for t in found)))
+    text, arrays = to_text(value)
+    return b"".join((_LENGTH.pack(len(text)), text, *(a.tobytes() for a in arrays)))
 
 
 def decode(data: bytes) -> Any:

@@ -91,8 +91,8 @@ def allreduce(
 
     Dtypes and shapes as :func:`gcclient.push_pull`. Lossless unless a codec is given as ``compression`` to a tensor
     with a ``name``, which its error feedback needs (None: the job's). All ranks must make the same calls in the same
-    order. Not differentiable. Raises TypeError, ValueError (an ``op`` that is neither, integers to be averaged, both
-    ``op`` and ``average``) and the job's failure.
+    order. Not differentiable. Raises TypeError (a DTensor), ValueError (an ``op`` that is neither, integers to be
+    averaged, both ``op`` and ``average``) and the job's failure.
     """
     return _start(tensor, average, name, compression, op, False).finish()
 

@@ -27,7 +27,8 @@ def broadcast_(tensor: torch.Tensor, root_rank: int = 0, name: str | None = None
     """Overwrite ``tensor`` with rank ``root_rank``'s (its number at the start of the job), bit by bit, and return it.
 
     ``name`` is for messages only. Raises :class:`~gcclient.TensorMismatch` on every rank when shapes, dtypes, names or
-    roots differ, :class:`~gcclient.PeerLost` when the root was lost.
+    roots differ, TypeError on every rank for a tensor whose bytes are not all there is to it (sparse, DTensor),
+    :class:`~gcclient.PeerLost` when the root was lost.
     """
     broadcasts.tensors(current_calls(), [(name or "(unnamed)", tensor)], root_rank)
     return tensor
@@ -37,7 +38,8 @@ def broadcast_parameters(params: Mapping[str, Any] | Iterable[tuple[str, torch.T
     """Overwrite the tensors of ``params`` (a state_dict, or named parameters) with rank ``root_rank``'s, bit by bit.
 
     ``root_rank``: its number at the start of the job. Raises :class:`~gcclient.TensorMismatch` on every rank when
-    names, shapes or dtypes differ, :class:`~gcclient.PeerLost` when the root was lost.
+    names, shapes or dtypes differ, TypeError on every rank for a tensor whose bytes are not all there is to it (sparse,
+    DTensor), :class:`~gcclient.PeerLost` when the root was lost.
     """
     items = params.items() if isinstance(params, Mapping) else params
     tensors = [(str(n), t) for n, t in items if isinstance(t, torch.Tensor)]
@@ -69,7 +71,8 @@ def allgather(tensor: torch.Tensor, name: str | None = None) -> torch.Tensor:
     First dimensions may differ and be 0; all else must not (:class:`~gcclient.TensorMismatch` on every rank). The
     result is the same bytes on every rank. It passes through the daemons as a sum in which each rank has zeros in the
     others' places, so it costs what an uncompressed average of the result's size does. ``name`` is taken for Horovod's
-    sake. Raises ValueError for a tensor without dimensions, :class:`~gcclient.PeerLost` when a rank is lost meanwhile.
+    sake. Raises ValueError for a tensor without dimensions and a sparse one, TypeError for another whose bytes are not
+    all there is to it (DTensor), :class:`~gcclient.PeerLost` when a rank is lost meanwhile.
     """
     return gather.tensors(current_calls(), tensor)
 

@@ -64,10 +64,14 @@ def collectives() -> dict[str, Any]:
     mine = of(rank).t()
     hvd.broadcast_(mine, root_rank=1, name="mine")
     check("broadcast in place", mine, of(1).t())
+    freed = torch.ones(4)
+    freed.untyped_storage().resize_(0)
     refused = []
     for attempt in (
         lambda: hvd.broadcast_object(object() if rank == 1 else None, 1),
         lambda: hvd.allgather_object({1} if rank == size - 1 else 0),
+        lambda: hvd.broadcast_object({"a": freed} if rank == 1 else None, 1),
+        lambda: hvd.broadcast_(torch.eye(3).to_sparse() if rank == 1 else torch.eye(3)),
     ):
         try:
             attempt()

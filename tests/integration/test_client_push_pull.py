@@ -62,6 +62,10 @@ def test_values_and_broadcasts_on_three_nodes_with_unequal_numbers_of_ranks(trio
         value = outcome.ok()
         assert value["wrong"] == []
         assert value["refused"][0].startswith("rank 1: a object") and value["refused"][1].startswith("rank 3: a set")
+        assert value["refused"][2].startswith("rank 1: a value cannot be sent to other ranks")
+        assert value["refused"][3].startswith(
+            "'(unnamed)' on rank 1 cannot be broadcast: its layout is torch.sparse_coo"
+        )
 
 
 def test_unnamed_calls_meet_whenever_their_results_are_fetched(trio: Cluster) -> None:
