@@ -54,7 +54,8 @@ _ASK_EVERY: Final = 0.01
 _MODEL: Final = re.compile(r"(\w+\.\d+)( of ranks [\d,]+)?$")
 EARLIER: Final = "call load_state_dict() after init() and before anything is declared or pushed"
 FRESH: Final = (
-    "load it with strict=False to drop what does not fit, or leave it out to begin with no residual; then declare again"
+    "load it with strict=False to drop what does not fit, or {'format': 1} to begin with no residual; "
+    "then declare again"
 )
 #: where some of it is declared already, so that no other checkpoint can be loaded
 LATE: Final = "call gcclient.shutdown() and init() first, and " + FRESH

@@ -10,7 +10,6 @@ told that it does not fit can still load something else.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 
 from gcclient import saved
 from gcclient.saved import Saved, States
@@ -82,7 +81,7 @@ def _uncut(
     """Laid out as in the domain, which has no sections yet; what finds its place here counts for nothing there."""
     if not known.blocks:
         return
-    trial = replace(known, used=set())
+    trial = Saved(known.label, known.domain, known.blocks, known.whole)
     nodes = nodes_of(declared, job)
     mine = next(i for i, ranks in enumerate(nodes) if me in ranks)
     space = AddressSpace(len(nodes), len(job.lane_sockets), job.partition_bytes, declared.whole)

@@ -122,6 +122,16 @@ def test_a_second_model_that_does_not_fit_leaves_the_first_one_its_own(memory: M
         gcclient.load_state_dict(other, strict=False)
 
 
+def test_or_the_model_begins_with_nothing(memory: Memory) -> None:
+    trained(model_of(), compression=CODEC)
+    go_on(memory)
+    with pytest.raises(gcclient.StateMismatch, match=r"or {'format': 1} to begin with no residual; then declare again"):
+        trained(model_of(301), compression=CODEC)
+    gcclient.load_state_dict({"format": 1})
+    trained(model_of(301), compression=CODEC)
+    assert [(d.label, d.resumed) for d in declared(memory.daemon)] == [("optimizer.0", None)] and not memory.given
+
+
 def test_shards_that_do_not_fit_are_refused_before_the_model_is_declared(
     memory: Memory, torch_world: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
