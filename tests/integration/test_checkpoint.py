@@ -67,6 +67,7 @@ def test_the_first_rank_of_each_node_saves_what_its_node_held_back(runs: dict[st
     assert [r["dropped"] for r in runs["resumed"]] == [0, 0, 0]
 
 
+@pytest.mark.slow
 def test_what_a_mismatch_advises_can_be_done_in_the_same_job(tmp_path: Path) -> None:
     with Cluster(tmp_path, nodes=2, options=OPTIONS) as cluster:
         found = [o.ok() for o in cluster.run("tests.integration.checkpoint_workers:advised", RANKS, codec="onebit")]
