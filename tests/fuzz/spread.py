@@ -15,7 +15,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing import connection, forkserver
 from pathlib import Path
 from typing import Any, Final
@@ -73,11 +73,17 @@ def slices(names: list[str], inputs: int, seed: int, jobs: int, until: float = m
     given = {name: left * share(name) // shares for name in quick}
     for name in quick[:1]:
         given[name] += left - sum(given.values())
-    # Those of which many are fed in little time come first: where time is over before all is done, each had its turn.
+    # Those of which many are fed in little time come first: what they leave of their turns is the others'.
     for name, count in sorted(given.items(), key=lambda pair: -share(pair[0])):
         size = max(min(SLICE, -(-count // jobs)), 1)
         todo += [Slice(name, seed, first, min(size, count - first), until) for first in range(0, count, size)]
     return todo
+
+
+def turn(part: Slice, waiting: int, jobs: int, now: float) -> Slice:
+    """A slice that begins while so many wait, itself included: of the time that is left it may take as much as all
+    others, so that the last targets have theirs on a slow machine too."""
+    return replace(part, until=now + (part.until - now) * min(jobs / waiting, 1.0))
 
 
 def _work(part: Slice, pipe: connection.Connection, at: Any) -> None:
@@ -123,7 +129,8 @@ def run_all(todo: list[Slice], jobs: int) -> list[Result]:
     total, began, said = sum(s.count for s in todo), time.monotonic(), 0.0
     while todo or running:
         while todo and len(running) < jobs:
-            part = todo.pop(0)
+            part = turn(todo[0], len(todo), jobs, time.monotonic())
+            del todo[0]
             ours, theirs = context.Pipe(False)
             at = context.Value("q", -1, lock=False)
             process = context.Process(target=_work, args=(part, theirs, at))

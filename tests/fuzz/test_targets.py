@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import socket
 from itertools import pairwise
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.fuzz import harness
-from tests.fuzz.spread import Slice, merged, run_all, slices
+from tests.fuzz.spread import Slice, merged, run_all, slices, turn
 from tests.fuzz.targets import LIVE, TARGETS, share
 
 QUICK = [name for name in TARGETS if name != LIVE]
@@ -164,3 +165,12 @@ def test_a_saved_input_is_read_back(tmp_path: Path) -> None:
     data = bytes(range(256)) * 3
     harness.write(tmp_path / "weak" / "x.hex", data, "an error\nof two lines")
     assert harness.read(tmp_path / "weak" / "x.hex") == data
+
+
+def test_where_time_is_short_every_slice_has_its_share() -> None:
+    """All of a slow machine's time went to the first targets, and the last had none of their inputs."""
+    waiting = [Slice("plans", 1, 0, 100, until=160.0) for _ in range(6)]
+    first = turn(waiting[0], 6, 2, now=100.0)
+    assert first.until == pytest.approx(120.0) and first.count == 100
+    assert turn(waiting[1], 2, 2, now=130.0).until == 160.0, "who comes last may take all that is left"
+    assert turn(Slice("plans", 1, 0, 100), 6, 2, now=100.0).until == math.inf
