@@ -34,6 +34,8 @@ SPOTS: Final = 1 << 18
 AREA: Final = 1 << 20
 ROWS: Final = 256
 BUCKET: Final = 1024
+#: A plan waits for the sample: CPU time may take so many times as long.
+STRETCH: Final = 4.0
 #: levels of each family unless others are asked for: ratios 0.1 % to 10 %, bits 2 to 8, ranks 1 to 16
 LEVELS: Final[Mapping[str, I64]] = {
     "topk": sparse_levels(10_000, 9),
@@ -65,11 +67,12 @@ class Look:
 @dataclass(slots=True)
 class ErrorTables:
     """Samples of one domain. ``levels``: by family, of the names in LEVELS. ``clock``: by default CPU time, since
-    whoever looks gives way to the training."""
+    whoever looks gives way to the training; ``wall`` is the time that passes meanwhile."""
 
     peek: Peek
     levels: Mapping[str, I64] = field(default_factory=lambda: dict(LEVELS))
     clock: Callable[[], float] = time.thread_time
+    wall: Callable[[], float] = time.monotonic
     #: names of tensors that may wait until all others have been looked at
     later: Collection[str] = ()
     _sums: dict[tuple[str, str], Squares] = field(default_factory=dict)
@@ -78,15 +81,15 @@ class ErrorTables:
 
     def sample(self, seconds: float) -> int:
         """Look at as many tensors as ``seconds`` allow, one at least, each once, the largest first; the next call goes
-        on from there.
+        on from there. No more than `STRETCH` times as long passes, however busy the cores.
 
         Returns how many were looked at. Raises `JobGone`, `PeekError`.
         """
         self.peek.alive()
-        until = self.clock() + seconds
+        until, latest = self.clock() + seconds, self.wall() + STRETCH * seconds
         tensors = sorted(self.peek.tensors, key=lambda t: (t.name in self.later, -t.elements))
         for done in range(len(tensors)):
-            if done and self.clock() >= until:
+            if done and (self.clock() >= until or self.wall() >= latest):
                 return done
             self._look_at(tensors[self._next % len(tensors)])
             self._next += 1

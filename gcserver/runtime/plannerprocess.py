@@ -44,8 +44,8 @@ from gcserver.runtime.plannerlink import (
 )
 
 NICE: Final = 10
-#: Gradients are looked at for so many seconds of CPU time: some hundred matrices of a million elements.
-SAMPLE_FOR: Final = 4.0
+#: Gradients are looked at for so many seconds of CPU time: some fifty matrices of a million elements.
+SAMPLE_FOR: Final = 2.0
 
 
 def answer(request: Request) -> Answer:

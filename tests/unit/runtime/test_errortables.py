@@ -131,3 +131,12 @@ def test_nothing_pushed_gives_no_table_and_an_ended_job_an_error(tmp_path: Path)
         shutil.rmtree(tmp_path / "jobs")
         with pytest.raises(JobGone):
             tables.sample(60.0)
+
+
+def test_a_sample_waits_for_busy_cores_only_so_long(tmp_path: Path) -> None:
+    w, memories = job(tmp_path)
+    push(memories, [random(SMALL.elements, 1)], 1)
+    passed = iter(range(0, 1000, 5))
+    with Peek(w) as peek:
+        tables = ErrorTables(peek, {"topk": LEVELS["topk"]}, clock=lambda: 0.0, wall=lambda: float(next(passed)))
+        assert tables.sample(1.0) == 1, "5 s passed and no CPU time"
