@@ -241,17 +241,16 @@ class State:
 
     def _broken(self) -> None:
         """A backward pass began although the one before did not reach its last bucket."""
-        error = GradcommError(
+        self._end_job(
             "the backward pass before this one ended before its last bucket (an exception in it, most likely)",
-            job=self.session.label,
-            domain=self.domain.id,
+            "let the exception end the training process, and start again from the last checkpoint",
             step=self.domain.step,
-            phase="push",
-            advice="let the exception end the training process, and start again from the last checkpoint",
         )
-        self._end_job(error)
 
-    def _end_job(self, error: GradcommError) -> NoReturn:
+    def _end_job(self, why: str, advice: str, step: int = 0) -> NoReturn:
+        error = GradcommError(
+            why, job=self.session.label, domain=self.domain.id, step=step, phase="push", advice=advice
+        )  # fmt: skip
         self.session.fail(error)
         raise error.again()
 
@@ -275,15 +274,11 @@ class State:
         if not unused or not (reach := self._beyond_torch()):
             return
         # Torch asks the ranks it knows who used a parameter, and takes no average of what none of them did.
-        error = GradcommError(
+        self._end_job(
             f"parameter {unused[0]!r} has no gradient here, and {reach}: its average would not be taken",
-            job=self.session.label,
-            domain=self.domain.id,
-            phase="push",
-            advice="let every rank use every parameter, freeze what none uses (requires_grad_(False)), or train with "
+            "let every rank use every parameter, freeze what none uses (requires_grad_(False)), or train with "
             "gcclient.DistributedOptimizer",
         )
-        self._end_job(error)
 
     def _make_plan(self, parameters: list[torch.Tensor], buffer: torch.Tensor) -> Plan:
         known = self.known(parameters, buffer)
@@ -313,15 +308,11 @@ class State:
     def sparse(self, bucket: dist.GradBucket, buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
         """Sparse gradients go through torch's own reduction. Ends the job where that does not reach all ranks."""
         if reach := self._beyond_torch():
-            error = GradcommError(
+            self._end_job(
                 f"sparse gradients are averaged by torch's own all-reduce, and {reach}",
-                job=self.session.label,
-                domain=self.domain.id,
-                phase="push",
-                advice="make the layer's gradients dense (sparse=False), or train with gcclient.DistributedOptimizer, "
-                "which does that",
+                "make the layer's gradients dense (sparse=False), or train with gcclient.DistributedOptimizer, which "
+                "does that",
             )
-            self._end_job(error)
         if not self._warned_sparse:
             self._warned_sparse = True
             warnings.warn("sparse gradients are averaged by torch's own all-reduce, uncompressed", stacklevel=2)

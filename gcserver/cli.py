@@ -16,22 +16,13 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from gcserver import __version__, config, logsetup, pki_command, scripts, values
+from gcserver.commandline import USAGE, Parser
 from gcserver.config import Config, ConfigError
 from gcserver.config_keys import KEYS, unknown
 
-OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
-
-
-class Parser(argparse.ArgumentParser):
-    """What is wrong with a command line is one line on stderr, as every other error is; argparse puts the usage before
-    it."""
-
-    def error(self, message: str) -> NoReturn:
-        said = " ".join(message.split())
-        self.exit(USAGE, f"{self.prog.split()[0]}: {said}; see `{self.prog} --help`\n")
+OK, FAILED, INTERRUPTED = 0, 1, 130
 
 
 def parser() -> argparse.ArgumentParser:

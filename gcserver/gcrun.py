@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from gcproto.switches import read_switch
-from gcserver import cli, derivedkeys, private
+from gcserver import cli, commandline, derivedkeys, private
 from gcserver.config import ConfigError
 from gcserver.parent import ends_with_parent
 
@@ -40,7 +40,7 @@ _QUIET: Final = 3.0
 
 
 def parser() -> argparse.ArgumentParser:
-    top = cli.Parser(
+    top = commandline.Parser(
         prog="gcrun", allow_abbrev=False, usage="gcrun [--KEY VALUE ...] -- COMMAND [ARGUMENT ...]",
         description="run a command with a gradcomm daemon of its own, which ends with it",
         epilog="Keys are those of `gcserver run`; a node.listen with port 0 means a free one. Other machines reach the "
@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         file, flags = cli.said(options)
         daemon = private.start(flags, os.environ, file)
     except (ConfigError, ValueError) as error:
-        return _complain(str(error), cli.USAGE)
+        return _complain(str(error), commandline.USAGE)
     except (private.StartError, OSError) as error:
         return _complain(str(error), _FAILED)
     except KeyboardInterrupt:

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Any, Final, TypeVar
 
 from gcproto.modes import MODES, QUALITIES
-from gcserver import __version__, values
+from gcserver import __version__, commandline, values
 from gcserver.admin import contexts, drawing, top
 from gcserver.admin.exits import CtlError, Exit
 from gcserver.admin.gcctl_output import note
@@ -27,12 +26,11 @@ T = TypeVar("T")
 SHELLS: Final = ("bash", "zsh", "fish")
 
 
-class Parser(argparse.ArgumentParser):
-    """What is wrong with a command line is one line, as every other error is; argparse puts the usage before it."""
+class Parser(commandline.Parser):
+    """Says what is wrong as gcctl says everything: it may quote control characters, and have no stderr."""
 
-    def error(self, message: str) -> NoReturn:
-        note(f"{message}; see `{self.prog} --help`")
-        sys.exit(Exit.USAGE)
+    def complain(self, line: str) -> None:
+        note(line)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         # What a command does not know comes back to the parser of all of them, which could name no command's help.

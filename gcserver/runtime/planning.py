@@ -276,8 +276,10 @@ class Planning:
         self._still(job, course, wanted)
         proposal, rules = answer.proposal, self._rules(job)
         # Kept only once something has come of it: else it would not be planned again.
-        found = {"profile": profile, "proposal": proposal, "domain": domain.config.domain, "at": domain.settled}
-        found |= {"considered": len(took)}
+        found = {
+            "profile": profile, "proposal": proposal, "domain": domain.config.domain, "considered": len(took),
+            "at": domain.settled,
+        }  # fmt: skip
         pays, reason = decide.switch(course.standing, proposal, now, rules)
         if not pays:
             self._now(job, **found)

@@ -129,8 +129,7 @@ def run_all(todo: list[Slice], jobs: int) -> list[Result]:
     total, began, said = sum(s.count for s in todo), time.monotonic(), 0.0
     while todo or running:
         while todo and len(running) < jobs:
-            part = turn(todo[0], len(todo), jobs, time.monotonic())
-            del todo[0]
+            part = turn(todo.pop(0), len(todo) + 1, jobs, time.monotonic())
             ours, theirs = context.Pipe(False)
             at = context.Value("q", -1, lock=False)
             process = context.Process(target=_work, args=(part, theirs, at))

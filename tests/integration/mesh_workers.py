@@ -79,6 +79,19 @@ def _labels() -> list[str]:
     return sorted(domain.declared.label for domain in current().domains.values())
 
 
+def _result(got: dict[str, torch.Tensor], differ: list[str], **more: Any) -> dict[str, Any]:
+    """What a rank saw, of the gradients ``got`` in its last step; it leaves the job."""
+    result = more | {
+        "shapes": {n: list(g.shape) for n, g in got.items()},
+        "differ": differ,
+        "labels": _labels(),
+        "steps": gcclient.stats()["steps"],
+        "hash": digest(*got.values()),
+    }
+    gcclient.shutdown()
+    return result
+
+
 def _differ(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> list[str]:
     """The names of those that are not the same bit by bit."""
     return [n for n in ours.keys() | theirs.keys() if n not in ours or n not in theirs or not ours[n].equal(theirs[n])]
@@ -110,17 +123,7 @@ def tensor_parallel() -> dict[str, Any]:
             (whole(_batch(k, step)).pow(2).mean() / 2).backward()
         half = _gradients(names[whole])["up.weight"].chunk(2)[mesh["tp"].get_local_rank()]
         far = max(far, float((got["up.weight"] - half).abs().max()))
-    result = {
-        "refused": refused,
-        "shapes": {n: list(g.shape) for n, g in got.items()},
-        "differ": differ,
-        "far": far,
-        "labels": _labels(),
-        "steps": gcclient.stats()["steps"],
-        "hash": digest(*got.values()),
-    }
-    gcclient.shutdown()
-    return result
+    return _result(got, differ, refused=refused, far=far)
 
 
 def pipeline_parallel() -> dict[str, Any]:
@@ -152,15 +155,7 @@ def pipeline_parallel() -> dict[str, Any]:
         run(model, step)
         got = _gradients(_named(model))
         differ += _differ(got, _averaged(_gradients(_named(alone)), dp.get_group()))
-    result = {
-        "shapes": {n: list(g.shape) for n, g in got.items()},
-        "differ": differ,
-        "labels": _labels(),
-        "steps": gcclient.stats()["steps"],
-        "hash": digest(*got.values()),
-    }
-    gcclient.shutdown()
-    return result
+    return _result(got, differ)
 
 
 def expert_parallel() -> dict[str, Any]:
@@ -186,12 +181,4 @@ def expert_parallel() -> dict[str, Any]:
         common, own = (_gradients(_named(each)) for each in ours)
         differ += _differ(common, _averaged(_gradients(_named(shared))))
         differ += _differ(own, _averaged(_gradients(_named(expert)), dp.get_group()))
-    result = {
-        "differ": differ,
-        "labels": _labels(),
-        "steps": gcclient.stats()["steps"],
-        "common": digest(*common.values()),
-        "hash": digest(*own.values()),
-    }
-    gcclient.shutdown()
-    return result
+    return _result(own, differ, common=digest(*common.values()))
