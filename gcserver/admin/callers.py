@@ -17,6 +17,7 @@ from typing import Any, Final
 from gcserver.admin.roles import OPERATOR, Role
 from gcserver.admin.unixpeers import uids_at
 
+_ESTABLISHED: Final = "01"
 _TABLES: Final = {4: Path("/proc/net/tcp"), 6: Path("/proc/net/tcp6")}
 
 
@@ -40,15 +41,14 @@ class Caller:
     def who(self) -> str:
         """For the audit log: the certificate's name, else the uid of a connection from this machine, else the peer.
 
-        Of a Unix socket only the uids of all who are connected are known: where these are several, it was one of them.
+        Of a Unix socket only the uids of all who are connected are known, and of an address of this machine those of
+        all who are connected from there: where these are several, it was one of them.
         To be asked while the caller waits for its answer; who is gone is not in the system's tables any more.
         """
         if self.until is not None:
             return self.name or self.peer
-        if self.path:
-            return " or ".join(f"uid {uid}" for uid in sorted(uids_at(self.path))) or self.peer
-        uid = uid_of(self.peer)
-        return self.peer if uid is None else f"uid {uid}"
+        uids = uids_at(self.path) if self.path else uids_of(self.peer)
+        return " or ".join(f"uid {uid}" for uid in sorted(uids)) or self.peer
 
 
 def caller(context: Any, tls: bool, path: str = "") -> Caller:
@@ -69,22 +69,24 @@ def caller(context: Any, tls: bool, path: str = "") -> Caller:
     return Caller(who.name, who.role, peer, who.until)
 
 
-def uid_of(peer: str, tables: dict[int, Path] = _TABLES) -> int | None:
+def uids_of(peer: str, tables: dict[int, Path] = _TABLES) -> set[int]:
     """The uid of the process at the other end of a loopback TCP connection (``ipv4:127.0.0.1:40000``), from the
-    system's table of sockets; None for other connections and where the system does not say."""
+    system's table of sockets, with others' that use the same port for other connections; none for other connections
+    and where the system does not say."""
     kind, _, endpoint = peer.partition(":")
     host, _, port = endpoint.rpartition(":")
     if kind not in ("ipv4", "ipv6") or not port.isdecimal():
-        return None
+        return set()
     try:
         address = ipaddress.ip_address(host.strip("[]"))
     except ValueError:
-        return None
+        return set()
     if not address.is_loopback:
-        return None
+        return set()
     spelled = [(address.version, _in_table(address.packed, int(port)))]
     if address.version == 4:  # a socket of IPv6 may be connected to an IPv4 address, as gRPC's are
         spelled.append((6, _in_table(bytes(10) + b"\xff\xff" + address.packed, int(port))))
+    found = set()
     for version, local in spelled:
         try:
             lines = tables[version].read_text().splitlines()[1:]
@@ -92,9 +94,10 @@ def uid_of(peer: str, tables: dict[int, Path] = _TABLES) -> int | None:
             continue
         for line in lines:
             fields = line.split()
-            if len(fields) > 7 and fields[1] == local:
-                return int(fields[7])
-    return None
+            # What was closed stays in the table for a minute, and is said to be root's.
+            if len(fields) > 7 and fields[1] == local and fields[3] == _ESTABLISHED:
+                found.add(int(fields[7]))
+    return found
 
 
 def _in_table(packed: bytes, port: int) -> str:

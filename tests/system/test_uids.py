@@ -19,7 +19,7 @@ from gcproto import lane_messages, messages, packed
 from gcproto.channel import ChannelClosed, connect
 from gcproto.lane_messages import Attach, MapSection
 from gcproto.messages import IAm, WhoAreYou
-from gcserver.admin.callers import uid_of
+from gcserver.admin.callers import uids_of
 from gcserver.admin.unixpeers import uids_at
 from gcserver.core import control_events as cx
 from gcserver.runtime.laneworkers import LaneWorkers
@@ -195,7 +195,7 @@ def test_the_audit_log_knows_whose_process_came_over_loopback() -> None:
         server.settimeout(30)
         child = Child(SOMEBODY, work)
         connection, (host, theirs) = server.accept()
-        assert uid_of(f"ipv4:{host}:{theirs}") == SOMEBODY
+        assert uids_of(f"ipv4:{host}:{theirs}") == {SOMEBODY}
         os.write(told, b"x")
         assert child.result() == ord("x")
         connection.close()

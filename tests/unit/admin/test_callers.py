@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gcserver.admin import callers
-from gcserver.admin.callers import Caller, uid_of
+from gcserver.admin.callers import Caller, uids_of
 
 
 @pytest.mark.parametrize(("family", "host", "peer"), [
@@ -24,7 +24,7 @@ def test_a_real_connection(family: socket.AddressFamily, host: str, peer: str) -
         return
     with server, socket.create_connection(server.getsockname()[:2]) as client:
         there = peer.format(client.getsockname()[1])
-        assert uid_of(there) == os.getuid()
+        assert uids_of(there) == {os.getuid()}
         assert Caller("", "operator", there).who == f"uid {os.getuid()}"
 
 
@@ -43,17 +43,24 @@ def test_another_users_connection(tmp_path: Path) -> None:
         "   2: short\n"
     )
     none = tmp_path / "none"
-    assert uid_of("ipv4:127.0.0.1:40000", {4: table, 6: none}) == 1234
-    assert uid_of("ipv4:127.0.0.1:40001", {4: table, 6: none}) is None
-    assert uid_of("ipv4:127.0.0.1:40000", {4: none, 6: none}) is None
+    assert uids_of("ipv4:127.0.0.1:40000", {4: table, 6: none}) == {1234}
+    assert uids_of("ipv4:127.0.0.1:40001", {4: table, 6: none}) == set()
+    assert uids_of("ipv4:127.0.0.1:40000", {4: none, 6: none}) == set()
+    # The same port, of a connection that is over and of another user's to somewhere else.
+    line = "   3: 0100007F:9C40 0100007F:{} {} 00000000:00000000 00:00000000 00000000  {}        0 2 1 0\n"
+    known = table.read_text()
+    table.write_text(known.replace("   1:", line.format("1D25", "06", 0) + "   1:"))
+    assert uids_of("ipv4:127.0.0.1:40000", {4: table, 6: none}) == {1234}
+    table.write_text(known + line.format("1D26", "01", 77))
+    assert uids_of("ipv4:127.0.0.1:40000", {4: table, 6: none}) == {77, 1234}
     # of a socket of IPv6 that is connected to an IPv4 address
     table.write_text(f"head\n 0: {'0' * 16}FFFF00000100007F:9C40 x 01 0:0 00:0 0 77 0 2 1 0\n")
-    assert uid_of("ipv4:127.0.0.1:40000", {4: none, 6: table}) == 77
+    assert uids_of("ipv4:127.0.0.1:40000", {4: none, 6: table}) == {77}
 
 
 @pytest.mark.parametrize("peer", ["ipv4:10.0.0.1:40000", "unix:/run/admin.sock", "unix:", "ipv4:nonsense:1", ""])
 def test_others_are_known_by_their_address(peer: str) -> None:
-    assert uid_of(peer) is None and Caller("", "operator", peer).who == peer
+    assert uids_of(peer) == set() and Caller("", "operator", peer).who == peer
 
 
 @pytest.mark.parametrize(("uids", "who"), [((1000,), "uid 1000"), ((1000, 0), "uid 0 or uid 1000"), ((), "unix:")])
