@@ -29,7 +29,7 @@ from benchmarks import command, common
 from benchmarks.lab import daemons, netns, workers
 from benchmarks.models import MODELS
 from benchmarks.training_run import Lines
-from benchmarks.training_systems import AUTO, TORCH
+from benchmarks.training_systems import AUTO, LATER, TORCH
 from benchmarks.training_worker import Task
 from gcproto import admin_pb2, admin_pb2_grpc
 
@@ -99,7 +99,7 @@ def measure(model: str, nodes: int, network: str, args: argparse.Namespace) -> I
     with (
         tempfile.TemporaryDirectory(prefix="gcprediction-") as folder,
         netns.open_network(nodes, network) as lab,
-        daemons.Daemons(lab.hosts, {"plan.mode": "auto", **dict(args.set)}) as cluster,
+        daemons.Daemons(lab.hosts, {"plan.mode": "auto", **LATER, **dict(args.set)}) as cluster,
         workers.Workers(f"{model}, {network}", argv, lab.hosts, cluster, Path(folder), job) as ranks,
         grpc.insecure_channel(cluster[0].admin) as channel,
     ):

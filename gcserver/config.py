@@ -199,8 +199,8 @@ def _build(read: dict[str, Any], sources: dict[str, str]) -> Config:
         SecurityConfig(read["security.key"], read["security.peers"]),
         JobConfig(read["job.deadline"], read["job.on_loss"]), CodecConfig(read["codec.default"]),
         PlanConfig(
-            read["plan.mode"], read["plan.quality"], read["plan.warmup_steps"], read["plan.exclude"],
-            read["plan.controller"], read["plan.probe_every"],
+            read["plan.mode"], read["plan.quality"], read["plan.warmup_steps"], read["plan.late_after"],
+            read["plan.exclude"], read["plan.controller"], read["plan.probe_every"],
             read["plan.profiles"] if "plan.profiles" in read else _profiles(),
         ),
         AdminConfig(read["admin.ca"], read["admin.cert"], read["admin.key"], read["admin.audit_log"]),

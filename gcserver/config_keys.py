@@ -295,6 +295,11 @@ KEYS: Final[tuple[Key, ...]] = (
         "Steps a job makes before its first automatic plan; until then codec.default holds.", 10,
     ),
     Key(
+        "plan.late_after", lambda raw: values.read_int(raw, 0, 1_000_000_000), "0 to 1000000000",
+        "Steps a model makes before automatic plans of quality balanced use low rank or sparsifiers, which send most "
+        "of a gradient steps later.", 100,
+    ),
+    Key(
         "plan.exclude", _globs, '["GLOB", ...]',
         "Names of tensors that automatic plans leave uncompressed.", [],
     ),

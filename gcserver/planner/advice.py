@@ -16,7 +16,8 @@ from msgspec.structs import replace
 from gcproto.dtypes import DType
 from gcproto.modes import QUALITIES
 from gcproto.rates import say_rate
-from gcserver.planner.auto import Proposal, Wish, compose, informed, worth
+from gcserver.planner.auto import Proposal, Wish, compose, worth
+from gcserver.planner.auto_informed import informed
 from gcserver.planner.families import CASTS, DENSE
 from gcserver.planner.live_layout import placed
 from gcserver.planner.profile import CodecCost, LinkCost, Profile, ProfiledTensor, ProfileError
@@ -74,9 +75,9 @@ def advise(
     """Expected steps on the profile's own link (first) and on links of these bandwidths, bytes a second; each once.
 
     now: the job's wish, whose buckets and excluded tensors every plan has, with the rules in force and what a step
-    under them takes, from which it is learned what lanes and network cost the workers (`auto.informed`); on other links
-    they cost as much for each second. Raises ProfileError for a profile or bandwidth that cannot be used, AutoError
-    for another quality.
+    under them takes, from which it is learned what lanes and network cost the workers (`auto_informed.py`); on other
+    links they cost as much for each second. Raises ProfileError for a profile or bandwidth that cannot be used,
+    AutoError for another quality.
     """
     if not all(b > 0 for b in bandwidths):
         raise ProfileError(f"expected bandwidths above 0, bytes a second, got {list(bandwidths)}")

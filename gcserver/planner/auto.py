@@ -1,17 +1,22 @@
 """`plan = "auto"`: Espresso, MergeComp, L-GreCo, SIDCo and DC2 composed by fixed rules into one proposal for a job.
 
 What may live here: the wish, the proposal, the order of the rules, which family wins, whether a switch pays. What may
-not: the rules of the parts (`auto_levels`, `auto_groups`, `auto_options`, `auto_rules`), prices (`live`), measuring.
+not: the rules of the parts (`auto_levels`, `auto_groups`, `auto_options`, `auto_rules`), what a measured step says
+(`auto_informed`), prices (`live`), measuring.
 
 The rules, in order:
 
-1. Families that the quality takes (`families.ladder`) and whose cost was measured are tried, each by itself.
+1. Families that the quality takes (`families.ladder`) and whose cost was measured are tried, each by itself; low rank
+   and sparsifiers not in a model's first steps, where the quality is balanced.
 2. L-GreCo gives each tensor its levels at every notch; the rest is priced at alpha = 1, and error that a block left
    dense does not use is not spent again.
 3. Espresso picks an option for every block by the live timeline.
-4. A family is in question if it gains `margin` over the best of less lossy kinds: casts over none, quantisers over
-   casts, low rank and sparsifiers over quantisers. Dense is an answer. Of what is in question the shortest step wins;
-   of those within `TIE` of it the least lossy. Errors of families are never compared.
+4. A family is in question if it gains `margin` of its kind over the best of less lossy kinds: casts, quantisers, low
+   rank, sparsifiers, in this order. Dense is an answer. Of what is in question the shortest step wins; of those within
+   `TIE` of it the least lossy. Errors of families are never compared.
+   Low rank or a sparsifier in force that turns out to bring less gives way. Once a plan's steps were measured, kinds
+   that were not yet in force count as `hope` faster than predicted: what is that close is tried, one after the other,
+   and measured steps decide.
 5. MergeComp cuts groups for the family that won. Where groups come into force with the plan (``Wish.regroup``) options
    are picked once more under them; else the proposal only says what they would bring.
 """
@@ -20,6 +25,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import statistics
 from collections.abc import Sequence
 from typing import Final
 
@@ -28,31 +34,33 @@ import msgspec
 from gcproto.rates import say_rate
 from gcserver.planner.auto_family import FamilyPlan, family_plan, planned_rules
 from gcserver.planner.auto_groups import Groups, regroup
+from gcserver.planner.auto_informed import informed, sent
 from gcserver.planner.auto_levels import budgets, overspent
 from gcserver.planner.auto_rules import PlannedRule, applied, levels_in_force
 from gcserver.planner.auto_why import GroupWhy, explain
 from gcserver.planner.errors import TableError
 from gcserver.planner.families import (
     DENSE,
+    GAINS,
     KINDS,
+    LATE,
     SPARSE,
     TWO_EXCHANGES,
     Spec,
     candidates,
+    kind,
     ladder,
     parse,
     refused,
 )
 from gcserver.planner.live import Live
 from gcserver.planner.live_layout import DDP_BUCKETS, portions
-from gcserver.planner.profile import Profile, ProfileError, StepTime
+from gcserver.planner.profile import Profile, StepTime
 from gcserver.values import human_duration
 
 PARTS: Final = frozenset({"lgreco", "mergecomp", "espresso"})
 #: Steps that differ by less, as a share, are equally long: the less lossy family wins.
 TIE: Final = 0.02
-#: The least gain, as a share, for which a plan is switched.
-GAIN: Final = 0.05
 
 
 class AutoError(ValueError):
@@ -68,7 +76,8 @@ class Wish(msgspec.Struct, frozen=True):
     those it brings together, where it was told to. regroup: whether the proposal's groups come into force together with
     it. alpha_lo, notches: the budgets of L-GreCo. rules, step: those in force and the seconds that a step takes under
     them, as measured (0: not yet). took: seconds of a step under families that were in force, which count instead of
-    predictions.
+    predictions. late_from: the step from which codecs of `LATE` are in question; 0: they are. hope: the share by which
+    the steps of families that were never in force may be shorter than predicted, so that they are tried.
     """
 
     quality: str = "balanced"
@@ -83,6 +92,8 @@ class Wish(msgspec.Struct, frozen=True):
     rules: tuple[PlannedRule, ...] = ()
     step: float = 0.0
     took: dict[str, float] = {}
+    late_from: int = 0
+    hope: float = 0.0
 
 
 class Considered(msgspec.Struct, frozen=True):
@@ -100,7 +111,8 @@ class Proposal(msgspec.Struct, frozen=True):
     readiness. caps: DDP's buckets for these groups, MiB; empty if they are what the worker has. expected: with the
     rules, and with the groups if the wish was to regroup. dense: without compression. compute: without exchange. bytes:
     that the mean node sends. why: by group. considered: families, the least lossy first. reason: one sentence.
-    overspent: what the levels in force lose, if they are this family's, over what they may by the errors of now.
+    overspent: what the levels in force lose, if they are this family's, over what they may by the errors of now. hope:
+    the share by which steps may be shorter than expected, where that is why the family is tried.
     """
 
     family: str
@@ -116,11 +128,21 @@ class Proposal(msgspec.Struct, frozen=True):
     considered: tuple[Considered, ...]
     reason: str
     overspent: float = 0.0
+    hope: float = 0.0
+
+    @property
+    def hoped(self) -> float:
+        """Seconds of a step if it is as much shorter than expected as it may be."""
+        return self.expected * (1.0 - self.hope)
 
 
-def margin(noise: float) -> float:
-    """The gain, as a share, that a switch must bring where steps vary by ``noise`` (standard deviation over mean)."""
-    return max(GAIN, 2.0 * noise)
+def margin(noise: float, before: int = 0, then: int = 0) -> float:
+    """The gain, as a share, that a switch must bring where steps vary by ``noise`` (standard deviation over mean), from
+    one kind of codecs to another (`families.KINDS`). Below 0 it is what the way back may cost, from kinds of which
+    models may suffer."""
+    if then < before and GAINS[before] > GAINS[0]:
+        return -max(GAINS[before], 2.0 * noise)
+    return max(GAINS[then] if then > before else GAINS[0], 2.0 * noise)
 
 
 def uncertainty(step: StepTime) -> float:
@@ -129,55 +151,19 @@ def uncertainty(step: StepTime) -> float:
     return 1.25 * step.noise / math.sqrt(max(step.steps, 1))
 
 
-def interference(live: Live, rules: Sequence[PlannedRule], measured: float) -> float:
-    """Seconds by which a step grows for each second of CPU time outside the workers, in [0, 1].
-
-    What a step under ``rules`` takes beyond its prediction (``live`` without interference) is laid at the door of what
-    lanes and network compute meanwhile: workers that share their cores with them wait. More than all of that cannot be.
-    0 under rules whose codecs have no cost here (an operator's, the model's own): of their steps nothing can be told.
-    """
-    unexplained, cpu = _unexplained(live, rules, measured)
-    return min(max(unexplained / cpu, 0.0), 1.0) if cpu > 0 else 0.0
-
-
-def slowness(live: Live, rules: Sequence[PlannedRule], measured: float) -> float:
-    """Seconds of a step under ``rules`` that not even an interference of 1 explains: the machine is slower than it was
-    when the profile was measured, and would be so under every plan. At most as much as computing takes. 0 where the
-    link is a guess, which may be what is wrong."""
-    unexplained, cpu = _unexplained(live, rules, measured)
-    return min(max(unexplained - cpu, 0.0), live.profile.compute) if live.profile.link.samples else 0.0
-
-
-def informed(profile: Profile, wish: Wish) -> Profile:
-    """The profile with the interference and the slowness that the step of the wish's rules gives away; as it is where
-    no step is known."""
-    if wish.step <= 0:
-        return profile
-    live = Live(profile, portions(profile, wish.buckets, wish.groups))
-    learned, slower = interference(live, wish.rules, wish.step), slowness(live, wish.rules, wish.step)
-    return msgspec.structs.replace(profile, interference=learned, forward=profile.forward + slower)
-
-
-def _unexplained(live: Live, rules: Sequence[PlannedRule], measured: float) -> tuple[float, float]:
-    """(seconds beyond the prediction, CPU time of lanes and network), both 0 where nothing can be told."""
-    try:
-        options = applied(live, rules)
-    except ProfileError:
-        return 0.0, 0.0
-    return measured - live.seconds(options), live.cpu(options)
-
-
-def worth(now: StepTime | float, proposal: Proposal, noise: float = 0.0) -> tuple[bool, str]:
-    """(whether to switch, why) from a step that takes ``now``, measured or predicted, to what ``proposal`` expects."""
+def worth(now: StepTime | float, proposal: Proposal, noise: float = 0.0, before: int = 0) -> tuple[bool, str]:
+    """(whether to switch, why) from a step that takes ``now``, measured or predicted, to what ``proposal`` expects.
+    before: the kind of what is in force."""
     seconds = now.seconds if isinstance(now, StepTime) else now
     noise = max(noise, uncertainty(now) if isinstance(now, StepTime) else 0.0)
     if seconds <= 0:
         return False, "no step was measured yet"
-    gain, wanted = 1.0 - proposal.expected / seconds, margin(noise)
+    gain, wanted = 1.0 - proposal.hoped / seconds, margin(noise, before, kind(proposal.family))
     if gain > wanted:
-        return True, f"{human_duration(proposal.expected)} a step instead of {human_duration(seconds)}: {gain:.1%} less"
+        change = f"{gain:.1%} less" if gain >= 0 else f"{-gain:.1%} more, but less is lost"
+        return True, f"{human_duration(proposal.hoped)} a step instead of {human_duration(seconds)}: {change}"
     if gain < 0:
-        return False, f"{human_duration(proposal.expected)} a step is more than the {human_duration(seconds)} of now"
+        return False, f"{human_duration(proposal.hoped)} a step is more than the {human_duration(seconds)} of now"
     return False, f"a gain of {gain:.1%} is not above the {wanted:.1%} that a switch must bring"
 
 
@@ -191,12 +177,16 @@ def compose(profile: Profile, wish: Wish | None = None) -> Proposal:
     compute, profile = profile.compute, informed(profile, wish)
     live = Live(profile, portions(profile, wish.buckets, wish.groups))
     plans, unknown = _tried(live, wish)
-    plans = [dataclasses.replace(p, seconds=wish.took.get(p.spec.text, p.seconds)) for p in plans]
+    off = _off(plans, wish.took)
+    plans = [dataclasses.replace(p, seconds=_corrected(wish, p.spec, p.seconds, off)) for p in plans]
     noise = uncertainty(profile.steps[-1]) if profile.steps else 0.0
-    winner, losers, reason = _winner(plans, noise)
+    hopes = {p.spec.text: _hope(wish, p.spec) for p in plans}
+    hoped = [dataclasses.replace(p, seconds=p.seconds * (1.0 - hopes[p.spec.text])) for p in plans]
+    winner, losers, reason = _winner(hoped, noise)
+    hope = hopes[winner.spec.text]
     if wish.family:
         winner, reason = plans[-1], f"{wish.family} was asked for"
-        losers = {DENSE: reason}
+        losers, hope = {DENSE: reason}, 0.0
     elif idle := _idle(profile, plans):
         reason = idle
     elif not profile.link.samples:
@@ -210,11 +200,13 @@ def compose(profile: Profile, wish: Wish | None = None) -> Proposal:
         if groups.changed and wish.regroup:
             live = Live(profile, groups.portions)
             winner = _planned(live, wish, winner.spec)
+    if hope:
+        reason += f"; tried, since steps may be up to {hope:.0%} shorter than predicted"
     if winner.levels.alphas:
         reason += f"; {winner.levels.reason}"
     found = planned_rules(live, winner)
     options = applied(live, found)
-    expected = wish.took.get(winner.spec.text, live.seconds(options))
+    expected = _corrected(wish, winner.spec, live.seconds(options), off)
     considered = [
         Considered(p.spec.text, expected, "")
         if p.spec == winner.spec
@@ -232,12 +224,34 @@ def compose(profile: Profile, wish: Wish | None = None) -> Proposal:
         expected,
         expected if winner.spec.name == DENSE else plans[0].seconds,
         compute,
-        sum(live.sent(b, option) for b, option in enumerate(options)),
+        sent(live, options),
         explain(live, winner.table, winner.columns, winner.options, groups.portions, winner.notes),
         (*considered, *unknown),
         reason,
         overspent(profile, winner.spec, in_force) if in_force else 0.0,
+        hope,
     )
+
+
+def _off(plans: Sequence[FamilyPlan], took: dict[str, float]) -> dict[int, float]:
+    """By kind, how many times as long as predicted the steps of its families were."""
+    found: dict[int, list[float]] = {}
+    for p in plans:
+        if p.spec.text in took and p.seconds > 0:
+            found.setdefault(kind(p.spec.text), []).append(took[p.spec.text] / p.seconds)
+    return {which: statistics.mean(ratios) for which, ratios in found.items()}
+
+
+def _corrected(wish: Wish, spec: Spec, predicted: float, off: dict[int, float]) -> float:
+    """A family's step as it was measured, else as predicted and off as those of its kind were."""
+    return wish.took.get(spec.text, predicted * off.get(kind(spec.text), 1.0))
+
+
+def _hope(wish: Wish, spec: Spec) -> float:
+    """The share by which a family's step may be shorter than predicted: none where one of its kind was measured, and of
+    dense steps and what is in force, by which predictions are set right."""
+    known = {0, *map(kind, wish.took), *(kind(rule.spec) for rule in wish.rules)}
+    return 0.0 if kind(spec.text) in known else wish.hope
 
 
 def _check(wish: Wish) -> None:
@@ -280,6 +294,8 @@ def _tried(live: Live, wish: Wish) -> tuple[list[FamilyPlan], list[Considered]]:
     for spec in specs:
         if spec.name in TWO_EXCHANGES and not live.layout.whole:
             unknown.append(Considered(spec.text, 0.0, _WHOLE))
+        elif wish.late_from and spec.name in LATE:
+            unknown.append(Considered(spec.text, 0.0, f"in question from step {wish.late_from} on"))
         else:
             plans.append(_planned(live, wish, spec))
     return plans, unknown
@@ -290,15 +306,16 @@ _WHOLE: Final = "blocks may cut matrices; make the state with whole=True for cod
 
 def _winner(plans: Sequence[FamilyPlan], noise: float) -> tuple[FamilyPlan, dict[str, str], str]:
     """(the plan that wins, why each other does not, the sentence of the proposal); plans: the least lossy first."""
-    wanted = margin(noise)
     none = plans[0]
     in_question = [none]
-    for kind in KINDS:
-        before = _fastest(in_question)
-        in_question += [p for p in plans[1:] if p.spec.name in kind and _pays(p, before, wanted)]
+    for i, names in enumerate(KINDS):
+        before, wanted = _fastest(in_question), margin(noise, then=i)
+        in_question += [p for p in plans[1:] if p.spec.name in names and _pays(p, before, wanted)]
     winner = _fastest(in_question)
     if winner is none:
-        gain = 1 - min(p.seconds for p in plans) / none.seconds if none.seconds else 0.0
+        best = min(plans, key=lambda p: p.seconds)
+        gain = 1 - best.seconds / none.seconds if none.seconds else 0.0
+        wanted = margin(noise, then=kind(best.spec.text))
         reason = f"dense: compression would gain {gain:.1%}, a switch must bring {wanted:.1%}"
     else:
         reason = f"{winner.spec.text}: {1 - winner.seconds / none.seconds:.1%} less than dense"

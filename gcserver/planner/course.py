@@ -7,6 +7,7 @@ plan is made (`auto.py`), measuring, asking and telling anybody (`gcserver.runti
 from __future__ import annotations
 
 import enum
+import math
 from typing import Any, Final
 
 import msgspec
@@ -16,6 +17,7 @@ from gcproto.messages import Rule
 from gcproto.modes import STATIC
 from gcserver.planner.auto import Proposal, margin, worth
 from gcserver.planner.drift import drift, link_drift
+from gcserver.planner.families import kind
 from gcserver.planner.profile import Profile, StepTime
 
 #: Planned again when compute or link have changed by so much.
@@ -124,23 +126,28 @@ def noticed(standing: Standing, version: int, rules: Rules, planned: bool = Fals
     return by_hand(standing)
 
 
-def next_act(standing: Standing, domain: int, seen: Profile, settled: int = 0) -> tuple[Act, str]:
-    """(what to do, why), from what is measured now of the job's model, of which so many steps are ``settled``."""
+def next_act(standing: Standing, domain: int, seen: Profile, settled: int = 0, late_after: int = 0) -> tuple[Act, str]:
+    """(what to do, why), from what is measured now of the job's model, of which so many steps are ``settled``;
+    late_after: how many there must be for codecs of `families.LATE`."""
     if standing.profile is None:
         return Act.PLAN, "the first plan"
     if domain != standing.domain:
         return Act.PLAN, "another model is the largest"
     # Steps over another network say nothing of which of two plans is the better one.
     if standing.before is not None and not other_network(standing, seen):
-        return _judged(standing.plan, standing.before.step, step_under(seen, standing.plan))
+        return _judged(standing, standing.before, step_under(seen, standing.plan))
     if (change := drift(standing.profile, seen)) > DRIFT:
         return Act.PLAN, f"what was measured has drifted by {change:.0%}"
     if _unnoted(standing, step_under(seen, standing.plan)):
         return Act.KEEP, f"enough steps under plan {standing.plan}"
     for new in standing.took[standing.considered :]:
+        if _was_tried(standing, new.family) or _may_be_beaten(standing):
+            return Act.PLAN, f"{new.family} took {new.seconds:.3g} s a step, others may take less"
         if new.seconds > new.expected * (1 + SURPRISE):
             # Another family may now be the one to choose. Each is tried once, so this comes to an end.
             return Act.PLAN, f"{new.family} took {new.seconds:.3g} s a step, {new.expected:.3g} s were expected"
+    if standing.at < late_after <= settled:
+        return Act.PLAN, f"low rank and sparsifiers are in question from step {late_after} on"
     if seen.errors and settled >= max(2 * standing.at, standing.at + LOOK_AGAIN):
         return Act.PLAN, f"gradients may lose more or less than {settled - standing.at} steps ago"
     return Act.STAY, ""
@@ -160,8 +167,24 @@ def judged(standing: Standing, seen: Profile) -> Standing:
     if step is None or proposal is None or standing.proposed != standing.rules:
         return done
     others = tuple(t for t in standing.took if t.family != proposal.family)
-    took = (*others, Took(proposal.family, step.seconds, proposal.expected))
+    took = (*others, Took(proposal.family, step.seconds, proposal.hoped))
     return replace(done, took=took, considered=min(standing.considered, len(others)))
+
+
+def _was_tried(standing: Standing, family: str) -> bool:
+    """Whether a family was in force to see how long its steps are."""
+    return standing.proposal is not None and standing.proposal.hope > 0 and standing.proposal.family == family
+
+
+def _may_be_beaten(standing: Standing) -> bool:
+    """Whether a family of a kind that was never in force would be the fastest, if its steps were shorter than predicted
+    by as much as predictions may be off."""
+    proposal, known = standing.proposal, {0, *(kind(t.family) for t in standing.took)}
+    if proposal is None:
+        return False
+    untried = [c.expected for c in proposal.considered if c.expected and kind(c.spec) not in known]
+    least = min(t.seconds for t in standing.took)
+    return min(untried, default=math.inf) * (1 - SURPRISE) < least * (1 - margin(0.0))
 
 
 def unlearned(standing: Standing, seen: Profile) -> dict[str, Any]:
@@ -188,11 +211,20 @@ def other_network(standing: Standing, seen: Profile) -> bool:
     return before.nodes != seen.nodes or (before.link.samples > 0 and link_drift(before, seen) > DRIFT)
 
 
-def _judged(plan: int, before: StepTime, after: StepTime | None) -> tuple[Act, str]:
+def lossiest(rules: Rules) -> int:
+    """The lossiest kind of codecs in a plan (`families.KINDS`)."""
+    return max((kind(rule.spec) for rule in rules), default=0)
+
+
+def _judged(standing: Standing, replaced: Before, after: StepTime | None) -> tuple[Act, str]:
+    before = replaced.step
     if after is None or after.steps < JUDGED_AFTER:
         return Act.STAY, ""
-    took = f"plan {plan} took {after.seconds:.3g} s a step, the one before it {before.seconds:.3g} s"
-    if after.seconds > before.seconds * (1 + margin(max(before.noise, after.noise))):
+    took = f"plan {standing.plan} took {after.seconds:.3g} s a step, the one before it {before.seconds:.3g} s"
+    noise = max(before.noise, after.noise)
+    # What came into force because it loses less may cost what it was let cost.
+    allowed = max(margin(noise), -margin(noise, lossiest(replaced.rules), lossiest(standing.rules)))
+    if after.seconds > before.seconds * (1 + allowed):
         return Act.TAKE_BACK, f"{took}: that one is back"
     return Act.KEEP, took
 
@@ -207,7 +239,7 @@ def switch(standing: Standing, proposal: Proposal, now: StepTime | None, in_forc
         return True, f"levels in force lose {proposal.overspent - 1:.0%} more than they may; {proposal.reason}"
     if rules in standing.taken_back:
         return False, f"{proposal.reason}; but it was slower than the plan in force when it was tried"
-    good, reason = worth(now, proposal) if now is not None else (True, "")
+    good, reason = worth(now, proposal, before=lossiest(in_force)) if now is not None else (True, "")
     return good, proposal.reason if good else f"the plan in force stays: {reason} ({proposal.reason})"
 
 

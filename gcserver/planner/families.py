@@ -43,8 +43,12 @@ LADDER: Final[dict[str, tuple[str, ...]]] = {
     ),
 }  # fmt: skip
 
-#: What auto may use beside none, by how much it may lose: each kind has to be worth it over those before it.
-KINDS: Final = (frozenset(CASTS), frozenset({"qsgd"}), TWO_EXCHANGES | SPARSE)
+#: Those that send a small part of a gradient at a time, and the rest of it many steps late.
+LATE: Final = TWO_EXCHANGES | SPARSE
+#: What auto may use, by how much it may lose. Each kind has to be worth it over those before it: the gain, as a share
+#: of the step, that it must bring (docs/planner.md says what that was measured by).
+KINDS: Final = (frozenset({DENSE}), frozenset(CASTS), frozenset({"qsgd"}), TWO_EXCHANGES, SPARSE)
+GAINS: Final = (0.05, 0.05, 0.05, 0.08, 0.08)
 
 _ORDER: Final = (DENSE, *CASTS, "qsgd", "powersgd", "sidco-e", "topk")
 #: family -> (parameter, the least of it that each quality accepts)
@@ -117,6 +121,12 @@ def ladder(quality: str) -> tuple[str, ...]:
     if quality not in QUALITIES:
         raise TableError("quality", f"one of {', '.join(QUALITIES)}", repr(quality))
     return tuple(s for q in QUALITIES[: QUALITIES.index(quality) + 1] for s in LADDER[q])
+
+
+def kind(text: str) -> int:
+    """Of which of `KINDS` a spec is; as dense for codecs that auto never takes, of which nothing is known."""
+    name = parse(text).name
+    return next((i for i, names in enumerate(KINDS) if name in names), 0)
 
 
 def refused(spec: Spec, quality: str) -> str:

@@ -92,7 +92,7 @@ class Lanes:
         #: seconds before the next restart of a lane; they grow while it keeps dying young
         self._pauses: dict[int, float] = {}
         #: what all lanes together saw of this node's way to the others
-        self.link = LinkFit()
+        self.link = LinkFit(probes=supervisor.config.plan.probe_every > 0)
 
     @property
     def _keys(self) -> Keyring | None:

@@ -8,6 +8,10 @@ between *prompt* frames only, for which the loop was waiting; a frame found afte
 next prompt one. A train is a run of frames that came one behind the other without a pause. Its rate is the bytes of all
 frames but the first over the time from the first to the last. Frames of several peers and lanes share the card and make
 one train.
+
+Nothing makes frames faster than the link, but much makes them slower: a lane that waits for a core, workers that
+compute. So trains by themselves may raise what is known of the link. Where they say that it is slower, a probe
+(`linkprobe.py`) has the last word.
 """
 
 from __future__ import annotations
@@ -187,13 +191,18 @@ class Probed:
 
 
 class LinkFit:
-    """The link of this node as its lanes and heartbeats see it."""
+    """The link of this node as its lanes and heartbeats see it; probes: whether there are any to ask in doubt."""
 
-    def __init__(self) -> None:
+    def __init__(self, probes: bool = False) -> None:
+        self._probes = probes
         self._trains = Trains()
         self._held: list[tuple[float, int, Arrival]] = []
         self._trips: dict[str, deque[float]] = {}
         self._probed: Probed | None = None
+        #: bytes a second that the link has carried for certain, since it was last probed
+        self._carried = 0.0
+        #: when trains began to say that it is slower than that
+        self._doubted: float | None = None
 
     def on_arrivals(self, lane: int, arrivals: Iterable[Arrival], now: float) -> None:
         """What a lane received since it last told; they count once the other lanes have told as well."""
@@ -220,7 +229,15 @@ class LinkFit:
         """What a round of probes came to (`linkprobe.py`)."""
         self._probed, kept = found, self._trains.kept
         if kept and (found.exact or found.rate > rate(kept)) and not 1 / CHANGED < found.rate / rate(kept) < CHANGED:
-            kept.clear()  # they were of another link than there is now
+            kept.clear()  # they were of another link than there is now, or waited for something else
+            self._doubted = None
+        if found.exact:
+            self._carried = found.rate
+
+    @property
+    def in_doubt(self) -> bool:
+        """Whether frames say that the link has become slower, and no probe has confirmed or refuted it yet."""
+        return self._doubted is not None and (self._probed is None or self._probed.at < self._doubted)
 
     def cost(self, guess: LinkCost) -> LinkCost:
         """The link; what has not been seen yet is ``guess``'s."""
@@ -231,14 +248,23 @@ class LinkFit:
 
         A measurement, and a lower bound that ``known`` is below: then it was wrong, and the link is a guess again.
         Probes count until enough trains are newer; where they were too short for the link, if they beat what is known.
+        Trains of a slower link count once a probe that came after them does not refute it.
         """
         found, probed, kept = self.cost(guess), self._probed, self._trains.kept
         if probed is not None and (len(kept) < TRUSTED or kept[-TRUSTED].end < probed.at):
             if probed.exact or probed.rate > CHANGED * known.bandwidth:
                 return LinkCost(found.latency, probed.rate, probed.noise, probed.samples)
             return None
-        least = rate(self._trains.kept) if self._trains.kept else 0.0
-        return found if found.samples or least > known.bandwidth else None
+        if not found.samples:
+            return found if kept and rate(kept) > known.bandwidth else None
+        if self._probes and found.bandwidth * CHANGED < max(self._carried, known.bandwidth if known.samples else 0.0):
+            self._doubted = self._doubted or kept[-1].end
+            if self.in_doubt:
+                return None
+            self._carried = 0.0
+        self._doubted = None
+        self._carried = max(self._carried, found.bandwidth)
+        return found
 
 
 def fit(trips: Sequence[float], trains: Iterable[Train], guess: LinkCost) -> LinkCost:

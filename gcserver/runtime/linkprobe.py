@@ -4,9 +4,10 @@ What may live here: the schedule, from echoes to a rate, and feeding both for th
 not: how a probe travels (`gcserver.core.link`: a heartbeat with padding), what follows from a rate (`linkfit.py`).
 
 A plan that compresses strongly sends frames too small to measure a link by, so without probes it would be kept when the
-link falls further, or has recovered and would carry everything. A probe's transfer is its round trip less that of a
-plain heartbeat. Probes begin small and grow while they are over too soon to be timed; of three of one size the fastest
-counts, since gradients that are under way at the same time only make them slower.
+link falls further, or has recovered and would carry everything. And frames may be slow because something else than the
+link was. A probe's transfer is its round trip less that of a plain heartbeat. Probes begin small and grow while they
+are over too soon to be timed; of those of one size the fastest counts, since gradients that are under way at the same
+time, or processes that wait for a core, only make them slower. There are three, and more while the fastest still fell.
 """
 
 from __future__ import annotations
@@ -36,8 +37,11 @@ LARGEST: Final = 4 << 20
 #: A transfer of fewer seconds, or of fewer round trips, may as well have been waiting for a process to wake up.
 LONG: Final = 0.02
 TRIPS: Final = 8
-#: Probes of one size, of which the fastest counts, and peers that are probed in one round.
+#: Probes of one size, of which the fastest counts: so many at least, and at most, while one of the newest two was
+#: faster by this share than all before them; and peers that are probed in one round.
 TIMES: Final = 3
+MOST: Final = 9
+FASTER: Final = 0.05
 PEERS: Final = 4
 #: Where steps have become longer or shorter, which may be the link, rounds come so many times as often.
 SOONER: Final = 8.0
@@ -62,11 +66,14 @@ class Prober:
     _spent: float = 0.0
     _found: list[Probed] = field(default_factory=list)
 
-    def ask(self, now: float, peers: list[str], sooner: bool = False, known: bool = False) -> tuple[str, int] | None:
+    def ask(
+        self, now: float, peers: list[str], sooner: bool = False, known: bool = False, doubt: bool = False
+    ) -> tuple[str, int] | None:
         """The peer to probe now, and with how many bytes; None: nothing.
 
         peers: whose links are to be measured. sooner: there is reason to think that they have changed. known: they were
-        measured before, so that the first round has time; else it waits only for frames that may tell.
+        measured before, so that the first round has time; else it waits only for frames that may tell. doubt: frames
+        say that one has become slower, which is waited for.
         """
         if self._waits is not None:
             if now - self._waits < PROBE_PATIENCE:
@@ -80,7 +87,7 @@ class Prober:
         if self._begun == -math.inf:
             self._begun = now if known else now - self.every * (1 - 1 / SOONER)
         if not self._left:
-            if now < max(self._free, self._begun + self.every / (SOONER if sooner else 1)):
+            if now < max(self._free, 0.0 if doubt else self._begun + self.every / (SOONER if sooner else 1)):
                 return None
             self._begin(now, peers)
         self._waits = now
@@ -109,10 +116,10 @@ class Prober:
             return None
         self._exact = self._exact and exact
         self._took.append(took if exact else trip)
-        if len(self._took) < TIMES:
+        if self._falls() and len(self._took) < MOST:
             return None
-        least = min(self._took)
-        self._found.append(Probed(now, nbytes / least, max(self._took) / least - 1.0, TIMES, self._exact))
+        least, count = min(self._took), len(self._took)
+        self._found.append(Probed(now, nbytes / least, max(self._took) / least - 1.0, count, self._exact))
         self._left.pop(0)
         self._size, self._exact = FIRST, True
         self._took.clear()
@@ -121,6 +128,11 @@ class Prober:
         slowest = min(self._found, key=lambda found: found.rate)
         self._end(now)
         return slowest
+
+    def _falls(self) -> bool:
+        """Whether another probe of this size may be faster than all before it."""
+        before = self._took[: 1 - TIMES]
+        return not before or min(before) * (1 - FASTER) > min(self._took)
 
     def _end(self, now: float) -> None:
         if self._waits is not None:
@@ -145,10 +157,11 @@ class LinkProbes:
             return
         now = time.monotonic()
         self._hear(now)
-        peers, sooner, known = self._wanted()
-        if peers and not self._s.lanes.link.silent(now, self._every / 2):
+        link = self._s.lanes.link
+        peers, sooner, known = self._wanted(link.in_doubt)
+        if peers and not link.in_doubt and not link.silent(now, self._every / 2):
             return
-        asked = self._prober.ask(now, peers, sooner, known)
+        asked = self._prober.ask(now, peers, sooner, known, link.in_doubt)
         if asked is not None:
             self._s.feed(ProbeLink(asked[0], padding()[: asked[1]]))
 
@@ -163,16 +176,16 @@ class LinkProbes:
             if found is not None:
                 self._s.lanes.link.on_probes(found)
 
-    def _wanted(self) -> tuple[list[str], bool, bool]:
+    def _wanted(self, doubt: bool) -> tuple[list[str], bool, bool]:
         """(peers of the jobs planned here, whether steps of one have become longer or shorter, whether the link of each
-        was measured before)."""
+        was measured before). In doubt, of those with plans of operators as well, for whom somebody asked."""
         peers: dict[str, None] = {}
         sooner, known = False, True
         for job in self._s.machine.jobs.values():
             if job.node != job.first or job.ended is not None:
                 continue
             domain = self._s.planning.model(job)
-            if domain is None or self._s.planning.course(job).standing.mode == STATIC:
+            if domain is None or (self._s.planning.course(job).standing.mode == STATIC and not doubt):
                 continue
             if domain.settled >= self._s.config.plan.warmup_steps:
                 peers.update(dict.fromkeys(job.others))

@@ -188,10 +188,12 @@ class Planning:
         if seen is None:
             course.wait(f"waits until the gradients of {domain.config.label} have been timed")
             return
-        if not seen.link.samples and domain.settled < warmup + LINK_PATIENCE:
+        unsure = not seen.link.samples or (course.standing.profile is None and self._s.lanes.link.in_doubt)
+        if unsure and domain.settled < warmup + LINK_PATIENCE:
             course.wait("waits until the link has been measured")
             return
-        act, why = decide.next_act(course.standing, domain.config.domain, seen, domain.settled)
+        late_after = planwish.late_after(course.standing, domain, self._s.config.plan)
+        act, why = decide.next_act(course.standing, domain.config.domain, seen, domain.settled, late_after)
         if act is not Act.PLAN or not decide.other_network(course.standing, seen):
             course.afresh = 0.0  # a network that is again as it was has to change once more
         if act is Act.KEEP:
@@ -266,7 +268,7 @@ class Planning:
         wanted = course.standing.mode, course.standing.quality
         now = self._step_now(domain, seen)  # before this work slows the steps down
         course.waits = "measures codecs and gradients"
-        plain = self._wish(course, domain)
+        plain, settled = planwish.wish(course.standing, domain, self._s.config.plan), domain.settled
         profile = await self._measured(job, domain, seen, plain, errors=True)
         course.waits = "plans"
         took = course.standing.took
@@ -278,7 +280,7 @@ class Planning:
         # Kept only once something has come of it: else it would not be planned again.
         found = {
             "profile": profile, "proposal": proposal, "domain": domain.config.domain, "considered": len(took),
-            "at": domain.settled,
+            "at": settled,
         }  # fmt: skip
         pays, reason = decide.switch(course.standing, proposal, now, rules)
         if not pays:
@@ -363,8 +365,10 @@ class Planning:
         course, seen = self.course(job), self._seen(job, domain)
         if seen is None:
             raise NotPlannable(TOO_SOON)
-        plain, step = self._wish(course, domain), self._step_now(domain, seen)
-        # Every quality is advised on, also those that the job's own plans do not take.
+        # Every quality is advised on, also those that the job's own plans do not take, or not yet.
+        plain = planwish.wish(course.standing, domain, self._s.config.plan)
+        plain = msgspec.structs.replace(plain, late_from=0, hope=0.0)
+        step = self._step_now(domain, seen)
         lossiest = msgspec.structs.replace(plain, quality=QUALITIES[-1])
         profile = await self._measured(job, domain, seen, lossiest, errors=False)
         now = planwish.informed(plain, course.standing, job, domain, step)
@@ -386,9 +390,6 @@ class Planning:
         if known is None:
             raise NotPlannable("the job ended meanwhile")
         return known
-
-    def _wish(self, course: Course, domain: ControlDomain) -> Wish:
-        return planwish.wish(course.standing, domain, self._s.config.plan.exclude)
 
     def _rules(self, job: Job) -> Rules:
         """Of the job's newest plan that all members can run; before the first, what it was resumed with."""

@@ -8,24 +8,27 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from gcproto.modes import AUTO, STATIC
+from gcproto.modes import AUTO, BALANCED, STATIC
+from gcserver.config_tables import PlanConfig
 from gcserver.core.control_domain import ControlDomain
 from gcserver.core.job import Job
 from gcserver.planner.auto import PARTS, Wish
 from gcserver.planner.auto_rules import PlannedRule
-from gcserver.planner.course import Standing
+from gcserver.planner.course import SURPRISE, Standing
 from gcserver.planner.live_layout import DDP_BUCKETS
 from gcserver.planner.profile import StepTime
 from gcserver.runtime.tensors import in_force
 
 
-def wish(standing: Standing, domain: ControlDomain, exclude: tuple[str, ...]) -> Wish:
-    """Which parts, within which quality; nothing of what is in force. ``exclude``: what the daemon leaves out; what the
-    model does comes with it."""
+def wish(standing: Standing, domain: ControlDomain, plan: PlanConfig) -> Wish:
+    """Which parts, within which quality; nothing of what is in force. ``plan``: the daemon's, of which what is left
+    out and which codecs are not in question yet counts; what the model leaves out comes with it."""
     parts = PARTS if standing.mode in (AUTO, STATIC) else frozenset({standing.mode})
-    left_out = (*exclude, *domain.declared_as.exclude)
+    left_out, steps = (*plan.exclude, *domain.declared_as.exclude), late_after(standing, domain, plan)
     return Wish(
-        quality(standing, domain), parts, exclude=left_out, buckets=buckets(domain), groups=groups(domain)
+        quality(standing, domain), parts, exclude=left_out, buckets=buckets(domain), groups=groups(domain),
+        late_from=steps if domain.settled < steps else 0,
+        hope=SURPRISE if standing.took else 0.0,  # once a plan was measured, what may be better is tried
     )  # fmt: skip
 
 
@@ -33,6 +36,12 @@ def quality(standing: Standing, domain: ControlDomain | None) -> str:
     """What plans for ``domain`` may lose: as an operator has said, else as it was declared, else as the job began."""
     declared = "" if standing.chosen or domain is None else domain.declared_as.quality
     return declared or standing.quality
+
+
+def late_after(standing: Standing, domain: ControlDomain, plan: PlanConfig) -> int:
+    """How many steps a domain has to make before codecs of `families.LATE` are in question. Quality safe never takes
+    them, and whoever says fast wants them at once."""
+    return plan.late_after if quality(standing, domain) == BALANCED else 0
 
 
 def informed(plain: Wish, standing: Standing, job: Job, domain: ControlDomain, now: StepTime | None) -> Wish:

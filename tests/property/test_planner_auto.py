@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gcserver.planner.auto import TIE, Proposal, Wish, compose, margin
+from gcserver.planner.auto import TIE, Proposal, Wish, compose
 from gcserver.planner.auto_family import family_plan
 from gcserver.planner.auto_options import SLACK
 from gcserver.planner.auto_rules import applied
-from gcserver.planner.families import candidates, parse
+from gcserver.planner.families import GAINS, candidates, parse
 from gcserver.planner.live import BlockOption, Live
 from gcserver.planner.live_layout import portions
 from gcserver.planner.profile import LinkCost, Profile, ProfiledTensor
@@ -66,7 +68,8 @@ def test_what_is_proposed(profile: Profile, quality: str, some: frozenset[str], 
     tried = [c for c in found.considered if c.expected]
     least = min(c.expected for c in tried)
     # what beats the proposal by more than a tie does not gain what a switch must bring over what is less lossy
-    assert found.expected <= least * (1 + TIE) / (1 - margin(0.0)) ** 3 * (1.05 if found.alphas else 1.0)
+    bound = least * (1 + TIE) / math.prod(1 - gain for gain in GAINS[1:])
+    assert found.expected <= bound * (1.05 if found.alphas else 1.0)
     assert sum(not c.why_not for c in found.considered) == 1
     assert sorted(t for row in found.why for t in row.tensors) == sorted(t.name for t in profile.tensors)
     assert all(parse(rule.spec).name in ("none", parse(found.family).name, "topk") for rule in found.rules)

@@ -79,7 +79,7 @@ def test_rows_without_a_rate_have_no_link_share() -> None:
     assert allreduce.show(row).endswith("-")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_real_run_on_loopback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "rows.json"
     argv = ["--nodes", "2", "--sizes", "4KiB,300000", "--runs", "3", "--seconds", "0.1", "--json", str(path)]

@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from gcproto.messages import Rule
-from gcserver.planner.auto import Proposal
+from gcserver.planner.auto import Considered, Proposal
 from gcserver.planner.auto_rules import PlannedRule
 from gcserver.planner.course import (
     COMPARED,
@@ -130,6 +130,82 @@ def test_a_proposal_is_put_in_force_if_it_pays() -> None:
     back = replace(standing, taken_back=(NEW,))
     pays, why = switch(back, proposal(), now, OLD)
     assert not pays and "slower" in why
+
+
+@pytest.mark.parametrize(
+    ("expected", "in_force", "switches"),
+    [
+        (0.43, NEW, True),
+        (0.45, NEW, False),
+        (0.43, (Rule("*", "none"), Rule("w*", "powersgd(rank=4)")), True),
+        (0.41, OLD, False),
+        (0.41, (Rule("*", "qsgd(bits=8)"),), False),
+    ],
+)
+def test_a_sparse_plan_that_brings_too_little_gives_way(
+    expected: float, in_force: tuple[Rule, ...], switches: bool
+) -> None:
+    quantised = replace(
+        proposal(expected), family="qsgd(bits=4)", rules=(PlannedRule("*", "qsgd(bits=4)"),), reason="qsgd"
+    )
+    now = StepTime(2, 0.4, 0.01, 30)
+    good, why = switch(Standing("auto", "balanced", in_force), quantised, now, in_force)
+    assert (good, why) == (True, "qsgd") if switches else (not good and "the plan in force stays" in why)
+    sparse = replace(proposal(expected), rules=(PlannedRule("*", "topk(ratio=0.05)"),))
+    assert not switch(Standing("auto", "balanced", in_force), sparse, now, in_force)[0], "no less lossy"
+
+
+@pytest.mark.parametrize(
+    ("expected", "in_force", "switches"), [(0.37, OLD, False), (0.35, OLD, True), (0.37, NEW, True)]
+)
+def test_a_sparse_plan_has_to_bring_more(expected: float, in_force: tuple[Rule, ...], switches: bool) -> None:
+    sparse = replace(proposal(expected), rules=(PlannedRule("*", "topk(ratio=0.05)"),))
+    now = StepTime(2, 0.4, 0.01, 30)
+    assert switch(Standing("auto", "balanced", in_force), sparse, now, in_force)[0] is switches
+
+
+def test_the_way_back_from_a_sparse_plan_may_cost_what_that_one_had_to_bring() -> None:
+    back = replace(PLANNED, rules=OLD, before=Before(NEW, StepTime(2, 0.4, 0.01, 30)))
+    assert next_act(back, 7, measured(StepTime(3, 0.43, 0.01, 30)))[0] is Act.KEEP
+    assert next_act(back, 7, measured(StepTime(3, 0.45, 0.01, 30)))[0] is Act.TAKE_BACK
+
+
+def test_codecs_that_wait_for_first_steps_are_planned_for_after_them_once() -> None:
+    standing = replace(PLANNED, before=None, at=18)
+    assert next_act(standing, 7, PROFILE, 99, 100)[0] is Act.STAY
+    act, why = next_act(standing, 7, PROFILE, 100, 100)
+    assert act is Act.PLAN and "from step 100 on" in why
+    assert next_act(replace(standing, at=100), 7, PROFILE, 300, 100)[0] is Act.STAY
+    assert next_act(standing, 7, PROFILE, 300, 0)[0] is Act.STAY, "nothing waits"
+    assert next_act(replace(PLANNED, at=18), 7, PROFILE, 100, 100)[0] is Act.STAY, "the plan is judged first"
+
+
+def considered(**expected: float) -> tuple[Considered, ...]:
+    return tuple(Considered(spec, seconds, "slower") for spec, seconds in expected.items())
+
+
+@pytest.mark.parametrize(("other", "act"), [(0.2, Act.PLAN), (0.22, Act.PLAN), (0.23, Act.STAY), (0.0, Act.STAY)])
+def test_what_may_be_better_than_a_measured_plan_is_planned_for_once(other: float, act: Act) -> None:
+    """0.15 shorter than predicted, and 0.05 better than the 0.2 s that the plan in force took."""
+    found = replace(
+        proposal(0.2), considered=considered(**{"topk(ratio=0.01)": 0.2, "none": 0.1, "qsgd(bits=4)": other})
+    )
+    standing = replace(PLANNED, proposal=found, before=None)
+    after = measured(StepTime(3, 0.2, 0.01, 30))
+    known = judged(standing, after)
+    assert next_act(known, 7, after)[0] is act
+    assert next_act(replace(known, considered=1), 7, after)[0] is Act.STAY, "the newest proposal knew"
+    both = replace(known, took=(Took("qsgd(bits=8)", 0.3, 0.3), *known.took))
+    assert next_act(both, 7, after)[0] is Act.STAY, "one of its kind was in force"
+
+
+def test_what_was_tried_is_planned_for_with_what_it_took() -> None:
+    standing = replace(PLANNED, proposal=replace(proposal(0.22), hope=0.15), before=None)
+    after = measured(StepTime(3, 0.2, 0.01, 30))
+    known = judged(standing, after)
+    assert known.took == (Took("topk(ratio=0.01)", 0.2, pytest.approx(0.187)),)
+    assert next_act(known, 7, after)[0] is Act.PLAN
+    assert next_act(replace(known, considered=1), 7, after)[0] is Act.STAY
 
 
 def test_few_steps_judge_nothing() -> None:

@@ -75,9 +75,9 @@ class Daemon:
         for job in self.machine.jobs:
             self.store.directory(job).mkdir(parents=True, exist_ok=True)
         self.job.record = msgspec.structs.replace(self.job.record, mode=mode, quality="fast")
-        plan = SimpleNamespace(warmup_steps=10, exclude=("b",), profiles=None)
+        plan = SimpleNamespace(warmup_steps=10, late_after=100, exclude=("b",), profiles=None)
         self.config = SimpleNamespace(plan=plan, node=SimpleNamespace(lanes=1))
-        self.lanes = SimpleNamespace(table=[None], link=SimpleNamespace(news=lambda known, guess: None))
+        self.lanes = SimpleNamespace(table=[None], link=SimpleNamespace(news=lambda known, guess: None, in_doubt=False))
         self.profiler = SimpleNamespace(profile=self.profile, measure_again=lambda job, domain: self.again_measured())
         self.loop = asyncio.get_running_loop()
         self.seen: Profile | None = msgspec.structs.replace(PROFILE, steps=(StepTime(0, 0.4, 0.01, 7),))

@@ -25,6 +25,9 @@ from gcserver.runtime.lanelink import Admit, LaneKeys
 from gcserver.runtime.lanes import LONGEST_PAUSE, Lanes
 from gcserver.runtime.setup import LaneSetup
 
+#: what lanes know of plans
+PLAN = SimpleNamespace(probe_every=0.0)
+
 
 def a_setup(**more: Any) -> LaneSetup:
     hello = Hello("a", "tcp://a:1", 1, 0, 1, "test")
@@ -35,7 +38,8 @@ def test_a_lane_that_there_is_no_process_for_is_tried_again(monkeypatch: pytest.
     later: list[tuple[Any, ...]] = []
     warned: list[str] = []
     supervisor: Any = SimpleNamespace(
-        config=SimpleNamespace(node=SimpleNamespace(lanes=1)), stopped=SimpleNamespace(is_set=lambda: False),
+        config=SimpleNamespace(node=SimpleNamespace(lanes=1), plan=PLAN),
+        stopped=SimpleNamespace(is_set=lambda: False),
         loop=SimpleNamespace(call_later=lambda *call: later.append(call)), warn_once=warned.append,
     )  # fmt: skip
     made = Lanes(supervisor)
@@ -91,7 +95,7 @@ def test_keys_go_to_lanes_whose_transport_has_use_for_them(transport: str, monke
     node = config.load(flags={"node.transport": transport}).node
     pair = SimpleNamespace(name="a", public=b"public", secret=b"secret")
     supervisor: Any = SimpleNamespace(
-        config=SimpleNamespace(node=node, voice=lambda index: Voice()),
+        config=SimpleNamespace(node=node, plan=PLAN, voice=lambda index: Voice()),
         hello=Hello("a", "tcp://a:1", 1, 0, 1, "test"), state="state",
         keys=SimpleNamespace(pair=pair, admitted={"a": b"public"}), loop=SimpleNamespace(add_reader=lambda *_: None),
     )  # fmt: skip

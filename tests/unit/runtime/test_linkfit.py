@@ -254,3 +254,77 @@ def test_trains_of_the_link_before_do_not_come_back() -> None:
     trains(link, end + 200, 2e7, count=3)
     found = link.news(LinkCost(1e-4, 2e7, 0.0, 3), GUESS)
     assert found is not None and found.bandwidth == pytest.approx(2e7, rel=0.05)
+
+
+# ------------------------------------------------------------------------------ slower, or something that waits
+KNOWN = LinkCost(1e-4, 1.2e8, 0.01, KEPT)
+
+
+def doubting() -> tuple[LinkFit, float]:
+    """A link of 120 MB/s; steps of one length that send 2.5 MiB each make it look like one of 6 MB/s; until when."""
+    link = LinkFit(probes=True)
+    end = trains(link, 100.0, KNOWN.bandwidth, count=KEPT)
+    assert link.news(KNOWN, GUESS) is not None
+    for _ in range(20):
+        end += 0.4
+        link.on_arrivals(0, [Arrival(end, 1, 5 * MIB // 2, True)], end + HELD)
+    link.on_arrivals(0, (), end + 2 * HELD)
+    assert link.cost(GUESS).bandwidth == pytest.approx(6.5e6, rel=0.02) and link.cost(GUESS).samples >= 12
+    return link, end
+
+
+def test_a_slower_link_is_known_only_when_a_probe_says_so() -> None:
+    link, end = doubting()
+    assert not link.in_doubt and link.news(KNOWN, GUESS) is None and link.in_doubt
+    link.on_probes(Probed(end + 5.0, 6.4e6, 0.1, 3, True))
+    assert not link.in_doubt
+    found = link.news(KNOWN, GUESS)
+    assert found is not None and found.bandwidth == 6.4e6
+    trains(link, end + 10.0, 6.5e6)
+    found = link.news(found, GUESS)
+    assert found is not None and found.bandwidth == pytest.approx(6.5e6, rel=0.02) and not link.in_doubt
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_what_a_probe_refutes_is_forgotten_and_doubted_anew(exact: bool) -> None:
+    link, end = doubting()
+    assert link.news(KNOWN, GUESS) is None
+    link.on_probes(Probed(end + 5.0, 1.1e8, 0.1, 3, exact))
+    found = link.news(KNOWN, GUESS)
+    assert (found.bandwidth if found is not None else 0.0) == (1.1e8 if exact else 0.0)
+    trains(link, end + 10.0, 6.5e6)
+    assert not link.in_doubt and link.news(found or KNOWN, GUESS) is None and link.in_doubt
+
+
+def test_a_probe_too_short_for_the_link_that_refutes_nothing_lets_trains_count() -> None:
+    link, end = doubting()
+    assert link.news(KNOWN, GUESS) is None
+    link.on_probes(Probed(end + 5.0, 5e6, 0.1, 3, False))
+    assert link.news(KNOWN, GUESS) is None and not link.in_doubt
+    trains(link, end + 10.0, 6.5e6)
+    found = link.news(KNOWN, GUESS)
+    assert found is not None and found.bandwidth == pytest.approx(6.5e6, rel=0.02)
+
+
+def test_a_link_does_not_become_slower_bit_by_bit() -> None:
+    link, known, now = LinkFit(probes=True), KNOWN, 100.0
+    for speed in (1.2e8, 1.1e8, 1.02e8):
+        now = trains(link, now + 100.0, speed, count=KEPT)
+        known = link.news(known, GUESS) or known
+        assert known.bandwidth == pytest.approx(speed, rel=0.05)
+    trains(link, now + 100.0, 0.95e8, count=KEPT)
+    assert link.news(known, GUESS) is None and link.in_doubt
+
+
+def test_trains_of_the_link_as_it_was_end_the_doubt() -> None:
+    link, end = doubting()
+    assert link.news(KNOWN, GUESS) is None and link.in_doubt
+    trains(link, end + 100.0, KNOWN.bandwidth, count=KEPT)
+    assert link.news(KNOWN, GUESS) is not None and not link.in_doubt
+
+
+def test_without_probes_trains_have_the_last_word() -> None:
+    link = LinkFit()
+    trains(link, 100.0, 6.5e6)
+    found = link.news(KNOWN, GUESS)
+    assert found is not None and found.bandwidth == pytest.approx(6.5e6, rel=0.02) and not link.in_doubt

@@ -16,7 +16,7 @@ from gcserver.core.control_events import ProbeLink
 from gcserver.core.probe import PROBE_PATIENCE, Probe
 from gcserver.planner.course import Standing
 from gcserver.runtime.linkfit import Probed
-from gcserver.runtime.linkprobe import LARGEST, PEERS, QUIET, SOONER, TIMES, LinkProbes, Prober, padding
+from gcserver.runtime.linkprobe import LARGEST, MOST, PEERS, QUIET, SOONER, TIMES, LinkProbes, Prober, padding
 
 TICK = 0.5
 EVERY = 120.0
@@ -84,7 +84,31 @@ def test_traffic_beside_it_makes_single_probes_slow_not_the_link() -> None:
     network.late = [0.0, 0.3, 0.0, 0.4]  # the first one is too short to count
     network.run(EVERY)
     (found,) = network.found
-    assert found.rate == pytest.approx(1.2e7, rel=1e-3) and found.noise > 5
+    assert found.rate == pytest.approx(1.2e7, rel=1e-3) and found.noise > 5 and found.samples > TIMES
+
+
+def test_there_are_more_probes_while_each_is_faster_and_an_end_of_them() -> None:
+    network = Network(b=1.2e7)
+    network.late = [0.0, 0.5, 0.4, 0.3, 0.2, 0.1]
+    network.run(EVERY)
+    assert network.found[0].rate == pytest.approx(1.2e7, rel=1e-3) and network.found[0].samples == 5 + TIMES
+    network = Network(b=1.2e7)
+    network.late = [0.0, *(100 * 0.9**i for i in range(100))]
+    network.run(EVERY)
+    assert network.found[0].samples == MOST
+
+
+def test_a_doubt_does_not_wait_for_its_time_but_for_the_links_share() -> None:
+    network = Network(b=1.2e7)
+    peers = ["b"]
+    assert network.prober.ask(1000.0, peers) is None, "the first frames may tell"
+    asked = network.prober.ask(1000.5, peers, doubt=True)
+    assert asked is not None
+    while asked is not None:
+        network.echo(*asked)
+        asked = network.prober.ask(1001.0, peers, doubt=True)
+    assert network.found and network.prober.ask(1002.0, peers, doubt=True) is None
+    assert network.prober.ask(1002.0 + QUIET, peers, doubt=True) is not None
 
 
 def test_of_several_peers_the_slowest_counts() -> None:
@@ -154,7 +178,10 @@ class Daemon:
         self.quiet = True
         self.lanes = SimpleNamespace(
             link=SimpleNamespace(
-                silent=lambda now, seconds: self.quiet, trip=lambda peer: 1e-3, on_probes=self.told.append
+                silent=lambda now, seconds: self.quiet,
+                trip=lambda peer: 1e-3,
+                on_probes=self.told.append,
+                in_doubt=False,
             )
         )
         self.fed: list[ProbeLink] = []
@@ -216,6 +243,17 @@ def test_no_probe_leaves_while_frames_measure_the_link(now: list[float]) -> None
     d.quiet = True
     d.probes.tick()
     now[0] += EVERY
+    d.probes.tick()
+    assert len(d.fed) == 1
+
+
+@pytest.mark.parametrize("mode", ["auto", "static"])
+def test_a_doubt_is_settled_at_once_whoever_plans(mode: str, now: list[float]) -> None:
+    d = Daemon(mode)
+    d.quiet = False
+    d.probes.tick()
+    assert not d.fed
+    d.lanes.link.in_doubt = True
     d.probes.tick()
     assert len(d.fed) == 1
 

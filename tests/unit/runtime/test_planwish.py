@@ -1,4 +1,4 @@
-"""What is asked of the planner for a domain: how its worker brings gradients."""
+"""What is asked of the planner for a domain: how its worker brings gradients, what it may lose, and from when on."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import pytest
 from gcproto.dtypes import DType
 from gcproto.manifest import Section, TensorSpec
 from gcproto.records import replace
+from gcserver.config_tables import PlanConfig
 from gcserver.core.control_domain import ControlDomain
+from gcserver.planner.course import SURPRISE, Standing, Took
 from gcserver.planner.live_layout import DDP_BUCKETS
 from gcserver.runtime import planwish
 from tests.unit.core.control_machine import declared
@@ -38,3 +40,17 @@ def test_how_gradients_are_brought(
 ) -> None:
     found = domain(label, section(0, "abcd", *cuts), section(1, "x"))
     assert (planwish.buckets(found), planwish.groups(found)) == (buckets, groups)
+
+
+@pytest.mark.parametrize(
+    ("quality", "settled", "late_from"),
+    [("balanced", 10, 100), ("balanced", 99, 100), ("balanced", 100, 0), ("fast", 10, 0), ("safe", 10, 0)],
+)
+def test_late_codecs_wait_for_a_models_first_steps(quality: str, settled: int, late_from: int) -> None:
+    plan = PlanConfig("auto", "safe", 10, 100, ("b",), "none", 120.0, None)
+    found = domain("ddp.0", section(0, "abcd"))
+    found.settled = settled
+    wish = planwish.wish(Standing("auto", quality), found, plan)
+    assert (wish.quality, wish.exclude, wish.late_from, wish.hope) == (quality, ("b",), late_from, 0.0)
+    measured = Standing("auto", quality, took=(Took("fp16", 0.3, 0.3),))
+    assert planwish.wish(measured, found, plan).hope == SURPRISE

@@ -1,0 +1,58 @@
+"""What a measured step says of machine and link: tests of `gcserver/planner/auto_informed.py`."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from gcserver.planner.auto import Wish, compose
+from gcserver.planner.auto_informed import beyond, interference, slowness
+from gcserver.planner.auto_rules import PlannedRule, applied
+from gcserver.planner.live import Live
+from tests.unit.planner.live_profiles import GBIT1, GBIT10, MBIT100, gpt
+
+
+def test_what_a_step_takes_beyond_its_prediction_is_laid_at_the_cpu_that_lanes_take() -> None:
+    profile = gpt(2, GBIT10)
+    live = Live(profile)
+    rules = (PlannedRule("*", "none"),)
+    dense = live.seconds(applied(live, rules))
+    cpu = live.cpu(applied(live, rules))
+    assert interference(beyond(live, rules, dense)) == 0.0
+    assert interference(beyond(live, rules, dense - 1)) == 0.0
+    assert interference(beyond(live, rules, dense + cpu / 2)) == pytest.approx(0.5)
+    assert interference(beyond(live, rules, dense + 5)) == 1.0
+    # It is what makes compression pay where the link does not: it computes less than moving all of it does.
+    plain, crowded = (compose(profile, Wish(rules=rules, step=s)) for s in (dense, dense + cpu))
+    assert crowded.dense > plain.dense
+    assert crowded.expected / crowded.dense < plain.expected / plain.dense
+
+
+def test_what_became_slower_is_computing_under_every_plan_and_the_exchange_of_what_is_sent() -> None:
+    profile = gpt(2, GBIT1)
+    live = Live(profile)
+    rules = (PlannedRule("*", "none"),)
+    dense, cpu = live.seconds(applied(live, rules)), live.cpu(applied(live, rules))
+    measured = dense + cpu + 0.1
+    assert slowness(profile, beyond(live, rules, dense + cpu / 2)) == 0.0
+    assert slowness(profile, beyond(live, rules, measured)) == pytest.approx(0.1)
+    assert slowness(profile, beyond(live, rules, 1e3)) == profile.compute
+    guessed = msgspec.structs.replace(profile, link=msgspec.structs.replace(profile.link, samples=0))
+    assert slowness(guessed, beyond(Live(guessed), rules, measured)) == 0.0, "the link may be what is slower"
+    crowded, slower = (compose(profile, Wish(rules=rules, step=s)) for s in (dense + cpu, measured))
+    assert slower.compute == crowded.compute == profile.compute
+    assert slower.dense - crowded.dense == pytest.approx(0.1, rel=0.05)
+    pairs = zip(slower.considered, crowded.considered, strict=True)
+    more = {a.spec: a.expected - b.expected for a, b in pairs if b.expected}
+    seconds = profile.elements * 4 / profile.link.bandwidth
+    share = profile.compute / (profile.compute + seconds)
+    assert all(0.1 * share * 0.98 < extra <= 0.1 for extra in more.values())
+    assert more["none"] > more["fp16"] > more["qsgd(bits=8)"] > more["sidco-e(ratio=0.01)"] < 0.1 * share * 1.1
+
+
+def test_rules_in_force_that_auto_has_no_cost_of_do_not_keep_it_from_planning() -> None:
+    """A job that began with a codec that is on no ladder, such as state(compression="onebit")."""
+    profile = gpt(2, MBIT100)
+    rules = (PlannedRule("*", "none"), PlannedRule("*.weight", "onebit"))
+    assert interference(beyond(Live(profile), rules, 5.0)) == 0.0
+    assert compose(profile, Wish(rules=rules, step=5.0)) == compose(profile)
