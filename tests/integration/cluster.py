@@ -89,13 +89,19 @@ class Job:
         self.workers = workers
 
     def wait(self, timeout: float = 90.0) -> list[Outcome]:
-        """All outcomes; workers still running after ``timeout`` seconds are killed and reported as such."""
+        """All outcomes; workers still running after ``timeout`` seconds are killed and reported as such, with what they
+        were at in their logs."""
         end = time.monotonic() + timeout
+        late = False
         for worker in self.workers:
             try:
                 worker.process.wait(max(0.0, end - time.monotonic()))
             except subprocess.TimeoutExpired:
-                pass
+                late = True
+        if late:
+            for worker in self.workers:
+                worker.process.tell_stacks()
+            time.sleep(1)  # until they are written
         self.kill()
         return [worker.outcome() for worker in self.workers]
 
@@ -272,8 +278,11 @@ def several(functions: Sequence[tuple[str, dict[str, Any]]]) -> list[dict[str, A
 
 
 def parts(outcomes: Sequence[Outcome]) -> list[list[Outcome]]:
-    """What :func:`several` came to: for each function its outcomes, in rank order."""
-    by_rank = [[Outcome(o.rank, 0, log=o.log, **part) for part in o.ok()] for o in outcomes]
+    """What :func:`several` came to: for each function its outcomes, in rank order. AssertionError with the logs of all
+    workers that did not get there."""
+    lost = [f"rank {o.rank}: {o.error}: {o.message}\n{o.log}" for o in outcomes if o.error or o.status]
+    assert not lost, "\n".join(lost)
+    by_rank = [[Outcome(o.rank, 0, log=o.log, **part) for part in o.value] for o in outcomes]
     return [list(group) for group in zip(*by_rank, strict=True)]
 
 

@@ -7,6 +7,7 @@ what it computes, daemons (those are always interpreters of their own).
 from __future__ import annotations
 
 import atexit
+import faulthandler
 import functools
 import multiprocessing
 import os
@@ -32,6 +33,9 @@ PRELOADED = (
     "tests.integration.forked_daemon",
 )
 
+
+#: has a process write the stacks of its threads to its log
+TELLS_STACKS = signal.SIGUSR1
 
 #: In a new process: it is killed when the one that started it ends, whatever ends that.
 ends_with_parent = functools.partial(parent.ends_with_parent, signal.SIGKILL)
@@ -73,6 +77,11 @@ class Forked:
             raise subprocess.TimeoutExpired("a forked worker", timeout or 0.0)
         return status
 
+    def tell_stacks(self) -> None:
+        """Have the stacks of its threads in its log, if it runs."""
+        if self.poll() is None:
+            os.kill(self.pid, TELLS_STACKS)
+
     def kill(self) -> None:
         self._process.kill()
 
@@ -92,6 +101,7 @@ def _script(main: Callable[[], None], environ: dict[str, str], cwd: str, log: st
     os.dup2(null, 0)
     os.dup2(output, 1)
     os.dup2(output, 2)
+    faulthandler.register(TELLS_STACKS)
     import torch
 
     torch.set_num_threads(int(environ.get("OMP_NUM_THREADS", "1")))  # torch reads the variable when it is imported

@@ -8,6 +8,7 @@ is one.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import socket
@@ -33,6 +34,10 @@ from tests.integration.forked import ends_with_parent
 _ARGUMENTS: Final = 1 << 16
 
 warmup()
+# Objects by the hundred thousand that no process forked from here lets go: its collector would look through them again
+# and again, and have a copy of every page that it marks.
+gc.collect()
+gc.freeze()
 
 
 def serve(argv: Sequence[str], count: int) -> None:

@@ -6,9 +6,10 @@ What may live here: functions that return plain data. What may not: assertions t
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -21,7 +22,7 @@ from tests.integration.ddp_workers import flatten, make_batch, make_model
 from tests.integration.workers import digest, start
 
 #: some of one element, some that shards cut unevenly, some of several blocks
-SHAPES = [(700, 301), (5,), (1,), (), (3, 50_001), (401, 7), (2, 3, 5)]
+SHAPES = [(350, 301), (5,), (1,), (), (3, 25_001), (401, 7), (2, 3, 5)]
 
 
 class Made(nn.Module):
@@ -35,16 +36,26 @@ class Made(nn.Module):
         return torch.stack([(w * g).sum() for w, g in zip(self.weights, grads, strict=True)]).sum()
 
 
-def _whole(rank: int, step: int, times: int = 1) -> list[torch.Tensor]:
-    """Whole numbers, another one for each element's neighbours, ranks and steps."""
+#: values of one element: as many whole numbers around 0
+PERIOD: Final = 19
+
+
+@functools.cache
+def _values(phase: int) -> list[torch.Tensor]:
+    """Whole numbers, another one for each element's neighbours. Not to be written to."""
     return [
-        ((torch.arange(math.prod(shape)) * 7 + i + 3 * rank + 5 * step) % 19 - 9).view(shape).float() * times
+        ((torch.arange(math.prod(shape)) * 7 + i + phase) % PERIOD - PERIOD // 2).view(shape).float()
         for i, shape in enumerate(SHAPES)
     ]
 
 
+def _whole(rank: int, step: int, times: int = 1) -> list[torch.Tensor]:
+    """Whole numbers, another one for each element's neighbours, ranks and steps. The caller's to write to."""
+    return [values * times for values in _values((3 * rank + 5 * step) % PERIOD)]
+
+
 def _ddp(compression: str, hierarchy: bool, dtype: torch.dtype = torch.float32, **options: Any) -> Any:
-    model = DistributedDataParallel(Made(dtype), bucket_cap_mb=0.4)
+    model = DistributedDataParallel(Made(dtype), bucket_cap_mb=0.2)
     state = gcclient.state(model, compression=compression, hierarchy=hierarchy, **options)
     model.register_comm_hook(state, gcclient.ddp_hook)
     return model

@@ -1,15 +1,19 @@
-"""Forked workers: how they end, which no other test would notice."""
+"""Forked workers: how they end and what is known of those that do not, which no other test would notice."""
 
 from __future__ import annotations
 
+import functools
 import os
+import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
+from tests.integration.cluster import wait_for
 from tests.integration.daemon import ROOT
+from tests.integration.forked import TELLS_STACKS, Forked
+from tests.integration.operators import until
 
 PARENT = """
 import functools, os, sys, time
@@ -30,7 +34,22 @@ def test_workers_end_with_the_process_that_started_them(tmp_path: Path) -> None:
             assert worker.name and worker.exists()
         finally:
             os.kill(parent.pid, signal.SIGKILL)
-    end = time.monotonic() + 30
-    while worker.exists() and time.monotonic() < end:
-        time.sleep(0.05)
-    assert not worker.exists()
+    until("the end of the worker", lambda: not worker.exists())
+
+
+def test_a_worker_says_what_it_is_at(tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    worker = Forked(functools.partial(wait_for, str(go)), dict(os.environ), tmp_path, tmp_path / "log")
+    try:
+        until("a worker that listens", lambda: _catches(worker.pid, TELLS_STACKS))
+        worker.tell_stacks()
+        until("its stacks", lambda: "in wait_for" in (tmp_path / "log").read_text())
+        go.touch()
+        assert worker.wait(30) == 0
+    finally:
+        worker.kill()
+
+
+def _catches(pid: int, number: int) -> bool:
+    (mask,) = re.findall(r"SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())
+    return bool(int(mask, 16) >> (number - 1) & 1)
