@@ -245,7 +245,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(common.describe(common.machine()))
     try:
         with processes.exits_on_signals():
-            measure(wanted, results, dict(args.set))
+            settings = training_systems.LATER if args.mode == "speed" else {}
+            measure(wanted, results, {**settings, **dict(args.set)})
     except KeyboardInterrupt:
         print("\ninterrupted; everything that was started has been ended", file=sys.stderr)
         return 130

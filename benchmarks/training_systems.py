@@ -31,6 +31,8 @@ CODECS: Final = (
     "dgc(ratio=0.01)",
 )
 #: without ``auto``, which is asked for by name
+#: How daemons are set where steps are timed: as after a model's first steps, whose plans are other ones.
+LATER: Final = {"plan.late_after": "0"}
 DEFAULT: Final = (COMPUTE, *DDP, "none", *CODECS)
 
 

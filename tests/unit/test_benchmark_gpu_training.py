@@ -52,6 +52,7 @@ def test_copies_that_hide_behind_kernels() -> None:
     assert none["copies_s"] == 0 and math.isnan(none["hidden"])
 
 
+@pytest.mark.long
 def test_it_runs_without_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Two real daemons, every kind of system."""
     systems = "compute,ddp,hook:none,optimizer:none,fsdp2:none,hsdp,hook:onebit"
