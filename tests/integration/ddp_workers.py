@@ -23,8 +23,8 @@ from tests.integration.workers import digest, start
 def make_model() -> nn.Module:
     torch.manual_seed(7)
     return nn.Sequential(
-        nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.Flatten(),
-        nn.Linear(32 * 8 * 8, 400), nn.ReLU(), nn.Linear(400, 10),
+        nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 16, 3, padding=1), nn.ReLU(), nn.Flatten(),
+        nn.Linear(16 * 8 * 8, 400), nn.ReLU(), nn.Linear(400, 10),
     )  # fmt: skip
 
 
