@@ -174,16 +174,17 @@ def compose(profile: Profile, wish: Wish | None = None) -> Proposal:
     """
     wish = wish or Wish()
     _check(wish)
+    if profile.nodes == 1:  # whatever steps take, nothing is exchanged that could be shorter
+        wish = msgspec.structs.replace(wish, took={}, hope=0.0)
     compute, profile = profile.compute, informed(profile, wish)
     live = Live(profile, portions(profile, wish.buckets, wish.groups))
     plans, unknown = _tried(live, wish)
     off = _off(plans, wish.took)
     plans = [dataclasses.replace(p, seconds=_corrected(wish, p.spec, p.seconds, off)) for p in plans]
     noise = uncertainty(profile.steps[-1]) if profile.steps else 0.0
-    hopes = {p.spec.text: _hope(wish, p.spec) for p in plans}
-    hoped = [dataclasses.replace(p, seconds=p.seconds * (1.0 - hopes[p.spec.text])) for p in plans]
+    hoped = [dataclasses.replace(p, seconds=_hoped(wish, p, profile)) for p in plans]
     winner, losers, reason = _winner(hoped, noise)
-    hope = hopes[winner.spec.text]
+    hope = next(1.0 - winner.seconds / p.seconds for p in plans if p.spec == winner.spec) if winner.seconds else 0.0
     if wish.family:
         winner, reason = plans[-1], f"{wish.family} was asked for"
         losers, hope = {DENSE: reason}, 0.0
@@ -247,11 +248,16 @@ def _corrected(wish: Wish, spec: Spec, predicted: float, off: dict[int, float]) 
     return wish.took.get(spec.text, predicted * off.get(kind(spec.text), 1.0))
 
 
-def _hope(wish: Wish, spec: Spec) -> float:
-    """The share by which a family's step may be shorter than predicted: none where one of its kind was measured, and of
-    dense steps and what is in force, by which predictions are set right."""
+def _hoped(wish: Wish, plan: FamilyPlan, profile: Profile) -> float:
+    """Seconds of a family's step if it is as much shorter than predicted as it may be, but no shorter than computing.
+
+    Not shorter where one of its kind was measured, and of dense steps and what is in force, by which predictions are
+    set right.
+    """
     known = {0, *map(kind, wish.took), *(kind(rule.spec) for rule in wish.rules)}
-    return 0.0 if kind(spec.text) in known else wish.hope
+    if kind(plan.spec.text) in known:
+        return plan.seconds
+    return max(plan.seconds * (1.0 - wish.hope), min(plan.seconds, profile.compute))
 
 
 def _check(wish: Wish) -> None:

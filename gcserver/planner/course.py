@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import math
+from collections.abc import Iterable
 from typing import Any, Final
 
 import msgspec
@@ -16,8 +17,9 @@ from msgspec.structs import replace
 from gcproto.messages import Rule
 from gcproto.modes import STATIC
 from gcserver.planner.auto import Proposal, margin, worth
+from gcserver.planner.auto_rules import PlannedRule
 from gcserver.planner.drift import drift, link_drift
-from gcserver.planner.families import kind
+from gcserver.planner.families import DENSE, kind
 from gcserver.planner.profile import Profile, StepTime
 
 #: Planned again when compute or link have changed by so much.
@@ -60,7 +62,8 @@ class Standing(msgspec.Struct, frozen=True):
     before: what that one replaced, until it has been judged. taken_back: rules whose steps were slower than those
     before them; not tried again until the profile drifts. took: what families took when they were in force, until it
     drifts; considered: so many of these the newest proposal knew. chosen: the quality is an operator's, whose word
-    comes first. at: steps of the domain that were settled when the newest proposal was made.
+    comes first. at: steps of the domain that were settled when the newest proposal was made. stayed: that proposal is
+    the dense steps that there were without any plan.
     """
 
     mode: str
@@ -77,6 +80,7 @@ class Standing(msgspec.Struct, frozen=True):
     considered: int = 0
     chosen: bool = False
     at: int = 0
+    stayed: bool = False
 
     @property
     def proposed(self) -> Rules:
@@ -87,6 +91,11 @@ class Standing(msgspec.Struct, frozen=True):
     def forecast_plan(self) -> int:
         """The version of the plan that the newest proposal is; 0 if it was only proposed."""
         return self.plan if self.proposal is not None and self.proposed == self.rules else 0
+
+    @property
+    def holds(self) -> bool:
+        """Whether steps are made as the newest proposal says, by its plan or because it is dense as they were."""
+        return self.proposal is not None and (self.stayed or self.proposed == self.rules)
 
 
 class Act(enum.Enum):
@@ -154,8 +163,9 @@ def next_act(standing: Standing, domain: int, seen: Profile, settled: int = 0, l
 
 
 def _unnoted(standing: Standing, after: StepTime | None) -> bool:
-    """Whether enough steps under the planner's plan were measured, and what they took has not been noted."""
-    if after is None or after.steps < JUDGED_AFTER or standing.proposal is None or not standing.forecast_plan:
+    """Whether enough steps of what the planner chose were measured, and what they took has not been noted. Of dense
+    steps that stayed, too: others may be better than predicted."""
+    if after is None or after.steps < JUDGED_AFTER or standing.proposal is None or not standing.holds:
         return False
     return all(t.family != standing.proposal.family for t in standing.took)
 
@@ -164,7 +174,7 @@ def judged(standing: Standing, seen: Profile) -> Standing:
     """The plan in force has been judged: what a step under it took is remembered."""
     step, proposal = step_under(seen, standing.plan), standing.proposal
     done = replace(standing, before=None)
-    if step is None or proposal is None or standing.proposed != standing.rules:
+    if step is None or proposal is None or not standing.holds:
         return done
     others = tuple(t for t in standing.took if t.family != proposal.family)
     took = (*others, Took(proposal.family, step.seconds, proposal.hoped))
@@ -184,7 +194,7 @@ def _may_be_beaten(standing: Standing) -> bool:
         return False
     untried = [c.expected for c in proposal.considered if c.expected and kind(c.spec) not in known]
     least = min(t.seconds for t in standing.took)
-    return min(untried, default=math.inf) * (1 - SURPRISE) < least * (1 - margin(0.0))
+    return max(min(untried, default=math.inf) * (1 - SURPRISE), proposal.compute) < least * (1 - margin(0.0))
 
 
 def unlearned(standing: Standing, seen: Profile) -> dict[str, Any]:
@@ -241,6 +251,11 @@ def switch(standing: Standing, proposal: Proposal, now: StepTime | None, in_forc
         return False, f"{proposal.reason}; but it was slower than the plan in force when it was tried"
     good, reason = worth(now, proposal, before=lossiest(in_force)) if now is not None else (True, "")
     return good, proposal.reason if good else f"the plan in force stays: {reason} ({proposal.reason})"
+
+
+def stays_dense(proposal: Proposal, in_force: Iterable[PlannedRule]) -> bool:
+    """Whether a proposal is dense and so are the rules that steps are made by, those of no plan among them."""
+    return proposal.family == DENSE and all(rule.spec == DENSE for rule in in_force)
 
 
 def replaced(rules: Rules, now: StepTime | None, proposal: Proposal) -> Before | None:

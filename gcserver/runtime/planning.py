@@ -280,7 +280,7 @@ class Planning:
         # Kept only once something has come of it: else it would not be planned again.
         found = {
             "profile": profile, "proposal": proposal, "domain": domain.config.domain, "considered": len(took),
-            "at": settled,
+            "at": settled, "stayed": decide.stays_dense(proposal, wish.rules),
         }  # fmt: skip
         pays, reason = decide.switch(course.standing, proposal, now, rules)
         if not pays:

@@ -110,8 +110,10 @@ def test_what_may_be_shorter_than_predicted_is_tried_until_one_of_its_kind_was_m
     # what is in force turned out as slow as the quantisers may be fast
     wish = Wish(took={spec: rivals["qsgd(bits=4)"] * 0.95}, rules=known.rules, hope=0.15)
     found = compose(profile, wish)
-    assert (found.family, found.hope) == ("qsgd(bits=4)", 0.15) and "up to 15% shorter than predicted" in found.reason
-    assert found.expected == pytest.approx(rivals["qsgd(bits=4)"]) and found.hoped == found.expected * 0.85
+    assert (found.family, found.hope) == ("qsgd(bits=4)", pytest.approx(0.15))
+    assert "up to 15% shorter than predicted" in found.reason
+    assert found.expected == pytest.approx(rivals["qsgd(bits=4)"])
+    assert found.hoped == pytest.approx(found.expected * 0.85)
     assert {c.spec: c.expected for c in found.considered if c.spec in rivals} == pytest.approx(rivals)
     assert worth(wish.took[spec], found, before=4)[0] and not worth(found.hoped, found)[0]
     # as long as predicted: then what is faster by its margin is what counts, and nothing else comes close
@@ -119,6 +121,18 @@ def test_what_may_be_shorter_than_predicted_is_tried_until_one_of_its_kind_was_m
     last = compose(profile, msgspec.structs.replace(wish, took=took))
     assert (last.family, last.hope, last.expected) == ("qsgd(bits=4)", 0.0, found.expected)
     assert compose(profile, msgspec.structs.replace(wish, family="fp16")).hope == 0.0
+
+
+def test_no_step_is_hoped_to_be_shorter_than_computing() -> None:
+    profile = gpt(2, 100 * GBIT10)
+    dense = compose(profile)
+    assert dense.family == "none" and dense.expected < 1.1 * dense.compute
+    tried = compose(profile, Wish(took={"none": 1.04 * dense.compute}, hope=0.15))
+    assert (tried.family, tried.hope) == ("none", 0.0), "nothing is left to be gained"
+    slow = compose(profile, Wish(took={"none": 1.2 * dense.compute}, hope=0.15))
+    assert slow.family != "none" and slow.hoped >= dense.compute
+    alone = compose(gpt(1, MBIT100), Wish(took={"none": 2 * dense.compute}, hope=0.15))
+    assert (alone.family, alone.hope) == ("none", 0.0), "one node exchanges nothing"
 
 
 def test_families_of_one_kind_are_as_far_off_as_those_that_were_measured() -> None:

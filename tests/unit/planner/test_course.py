@@ -26,6 +26,7 @@ from gcserver.planner.course import (
     replaced,
     rules_of,
     stands,
+    stays_dense,
     step_under,
     switch,
     unlearned,
@@ -197,6 +198,25 @@ def test_what_may_be_better_than_a_measured_plan_is_planned_for_once(other: floa
     assert next_act(replace(known, considered=1), 7, after)[0] is Act.STAY, "the newest proposal knew"
     both = replace(known, took=(Took("qsgd(bits=8)", 0.3, 0.3), *known.took))
     assert next_act(both, 7, after)[0] is Act.STAY, "one of its kind was in force"
+
+
+@pytest.mark.parametrize(("compute", "act"), [(0.1, Act.PLAN), (0.191, Act.STAY)])
+def test_where_the_planner_chose_what_was_there_that_is_noted_too(compute: float, act: Act) -> None:
+    """Dense steps from the first one on, of 0.2 s; a quantiser is expected to take as long."""
+    families = considered(**{"none": 0.2, "qsgd(bits=4)": 0.2})
+    dense = replace(
+        proposal(), family="none", rules=(PlannedRule("*", "none"),), compute=compute, expected=0.2, considered=families
+    )
+    standing = Standing("auto", "fast", (), None, 7, PROFILE, dense, stayed=stays_dense(dense, ()))
+    assert next_act(standing, 7, measured(StepTime(0, 0.2, 0.01, JUDGED_AFTER - 1)))[0] is Act.STAY
+    after = measured(StepTime(0, 0.2, 0.01, JUDGED_AFTER))
+    assert next_act(standing, 7, after)[0] is Act.KEEP
+    known = judged(standing, after)
+    assert known.took == (Took("none", 0.2, 0.2),)
+    assert next_act(known, 7, after)[0] is act, "no step is shorter than computing"
+    assert next_act(replace(known, considered=1), 7, after)[0] is Act.STAY
+    assert not stays_dense(dense, (PlannedRule("*", "fp16"),)) and not stays_dense(proposal(), ())
+    assert next_act(replace(standing, stayed=False), 7, after)[0] is Act.STAY, "it is not what was chosen"
 
 
 def test_what_was_tried_is_planned_for_with_what_it_took() -> None:
