@@ -239,7 +239,8 @@ def test_what_is_over_keeps_no_memory(joined: FakeDaemon, group: backend.Group, 
     dist.all_reduce(tensor, group=group)
     del tensor
     gc.collect()
-    assert kept() is None
+    # The thread that finished the collective may be about to let go of it.
+    joined.wait(lambda: kept() is None)
 
 
 def test_torchs_world_has_to_be_the_jobs(
