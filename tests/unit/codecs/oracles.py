@@ -22,17 +22,22 @@ def bits64(seed, counter):
     return z ^ (z >> 31)
 
 
+def bits64_of(seed, counters):
+    """uint64: the outputs of these numbers."""
+    z = np.uint64(seed & MASK) + (np.asarray(counters).astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
 def lanes_sum(terms, block):
     """The sum of float64 terms: 16 lanes in blocks of so many, lanes in order, then blocks in order."""
     total = 0.0
     for start in range(0, len(terms), block):
-        part, lanes = terms[start : start + block], np.zeros(16)
-        for row in np.concatenate([part, np.zeros(-len(part) % 16)]).reshape(-1, 16):
-            lanes = lanes + row
-        block_sum = lanes[0]
-        for lane in lanes[1:]:
-            block_sum = block_sum + lane
-        total = total + block_sum
+        part = terms[start : start + block]
+        rows = np.concatenate([np.zeros(16), part, np.zeros(-len(part) % 16)]).reshape(-1, 16)
+        # Sums that accumulate are taken in order, which others of numpy's are not.
+        total = total + np.cumsum(np.cumsum(rows, axis=0)[-1])[-1]
     return total
 
 

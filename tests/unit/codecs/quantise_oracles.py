@@ -73,17 +73,16 @@ def uniform(v, bounds, choices, seed, kind="maxmin", bucket=0, clip=0.0):
     parts, residual = b"", np.empty_like(v)
     for (a, b), (bits, steps) in zip(pairwise(bounds), choices, strict=True):
         payload += struct.pack("<II", b - a, bits | (steps | 128 * (kind == "max")) << 8 | (bucket // 64) << 16)
-        params, codes = b"", []
-        for start in range(a, b, bucket or max(1, b - a)):
-            stop = min(b, start + (bucket or b - a))
-            part = v[start:stop]
-            low, step, inverse = scale_of(part, bits, steps, kind, clip)
-            params += struct.pack("<f", step) if steps else struct.pack("<ff", low, step)
-            most = steps or 2**bits - 1
-            q = rounded(part, low, inverse, -steps, most, words(seed, start, stop - start))
-            codes.append((q + F(steps)).astype(np.uint8))
-            residual[start:stop] = part - (q * step + low)
-        parts += params + (pack(np.concatenate(codes), bits) if codes else b"")
+        if a == b:
+            continue
+        size = bucket or b - a
+        scales = [scale_of(v[start : min(b, start + size)], bits, steps, kind, clip) for start in range(a, b, size)]
+        low, step, inverse = np.array(scales, F).T
+        params = step if steps else np.stack([low, step], axis=1)
+        low, step, inverse = (np.repeat(each, size)[: b - a] for each in (low, step, inverse))
+        q = rounded(v[a:b], low, inverse, -steps, steps or 2**bits - 1, words(seed, a, b - a))
+        residual[a:b] = v[a:b] - (q * step + low)
+        parts += params.astype("<f4").tobytes() + pack((q + F(steps)).astype(np.uint8), bits)
     return payload + parts, residual
 
 

@@ -10,84 +10,89 @@ from itertools import pairwise
 
 import numpy as np
 
-from tests.unit.codecs.oracles import bits64, magnitude_bits, topk_k
+from tests.unit.codecs.oracles import bits64_of, magnitude_bits, topk_k
 
 INFINITE = 0x7F800000
 WIDTHS = {32: 0, 16: 1, 8: 2}
 
 
 # ------------------------------------------------------------------------------------------------- packing
-def pack_bits(numbers, width):
-    """Whole bytes, each number ``width`` bits, lowest first, padded with zero bits."""
-    whole = sum(int(v) << (width * i) for i, v in enumerate(numbers))
-    return whole.to_bytes((len(numbers) * width + 7) // 8, "little")
-
-
 def pack_gaps(indices):
+    """Groups of 32 gaps: their widths, then each group's bits, lowest first, padded with zero bits to whole bytes."""
     gaps = np.diff(np.asarray(indices, np.int64), prepend=-1) - 1
-    groups = [gaps[i : i + 32] for i in range(0, len(gaps), 32)]
-    widths = [int(max(g)).bit_length() for g in groups]
-    return bytes(widths) + b"".join(pack_bits(g, w) for g, w in zip(groups, widths, strict=True))
+    groups = np.concatenate([gaps, np.zeros(-len(gaps) % 32, np.int64)]).reshape(-1, 32)
+    widths = (groups.max(axis=1)[:, None] >> np.arange(40) > 0).sum(axis=1)
+    streams = [b""] * len(groups)
+    for width in set(widths.tolist()):
+        alike = np.flatnonzero(widths == width)
+        bits = (groups[alike][:, :, None] >> np.arange(width) & 1).reshape(len(alike), -1)
+        for g, stream in zip(alike, np.packbits(bits.astype(bool), axis=1, bitorder="little"), strict=True):
+            streams[g] = stream[: (min(32, len(gaps) - 32 * g) * width + 7) // 8].tobytes()
+    return widths.astype(np.uint8).tobytes() + b"".join(streams)
 
 
 def unpack_gaps(data, total):
     groups = -(-total // 32)
-    at, gaps = groups, []
-    for g in range(groups):
-        count, width = min(32, total - 32 * g), data[g]
-        size = (count * width + 7) // 8
-        number = int.from_bytes(data[at : at + size], "little")
-        gaps += [(number >> (width * i)) & ((1 << width) - 1) for i in range(count)]
-        at += size
-    return np.cumsum(np.array(gaps, np.int64) + 1) - 1, at
+    widths = np.frombuffer(data, np.uint8, groups).astype(np.int64)
+    counts = np.minimum(32, total - 32 * np.arange(groups))
+    ends = groups + np.cumsum((counts * widths + 7) // 8)
+    starts = ends - (counts * widths + 7) // 8
+    raw = np.frombuffer(data + bytes(160), np.uint8)
+    gaps = np.zeros((groups, 32), np.int64)
+    for width in set(widths.tolist()) - {0}:
+        alike = np.flatnonzero(widths == width)
+        streams = raw[starts[alike][:, None] + np.arange(4 * width)]
+        bits = np.unpackbits(streams, axis=1, bitorder="little").reshape(len(alike), 32, width)
+        gaps[alike] = bits @ (1 << np.arange(width))
+    return np.cumsum(gaps.ravel()[:total] + 1) - 1, int(ends[-1]) if groups else 0
 
 
-def code_group(values, width):
-    """(header, codes, decoded) of up to 128 float32."""
+def code_groups(values, width):
+    """(headers, codes, decoded) of float32[groups, 128]; zeros fill up what is shorter."""
     limit, most = (126, 20) if width == 8 else (32766, 13)
     mags = magnitude_bits(values).astype(np.int64)
-    high, low = int(mags.max()), int(mags.min(initial=INFINITE, where=mags > 0))
-    base = low // 32 * 32 if high else 0
-    for shift in range(most + 1):
-        half = (1 << shift) // 2
-        if (high - base + half) >> shift <= limit:
-            break
-    else:
-        base = -(-(high - (limit << most)) // 32) * 32
+    high, low = mags.max(axis=1), mags.min(axis=1, initial=INFINITE, where=mags > 0)
+    base = np.where(high > 0, low // 32 * 32, 0)
+    shifts = np.arange(most + 1)
+    fits = (high - base)[:, None] + ((1 << shifts) // 2) >> shifts <= limit
+    shift = np.where(fits.any(axis=1), fits.argmax(axis=1), most)
+    base = np.where(fits.any(axis=1), base, -(-(high - (limit << most)) // 32) * 32)
     top = ((INFINITE - 1 - base) >> shift) + 1
-    q = np.where(mags > 0, np.clip(((mags - base + half) >> shift) + 1, 0, min(top, limit + 1)), 0)
+    most_of, half = np.minimum(top, limit + 1)[:, None], (1 << shift) // 2
+    b, s = base[:, None], shift[:, None]
+    q = np.where(mags > 0, np.clip(((mags - b + half[:, None]) >> s) + 1, 0, most_of), 0)
     sign = np.signbit(values).astype(np.int64)
-    decoded = np.where(q > 0, base + ((q - 1) << shift), 0) | sign << 31
+    decoded = np.where(q > 0, b + ((q - 1) << s), 0) | sign << 31
     return base | shift, q | sign << (width - 1), decoded.astype(np.uint32).view(np.float32)
+
+
+def places(counts):
+    """(groups, where each value is in a table of groups of 128): a segment begins a group."""
+    first = np.cumsum([0, *(-(-c // 128) for c in counts)])
+    where = [128 * at + np.arange(c) for at, c in zip(first, counts, strict=False)]
+    return int(first[-1]), np.concatenate([np.zeros(0, np.int64), *where])
 
 
 def pack_values(values, counts, width):
     """(bytes, decoded values)."""
     if width == 32:
         return values.astype("<f4").tobytes(), values
-    headers, codes, decoded, at = [], [np.zeros(0, np.int64)], [np.zeros(0, np.float32)], 0
-    for count in counts:
-        for start in range(at, at + count, 128):
-            header, group, back = code_group(values[start : min(start + 128, at + count)], width)
-            headers.append(header)
-            codes.append(group)
-            decoded.append(back)
-        at += count
+    groups, where = places(counts)
+    table = np.zeros(groups * 128, np.float32)
+    table[where] = values
+    headers, codes, decoded = code_groups(table.reshape(groups, 128), width)
     kind = "<u1" if width == 8 else "<u2"
-    return np.array(headers, "<u4").tobytes() + np.concatenate(codes).astype(kind).tobytes(), np.concatenate(decoded)
+    return headers.astype("<u4").tobytes() + codes.ravel()[where].astype(kind).tobytes(), decoded.ravel()[where]
 
 
 def unpack_values(data, counts, width):
     total = sum(counts)
     if width == 32:
         return np.frombuffer(data, "<f4", total).copy()
-    groups = sum(-(-c // 128) for c in counts)
+    groups, where = places(counts)
     headers = np.frombuffer(data, "<u4", groups).astype(np.int64)
     codes = np.frombuffer(data, "<u1" if width == 8 else "<u2", total, 4 * groups).astype(np.int64)
-    which = np.concatenate([np.zeros(0, int), *(np.full(c, s) for s, c in enumerate(counts))])
-    start = np.concatenate([np.zeros(0, int), *(np.arange(c) // 128 for c in counts)])
-    offsets = np.cumsum([0, *(-(-c // 128) for c in counts)])[which] + start
-    header = headers[offsets]
+    header = headers[where // 128]
     sign, q = codes >> (width - 1), codes & ((1 << (width - 1)) - 1)
     bits = np.where(q > 0, ((header & ~31) + ((q - 1) << (header & 31))) & 0x7FFFFFFF, 0) | sign << 31
     return bits.astype(np.uint32).view(np.float32)
@@ -123,7 +128,12 @@ def decode(payload, n):
 # ----------------------------------------------------------------------------------------------- selection
 def largest(v, a, b, k):
     """The k largest magnitudes of v[a:b], lowest index first among equals, as sorted indices of v."""
-    return np.sort(np.argsort(-magnitude_bits(v[a:b]), kind="stable")[:k]) + a
+    mags = magnitude_bits(v[a:b])
+    if k == 0:
+        return np.zeros(0, np.int64)
+    limit = np.partition(mags, b - a - k)[b - a - k]
+    above, equal = np.flatnonzero(mags > limit), np.flatnonzero(mags == limit)
+    return np.sort(np.concatenate([above, equal[: k - len(above)]])) + a
 
 
 def reaching(v, a, b, mask, cap):
@@ -184,8 +194,9 @@ def gaussiank(v, bounds, levels, cap, quantile):
         if a == b:
             continue
         n, k, wide = b - a, topk_k(b - a, level), v[a:b].astype(np.float64)
-        mean = lane_sum(wide) / n
-        variance = max(0.0, lane_sum(wide * wide) - lane_sum(wide) * mean) / max(1, n - 1)
+        total = lane_sum(wide)
+        mean = total / n
+        variance = max(0.0, lane_sum(wide * wide) - total * mean) / max(1, n - 1)
         limit = mean + quantile(1.0 - level / 2_000_000) * np.sqrt(variance)
         for turn in range(3):
             mask = (np.abs(wide) > limit) & (wide != 0)
@@ -197,17 +208,16 @@ def gaussiank(v, bounds, levels, cap, quantile):
 
 
 # ------------------------------------------------------------------------------------------------- chance
-def draw(seed, counter, limit):
-    return (bits64(seed, counter) >> 32) * limit >> 32
+def draw(seed, counters, limits):
+    """Each below its limit."""
+    high = bits64_of(seed, counters) >> np.uint64(32)
+    return (high * np.asarray(limits, np.uint64) >> np.uint64(32)).astype(np.int64)
 
 
 def randomk_places(seed, length, k):
-    offset = draw(seed, 0, length)
-    places = []
-    for j in range(k):
-        low, high = j * length // k, (j + 1) * length // k
-        places.append((offset + low + draw(seed, j + 1, high - low)) % length)
-    return np.sort(np.array(places, np.int64))
+    edges = np.arange(k + 1) * length // k
+    offset = draw(seed, np.zeros(1, np.int64), length)
+    return np.sort((offset + edges[:-1] + draw(seed, np.arange(1, k + 1), np.diff(edges))) % length)
 
 
 def randomk(v, bounds, levels, seed, width=32, unbiased=False):
@@ -216,10 +226,10 @@ def randomk(v, bounds, levels, seed, width=32, unbiased=False):
     heads, counts, index = [], [], [np.zeros(0, np.int64)]
     for (a, b), level in zip(pairwise(bounds), levels, strict=True):
         k = topk_k(b - a, level)
-        places = randomk_places(seed, b - a, k) + a if k else np.zeros(0, np.int64)
+        chosen = randomk_places(seed, b - a, k) + a if k else np.zeros(0, np.int64)
         factor = np.float32((b - a) / k) if unbiased and k else np.float32(1)
-        values.append(v[places] * factor)
-        index.append(places)
+        values.append(v[chosen] * factor)
+        index.append(chosen)
         heads += [b - a, k]
         counts.append(k)
     data, decoded = pack_values(np.concatenate(values), counts, width)
@@ -234,8 +244,9 @@ def dgc_sample(v, a, b, share, seed):
     n = b - a
     runs = min(n // 2, max(8192, int(share * n))) // 32
     stride = n // runs
-    starts = [j * stride + (bits64(seed, j) >> 33) % (stride - 31) for j in range(runs)]
-    return np.concatenate([magnitude_bits(v[a + s : a + s + 32]) for s in starts])
+    each = np.arange(runs)
+    starts = each * stride + (bits64_of(seed, each) >> np.uint64(33)).astype(np.int64) % (stride - 31)
+    return magnitude_bits(v)[a + starts[:, None] + np.arange(32)].ravel()
 
 
 def dgc(v, bounds, levels, share, seed):

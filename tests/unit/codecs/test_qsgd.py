@@ -31,22 +31,21 @@ def test_equals_oracle_on_awkward_vectors(spec, bits, steps, kind, bucket, n):
     plain = parse(spec)
     codec = plain if kind == "l2" else parse(f"{plain.spec}+ef(decay=0.75)")
     old = vectors.normal(n, seed=9, scale=0.1)
-    for i, (name, x) in enumerate(vectors.shapes(n, seed=n)):
-        for bounds in vectors.segment_tables(n):
-            for residual in (None, old):
-                if residual is not None and not codec.error_feedback:
-                    continue
-                v = oracles.corrected(x, residual, 0.5, 0.75)
-                choices = [(bits, steps)] * (len(bounds) - 1)
-                expected, expected_new = truth.uniform(v, bounds, choices, i, kind, bucket)
-                result, payload, new = run(codec, x, residual, bounds, 0.5, seed=i)
-                assert payload == expected, (name, bounds)
-                assert np.array_equal(new, expected_new), (name, bounds)
-                assert result.nonfinite == 0
-                assert result.saturated == (np.abs(v) > 2.0**126).sum()
-                assert run(codec, x, residual, bounds, 0.5, seed=i, want_residual=False)[1] == expected
-                assert np.array_equal(decode(codec, payload, n, 1 / 3), truth.uniform_decode(payload, 1 / 3))
-                assert np.isfinite(decode(codec, payload, n)).all()
+    for i, (name, x, bounds) in enumerate(vectors.cases(n, seed=n)):
+        for residual in (None, old):
+            if residual is not None and not codec.error_feedback:
+                continue
+            v = oracles.corrected(x, residual, 0.5, 0.75)
+            choices = [(bits, steps)] * (len(bounds) - 1)
+            expected, expected_new = truth.uniform(v, bounds, choices, i, kind, bucket)
+            result, payload, new = run(codec, x, residual, bounds, 0.5, seed=i)
+            assert payload == expected, (name, bounds)
+            assert np.array_equal(new, expected_new), (name, bounds)
+            assert result.nonfinite == 0
+            assert result.saturated == (np.abs(v) > 2.0**126).sum()
+            assert run(codec, x, residual, bounds, 0.5, seed=i, want_residual=False)[1] == expected
+            assert np.array_equal(decode(codec, payload, n, 1 / 3), truth.uniform_decode(payload, 1 / 3))
+            assert np.isfinite(decode(codec, payload, n)).all()
 
 
 @pytest.mark.parametrize("kind", ["maxmin", "max", "l2"])

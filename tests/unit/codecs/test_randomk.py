@@ -17,19 +17,18 @@ def test_equals_oracle(ratio, width):
     codec = parse(f"randomk(ratio={ratio},values={width})+ef(decay=0.5)")
     for n in vectors.SIZES:
         old = vectors.normal(n, seed=9, scale=0.1)
-        for seed, (_, x) in enumerate(vectors.shapes(n, seed=n)):
-            for bounds in vectors.segment_tables(n):
-                result, payload, new = run(codec, x, old, bounds, 0.5, seed=seed * 0x123456789ABCD)
-                v = oracles.corrected(x, old, 0.5, 0.5)
-                levels = [codec.level] * (len(bounds) - 1)
-                expected, left = sparse_oracles.randomk(v, bounds, levels, seed * 0x123456789ABCD, width)
-                assert payload == expected and same(new, left)
-                assert result.nonfinite == oracles.nonfinite(v)
-                out, acc = np.empty_like(x), x.copy()
-                codec.decode(payload, out, 1.0)
-                assert np.array_equal(out + new, v)
-                by_id(17, codec.level).decode_add(payload, acc)
-                assert np.array_equal(acc, x + out)
+        for seed, (_, x, bounds) in enumerate(vectors.cases(n, seed=n)):
+            result, payload, new = run(codec, x, old, bounds, 0.5, seed=seed * 0x123456789ABCD)
+            v = oracles.corrected(x, old, 0.5, 0.5)
+            levels = [codec.level] * (len(bounds) - 1)
+            expected, left = sparse_oracles.randomk(v, bounds, levels, seed * 0x123456789ABCD, width)
+            assert payload == expected and same(new, left)
+            assert result.nonfinite == oracles.nonfinite(v)
+            out, acc = np.empty_like(x), x.copy()
+            codec.decode(payload, out, 1.0)
+            assert np.array_equal(out + new, v)
+            by_id(17, codec.level).decode_add(payload, acc)
+            assert np.array_equal(acc, x + out)
 
 
 def test_unbiased_equals_oracle_and_keeps_nothing():

@@ -42,7 +42,8 @@ def test_any_indices_and_values_in_every_form(n, density):
 def test_gaps_of_every_width():
     # One element 2**w after the one before, alone and among near ones; 31 to 33 in a group's neighbourhood.
     for w in range(24):
-        for count in (1, 31, 32, 33, 64, 65):
+        # The widest take memory, and are of no other group for it.
+        for count in (1, 31, 32, 33, 64, 65) if w < 18 else (1, 33):
             x = np.zeros((1 << w) + count + 1, np.float32)
             x[1 << w : (1 << w) + count] = 1.5
             x[0] = -1

@@ -125,7 +125,7 @@ def specs(draw, cls):
 
 @pytest.mark.parametrize("name", names())
 @given(data=st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_what_is_printed_parses_to_an_equal_codec(name, data):
     spec = data.draw(specs(BY_NAME[name]))
     refusal = None

@@ -17,17 +17,16 @@ PLAIN = {"": FORMS[""], ",packed=1,values=8": FORMS[",packed=1,values=8"]}
 def test_threshold_equals_oracle(value, cap):
     for n in vectors.SIZES:
         old = vectors.normal(n, seed=9, scale=0.1)
-        for _, x in vectors.shapes(n, seed=n):
-            for bounds in vectors.segment_tables(n):
-                check_against(
-                    f"threshold(value={value},cap={cap}{{}})+ef(decay=0.5)",
-                    lambda v, bounds=bounds: sparse_oracles.threshold(v, bounds, value, cap),
-                    x,
-                    old,
-                    bounds,
-                    0.5,
-                    forms=PLAIN,
-                )
+        for _, x, bounds in vectors.cases(n, seed=n):
+            check_against(
+                f"threshold(value={value},cap={cap}{{}})+ef(decay=0.5)",
+                lambda v, bounds=bounds: sparse_oracles.threshold(v, bounds, value, cap),
+                x,
+                old,
+                bounds,
+                0.5,
+                forms=PLAIN,
+            )
 
 
 def test_what_equals_the_threshold_is_sent():
@@ -63,9 +62,8 @@ def test_redsync_equals_oracle(spec, ratio, cap):
 
     for n in (*vectors.SIZES, 50_000):
         old = vectors.normal(n, seed=9, scale=0.1)
-        for _, x in vectors.shapes(n, seed=n):
-            for bounds in vectors.segment_tables(n):
-                check_against(template, choose(bounds), x, old if n % 2 else None, bounds, 0.5, forms=PLAIN)
+        for _, x, bounds in vectors.cases(n, seed=n):
+            check_against(template, choose(bounds), x, old if n % 2 else None, bounds, 0.5, forms=PLAIN)
 
 
 @pytest.mark.parametrize(("ratio", "cap"), [(0.01, 1.333), (0.1, 1), (0.5, 1000)])
@@ -78,9 +76,8 @@ def test_gaussiank_equals_oracle(ratio, cap):
 
     for n in (*vectors.SIZES, 50_000):
         old = vectors.normal(n, seed=9, scale=0.1)
-        for _, x in vectors.shapes(n, seed=n):
-            for bounds in vectors.segment_tables(n):
-                check_against(template, choose(bounds), x, old if n % 2 else None, bounds, 0.5, forms=PLAIN)
+        for _, x, bounds in vectors.cases(n, seed=n):
+            check_against(template, choose(bounds), x, old if n % 2 else None, bounds, 0.5, forms=PLAIN)
 
 
 def test_levels_of_single_segments():

@@ -47,6 +47,17 @@ def segment_tables(n):
         yield np.array([0, 1, 8, 17, 40, n], np.int64)
 
 
+def cases(n, seed=0):
+    """(name, float32[n], boundaries): a normal vector with every table, every other shape with one of them in turn.
+
+    Which one depends on n too: over ``SIZES`` every shape meets every table.
+    """
+    tables = list(segment_tables(n))
+    for i, (name, x) in enumerate(shapes(n, seed)):
+        for bounds in tables if i == 0 else [tables[(i + n) % len(tables)]]:
+            yield name, x, bounds
+
+
 def unaligned(array, offset=1):
     """A read-only copy of ``array`` whose memory starts at an odd address."""
     raw = np.empty(array.nbytes + 64, np.uint8)

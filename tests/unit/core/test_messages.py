@@ -154,7 +154,7 @@ def test_noise_is_a_message_error_or_a_message(name: str, data: bytes) -> None:
 
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda s: type(s).__name__)
-@settings(deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(cut=st.integers(0, 400), flip=st.integers(0, 8 * 400 - 1))
 def test_damaged_messages_never_raise_anything_else(sample: packed.Message, cut: int, flip: int) -> None:
     data = bytearray(packed.encode(sample))
