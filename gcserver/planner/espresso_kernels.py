@@ -11,6 +11,8 @@ import numpy as np
 from gcserver.planner.timeline_jit import kernel
 from gcserver.planner.timeline_kernels import (
     INF,
+    NOWHERE,
+    RECORD,
     begin,
     bound,
     make_chains,
@@ -79,7 +81,7 @@ def greedy(order, sticky, passes, budget, length, columns, compresses, trace, pr
     kept, space = make_space(n, True, False), make_space(n, False, False)
     removed, added = np.zeros(n, np.bool_), np.zeros(4)
     begin(trace, chains, kept)
-    best = simulate(-1, True, INF, trace, chains, kept)
+    best = simulate(np.int64(RECORD), INF, trace, chains, kept)
     tried = 1
     if sticky:
         _remove(removed, plan, compresses, kept)
@@ -99,7 +101,7 @@ def greedy(order, sticky, passes, budget, length, columns, compresses, trace, pr
                 for q in range(4):
                     kept[4][i, 4 + q] += added[q]
             restore(j, kept)
-            best = simulate(-1, True, INF, trace, chains, kept)
+            best = simulate(np.int64(RECORD), INF, trace, chains, kept)
             changed = True
             if sticky:
                 _remove(removed, plan, compresses, kept)
@@ -119,7 +121,7 @@ def pairs(order, budget, length, columns, trace, priced, plan):  # type: ignore[
     chains = make_chains(plan, trace, priced)
     kept, space = make_space(n, True, False), make_space(n, False, False)
     begin(trace, chains, kept)
-    best = simulate(-1, True, INF, trace, chains, kept)
+    best = simulate(np.int64(RECORD), INF, trace, chains, kept)
     tried = 1
     added = np.zeros(4)
     for x in range(n):
@@ -147,7 +149,7 @@ def pairs(order, budget, length, columns, trace, priced, plan):  # type: ignore[
             put(b, plan[b], now, trace, priced, chains, added)
             if found:
                 begin(trace, chains, kept)
-                best = simulate(-1, True, INF, trace, chains, kept)
+                best = simulate(np.int64(RECORD), INF, trace, chains, kept)
             if tried >= budget:
                 return best, tried
             added[:] = 0.0
@@ -163,23 +165,25 @@ def uniform(columns, limit, trace, priced, plan):  # type: ignore[no-untyped-def
     n, sizes = len(plan), priced[0].shape[0]
     tried, best, best_option, best_size = 0, limit, -1, -1
     space = make_space(n, False, False)
-    by_size = np.argsort(-trace[1], kind="mergesort")
+    # Floats, as other kernels sort them: sorting is compiled for every type, and that takes a second.
+    by_size = np.argsort(-trace[1].astype(np.float64), kind="mergesort")
     least = np.empty(4)
     for o in columns:
         now = plan.copy()
         chains = make_chains(now, trace, priced)
         begin(trace, chains, space)
-        least[:] = space[2][4:]
+        for q in range(4):
+            least[q] = space[2][4 + q]
         least[0] += trace[0][0] if n else 0.0
         k = 0
         for s in range(sizes - 1, -1, -1):
             while k < n and trace[1][by_size[k]] == s:
                 put(by_size[k], o, now, trace, priced, chains, least)
                 k += 1
-            if least.max() >= best * (1 - GAIN):
+            if max(least[0], least[1], least[2], least[3]) >= best * (1 - GAIN):
                 continue
             begin(trace, chains, space)
-            end = simulate(-1, False, best * (1 - GAIN), trace, chains, space)
+            end = simulate(np.int64(NOWHERE), best * (1 - GAIN), trace, chains, space)
             tried += 1
             if end < best * (1 - GAIN):
                 best, best_option, best_size = end, o, s
@@ -202,7 +206,7 @@ def offload(first, member, other, free, trace, priced, plan):  # type: ignore[no
     chains = make_chains(now, trace, priced)
     kept, space = make_space(n, True, False), make_space(n, False, False)
     begin(trace, chains, kept)
-    best = simulate(-1, True, INF, trace, chains, kept)
+    best = simulate(np.int64(RECORD), INF, trace, chains, kept)
     tried = 1
     u, old, added = np.zeros(groups, np.int64), plan.copy(), np.zeros(4)
     while True:
@@ -226,7 +230,8 @@ def offload(first, member, other, free, trace, priced, plan):  # type: ignore[no
             tried += 1
             if end < limit:
                 best = end
-                plan[:] = now
+                for i in range(n):
+                    plan[i] = now[i]
 
 
 @kernel
@@ -251,8 +256,8 @@ def exhaust(length, columns, limit, trace, priced, plan):  # type: ignore[no-unt
     begin(trace, chains, space)
     for q in range(4):
         space[2][4 + q] += least[:, q].sum()
-    best, tried, d = limit, 0, 0
-    simulate(0, False, INF, trace, chains, space)
+    best, tried, d = limit, 0, np.int64(0)
+    simulate(np.int64(0), INF, trace, chains, space)
     while d >= 0:
         s = trace[1][d]
         if at[d] == length[s]:
@@ -274,11 +279,12 @@ def exhaust(length, columns, limit, trace, priced, plan):  # type: ignore[no-unt
         for q in range(4):
             space[2][4 + q] += future[d, q]
         tried += 1
-        end = simulate(d + 1 if d + 1 < n else -1, False, below, trace, chains, space)
+        end = simulate(d + 1 if d + 1 < n else NOWHERE, below, trace, chains, space)
         if end < below:
             if d + 1 < n:
                 d += 1
             else:
                 best = end
-                plan[:] = now
+                for i in range(n):
+                    plan[i] = now[i]
     return best, tried

@@ -142,5 +142,6 @@ def _insert(a, f, parents, lo, hi, at, over, parent):  # type: ignore[no-untyped
 @kernel
 def _longer(old, room):  # type: ignore[no-untyped-def]
     new = np.empty(room, old.dtype)
-    new[: len(old)] = old
+    for i in range(len(old)):
+        new[i] = old[i]
     return new

@@ -118,7 +118,7 @@ def shortlist(total, allowed, slack):  # type: ignore[no-untyped-def]
     length = np.zeros(sizes, np.int64)
     columns = np.zeros((sizes, n), np.int64)
     for s in range(sizes):
-        for b in np.argsort(total[s, :, 4]):
+        for b in np.argsort(total[s, :, 4].copy()):
             if not allowed[b]:
                 continue
             beaten = False
@@ -144,7 +144,7 @@ def distinct(count, res, dur, total):  # type: ignore[no-untyped-def]
     length = np.zeros(sizes, np.int64)
     columns = np.zeros((sizes, n), np.int64)
     for s in range(sizes):
-        for b in np.argsort(total[s, :, 4], kind="mergesort"):
+        for b in np.argsort(total[s, :, 4].copy(), kind="mergesort"):
             known = False
             k = length[s] - 1
             while k >= 0 and not known:

@@ -25,6 +25,9 @@ from gcserver.planner.timeline_jit import kernel
 JOBS = 12
 GRADIENT = 15
 INF = np.inf
+#: Where ``simulate`` stops when it does not: with no state kept, and with that at every gradient. Kernels compile anew
+#: for every number that is written in a call, so that calls make a variable of it: ``np.int64(NOWHERE)``.
+NOWHERE, RECORD = -1, -2
 
 
 @kernel
@@ -43,8 +46,9 @@ def make_chains(plan, trace, priced):  # type: ignore[no-untyped-def]
     for i in range(n):
         s = trace[1][i]
         count[i] = priced[0][s, plan[i]]
-        res[i] = priced[1][s, plan[i]]
-        dur[i] = priced[2][s, plan[i]]
+        for k in range(JOBS):
+            res[i, k] = priced[1][s, plan[i], k]
+            dur[i, k] = priced[2][s, plan[i], k]
     return count, res, dur
 
 
@@ -55,10 +59,10 @@ def put(i, option, plan, trace, priced, chains, added):  # type: ignore[no-untyp
     for q in range(4):
         added[q] += priced[3][s, option, q] - priced[3][s, plan[i], q]
     plan[i] = option
-    k = priced[0][s, option]
-    chains[0][i] = k
-    chains[1][i, :k] = priced[1][s, option, :k]
-    chains[2][i, :k] = priced[2][s, option, :k]
+    chains[0][i] = priced[0][s, option]
+    for k in range(priced[0][s, option]):
+        chains[1][i, k] = priced[1][s, option, k]
+        chains[2][i, k] = priced[2][s, option, k]
 
 
 @kernel
@@ -83,13 +87,13 @@ def begin(trace, chains, space):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def simulate(stop, record, limit, trace, chains, space):  # type: ignore[no-untyped-def]
+def simulate(stop, limit, trace, chains, space):  # type: ignore[no-untyped-def]
     """Continue the timeline from the state in ``space`` until nothing is left, or gradient ``stop`` is ready.
 
     Returns the time of the last end; infinity as soon as the work left on some resource shows that it cannot end
-    before ``limit``. Events are taken in order of (time, resource). With ``record``, the state at every gradient is
-    kept, and ``bubble`` says whether all that came before was complete by then; ``starts`` takes the start of every
-    job (the last column: computation) if there is room.
+    before ``limit``. Events are taken in order of (time, resource). With ``RECORD`` for ``stop``, the state at every
+    gradient is kept, and ``bubble`` says whether all that came before was complete by then; ``starts`` takes the start
+    of every job (the last column: computation) if there is room.
     """
     gaps = trace[0]
     count, res, dur = chains
@@ -110,7 +114,7 @@ def simulate(stop, record, limit, trace, chains, space):  # type: ignore[no-unty
         i = code >> 4
         place = code & 15
         if place == GRADIENT:
-            if record or i == stop:
+            if stop == RECORD or i == stop:
                 for k in range(13):
                     ints_at[i, k] = ints[k]
                 for k in range(8):
@@ -174,7 +178,7 @@ def resume(j, added, limit, trace, chains, kept, space):  # type: ignore[no-unty
         for k in range(ints[4 + q], ints[8 + q]):
             space[0][q, k] = kept[0][q, k]
         floats[4 + q] += added[q]
-    return simulate(-1, False, limit, trace, chains, space)
+    return simulate(np.int64(NOWHERE), limit, trace, chains, space)
 
 
 @kernel
@@ -196,7 +200,7 @@ def evaluate(trace, chains):  # type: ignore[no-untyped-def]
     """(end of the timeline, bubble [N], starts [N, JOBS + 1])."""
     space = make_space(len(trace[0]), True, True)
     begin(trace, chains, space)
-    end = simulate(-1, True, INF, trace, chains, space)
+    end = simulate(np.int64(RECORD), INF, trace, chains, space)
     return end, space[5], space[6]
 
 
@@ -206,4 +210,4 @@ def finish(plan, trace, priced):  # type: ignore[no-untyped-def]
     chains = make_chains(plan, trace, priced)
     space = make_space(len(plan), False, False)
     begin(trace, chains, space)
-    return simulate(-1, False, INF, trace, chains, space)
+    return simulate(np.int64(NOWHERE), INF, trace, chains, space)
