@@ -30,7 +30,7 @@ def test_plans_over_links() -> None:
 
 
 def test_where_it_stops_paying() -> None:
-    profile = gpt(2, GBIT1)
+    profile = gpt(2, GBIT1, layers=3)
     stops = advise(profile).stops_paying
     assert GBIT1 < stops < 1e11
 
@@ -44,14 +44,14 @@ def test_where_it_stops_paying() -> None:
 
 
 def test_a_job_that_computes_for_long_need_not_compress_anywhere() -> None:
-    found = advise(gpt(2, GBIT1, compute=10_000.0))
+    found = advise(gpt(2, GBIT1, compute=10_000.0, layers=3))
     assert found.stops_paying == 0
     assert "don't" in found.verdict and "would not pay on any link" in found.verdict
 
 
 def test_a_job_whose_cores_are_the_bottleneck_may_always_gain() -> None:
     """Dense costs cores as well; where it costs more than compressing, no link helps."""
-    profile = gpt(4, GBIT1, compute=0.01)
+    profile = gpt(4, GBIT1, compute=0.01, layers=3)
     cost = profile.codecs["none"]
     slow = [Curve(tuple((n, 40 * s) for n, s in c.points)) for c in (cost.encode, cost.decode, cost.decode_add)]
     worse = msgspec.structs.replace(profile, codecs={**profile.codecs, "none": CodecCost(*slow, ratio=1.0)})
@@ -73,7 +73,7 @@ def test_a_profile_from_shapes() -> None:
 
 def test_advice_is_for_the_jobs_own_buckets_and_excluded_tensors() -> None:
     """What is expected of a quality is what a plan of that quality would come to."""
-    profile = gpt(2, MBIT100)
+    profile = gpt(2, MBIT100, layers=3)
     wish = Wish(quality="fast", exclude=("h.1.*", "wte.*"), buckets=())
     rows = {plan.name: plan for plan in advise(profile, quality="balanced", now=wish).rows[0].plans}
     for quality in ("balanced", "fast"):

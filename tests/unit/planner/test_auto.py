@@ -26,7 +26,7 @@ def names(profile: Profile) -> list[str]:
 @pytest.mark.parametrize(("nodes", "bandwidth"), CLUSTERS)
 @pytest.mark.parametrize("quality", ["safe", "balanced", "fast"])
 def test_a_proposal_is_what_its_rules_come_to(nodes: int, bandwidth: float, quality: str) -> None:
-    profile = with_errors(gpt(nodes, bandwidth), "topk", "qsgd")
+    profile = with_errors(gpt(nodes, bandwidth, layers=3), "topk", "qsgd")
     found = compose(profile, Wish(quality=quality))
     live = Live(profile)
     options = applied(live, found.rules)

@@ -8,14 +8,19 @@ import pytest
 from benchmarks import traces
 from gcserver.planner import espresso
 from gcserver.planner.costs import clusters, codec_costs
-from gcserver.planner.espresso import candidates, prepare, quickest, select
+from gcserver.planner.espresso import Space, candidates, prepare, quickest, select
 from gcserver.planner.espresso_mix import mixed
 from gcserver.planner.options_cost import Floats, Ints
 from gcserver.planner.timeline import Training
 
 BERT = traces.read(["bert"])[0]
 PCIE = clusters(8)[1]
-SPACE = prepare(PCIE, codec_costs("randomk", PCIE))
+
+
+@pytest.fixture(scope="module")
+def space() -> Space:
+    """Not at import: it takes a second, and many more where its kernels were never compiled."""
+    return prepare(PCIE, codec_costs("randomk", PCIE))
 
 
 def ends(training: Training, plan: Ints) -> Floats:
@@ -25,9 +30,9 @@ def ends(training: Training, plan: Ints) -> Floats:
     return load
 
 
-def test_every_resource_is_busy() -> None:
-    training = Training(BERT, SPACE.table)
-    everything = np.ones(len(SPACE.compresses), np.bool_)
+def test_every_resource_is_busy(space: Space) -> None:
+    training = Training(BERT, space.table)
+    everything = np.ones(len(space.compresses), np.bool_)
     length, columns = candidates(training, everything)
     plan = mixed(training, length, columns)
     assert all(plan[i] in columns[s, : length[s]] for i, s in enumerate(training.size_of.tolist()))
@@ -38,7 +43,7 @@ def test_every_resource_is_busy() -> None:
     assert np.array_equal(plan, mixed(training, length, columns))
 
 
-def test_it_leads_where_no_other_start_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = select(BERT, SPACE).seconds
+def test_it_leads_where_no_other_start_does(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = select(BERT, space).seconds
     monkeypatch.setattr(espresso, "MANY", 10**6)
-    assert found < 0.95 * select(BERT, SPACE).seconds
+    assert found < 0.95 * select(BERT, space).seconds
