@@ -35,7 +35,7 @@ LAYOUTS = [
 
 @pytest.mark.parametrize("spec", EXACT)
 @given(st.integers(0, 3000), st.integers(0, 2**32 - 1), st.lists(st.floats(0, 1), max_size=4), st.booleans())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_payloads_are_the_daemons(spec, n, seed, cuts, rounded):
     rng = np.random.default_rng(seed)
     sides = Sides(spec, [0, *sorted(int(c * n) for c in cuts), n])
@@ -77,7 +77,7 @@ def attempt(sides, data, n):
 
 @pytest.mark.parametrize("spec", LAYOUTS)
 @given(st.integers(0, 2**32 - 1), st.integers(0, 300))
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 def test_hostile_payloads_get_the_daemons_verdict(spec, seed, n):
     rng = random.Random(seed)
     cuts = sorted(rng.randrange(n + 1) for _ in range(rng.randrange(4)))

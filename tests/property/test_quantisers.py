@@ -22,7 +22,7 @@ FEEDBACK = [
 ]
 ALL = [*FEEDBACK, "qsgd(levels=64,kind=l2,bucket=0)", "terngrad", "terngrad(clip=0,bucket=128)", "natural"]
 
-quick = settings(max_examples=80, deadline=None)
+quick = settings(max_examples=30, deadline=None)
 any_finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
 small = st.integers(0, 200).flatmap(lambda n: hnp.arrays(np.float32, n, elements=any_finite))
 

@@ -38,7 +38,7 @@ def cases(draw):
 
 @pytest.mark.parametrize("name", ["sidco-e", "sidco-gp", "sidco-p"])
 @given(case=cases(), stages=st.integers(0, 4), seen=st.floats(-2, 2))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_bytes_state_and_conservation(name, case, stages, seen):
     x, residual, bounds, levels = case
     n, codec = x.size, parse(f"{name}(ratio=1)+ef(decay=0.5)")

@@ -19,8 +19,8 @@ from tests.simulation.run import command, play, play_all
 from tests.simulation.shape import KIB, LOSSY, Shape, draw, section
 from tests.simulation.world import World
 
-SEEDS = 250
-LOSSES = 100
+SEEDS = 150
+LOSSES = 60
 FOUND = sorted((Path(__file__).parent / "seeds").glob("*.json"))
 
 
@@ -75,7 +75,7 @@ def test_the_same_seed_gives_the_same_run() -> None:
 @pytest.mark.slow
 def test_sixty_four_nodes() -> None:
     ranks = tuple(range(64))
-    domain = DomainSpec(0, ranks, True, "feedback", (section(0, 0, [1024 * KIB]),), (1,), 2, {}, frozenset(), 1, seed=3)
+    domain = DomainSpec(0, ranks, True, "feedback", (section(0, 0, [512 * KIB]),), (1,), 2, {}, frozenset(), 1, seed=3)
     job = JobSpec("wide", tuple((n, 1) for n in range(64)), (domain,))
     world = World(Shape(64, 1, (job,), partition_bytes=64 * KIB, tick=1.0), seed=5)
     world.start()

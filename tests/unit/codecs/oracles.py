@@ -66,8 +66,11 @@ def topk(v, bounds, level):
     residual = v.copy()
     for a, b in pairwise(bounds):
         k = topk_k(b - a, level)
-        order = np.argsort(-magnitude_bits(v[a:b]), kind="stable")[:k]
-        chosen = np.sort(order) + a
+        mags = magnitude_bits(v[a:b])
+        limit = np.partition(mags, b - a - k)[b - a - k] if k else INF_BITS
+        above, equal = np.flatnonzero(mags > limit), np.flatnonzero(mags == limit)
+        # Of equal ones those of lowest index.
+        chosen = np.sort(np.concatenate([above, equal[: k - len(above)]])) + a
         counts.append(len(chosen))
         indices.append(chosen)
         values.append(v[chosen])

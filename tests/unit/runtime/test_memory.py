@@ -28,7 +28,7 @@ from gcserver.runtime.states import matrix_use, state_use
 SECTIONS = (
     Section(0, (TensorSpec("a", (300, 300), 0), TensorSpec("b", (70,), 0), TensorSpec("c", (1000, 700), 0)), (1,)),
     Section(1, (TensorSpec("d", (33,), 4),)),
-    Section(2, (TensorSpec("e", (1_500_001,), 0),)),
+    Section(2, (TensorSpec("e", (400_001,), 0),)),
 )
 SPECS = ("none", "fp16", "onebit", "topk(ratio=0.01)", "dgc(ratio=0.01)", "signum", "qsgd(bits=4)", "powersgd(rank=2)")
 
