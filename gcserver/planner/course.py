@@ -198,9 +198,12 @@ def _may_be_beaten(standing: Standing) -> bool:
 
 
 def unlearned(standing: Standing, seen: Profile) -> dict[str, Any]:
-    """What changes of a standing where what was learned of plans is of another time; nothing where it is not."""
-    if standing.profile is not None and drift(standing.profile, seen) <= DRIFT:
-        return {}
+    """What changes of a standing where what was learned of plans is of another time; nothing where it is not. A link
+    that was a guess until now is the one that steps were measured over."""
+    if (profile := standing.profile) is not None:
+        known = profile if profile.link.samples else msgspec.structs.replace(profile, link=seen.link)
+        if drift(known, seen) <= DRIFT:
+            return {}
     return {"before": None, "taken_back": (), "took": (), "considered": 0}
 
 

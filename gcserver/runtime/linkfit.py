@@ -246,7 +246,8 @@ class LinkFit:
     def news(self, known: LinkCost, guess: LinkCost) -> LinkCost | None:
         """What is to count instead of ``known``; None if that still does.
 
-        A measurement, and a lower bound that ``known`` is below: then it was wrong, and the link is a guess again.
+        A measurement, and a lower bound that ``known`` is far below (links let bursts pass): then it was wrong, and the
+        link is a guess again.
         Probes count until enough trains are newer; where they were too short for the link, if they beat what is known.
         Trains of a slower link count once a probe that came after them does not refute it.
         """
@@ -256,7 +257,7 @@ class LinkFit:
                 return LinkCost(found.latency, probed.rate, probed.noise, probed.samples)
             return None
         if not found.samples:
-            return found if kept and rate(kept) > known.bandwidth else None
+            return found if kept and rate(kept) > CHANGED * known.bandwidth else None
         if self._probes and found.bandwidth * CHANGED < max(self._carried, known.bandwidth if known.samples else 0.0):
             self._doubted = self._doubted or kept[-1].end
             if self.in_doubt:

@@ -265,6 +265,10 @@ def test_what_was_learned_is_forgotten_with_the_time_it_is_of() -> None:
     assert unlearned(learned, PROFILE) == {}
     later = replace(learned, **unlearned(learned, measured(forward=0.3)))
     assert (later.before, later.taken_back, later.took, later.considered) == (None, (), (), 0)
+    found = measured(link=LinkCost(1e-4, 1e9, 0.0, 9))
+    guessed = replace(learned, before=None, profile=measured(link=LinkCost(1e-4, 125e6)))
+    assert next_act(guessed, 7, found)[0] is Act.PLAN and unlearned(guessed, found) == {}
+    assert unlearned(replace(learned, profile=found), measured(link=LinkCost(1e-4, 1e8, 0.0, 9)))
 
 
 def test_what_is_said_of_a_proposal_while_nothing_happens() -> None:

@@ -169,6 +169,7 @@ def test_what_was_known_counts_until_something_better_is() -> None:
     assert link.news(wrong, GUESS) is None
     link._trains.kept.extend(Train(float(i), i + 1e7 / r, 10_000_000) for i, r in enumerate((1e7, 2e7, 4e7, 8e7)))
     assert link.news(right, GUESS) is None, "a lower bound says nothing against more"
+    assert link.news(LinkCost(1e-4, 3.5e7, 0.01, 12), GUESS) is None, "a burst, of 4e7"
     found = link.news(wrong, GUESS)
     assert found is not None and (found.bandwidth, found.samples) == (GUESS.bandwidth, 0)
     link._trains.kept.clear()
