@@ -180,7 +180,9 @@ def compose(profile: Profile, wish: Wish | None = None) -> Proposal:
     live = Live(profile, portions(profile, wish.buckets, wish.groups))
     plans, unknown = _tried(live, wish)
     off = _off(plans, wish.took)
-    plans = [dataclasses.replace(p, seconds=_corrected(wish, p.spec, p.seconds, off)) for p in plans]
+    dense = _corrected(wish, plans[0].spec, plans[0].seconds, off)
+    corrected = [dense if p.dense else _corrected(wish, p.spec, p.seconds, off) for p in plans]
+    plans = [dataclasses.replace(p, seconds=seconds) for p, seconds in zip(plans, corrected, strict=True)]
     noise = uncertainty(profile.steps[-1]) if profile.steps else 0.0
     hoped = [dataclasses.replace(p, seconds=_hoped(wish, p, profile)) for p in plans]
     winner, losers, reason = _winner(hoped, noise)
@@ -255,7 +257,7 @@ def _hoped(wish: Wish, plan: FamilyPlan, profile: Profile) -> float:
     set right.
     """
     known = {0, *map(kind, wish.took), *(kind(rule.spec) for rule in wish.rules)}
-    if kind(plan.spec.text) in known:
+    if plan.dense or kind(plan.spec.text) in known:
         return plan.seconds
     return max(plan.seconds * (1.0 - wish.hope), min(plan.seconds, profile.compute))
 
@@ -344,6 +346,8 @@ def _pays(plan: FamilyPlan, against: FamilyPlan, wanted: float) -> bool:
 
 def _lost(plan: FamilyPlan, winner: FamilyPlan, lossier: bool) -> str:
     """Why a family did not win."""
+    if plan.dense and plan.spec.name != DENSE:
+        return "no block would be compressed"
     name, times = winner.spec.text, plan.seconds / winner.seconds if winner.seconds else 1.0
     if times >= 2:
         return f"{times:.1f} times the step of {name}"

@@ -36,6 +36,11 @@ class FamilyPlan:
     notes: tuple[str, ...]
     chosen: tuple[BlockOption, ...]
 
+    @property
+    def dense(self) -> bool:
+        """Whether no block is compressed: then its steps are dense ones, whatever the family's name."""
+        return all(option.spec == DENSE for option in self.chosen)
+
 
 def family_plan(
     live: Live, spec: Spec, *, espresso: bool = True, alphas: Sequence[float] = (), exclude: Sequence[str] = ()

@@ -129,10 +129,22 @@ def test_no_step_is_hoped_to_be_shorter_than_computing() -> None:
     assert dense.family == "none" and dense.expected < 1.1 * dense.compute
     tried = compose(profile, Wish(took={"none": 1.04 * dense.compute}, hope=0.15))
     assert (tried.family, tried.hope) == ("none", 0.0), "nothing is left to be gained"
-    slow = compose(profile, Wish(took={"none": 1.2 * dense.compute}, hope=0.15))
-    assert slow.family != "none" and slow.hoped >= dense.compute
+    slow = compose(gpt(2, GBIT10), Wish(took={"none": 1.2 * dense.compute}, hope=0.15))
+    assert slow.family == "fp16" and slow.hoped == pytest.approx(dense.compute)
     alone = compose(gpt(1, MBIT100), Wish(took={"none": 2 * dense.compute}, hope=0.15))
     assert (alone.family, alone.hope) == ("none", 0.0), "one node exchanges nothing"
+
+
+def test_a_family_that_would_compress_no_block_is_dense() -> None:
+    """Dense steps that turned out long say nothing for what would be the same steps under another name."""
+    profile = gpt(2, 100 * GBIT10)
+    plain = compose(profile)
+    assert plain.family == "none"
+    same = {c.spec for c in plain.considered if c.why_not == "no block would be compressed"}
+    assert same
+    found = compose(profile, Wish(took={"none": 1.5 * plain.expected}, hope=0.15))
+    assert found.family not in same
+    assert {c.expected for c in found.considered if c.spec in same} == {1.5 * plain.expected}
 
 
 def test_families_of_one_kind_are_as_far_off_as_those_that_were_measured() -> None:
