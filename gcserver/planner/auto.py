@@ -14,9 +14,9 @@ The rules, in order:
 4. A family is in question if it gains `margin` of its kind over the best of less lossy kinds: casts, quantisers, low
    rank, sparsifiers, in this order. Dense is an answer. Of what is in question the shortest step wins; of those within
    `TIE` of it the least lossy. Errors of families are never compared.
-   Low rank or a sparsifier in force that turns out to bring less gives way. Once a plan's steps were measured, kinds
-   that were not yet in force count as `hope` faster than predicted: what is that close is tried, one after the other,
-   and measured steps decide.
+   A family that would compress no block is dense. Low rank or a sparsifier in force that turns out to bring less gives
+   way. Once the steps of what was chosen were measured, kinds that were not yet in force count as `hope` faster than
+   predicted, but no faster than computing: what is that close is tried, one after the other, and measured steps decide.
 5. MergeComp cuts groups for the family that won. Where groups come into force with the plan (``Wish.regroup``) options
    are picked once more under them; else the proposal only says what they would bring.
 """

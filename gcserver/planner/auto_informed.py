@@ -34,17 +34,16 @@ class Beyond:
 def interference(found: Beyond) -> float:
     """Seconds by which a step grows for each second of CPU time outside the workers, in [0, 1].
 
-    What a step takes beyond its prediction (without interference) is laid at the door of what
-    lanes and network compute meanwhile: workers that share their cores with them wait. More than all of that cannot be.
-    0 under rules whose codecs have no cost here (an operator's, the model's own): of their steps nothing can be told.
+    What a step takes beyond its prediction (without interference) is laid at the door of what lanes and network compute
+    meanwhile: workers that share their cores with them wait. More than all of that cannot be. 0 under rules whose
+    codecs have no cost here (an operator's, the model's own): of their steps nothing can be told.
     """
     return min(max(found.unexplained / found.cpu, 0.0), 1.0) if found.cpu > 0 else 0.0
 
 
 def slowness(profile: Profile, found: Beyond) -> float:
-    """Seconds of a step that not even an interference of 1 explains: machine and link together are
-    slower than they were when the profile was measured. At most as much as computing takes. 0 where the link is a
-    guess, which may be what is wrong."""
+    """Seconds of a step that not even an interference of 1 explains: machine and link together are slower than when the
+    profile was measured. At most as much as computing takes. 0 where the link is a guess, which may be what is off."""
     return min(max(found.unexplained - found.cpu, 0.0), profile.compute) if profile.link.samples else 0.0
 
 

@@ -26,7 +26,8 @@ JOBS = 12
 GRADIENT = 15
 INF = np.inf
 #: Where ``simulate`` stops when it does not: with no state kept, and with that at every gradient. Kernels compile anew
-#: for every number that is written in a call, so that calls make a variable of it: ``np.int64(NOWHERE)``.
+#: for every number that is written in a call, so that calls make a variable of it: ``np.int64(NOWHERE)``. An array that
+#: is assigned as a whole is compiled for every layout of both sides, so that hot kernels copy by loops, too.
 NOWHERE, RECORD = -1, -2
 
 

@@ -28,7 +28,7 @@ def wish(standing: Standing, domain: ControlDomain, plan: PlanConfig) -> Wish:
     return Wish(
         quality(standing, domain), parts, exclude=left_out, buckets=buckets(domain), groups=groups(domain),
         late_from=steps if domain.settled < steps else 0,
-        hope=SURPRISE if standing.took else 0.0,  # once a plan was measured, what may be better is tried
+        hope=SURPRISE if standing.took else 0.0,  # once what was chosen was measured, what may be better is tried
     )  # fmt: skip
 
 
