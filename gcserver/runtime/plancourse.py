@@ -17,6 +17,7 @@ from gcserver.core.control_events import AnswerRequest
 from gcserver.core.job import Job
 from gcserver.planner.auto import Proposal
 from gcserver.planner.course import COMPARED, Standing, stands
+from gcserver.planner.errors_sparse import EXACT
 from gcserver.planner.live import LiveStep
 from gcserver.planner.profile import Profile, StepTime
 
@@ -31,18 +32,23 @@ RETRY_AFTER: Final = 30.0
 DOUBLINGS: Final = 6
 #: A plan for a network that has changed waits so many seconds at most for steps that were made over it.
 AFRESH: Final = 60.0
+#: Errors of gradients hold for so many steps, and until there are twice as many: plans that are tried one after the
+#: other are made with the same ones, since a look takes seconds of a core that the steps need.
+HOLD: Final = 50
 
 
 @dataclass(slots=True)
 class Course:
     """Of one job. ``result``: what became of the last attempt, ``waits``: what the next one waits for or is at;
-    ``failed``: attempts in a row that came to nothing; ``task``: work under way."""
+    ``failed``: attempts in a row that came to nothing; ``task``: work under way; ``looked_at``: the step at which
+    gradients were last looked at, below 0 where they are to be before the next plan."""
 
     standing: Standing
     result: str = ""
     waits: str = ""
     looked: float = 0.0
     failed: int = 0
+    looked_at: int = -1
     task: asyncio.Task[AnswerRequest | None] | None = None
     #: since when steps are measured anew because the network is another one; 0: they are not
     afresh: float = 0.0
@@ -65,7 +71,17 @@ class Course:
     def begin_anew(self) -> None:
         """Somebody wants it otherwise: what was tried and put off is tried at once."""
         self.forget()
-        self.looked, self.failed, self.afresh = 0.0, 0, 0.0
+        self.looked, self.failed, self.afresh, self.looked_at = 0.0, 0, 0.0, -1
+
+    def looks_at_gradients(self, seen: Profile, settled: int) -> bool:
+        """Whether a plan at this step has to look at gradients first, since errors of large tensors are not known or
+        are those of other times."""
+        known = {row.name for rows in seen.errors.values() for row in rows}
+        holds = self.looked_at >= 0 and settled < max(self.looked_at + HOLD, 2 * self.looked_at)
+        if holds and all(t.name in known for t in seen.tensors if t.elements >= EXACT):
+            return False
+        self.looked_at = settled
+        return True
 
     def later(self, now: float, overtaken: bool) -> None:
         """An attempt came to nothing; where something else happened to the job's plans (``overtaken``) the next comes

@@ -269,9 +269,8 @@ class Planning:
         now = self._step_now(domain, seen)  # before this work slows the steps down
         course.waits = "measures codecs and gradients"
         plain, settled = planwish.wish(course.standing, domain, self._s.config.plan), domain.settled
-        profile = await self._measured(job, domain, seen, plain, errors=True)
+        profile = await self._measured(job, domain, seen, plain, course.looks_at_gradients(seen, settled))
         course.waits = "plans"
-        took = course.standing.took
         wish = planwish.informed(plain, course.standing, job, domain, now)
         answer = await self._link.ask(Plan(profile, wish))
         assert isinstance(answer, Planned)
@@ -279,7 +278,7 @@ class Planning:
         proposal, rules = answer.proposal, self._rules(job)
         # Kept only once something has come of it: else it would not be planned again.
         found = {
-            "profile": profile, "proposal": proposal, "domain": domain.config.domain, "considered": len(took),
+            "profile": profile, "proposal": proposal, "domain": domain.config.domain, "considered": len(wish.took),
             "at": settled, "stayed": decide.stays_dense(proposal, wish.rules),
         }  # fmt: skip
         pays, reason = decide.switch(course.standing, proposal, now, rules)
@@ -345,6 +344,7 @@ class Planning:
         if domain is None or seen is None:
             raise NotPlannable(TOO_SOON)
         self._now(job, **{"taken_back": ()} | decide.unlearned(course.standing, seen))
+        course.looked_at = -1
         task = self._begin(job, course, lambda: self._plan(job, domain, course, seen))
         try:
             # Whoever asked may give up waiting; the plan is made all the same.

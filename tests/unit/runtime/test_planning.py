@@ -9,12 +9,12 @@ import msgspec
 import pytest
 
 from gcserver.planner.course import COMPARED
-from gcserver.planner.profile import LinkCost, StepTime
+from gcserver.planner.profile import LevelErrors, LinkCost, StepTime
 from gcserver.runtime import planwish
-from gcserver.runtime.plancourse import AFRESH, LOOK_EVERY
+from gcserver.runtime.plancourse import AFRESH, HOLD, LOOK_EVERY
 from gcserver.runtime.plannerlink import Measure
 from gcserver.runtime.unplannable import NotPlannable
-from tests.unit.runtime.planned_job import TOPK, Daemon, proposal, run
+from tests.unit.runtime.planned_job import PROFILE, TOPK, Daemon, proposal, run
 
 
 def test_a_job_is_planned_when_it_is_warm_and_measured(tmp_path: Path) -> None:
@@ -163,6 +163,29 @@ def test_steps_that_do_not_come_hold_up_no_plan_for_ever(tmp_path: Path) -> None
         await d.look()
         d.course.afresh -= AFRESH + 1
         assert "plan 2 since" in await d.look()
+
+    run(tmp_path, test)
+
+
+def test_gradients_are_looked_at_again_only_where_they_may_have_changed(tmp_path: Path) -> None:
+    async def test(d: Daemon) -> None:
+        d.link.proposal = proposal("none", 0.39)
+
+        async def looks_at(settled: int, **known: tuple[LevelErrors, ...]) -> bool:
+            d.domain.settled = settled
+            d.steps(StepTime(0, 0.4, 0.01, 9), forward=2.0 ** len(d.link.asked), errors=known)
+            await d.look()
+            return [r.errors for r in d.link.asked if isinstance(r, Measure)][-1]
+
+        small, large = (LevelErrors(t.name, (1, 2), (0.2, 0.1), (1.0, 2.0)) for t in PROFILE.tensors)
+        assert await looks_at(20)
+        assert not await looks_at(20 + HOLD - 1, topk=(large,)), "a plan that is tried"
+        assert await looks_at(20 + HOLD, topk=(large,))
+        assert await looks_at(21 + HOLD, topk=(small,)), "of the large tensor nothing is known"
+        assert not await looks_at(2 * (21 + HOLD) - 1, topk=(large,))
+        assert await looks_at(2 * (21 + HOLD), topk=(large,)), "twice as many"
+        await d.planning.replan(d.job)
+        assert d.link.asked[-2].errors, "an operator wants a plan of now"
 
     run(tmp_path, test)
 
