@@ -197,7 +197,7 @@ class Planning:
         if act is not Act.PLAN or not decide.other_network(course.standing, seen):
             course.afresh = 0.0  # a network that is again as it was has to change once more
         if act is Act.KEEP:
-            course.standing = decide.judged(course.standing, seen)
+            course.standing, course.looked = decide.judged(course.standing, seen), 0.0  # what follows is seen at once
             self._now(job)
         elif act is Act.PLAN:
             if decide.other_network(course.standing, seen):

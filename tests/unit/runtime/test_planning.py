@@ -196,6 +196,10 @@ def test_a_good_plan_is_kept(tmp_path: Path) -> None:
         d.steps(StepTime(0, 0.4, 0.01, 7), StepTime(1, 0.2, 0.01, 9))
         assert await d.look() == "plan 1 since step 22: topk it is"
         assert d.course.standing.before is None and d.given == [TOPK]
+        assert d.course.looked == 0.0, "whether another plan is to be tried is seen at the next tick"
+        d.planning.tick()
+        await d.idle()
+        assert d.course.looked > 0.0 and d.given == [TOPK]
 
     run(tmp_path, test)
 
