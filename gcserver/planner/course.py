@@ -30,6 +30,9 @@ JUDGED_AFTER: Final = 8
 SURPRISE: Final = 0.15
 #: and so many of the plan before it what is lost by going back.
 COMPARED: Final = 4
+#: After so many steps under a plan their median is sure enough to say that machine or network have changed since it was
+#: judged: they take longer by more than a surprise.
+SURE_AFTER: Final = 100
 #: Gradients change: what levels lose is looked at again after so many steps, and then every time there are twice as
 #: many; levels that lose so much more than they may, as a share, are replaced whatever that costs.
 LOOK_AGAIN: Final = 1000
@@ -149,6 +152,8 @@ def next_act(standing: Standing, domain: int, seen: Profile, settled: int = 0, l
         return Act.PLAN, f"what was measured has drifted by {change:.0%}"
     if _unnoted(standing, step_under(seen, standing.plan)):
         return Act.KEEP, f"enough steps under plan {standing.plan}"
+    if (longer := departed(standing, seen)) > SURPRISE:
+        return Act.PLAN, f"steps under plan {standing.plan} take {longer:.0%} longer than when it was judged"
     for new in standing.took[standing.considered :]:
         if _was_tried(standing, new.family) or _may_be_beaten(standing):
             return Act.PLAN, f"{new.family} took {new.seconds:.3g} s a step, others may take less"
@@ -181,6 +186,25 @@ def judged(standing: Standing, seen: Profile) -> Standing:
     return replace(done, took=took, considered=min(standing.considered, len(others)))
 
 
+def learned(standing: Standing, seen: Profile) -> dict[str, Any]:
+    """What changes of a standing whose plan turns out slower than what it replaced: what steps under it took, and, if
+    that was dense, what dense ones take."""
+    done, before = judged(standing, seen), standing.before
+    took, considered = done.took, done.considered
+    if before is not None and not lossy(before.rules) and all(t.family != DENSE for t in took):
+        took, considered = (Took(DENSE, before.step.seconds, before.step.seconds), *took), considered + 1
+    return {"took": took, "considered": considered}
+
+
+def departed(standing: Standing, seen: Profile) -> float:
+    """By which share steps under the plan in force take longer than when it was judged; 0 while that is not sure."""
+    step, proposal = step_under(seen, standing.plan), standing.proposal
+    if step is None or proposal is None or not standing.holds or step.steps < SURE_AFTER:
+        return 0.0
+    noted = next((t.seconds for t in standing.took if t.family == proposal.family), math.inf)
+    return step.seconds / noted - 1.0
+
+
 def _was_tried(standing: Standing, family: str) -> bool:
     """Whether a family was in force to see how long its steps are."""
     return standing.proposal is not None and standing.proposal.hope > 0 and standing.proposal.family == family
@@ -202,7 +226,7 @@ def unlearned(standing: Standing, seen: Profile) -> dict[str, Any]:
     that was a guess until now is the one that steps were measured over."""
     if (profile := standing.profile) is not None:
         known = profile if profile.link.samples else msgspec.structs.replace(profile, link=seen.link)
-        if drift(known, seen) <= DRIFT:
+        if drift(known, seen) <= DRIFT and departed(standing, seen) <= SURPRISE:
             return {}
     return {"before": None, "taken_back": (), "took": (), "considered": 0}
 
@@ -222,6 +246,11 @@ def other_network(standing: Standing, seen: Profile) -> bool:
     if before is None:
         return False
     return before.nodes != seen.nodes or (before.link.samples > 0 and link_drift(before, seen) > DRIFT)
+
+
+def lossy(rules: Iterable[Rule | PlannedRule]) -> bool:
+    """Whether rules compress anything; those of no plan do not."""
+    return any(rule.spec != DENSE for rule in rules)
 
 
 def lossiest(rules: Rules) -> int:
@@ -258,7 +287,7 @@ def switch(standing: Standing, proposal: Proposal, now: StepTime | None, in_forc
 
 def stays_dense(proposal: Proposal, in_force: Iterable[PlannedRule]) -> bool:
     """Whether a proposal is dense and so are the rules that steps are made by, those of no plan among them."""
-    return proposal.family == DENSE and all(rule.spec == DENSE for rule in in_force)
+    return proposal.family == DENSE and not lossy(in_force)
 
 
 def replaced(rules: Rules, now: StepTime | None, proposal: Proposal) -> Before | None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -239,19 +239,20 @@ class LinkFit:
         """Whether frames say that the link has become slower, and no probe has confirmed or refuted it yet."""
         return self._doubted is not None and (self._probed is None or self._probed.at < self._doubted)
 
-    def cost(self, guess: LinkCost) -> LinkCost:
-        """The link; what has not been seen yet is ``guess``'s."""
-        return fit([min(trips) for trips in self._trips.values()], self._trains.kept, guess)
+    def cost(self, guess: LinkCost, peers: Collection[str] | None = None) -> LinkCost:
+        """The link to ``peers`` (None: all that were heard); what has not been seen yet is ``guess``'s."""
+        trips = [min(trips) for peer, trips in self._trips.items() if peers is None or peer in peers]
+        return fit(trips, self._trains.kept, guess)
 
-    def news(self, known: LinkCost, guess: LinkCost) -> LinkCost | None:
-        """What is to count instead of ``known``; None if that still does.
+    def news(self, known: LinkCost, guess: LinkCost, peers: Collection[str] | None = None) -> LinkCost | None:
+        """What is to count for ``peers`` instead of ``known``; None if that still does.
 
         A measurement, and a lower bound that ``known`` is far below (links let bursts pass): then it was wrong, and the
         link is a guess again.
         Probes count until enough trains are newer; where they were too short for the link, if they beat what is known.
         Trains of a slower link count once a probe that came after them does not refute it.
         """
-        found, probed, kept = self.cost(guess), self._probed, self._trains.kept
+        found, probed, kept = self.cost(guess, peers), self._probed, self._trains.kept
         if probed is not None and (len(kept) < TRUSTED or kept[-TRUSTED].end < probed.at):
             if probed.exact or probed.rate > CHANGED * known.bandwidth:
                 return LinkCost(found.latency, probed.rate, probed.noise, probed.samples)

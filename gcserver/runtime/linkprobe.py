@@ -178,13 +178,14 @@ class LinkProbes:
 
     def _wanted(self, doubt: bool) -> tuple[list[str], bool, bool]:
         """(peers of the jobs planned here, whether steps of one have become longer or shorter, whether the link of each
-        was measured before). In doubt, of those with plans of operators as well, for whom somebody asked."""
+        was measured before). In doubt, of those with plans of operators or of other nodes' planners as well, for whom
+        somebody asked."""
         peers: dict[str, None] = {}
         sooner, known = False, True
         for job in self._s.machine.jobs.values():
-            if job.node != job.first or job.ended is not None:
+            if job.ended is not None or (job.node != job.first and not doubt):
                 continue
-            domain = self._s.planning.model(job)
+            domain = self._s.planning.facts.model(job)
             if domain is None or (self._s.planning.course(job).standing.mode == STATIC and not doubt):
                 continue
             if domain.settled >= self._s.config.plan.warmup_steps:

@@ -60,7 +60,7 @@ class PlanAdmin:
             for shown, domain in zip(status.domains, list(job.domains.values()), strict=True)
         ]
         mode, says = course.standing.mode, course.says
-        quality = planwish.quality(course.standing, self._s.planning.model(job))
+        quality = planwish.quality(course.standing, self._s.planning.facts.model(job))
         if job.node != job.first:
             # What the job began with; what an operator made of it since then the planning node knows.
             mode, says = job.record.mode, planner_of(job)
@@ -102,7 +102,7 @@ class PlanAdmin:
         for it; empty for others."""
         if standing.mode == STATIC or not domain.declared_as.scoped:
             return ""
-        of = job.domains.get(standing.domain) if standing.proposal is not None else self._s.planning.model(job)
+        of = job.domains.get(standing.domain) if standing.proposal is not None else self._s.planning.facts.model(job)
         if of is None or of is domain:
             return ""
         text = "no plan of its own: a plan is the whole job's and its rules go by tensors' names"
@@ -176,7 +176,7 @@ class PlanAdmin:
 
     async def profile(self, job: Job) -> tuple[said.DomainProfile, ...]:
         """See ``Source.profile``."""
-        found = [self._s.profiler.profile(job.id, key) for key in job.domains]
+        found = [self._s.planning.facts.seen(job, domain) for domain in job.domains.values()]
         shown = tuple(_profile(p) for p in found if p is not None)
         if not shown:
             raise AdminError(ErrorKind.PRECONDITION, f"job {job.record.label!r}: {TOO_SOON}", "job")
@@ -184,7 +184,7 @@ class PlanAdmin:
 
     async def advise(self, job: Job, bandwidths: tuple[float, ...]) -> tuple[said.Advice, ...]:
         """See ``Source.advise``."""
-        domain = self._s.planning.model(job)
+        domain = self._s.planning.facts.model(job)
         if domain is None:
             raise AdminError(ErrorKind.PRECONDITION, f"job {job.record.label!r}: {TOO_SOON}", "job")
         advice, link = await _or_refused(self._s.planning.advise(job, domain, bandwidths))

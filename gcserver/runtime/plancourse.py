@@ -78,10 +78,7 @@ class Course:
         are those of other times."""
         known = {row.name for rows in seen.errors.values() for row in rows}
         holds = self.looked_at >= 0 and settled < max(self.looked_at + HOLD, 2 * self.looked_at)
-        if holds and all(t.name in known for t in seen.tensors if t.elements >= EXACT):
-            return False
-        self.looked_at = settled
-        return True
+        return not holds or any(t.name not in known for t in seen.tensors if t.elements >= EXACT)
 
     def later(self, now: float, overtaken: bool) -> None:
         """An attempt came to nothing; where something else happened to the job's plans (``overtaken``) the next comes

@@ -23,26 +23,22 @@ import msgspec
 
 from gcproto.modes import AUTO, QUALITIES, STATIC
 from gcproto.rates import say_rate
-from gcserver.core import resuming
 from gcserver.core.control_domain import ControlDomain
 from gcserver.core.control_events import AnswerRequest
 from gcserver.core.job import Job
 from gcserver.logsetup import of_job
 from gcserver.planner import course as decide
 from gcserver.planner.advice import Advice
-from gcserver.planner.auto import Wish
 from gcserver.planner.auto_rules import PlannedRule
 from gcserver.planner.course import Act, Rules, Standing
 from gcserver.planner.live import LiveStep
-from gcserver.planner.profile import Profile, StepTime
+from gcserver.planner.profile import Profile
 from gcserver.runtime import planwish
-from gcserver.runtime.peek import Watched
 from gcserver.runtime.plancourse import LOOK_EVERY, RETRY_AFTER, Course, heard, saved_or_begun
+from gcserver.runtime.planfacts import PlanFacts, newest_rules, step_now
 from gcserver.runtime.plannerlink import (
     Advise,
     Advised,
-    Measure,
-    Measured,
     Plan,
     Planned,
     PlannerError,
@@ -50,7 +46,6 @@ from gcserver.runtime.plannerlink import (
     Predict,
     Predicted,
 )
-from gcserver.runtime.profiler import GUESS
 from gcserver.runtime.unplannable import FAILED, TOO_SOON, NotPlannable, Overtaken, planner_of
 
 if TYPE_CHECKING:
@@ -58,6 +53,8 @@ if TYPE_CHECKING:
 
 #: A plan waits so many steps for a measurement of the link. Payloads that never queue up say nothing of it.
 LINK_PATIENCE: Final = 30
+#: A plan that cannot be taken back stays after so many attempts, until there is a better one.
+REFUSED: Final = 3
 #: Links for which advice is given unless told otherwise, bytes a second: 0.1, 1, 10 and 100 Gbit/s.
 USUAL: Final = (12.5e6, 125e6, 1.25e9, 12.5e9)
 log = logging.getLogger("gcserver")
@@ -73,6 +70,7 @@ class Planning:
     def __init__(self, supervisor: Supervisor, link: PlannerLink | None = None) -> None:
         self._s = supervisor
         self._link = link or PlannerLink(voice=supervisor.config.voice())
+        self.facts = PlanFacts(supervisor, self._link)
         self._courses: dict[bytes, Course] = {}
 
     async def close(self) -> None:
@@ -104,9 +102,9 @@ class Planning:
             self._now(job, mode=mode, quality=quality, before=None, chosen=chosen)
             return "plans are made by operators from now on; the one in force stays"
         # Rules that are there now may be planned away; a plan that is on its way is still known as the planner's.
-        course.standing = Standing(mode, quality, self._rules(job), old.asked, chosen=chosen)
+        course.standing = Standing(mode, quality, newest_rules(job), old.asked, chosen=chosen)
         self._now(job)
-        said = planwish.quality(course.standing, self.model(job))
+        said = planwish.quality(course.standing, self.facts.model(job))
         return f"plans are made by the planner ({mode}, {said}) from now on"
 
     def by_hand(self, job: Job) -> None:
@@ -161,7 +159,7 @@ class Planning:
     def _notice(self, job: Job, course: Course) -> None:
         """Whose the job's newest plan is."""
         planned = job.newest is not None and job.newest.planned
-        found = decide.noticed(course.standing, job.proposal, self._rules(job), planned)
+        found = decide.noticed(course.standing, job.proposal, newest_rules(job), planned)
         if found == course.standing:
             return
         if found.mode == STATIC:
@@ -174,7 +172,7 @@ class Planning:
 
     def _look(self, job: Job, course: Course) -> None:
         course.waits = ""
-        domain = self.model(job)
+        domain = self.facts.model(job)
         if domain is None:
             course.wait("waits for a model to be declared")
             return
@@ -184,7 +182,7 @@ class Planning:
             made = f"has made {domain.settled}" if domain.settled else "has made none yet"
             course.wait(f"waits for step {warmup} of {domain.config.label}, the largest model, which {made}")
             return
-        seen = self._seen(job, domain)
+        seen = self.facts.seen(job, domain)
         if seen is None:
             course.wait(f"waits until the gradients of {domain.config.label} have been timed")
             return
@@ -200,36 +198,27 @@ class Planning:
             course.standing, course.looked = decide.judged(course.standing, seen), 0.0  # what follows is seen at once
             self._now(job)
         elif act is Act.PLAN:
+            step = step_now(domain, seen)
             if decide.other_network(course.standing, seen):
                 # The step that a plan has to beat is one over the network of now.
-                begins, enough = course.begins_afresh(time.monotonic(), self._step_now(domain, seen))
+                begins, enough = course.begins_afresh(time.monotonic(), step)
                 if begins:
                     self._s.profiler.measure_again(job.id, domain.config.domain)
-                if not enough:
-                    course.waits = f"measures steps anew: {why}"
-                    return
+            else:
+                # Nor can it be compared with steps that were not made yet, after a plan was taken back.
+                enough = course.standing.profile is None or (step is not None and step.steps >= decide.COMPARED)
+            if not enough:
+                course.waits = f"measures steps anew: {why}"
+                return
             course.afresh = 0.0
             _log(job).info("job %r is planned: %s", job.record.label, why)
             self._now(job, **decide.unlearned(course.standing, seen))
             self._begin(job, course, lambda: self._plan(job, domain, course, seen))
         elif act is Act.TAKE_BACK:
             _log(job).warning("job %r: %s", job.record.label, why)
-            learned = decide.judged(course.standing, seen)
-            self._now(job, took=learned.took, considered=learned.considered)
+            self._now(job, **decide.learned(course.standing, seen))
             wanted = course.standing.mode, course.standing.quality
             self._begin(job, course, lambda: self._take_back(job, course, why, wanted))
-
-    def model(self, job: Job) -> ControlDomain | None:
-        """The scoped domain with the most elements: the model."""
-        scoped = [d for d in job.domains.values() if d.declared_as.scoped and not d.lossless and d.sections]
-        return max(scoped, key=lambda d: sum(s.elements for s in d.sections), default=None)
-
-    def _seen(self, job: Job, domain: ControlDomain) -> Profile | None:
-        """What was measured of the running job, with the link's cost; codecs and errors as far as they are known."""
-        known = self._s.profiler.profile(job.id, domain.config.domain)
-        # A guess is worth less than what an earlier run measured.
-        link = self._s.lanes.link.news(known.link if known is not None else GUESS, GUESS)
-        return self._s.profiler.profile(job.id, domain.config.domain, link=link) if link is not None else known
 
     def _begin(
         self, job: Job, course: Course, work: Callable[[], Awaitable[AnswerRequest | None]]
@@ -266,16 +255,18 @@ class Planning:
     async def _plan(self, job: Job, domain: ControlDomain, course: Course, seen: Profile) -> AnswerRequest | None:
         """Measure what is missing, plan, and put the plan in force if it is worth that."""
         wanted = course.standing.mode, course.standing.quality
-        now = self._step_now(domain, seen)  # before this work slows the steps down
+        now = step_now(domain, seen)  # before this work slows the steps down
         course.waits = "measures codecs and gradients"
         plain, settled = planwish.wish(course.standing, domain, self._s.config.plan), domain.settled
-        profile = await self._measured(job, domain, seen, plain, course.looks_at_gradients(seen, settled))
+        looks = course.looks_at_gradients(seen, settled)
+        profile = await self.facts.measured(job, domain, seen, plain, errors=looks)
+        course.looked_at = settled if looks else course.looked_at
         course.waits = "plans"
         wish = planwish.informed(plain, course.standing, job, domain, now)
         answer = await self._link.ask(Plan(profile, wish))
         assert isinstance(answer, Planned)
         self._still(job, course, wanted)
-        proposal, rules = answer.proposal, self._rules(job)
+        proposal, rules = answer.proposal, newest_rules(job)
         # Kept only once something has come of it: else it would not be planned again.
         found = {
             "profile": profile, "proposal": proposal, "domain": domain.config.domain, "considered": len(wish.took),
@@ -299,7 +290,13 @@ class Planning:
         self._still(job, course, wanted)
         before, tried = course.standing.before, course.standing.rules
         assert before is not None
-        answered = await self._put(job, course, before.rules)
+        try:
+            answered = await self._put(job, course, before.rules)
+        except NotPlannable as error:
+            if course.failed >= REFUSED and not isinstance(error, Overtaken):
+                # The rules before cannot come back; other ones can still be better than these.
+                self._now(job, before=None)
+            raise
         if course.standing.mode != STATIC:
             self._now(job, plan=0, before=None, taken_back=(*course.standing.taken_back, tried))
             course.result = why
@@ -339,8 +336,8 @@ class Planning:
             raise NotPlannable(f"{who}; `gcctl set-plan --mode {AUTO}` changes that")
         if course.task is not None:
             raise NotPlannable("a plan is being made right now; `gcctl plan` shows how that stands")
-        domain = self.model(job)
-        seen = self._seen(job, domain) if domain is not None else None
+        domain = self.facts.model(job)
+        seen = self.facts.seen(job, domain) if domain is not None else None
         if domain is None or seen is None:
             raise NotPlannable(TOO_SOON)
         self._now(job, **{"taken_back": ()} | decide.unlearned(course.standing, seen))
@@ -362,15 +359,15 @@ class Planning:
 
     async def advise(self, job: Job, domain: ControlDomain, bandwidths: tuple[float, ...]) -> tuple[Advice, float]:
         """(advice, bandwidth of the measured link or 0 where that is a guess). Raises NotPlannable, PlannerError."""
-        course, seen = self.course(job), self._seen(job, domain)
+        course, seen = self.course(job), self.facts.seen(job, domain)
         if seen is None:
             raise NotPlannable(TOO_SOON)
         # Every quality is advised on, also those that the job's own plans do not take, or not yet.
         plain = planwish.wish(course.standing, domain, self._s.config.plan)
         plain = msgspec.structs.replace(plain, late_from=0, hope=0.0)
-        step = self._step_now(domain, seen)
+        step = step_now(domain, seen)
         lossiest = msgspec.structs.replace(plain, quality=QUALITIES[-1])
-        profile = await self._measured(job, domain, seen, lossiest, errors=False)
+        profile = await self.facts.measured(job, domain, seen, lossiest, errors=False)
         now = planwish.informed(plain, course.standing, job, domain, step)
         answer = await self._link.ask(Advise(profile, bandwidths or USUAL, plain.quality, now))
         assert isinstance(answer, Advised)
@@ -378,23 +375,3 @@ class Planning:
             return answer.advice, profile.link.bandwidth
         said = f"{answer.advice.verdict}; the link has not been measured, {say_rate(profile.link.bandwidth)} is a guess"
         return msgspec.structs.replace(answer.advice, verdict=said), 0.0
-
-    async def _measured(self, job: Job, domain: ControlDomain, seen: Profile, wish: Wish, errors: bool) -> Profile:
-        """What is known of the job once the codecs of a wish, and gradients if asked, have been looked at."""
-        s = self._s
-        watched = Watched(str(s.state), len(s.lanes.table), domain.config, tuple(domain.sections))
-        caches = str(s.config.plan.profiles or "")
-        answer = await self._link.ask(Measure(seen, wish, watched, caches, errors))
-        assert isinstance(answer, Measured)
-        known = s.profiler.profile(job.id, domain.config.domain, costs=answer.codecs, errors=answer.errors)
-        if known is None:
-            raise NotPlannable("the job ended meanwhile")
-        return known
-
-    def _rules(self, job: Job) -> Rules:
-        """Of the job's newest plan that all members can run; before the first, what it was resumed with."""
-        return job.newest.rules if job.newest is not None else resuming.base(job.domains)
-
-    def _step_now(self, domain: ControlDomain, profile: Profile) -> StepTime | None:
-        """The measured step of the plan in force."""
-        return decide.step_under(profile, domain.switch(domain.settled + 1)[1])

@@ -14,12 +14,15 @@ from gcserver.planner.course import (
     JUDGED_AFTER,
     LOOK_AGAIN,
     OVERSPENT,
+    SURE_AFTER,
+    SURPRISE,
     Act,
     Before,
     Standing,
     Took,
     by_hand,
     judged,
+    learned,
     next_act,
     noticed,
     other_network,
@@ -269,6 +272,32 @@ def test_what_was_learned_is_forgotten_with_the_time_it_is_of() -> None:
     guessed = replace(learned, before=None, profile=measured(link=LinkCost(1e-4, 125e6)))
     assert next_act(guessed, 7, found)[0] is Act.PLAN and unlearned(guessed, found) == {}
     assert unlearned(replace(learned, profile=found), measured(link=LinkCost(1e-4, 1e8, 0.0, 9)))
+
+
+def test_a_plan_whose_steps_have_become_longer_is_of_another_time() -> None:
+    judged_at = replace(PLANNED, before=None, took=(Took("topk(ratio=0.01)", 0.2, 0.2),), considered=1)
+    few, as_before, longer = (
+        measured(StepTime(3, seconds, 0.01, steps))
+        for seconds, steps in ((0.3, SURE_AFTER - 1), (0.2 * (1 + SURPRISE), SURE_AFTER), (0.3, SURE_AFTER))
+    )
+    assert next_act(judged_at, 7, few)[0] is next_act(judged_at, 7, as_before)[0] is Act.STAY
+    assert unlearned(judged_at, few) == unlearned(judged_at, as_before) == {}
+    act, why = next_act(judged_at, 7, longer)
+    assert act is Act.PLAN and "50% longer" in why and unlearned(judged_at, longer)["took"] == ()
+    assert next_act(replace(judged_at, rules=OTHER), 7, longer)[0] is Act.STAY, "of another plan nothing was noted"
+
+
+def test_what_turns_out_slower_leaves_what_dense_steps_take() -> None:
+    slow = measured(StepTime(3, 0.9, 0.01, JUDGED_AFTER))
+    assert [t.family for t in learned(PLANNED, slow)["took"]] == ["topk(ratio=0.01)"], (
+        "fp16 was noted when it was judged"
+    )
+    after_dense = replace(PLANNED, before=Before(OTHER, StepTime(0, 0.4, 0.01, 30)))
+    found = learned(after_dense, slow)
+    assert [(t.family, t.seconds) for t in found["took"]] == [("none", 0.4), ("topk(ratio=0.01)", 0.9)]
+    assert found["considered"] == 1, "that is no news to plan for, what the plan took is"
+    again = replace(after_dense, took=(Took("none", 0.5, 0.5),), considered=1)
+    assert [t.seconds for t in learned(again, slow)["took"]] == [0.5, 0.9], "as it was measured for itself"
 
 
 def test_what_is_said_of_a_proposal_while_nothing_happens() -> None:

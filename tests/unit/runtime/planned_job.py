@@ -77,7 +77,10 @@ class Daemon:
         self.job.record = msgspec.structs.replace(self.job.record, mode=mode, quality="fast")
         plan = SimpleNamespace(warmup_steps=10, late_after=100, exclude=("b",), profiles=None)
         self.config = SimpleNamespace(plan=plan, node=SimpleNamespace(lanes=1))
-        self.lanes = SimpleNamespace(table=[None], link=SimpleNamespace(news=lambda known, guess: None, in_doubt=False))
+        #: what the lanes say of the link
+        self.news: LinkCost | None = None
+        link = SimpleNamespace(news=lambda known, guess, peers: self.news, in_doubt=False)
+        self.lanes = SimpleNamespace(table=[None], link=link)
         self.profiler = SimpleNamespace(profile=self.profile, measure_again=lambda job, domain: self.again_measured())
         self.loop = asyncio.get_running_loop()
         self.seen: Profile | None = msgspec.structs.replace(PROFILE, steps=(StepTime(0, 0.4, 0.01, 7),))
@@ -90,7 +93,8 @@ class Daemon:
         self.planning = Planning(self, self.link)  # type: ignore[arg-type]
 
     def profile(self, job: bytes, domain: int, **given: Any) -> Profile | None:
-        return self.seen
+        link = given.get("link")
+        return self.seen if self.seen is None or link is None else msgspec.structs.replace(self.seen, link=link)
 
     def again_measured(self) -> None:
         """Steps are measured anew: none has been yet."""

@@ -33,6 +33,7 @@ class Planning:
     def __init__(self, advice: Advice | Exception) -> None:
         self.advice_given = advice
         self.asked: list[tuple[Any, Any, tuple[float, ...]]] = []
+        self.facts = self
 
     def model(self, job: Any) -> Any:
         return job.domains.get(16)

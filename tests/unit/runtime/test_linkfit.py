@@ -188,6 +188,8 @@ def test_without_traffic_there_is_the_guess_and_heartbeats_give_the_latency() ->
         link.on_trip("b", trip)
     link.on_trip("c", 6e-3)
     assert link.cost(GUESS).latency == 3e-3
+    assert link.cost(GUESS, ["b"]).latency == 1e-3, "whoever is in no such job has no say"
+    assert link.cost(GUESS, ["d"]).latency == GUESS.latency
 
 
 def test_lanes_are_put_in_order_before_they_count() -> None:

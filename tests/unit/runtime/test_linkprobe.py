@@ -168,7 +168,7 @@ class Daemon:
         self.peers = SimpleNamespace(addresses={"b": "tcp://b:1"})
         domain = SimpleNamespace(settled=settled, config=SimpleNamespace(domain=16))
         course = SimpleNamespace(standing=Standing(mode, "fast"))
-        self.planning = SimpleNamespace(model=lambda job: domain, course=lambda job: course)
+        self.planning = SimpleNamespace(facts=SimpleNamespace(model=lambda job: domain), course=lambda job: course)
         self.profiler = SimpleNamespace(
             departed=lambda job, domain: self.change, knows_link=lambda job, domain: self.known
         )
@@ -247,9 +247,9 @@ def test_no_probe_leaves_while_frames_measure_the_link(now: list[float]) -> None
     assert len(d.fed) == 1
 
 
-@pytest.mark.parametrize("mode", ["auto", "static"])
-def test_a_doubt_is_settled_at_once_whoever_plans(mode: str, now: list[float]) -> None:
-    d = Daemon(mode)
+@pytest.mark.parametrize(("mode", "first"), [("auto", "a"), ("static", "a"), ("auto", "b")])
+def test_a_doubt_is_settled_at_once_whoever_plans(mode: str, first: str, now: list[float]) -> None:
+    d = Daemon(mode, first)
     d.quiet = False
     d.probes.tick()
     assert not d.fed

@@ -289,6 +289,9 @@ def test_a_profile_is_shown_and_handed_out(tmp_path: Path) -> None:
         assert [(c.codec, c.ratio) for c in shown.codecs] == [("fp16", 0.5)]
         assert [(s.plan_version, s.median_seconds, s.steps) for s in shown.steps] == [(2, 0.4, 7)]
         assert json.loads(shown.json)["nodes"] == 2
+        d.news = LinkCost(1e-3, 5e6, 0.02, 12)
+        (shown,) = await d.admin.profile(d.job)
+        assert load(shown.json.encode(), "shown").link == d.news, "also where nobody plans"
         d.seen = None
         await refused(d.admin.profile(d.job), ErrorKind.PRECONDITION, "too little")
         await refused(d.admin.advise(d.job, ()), ErrorKind.PRECONDITION, "too little")

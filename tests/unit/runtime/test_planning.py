@@ -8,11 +8,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gcserver.planner.course import COMPARED
+from gcserver.planner.course import COMPARED, SURE_AFTER
 from gcserver.planner.profile import LevelErrors, LinkCost, StepTime
 from gcserver.runtime import planwish
 from gcserver.runtime.plancourse import AFRESH, HOLD, LOOK_EVERY
 from gcserver.runtime.plannerlink import Measure
+from gcserver.runtime.planning import REFUSED
 from gcserver.runtime.unplannable import NotPlannable
 from tests.unit.runtime.planned_job import PROFILE, TOPK, Daemon, proposal, run
 
@@ -100,13 +101,54 @@ def test_a_slower_plan_is_taken_back_and_not_tried_again_until_a_drift(tmp_path:
         assert d.given == [TOPK, ()]
         standing = d.course.standing
         assert (standing.plan, standing.before, standing.taken_back) == (0, None, (TOPK,))
+        took = {"none": 0.4, "topk": 0.9}
+        assert {t.family: t.seconds for t in standing.took} == took, "what dense steps take is known as well"
+        assert "measures steps anew" in await d.look(), "there is nothing yet to compare the next plan with"
+        d.steps(StepTime(0, 0.4, 0.01, 7), StepTime(1, 0.9, 0.01, 9), StepTime(2, 0.41, 0.01, COMPARED))
         assert "slower than the plan in force when it was tried" in await d.look()
-        assert [p.wish.took for p in d.link.plans()] == [{}, {"topk": 0.9}], "planned once more, knowing that"
+        assert [p.wish.took for p in d.link.plans()] == [{}, took], "planned once more, knowing that"
+        assert d.link.plans()[-1].wish.step == 0.41
         await d.look()
         assert len(d.link.plans()) == 2 and d.given == [TOPK, ()]
         d.steps(StepTime(2, 0.8, 0.01, 9), forward=0.3)
         assert "plan 3 since" in await d.look()
         assert d.given == [TOPK, (), TOPK]
+
+    run(tmp_path, test)
+
+
+def test_a_plan_that_is_not_in_force_yet_is_not_compared_with_what_is(tmp_path: Path) -> None:
+    async def test(d: Daemon) -> None:
+        await d.look()
+        d.domain.switches[-1] = (d.domain.settled + 3, 1)
+        d.steps(StepTime(0, 0.4, 0.01, 20), forward=0.3)
+        d.course.standing = msgspec.structs.replace(d.course.standing, before=None)
+        assert "measures steps anew: what was measured has drifted" in await d.look()
+        d.domain.settled += 9
+        d.steps(StepTime(0, 0.4, 0.01, 20), StepTime(1, 0.2, 0.01, COMPARED), forward=0.3)
+        await d.look()
+        assert d.link.plans()[-1].wish.step == 0.2
+
+    run(tmp_path, test)
+
+
+def test_what_takes_longer_than_when_it_was_judged_is_planned_anew(tmp_path: Path) -> None:
+    async def test(d: Daemon) -> None:
+        await d.look()
+        d.steps(StepTime(0, 0.4, 0.01, 7), StepTime(1, 0.2, 0.01, 9))
+        await d.look()
+        d.steps(StepTime(1, 0.3, 0.01, SURE_AFTER - 1))
+        await d.look()
+        assert d.course.standing.took and len(d.link.plans()) == 1, "a few steps may be beside a busy neighbour"
+        d.steps(StepTime(1, 0.3, 0.01, SURE_AFTER))
+        await d.look()
+        assert d.link.plans()[-1].wish.took == {} and d.link.plans()[-1].wish.step == 0.3
+        await d.look()
+        assert [t.seconds for t in d.course.standing.took] == [0.3]
+        await d.look()
+        assert len(d.link.plans()) == 3, "and once more for what it took, a surprise"
+        await d.look()
+        assert len(d.link.plans()) == 3
 
     run(tmp_path, test)
 
@@ -215,5 +257,21 @@ def test_a_plan_that_cannot_be_taken_back_is_tried_again(tmp_path: Path) -> None
         d.refuse = ""
         assert "that one is back" in await d.look()
         assert d.given == [TOPK, (), ()]
+
+    run(tmp_path, test)
+
+
+def test_a_plan_that_cannot_be_taken_back_for_good_holds_up_no_other(tmp_path: Path) -> None:
+    async def test(d: Daemon) -> None:
+        await d.look()
+        d.steps(StepTime(1, 0.9, 0.01, 9))
+        d.refuse = "no codec like that any more"
+        for _ in range(REFUSED):
+            await d.look()
+        assert d.course.standing.before is not None
+        await d.look()
+        assert d.course.standing.before is None and len(d.link.plans()) == 1
+        d.refuse, d.link.proposal = "", proposal("none", 0.4)
+        assert "plan 2 since" in await d.look(), "another one that is better"
 
     run(tmp_path, test)
