@@ -18,7 +18,7 @@ from gcserver.core.control_events import AnswerRequest
 from gcserver.core.job import Job
 from gcserver.planner.auto import Proposal
 from gcserver.planner.auto_rules import PlannedRule
-from gcserver.planner.profile import Profile, StepTime
+from gcserver.planner.profile import LinkCost, Profile, StepTime
 from gcserver.runtime.ledger import JobStore
 from gcserver.runtime.plannerlink import Answer, Measure, Measured, Plan, Planned, Request
 from gcserver.runtime.planning import Planning
