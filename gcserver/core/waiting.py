@@ -81,17 +81,41 @@ def on_waiting(job: Job, lane: int, report: ReportWaiting) -> None:
         domain.waiting.pop(lane, None)
 
 
-def _departed(job: Job, domain: ControlDomain, report: ReportWaiting) -> tuple[str, ...]:
-    """Those the report waits for (nodes, "rank r") whose workers left before that step: it is in vain.
+def _departed(job: Job, domain: ControlDomain, missing: tuple[str, ...], step: int | None = None) -> tuple[str, ...]:
+    """Those of ``missing`` (nodes, "rank r") whose workers left, before ``step`` if one is given: to wait is in vain.
 
     What a node finished before it left is still sent again from there when it was lost on the way.
     """
     key = domain.declared_as.domain
-    local = {f"rank {r}": r for r in domain.ranks}
+    local = {f"rank {r}": r for r in domain.ranks if r not in job.workers and r not in job.away_since}
     return tuple(
-        m
-        for m in report.missing
-        if (m in job.left and job.left[m].get(key, 0) < report.step) or (m in local and local[m] not in job.workers)
+        m for m in missing if m in local or (m in job.left and (step is None or job.left[m].get(key, 0) < step))
+    )
+
+
+def _waits_in_vain(
+    job: Job,
+    domain: ControlDomain,
+    departed: tuple[str, ...],
+    what: str,
+    advice: str,
+    phase: str,
+    elapsed: float,
+    step: int = 0,
+) -> list[ControlEffect]:
+    """``what`` waits for those who left: their nodes are lost where the job goes on without, else it ends."""
+    if job.commits and (away := [node for node in departed if node in job.others]):
+        why = f"its workers left while {what} waited for them"
+        return [effect for node in away for effect in epochs.lose(job, node, why)]
+    return job.fault(
+        "WorkerLost",
+        f"{', '.join(departed)} left the job while {what} waited for it",
+        domain=domain.declared_as.domain,
+        step=step,
+        phase=phase,
+        missing=departed,
+        elapsed=elapsed,
+        advice=advice,
     )
 
 
@@ -147,24 +171,11 @@ def check_deadline(job: Job, ages: dict[str, float], now: float, patience: float
     left."""
     for key, domain in job.domains.items():
         for report in domain.waiting.values():
-            departed = _departed(job, domain, report) if now - report.since > patience else ()
-            if departed and job.commits and (away := [node for node in departed if node in job.others]):
-                why = f"its workers left while step {report.step} of {domain.config.label} waited for them"
-                return [effect for node in away for effect in epochs.lose(job, node, why)]
-            if departed:
-                return job.fault(
-                    "WorkerLost",
-                    f"{', '.join(departed)} left the job while step {report.step} of {domain.config.label} "
-                    "waited for it",
-                    domain=key,
-                    step=report.step,
-                    phase=report.phase,
-                    missing=departed,
-                    elapsed=now - report.since,
-                    advice="let every rank make the same number of steps before shutdown()",
-                )
-            if now - report.since > job.record.deadline:
-                what = f"step {report.step} of {domain.config.label}"
+            waited, what = now - report.since, f"step {report.step} of {domain.config.label}"
+            if waited > patience and (departed := _departed(job, domain, report.missing, report.step)):
+                advice = "let every rank make the same number of steps before shutdown()"
+                return _waits_in_vain(job, domain, departed, what, advice, report.phase, waited, report.step)
+            if waited > job.record.deadline:
                 if out := _silent(job, domain, what, report.missing, ages, patience):
                     return out
                 return job.fault(
@@ -174,7 +185,7 @@ def check_deadline(job: Job, ages: dict[str, float], now: float, patience: float
                     step=report.step,
                     phase=report.phase,
                     missing=report.missing,
-                    elapsed=now - report.since,
+                    elapsed=waited,
                     advice="look at the named peers; raise job.deadline if they are merely slow",
                 )
     return _check_declarations(job, ages, now, patience)
@@ -189,15 +200,19 @@ def _undeclared(job: Job, domain: ControlDomain, index: int) -> tuple[str, ...]:
 
 
 def _check_declarations(job: Job, ages: dict[str, float], now: float, patience: float) -> list[ControlEffect]:
-    """End the job if tensors that some ranks declared were not declared by all within the deadline."""
+    """End the job if tensors that some ranks declared were not declared by all within the deadline, or ``patience``
+    seconds after somebody left who has yet to."""
     for key, domain in job.domains.items():
         pending = {i for i in (*domain.declared, *domain.offers) if i >= len(domain.sections)}
         domain.declaring = {i: domain.declaring.get(i, now) for i in sorted(pending)}
         for index, since in domain.declaring.items():
+            missing = _undeclared(job, domain, index) if now - since > patience else ()
+            what = f"tensors of {domain.config.label} that some ranks declared"
+            if departed := _departed(job, domain, missing):
+                advice = "let every rank declare the same before shutdown() or the end of its process"
+                return _waits_in_vain(job, domain, departed, what, advice, "declare", now - since)
             if now - since <= job.record.deadline:
                 continue
-            missing = _undeclared(job, domain, index)
-            what = f"tensors of {domain.config.label} that some ranks declared"
             if out := _silent(job, domain, what, missing, ages, patience):
                 return out
             return job.fault(

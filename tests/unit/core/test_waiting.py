@@ -11,7 +11,7 @@ import pytest
 
 from gcproto import packed
 from gcproto.manifest import Section, TensorSpec
-from gcproto.messages import Beat, DeclareDomain, DeclareSection, Fault, SectionOffer
+from gcproto.messages import Beat, DeclareDomain, DeclareSection, Fault, JobLeft, SectionOffer
 from gcproto.wire import FrameType, Header
 from gcserver.core import control_events as ce
 from gcserver.core import waiting
@@ -145,6 +145,25 @@ def test_tensors_that_another_node_does_not_declare_end_the_job_at_the_deadline(
     assert (fault.kind, fault.phase, fault.missing, fault.domain) == ("StepTimeout", "declare", ("b",), 3)
     assert fault.elapsed == 65.0 and "deadline of 60 s" in fault.message and fault.advice
     assert waits(m) == [], "a job that has ended waits for nobody"
+
+
+@pytest.mark.parametrize("lasting", [False, True])
+def test_who_has_left_is_not_waited_for_with_tensors_to_declare(lasting: bool) -> None:
+    m, record = lasting_pair("shrink") if lasting else formed_with_b()
+    said(m, 1, DeclareDomain("ddp", 3, (0, 1), True))
+    declared_by(m, 1)
+    m.on(Tick(), 10.0)
+    m.on(control_from_b(JobLeft(record.label, record.job), 2), 10.5)
+    m.peers.links[B].heard = 20.0
+    assert told(m.on(Tick(), 10.0 + 2 * m.config.quiet_after)) == []
+    out = m.on(Tick(), 10.5 + 2 * m.config.quiet_after)
+    if lasting:
+        asked = [e.record.members for e in out if isinstance(e, ce.Arbitrate)]
+        assert not told(out) and asked == [record.members[:1]], "its node is lost, the job goes on"
+        return
+    (fault,) = told(out)
+    assert (fault.kind, fault.phase, fault.missing, fault.domain) == ("WorkerLost", "declare", ("b",), 3)
+    assert fault.message == "b left the job while tensors of ddp that some ranks declared waited for it"
 
 
 def test_a_declaration_that_all_have_made_is_waited_for_no_more() -> None:
