@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -102,17 +103,23 @@ def test_without_a_folder_the_profile_remembers(calibrated: list[Any], tmp_path:
     assert directory is None and "fp16" not in specs
 
 
-def test_gradients_are_looked_at(calibrated: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("tensors", "looks"), [(3, 1), (2, plannerprocess.SAMPLES)])
+def test_gradients_are_looked_at(
+    calibrated: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tensors: int, looks: int
+) -> None:
     gone = answer(Measure(PROFILE, WISH, watched(tmp_path), "", errors=True))
     assert isinstance(gone, Refused) and gone.why.startswith("JobGone")
     sampled: list[float] = []
 
     class Tables:
-        def __init__(self, peek: str, later: set[str]) -> None:
-            assert peek == "peek" and later == {row.name for row in before["topk"]}
+        def __init__(self, peek: Any, later: set[str]) -> None:
+            assert later == {row.name for row in before["topk"]}
+            self.peek = peek
 
-        def sample(self, seconds: float) -> None:
+        def sample(self, seconds: float) -> int:
+            """As time allows, two at a time."""
             sampled.append(seconds)
+            return 2
 
         def tables(self) -> Any:
             return ERRORS
@@ -121,8 +128,8 @@ def test_gradients_are_looked_at(calibrated: list[Any], tmp_path: Path, monkeypa
         def __init__(self, watched: Watched) -> None:
             self.state = watched.state
 
-        def __enter__(self) -> str:
-            return "peek"
+        def __enter__(self) -> Any:
+            return SimpleNamespace(tensors=range(tensors))
 
         def __exit__(self, *_: object) -> None:
             sampled.append(0.0)
@@ -136,7 +143,9 @@ def test_gradients_are_looked_at(calibrated: list[Any], tmp_path: Path, monkeypa
     assert isinstance(found, Measured) and found.errors == {"topk": (*ERRORS["topk"], old[0])}, (
         "what was not seen stays"
     )
-    assert sampled == [plannerprocess.SAMPLE_FOR, 0.0]
+    assert len(sampled) == looks + 1 and sampled[-1] == 0.0
+    assert sampled[:-1] == sorted(sampled[:-1], reverse=True)
+    assert plannerprocess.SAMPLE_FOR >= sampled[0] > plannerprocess.SAMPLE_FOR - 0.5, "less and less time is left"
 
 
 def framed(request: Request) -> bytes:
