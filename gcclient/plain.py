@@ -80,7 +80,13 @@ def join(label: str, world: World, patience: float) -> Plain:
                 phase="join",
                 advice="initialise torch.distributed over all ranks, or train with daemons (without GC_DISABLE)",
             )
-        return Plain(label, world, lambda tensor, op: dist.all_reduce(tensor, op, async_op=True))
+        # The library's own tensors are on the CPU, which a default group of NCCL alone does not reach.
+        on_cpu = None if _reaches_cpu() else dist.new_group(backend="gloo")
+
+        def over_torch(tensor: torch.Tensor, op: Any) -> Any:
+            return dist.all_reduce(tensor, op, on_cpu if tensor.device.type == "cpu" else None, async_op=True)
+
+        return Plain(label, world, over_torch)
     try:
         group = _own_group(world, timedelta(seconds=patience))
     except (ValueError, RuntimeError) as error:
@@ -97,6 +103,15 @@ def join(label: str, world: World, patience: float) -> Plain:
         return group.allreduce([tensor], options)
 
     return Plain(label, world, reduce)
+
+
+def _reaches_cpu() -> bool:
+    """Whether torch's default group has a backend for tensors on the CPU."""
+    try:
+        dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
+    except RuntimeError:
+        return False
+    return True
 
 
 #: by process, rank and size; ranks that leave a job and join the next one need not meet again

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -49,6 +50,19 @@ def test_every_dtype_shape_and_kind_of_call(found: dict[str, list[Any]]) -> None
         assert value["place"][:2] == [rank, 2]
         assert "average is not exact" in value["refused"][0] and "complex64" in value["refused"][1]
         assert value["stats"]["node"] == "" and value["stats"]["calls"] > 600
+
+
+def test_a_default_group_that_does_not_reach_the_cpu(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, nodes=2)
+    try:
+        environ = {"GC_DISABLE": "1"}
+        outcomes = cluster.run("tests.integration.disabled_workers:beyond_cpu", [0, 1], environ=environ)
+    finally:
+        cluster.close()
+    ours, theirs = (outcome.ok() for outcome in outcomes)
+    assert "cpu" in ours["refused"].lower(), "the library's own tensors are there"
+    assert ours["total"] == [1.0] * 3 and ours["told"] == theirs["told"] == {"epoch": 7}
+    assert ours["hash"] == theirs["hash"]
 
 
 def test_broadcasts(found: dict[str, list[Any]]) -> None:

@@ -1,0 +1,39 @@
+"""What the workers of test_disabled.py do that has a meaning without daemons only.
+
+What may live here: functions that return plain data. What may not: assertions that the parent can make.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import gcclient
+from tests.integration.workers import digest
+
+
+def beyond_cpu() -> dict[str, Any]:
+    """Calls, broadcasts and a wrapped optimizer where torch's default group takes tensors on CUDA only, as NCCL's."""
+    dist.init_process_group("cuda:gloo")
+    refused = ""
+    try:
+        dist.all_reduce(torch.ones(1))
+    except RuntimeError as error:
+        refused = str(error)
+    gcclient.init()
+    rank = gcclient.rank()
+    gcclient.barrier()
+    total = gcclient.push_pull(torch.full((3,), float(rank)), average=False).tolist()
+    told = gcclient.broadcast_object({"epoch": 7 + rank})
+    torch.manual_seed(rank)
+    model = nn.Linear(4, 3)
+    gcclient.broadcast_parameters(model.state_dict())
+    optimizer = gcclient.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), model.named_parameters())
+    model(torch.full((1, 4), float(rank))).sum().backward()
+    optimizer.step()
+    found = {"refused": refused, "total": total, "told": told, "hash": digest(*model.parameters())}
+    gcclient.shutdown()
+    return found
