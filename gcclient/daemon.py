@@ -35,6 +35,10 @@ _SAY_LOST_EVERY: Final = 5.0
 _LOOK_EVERY: Final = 5.0
 #: So many connections in a row that the other side closes without an answer are enough to know that it goes on so.
 MAX_UNANSWERED: Final = 5
+#: The other side has not read for so long, seconds: what is left to write waits with the receiver thread, and whoever
+#: posts goes on to where its waits end.
+_UNREAD: Final = 5.0
+_UNREAD_AGAIN: Final = 0.1
 #: A connection that held this long was no refusal, seconds: an idle lane has nothing to say.
 _HELD: Final = 5.0
 
@@ -92,19 +96,37 @@ class Link:
         return "the daemon" if self.lane == CONTROL else f"lane {self.lane} of the daemon"
 
     def post(self, message: Message) -> None:
-        """Send while connected. A connection that breaks is noticed by the reader, who restores it."""
+        """Send while connected. A connection that breaks is noticed by the reader, who restores it. What the other side
+        does not read for long is left to :meth:`go_on`."""
         with self.sending:
             if self.channel is None:
                 return
             try:
                 self.channel.send(message)
-                while self.channel.backlog:
-                    poller = select.poll()
-                    poller.register(self.channel.fileno(), select.POLLOUT)
-                    poller.poll(1000)
-                    self.channel.flush()
+                self._write(self.channel, _UNREAD)
             except ChannelClosed as error:
                 self.why = str(error)
+
+    def go_on(self) -> None:
+        """Write what is left of what was posted, as far as the other side reads it now."""
+        if self.channel is None or not self.channel.backlog or not self.sending.acquire(blocking=False):
+            return
+        try:
+            if self.channel is not None:
+                self._write(self.channel, _UNREAD_AGAIN)
+        except ChannelClosed as error:
+            self.why = str(error)
+        finally:
+            self.sending.release()
+
+    def _write(self, opened: Channel[Any], patience: float) -> None:
+        poller = select.poll()
+        poller.register(opened.fileno(), select.POLLOUT)
+        while opened.backlog:
+            if not poller.poll(1000 * patience):
+                log.warning("%s has read nothing for %g s", self.name, patience)
+                return
+            opened.flush()
 
     def heard(self) -> bool:
         """Whether the other side has read all that was posted, or is gone."""
@@ -331,6 +353,8 @@ class Daemon:
             if time.monotonic() >= look_at:
                 look_at = time.monotonic() + _LOOK_EVERY
                 self.listener.on_quiet()
+                for link in self.links():
+                    link.go_on()
             if self._reader.acquire(blocking=False):
                 try:
                     self._read(0)
