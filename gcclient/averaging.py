@@ -227,21 +227,26 @@ class Distributed(Optimizer):
 
         A step that was given up with a lost node (``on_loss="skip"``) changes nothing here, on all ranks that are left;
         with a closure its gradients are zeros. ``gcclient.stats()["skipped_steps"]`` counts them.
-        Raises RuntimeError within :meth:`skip_synchronize` without :meth:`synchronize` before, and what that raises.
+        Raises RuntimeError within :meth:`skip_synchronize` without :meth:`synchronize` before, or with a ``closure``
+        there, and what :meth:`synchronize` raises.
         """
         averaging = self._averaging
+        if averaging.skipping and closure is not None:
+            raise RuntimeError(
+                "optimizer.step(closure) within skip_synchronize(): the closure computes gradients that nobody would "
+                "average; leave skip_synchronize() out, each call of the closure averages"
+            )
         if averaging.skipping:
             averaging.check_closed("optimizer.step() within skip_synchronize()")
         elif (closure is None or averaging.open) and not averaging.averaged:
             self.synchronize()
         if averaging.skipped and closure is None:
             averaging.averaged = averaging.skipped = False
+            self._shared.stepped()
             return None
-        evaluate = closure
-        if closure is not None and not averaging.skipping:
-            evaluate = self._averaged(closure)
-        result = super().step(evaluate)
+        result = super().step(None if closure is None else self._averaged(closure))
         averaging.averaged = False
+        self._shared.stepped()
         return result
 
     # Its own hooks run within the optimizer's step(), when gradients are averages; torch would run them twice.

@@ -1,4 +1,5 @@
-"""The parameter groups and the state that an optimizer and its wrapper share stay shared when a state is loaded.
+"""The parameter groups and the state that an optimizer and its wrapper share stay shared when a state is loaded, and
+what schedulers ask of either.
 
 What may live here: that. What may not: making a wrapper (`optimizer.py`), what it does (`averaging.py`).
 
@@ -8,6 +9,9 @@ after a broadcast of the state on every rank but the root, whose learning rate a
 """
 
 from __future__ import annotations
+
+import weakref
+from typing import Any
 
 from torch.optim import Optimizer
 
@@ -20,6 +24,7 @@ class Shared:
         has = vars(optimizer)
         self._groups = has.get("param_groups")
         self._state = has.get("state")
+        self._wrapped = weakref.ref(optimizer)
 
     def keep(self, optimizer: Optimizer) -> None:
         """Have what either loads written into what both share.
@@ -28,6 +33,12 @@ class Shared:
         """
         if "_optimizer_load_state_dict_post_hooks" in vars(optimizer):
             optimizer.register_load_state_dict_post_hook(self.take, prepend=True)
+
+    def stepped(self) -> None:
+        """The wrapper has stepped: a scheduler of the wrapped optimizer, which asks that one, is to know it."""
+        wrapped: Any = self._wrapped()
+        if wrapped is not None:
+            wrapped._opt_called = True
 
     def take(self, loaded: Optimizer) -> None:
         """Write what was loaded into one of them into what both share, and give it that again."""

@@ -122,6 +122,7 @@ class Overlapped(Distributed):
         else:
             self._awaited.launch(exchange)
         averaging.over()
+        self._shared.stepped()
         return None
 
     # Its hooks would run for every parameter; torch adds them to steps that have not this mark.

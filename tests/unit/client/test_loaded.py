@@ -13,7 +13,8 @@ import gcclient
 from tests.unit.client.fake import FakeDaemon
 from tests.unit.client.wrapped import backward, equal, make_model
 
-pytestmark = pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")  # of one for the inner optimizer
+# Torch asks the optimizer that a scheduler was made for whether it has stepped.
+pytestmark = pytest.mark.filterwarnings("error:Detected call of `lr_scheduler.step")
 
 
 class _Own(torch.optim.SGD):

@@ -239,6 +239,21 @@ def test_averages_can_be_clipped(joined: FakeDaemon, skip: bool) -> None:
     assert gcclient.stats()["steps"] == 2
 
 
+def test_a_closure_within_skip_synchronize_is_refused(joined: FakeDaemon) -> None:
+    model = make_model()
+    optimizer = wrap(model)
+    backward(model)
+    optimizer.synchronize()
+    with (
+        pytest.raises(RuntimeError, match=r"step\(closure\) within skip_synchronize\(\): .* nobody would average"),
+        optimizer.skip_synchronize(),
+    ):
+        optimizer.step(lambda: backward(model))
+    with optimizer.skip_synchronize():
+        optimizer.step()
+    assert gcclient.stats()["steps"] == 1
+
+
 def test_a_closure_is_averaged_each_time_it_is_called(joined: FakeDaemon) -> None:
     model, same = make_model(), make_model()
     results = []
