@@ -67,11 +67,16 @@ def attach(
     together. ``warmup_steps`` counts backward passes that exchange. With a ``quality`` such a pass is one step, and
     automatic plans are made for the module, which lose no more than that; without one each reduction is a step.
 
-    Raises TypeError for another module, ValueError for ``fully_shard`` with an argument that only DDP has, with a
+    A DistributedDataParallel can be attached again in the next job (after ``shutdown()`` and ``init()``).
+
+    Raises TypeError for another module, RuntimeError for a DistributedDataParallel that has another hook, or was
+    attached in this job before, ValueError for ``fully_shard`` with an argument that only DDP has, with a
     ``quality`` in a job whose ``on_loss`` is not "fail", with a pattern that would split what is reduced together or
     without a replicate dimension of that backend, and what :func:`gcclient.state` raises.
     """
     if isinstance(module, DistributedDataParallel):
+        hooked = _hooked.get(module)
+        _check_free(module, hooked)
         state = ddp.state(
             module,
             None,
@@ -87,7 +92,10 @@ def attach(
             hierarchy=hierarchy,
             node_codec=node_codec,
         )
-        module.register_comm_hook(state, ddp.ddp_hook)
+        if hooked is None:
+            hooked = _hooked[module] = _Hooked(state)
+            module.register_comm_hook(hooked, ddp.ddp_hook)
+        hooked.state = state
         return state
     sharded = shard_groups(module)
     if not sharded:
@@ -144,6 +152,33 @@ def attach(
                 inner = inner.inner
             group.unit._reduce_scatter_comm = _Marking(inner, carry, group.module)
     return None
+
+
+class _Hooked:
+    """What a DistributedDataParallel, which takes one hook for good, has as the hook's state: that of its job."""
+
+    def __init__(self, state: State | PlainState) -> None:
+        self.state = state
+
+    def on_bucket(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        return self.state.on_bucket(bucket)
+
+
+#: of the modules that were attached
+_hooked: weakref.WeakKeyDictionary[DistributedDataParallel, _Hooked] = weakref.WeakKeyDictionary()
+
+
+def _check_free(module: DistributedDataParallel, hooked: _Hooked | None) -> None:
+    """Raises RuntimeError where a module cannot be attached; before anything is declared, which other ranks see."""
+    if hooked is None and module.__dict__.get("_comm_hooks"):
+        raise RuntimeError(
+            "this DistributedDataParallel has a communication hook already, and torch takes one only: leave "
+            "register_comm_hook() out, or attach a new DistributedDataParallel of the model"
+        )
+    if hooked is not None and hooked.state.session is joined():
+        raise RuntimeError(
+            "this DistributedDataParallel is attached already: attach it once, or again after shutdown() and init()"
+        )
 
 
 def _replicate_group(sharded: ShardGroup) -> backend.Group:

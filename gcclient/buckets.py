@@ -178,7 +178,7 @@ class State:
         self.scaler = scaler
         self.ranks = ranks
         self.auditor = auditor
-        self.passes = Passes(passes)
+        self.passes = Passes(passes, (p.tensor for p in parameters))
         self.timing = Timing(domain.id, session.inform)
         self.timing.watch(p.tensor for p in parameters)
         self.parameters = {id(p.tensor): p for p in parameters}
@@ -195,12 +195,23 @@ class State:
         index, last = bucket.index(), bucket.is_last()
         if index <= self._last_index:
             self._broken()
-        self._last_index = -1 if last else index
+        self._last_index = index
         buffer = bucket.buffer()
         if not self.passes.exchanges(last):
+            self._last_index = -1 if last else index
             # With this rank's gradients, those of earlier passes too.
             return device.unchanged(buffer)
-        future = self.sparse(bucket, buffer) if buffer.layout is not torch.strided else self.exchange(bucket, buffer)
+        try:
+            sparse = buffer.layout is not torch.strided
+            future = self.sparse(bucket, buffer) if sparse else self.exchange(bucket, buffer)
+        except Exception as error:
+            alone = last and self._scope is None
+            if not alone and self.session.failure is None:
+                # Its step would go without it, and whoever waits for the other buckets is to hear why.
+                self._unbrought(error)
+            self._last_index = -1 if alone else index
+            raise
+        self._last_index = -1 if last else index
         if last:
             self.end()
         return future
@@ -244,6 +255,14 @@ class State:
         self._end_job(
             "the backward pass before this one ended before its last bucket (an exception in it, most likely)",
             "let the exception end the training process, and start again from the last checkpoint",
+            step=self.domain.step,
+        )
+
+    def _unbrought(self, error: Exception) -> NoReturn:
+        """A bucket of the step under way cannot be brought."""
+        self._end_job(
+            f"a bucket of the backward pass could not be brought to its step: {error}",
+            "correct that, and start again from the last checkpoint",
             step=self.domain.step,
         )
 

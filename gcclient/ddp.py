@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -30,7 +30,14 @@ from gcclient.sharded import ShardState
 log = logging.getLogger("gcclient")
 
 
-def ddp_hook(state: State | PlainState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+class Hooked(Protocol):
+    """What DDP has as the state of :func:`ddp_hook`: what :func:`state` made, or stands for it."""
+
+    def on_bucket(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """Average a bucket."""
+
+
+def ddp_hook(state: Hooked, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Average a bucket through the daemon: ``model.register_comm_hook(gcclient.state(model), gcclient.ddp_hook)``.
 
     Never raises: a failure comes out of ``backward()`` as a RuntimeError with the failure's text, and the next
@@ -116,7 +123,7 @@ def state(
     wanted = read_hierarchy(hierarchy)
     within = read_node_codec(node_codec, wanted)
     if isinstance(session, Plain):
-        return PlainState(session, group, passes)
+        return PlainState(session, group, passes, [p for _, p in named])
     if dist.is_available() and dist.is_initialized() and (spanned := dist.get_world_size()) < session.me.size:
         _check_within(model, spanned, session.me.size)
     everyone = tuple(range(session.me.size))

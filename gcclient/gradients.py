@@ -6,10 +6,14 @@ What may live here: that. What may not: exchanging it (`exchange.py`, `plain_tra
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+import weakref
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from gcclient import device
 from gcclient.parameters import Parameter
@@ -26,10 +30,37 @@ class Brought:
 
 
 class Passes:
-    """The backward passes of one DDP model, every ``passes``-th of which exchanges what all of them added up."""
+    """The backward passes of one DDP model, every ``passes``-th of which exchanges what all of them added up.
 
-    def __init__(self, passes: int) -> None:
+    Until then an optimizer's step would take what this rank alone added up, and ranks would part: where ``parameters``
+    are among those of the optimizer it raises RuntimeError.
+    """
+
+    def __init__(self, passes: int, parameters: Iterable[torch.Tensor]) -> None:
         self._passes = self._left = passes
+        self._parameters = tuple(parameters) if passes > 1 else ()
+        if passes > 1:
+            mine = weakref.ref(self)
+
+            def check(optimizer: Optimizer, arguments: Any, more: Any) -> None:
+                if (passes := mine()) is not None:
+                    passes.check_whole(optimizer)
+
+            weakref.finalize(self, register_optimizer_step_pre_hook(check).remove)
+
+    def check_whole(self, optimizer: Optimizer) -> None:
+        """Raises RuntimeError for an optimizer that is about to step what no pass has exchanged yet."""
+        done = self._passes - self._left
+        if not done:
+            return
+        own = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        if any(id(p) in own for p in self._parameters):
+            raise RuntimeError(
+                f"optimizer.step() after {done} of backward_passes_per_step={self._passes} backward passes: gradients "
+                "are exchanged in the last of them, and are each rank's own until then; step after every "
+                f"{self._passes}-th pass only (drop_last=True where an epoch ends in between), or leave "
+                "backward_passes_per_step out and run the passes before each step's last within model.no_sync()"
+            )
 
     def exchanges(self, last: bool) -> bool:
         """Whether the pass that has a bucket now exchanges it; ``last``: the bucket is the pass's last one."""

@@ -25,10 +25,12 @@ class PlainState:
 
     skipped = False
 
-    def __init__(self, session: Plain, group: dist.ProcessGroup | None, passes: int) -> None:
+    def __init__(
+        self, session: Plain, group: dist.ProcessGroup | None, passes: int, parameters: Iterable[torch.Tensor]
+    ) -> None:
         self.session = session
         self.group = group
-        self.passes = Passes(passes)
+        self.passes = Passes(passes, parameters)
         self.ranks = dist.get_world_size(group) if session.me.size > 1 else 1
 
     def on_bucket(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:

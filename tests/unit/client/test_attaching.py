@@ -157,6 +157,32 @@ def test_a_module_is_attached_for_one_job(alone: FakeDaemon, monkeypatch: pytest
     assert _labels(alone) == [*first, ("fsdp.0", "bf16")] and backend.marked == {}
 
 
+def test_a_ddp_model_is_attached_again_in_the_next_job(alone: FakeDaemon) -> None:
+    model = DistributedDataParallel(nn.Linear(3, 2))
+    gcclient.attach(model, "fp16")
+    model(torch.ones(1, 3)).sum().backward()
+    with pytest.raises(RuntimeError, match="is attached already"):
+        gcclient.attach(model, "bf16")
+    assert _labels(alone) == [("ddp.0", "fp16")], "found before anything is declared"
+    gcclient.shutdown()
+    gcclient.init(0, 1, socket=alone.socket, job="again")
+    with pytest.raises(RuntimeError, match=r"was shut down|not initialised"):
+        model(torch.ones(1, 3)).sum().backward()
+    state = gcclient.attach(model, "bf16")
+    model(torch.ones(1, 3)).sum().backward()
+    assert state is not None and state.session is current() and gcclient.stats()["steps"] == 1
+    assert _labels(alone) == [("ddp.0", "fp16"), ("ddp.0", "bf16")]
+
+
+def test_a_ddp_model_with_a_hook_of_somebody_elses_is_refused_before_anything_is_declared(alone: FakeDaemon) -> None:
+    model = DistributedDataParallel(nn.Linear(3, 2))
+    model.register_comm_hook(gcclient.state(model), gcclient.ddp_hook)
+    declared = _labels(alone)
+    with pytest.raises(RuntimeError, match="has a communication hook already"):
+        gcclient.attach(model)
+    assert _labels(alone) == declared
+
+
 def test_what_is_reduced_besides_stays_lossless(alone: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
     group: Any = dist.new_group(backend="gc")
     monkeypatch.setattr(backend.Group, "size", lambda self: 2)

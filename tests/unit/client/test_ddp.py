@@ -144,6 +144,33 @@ def test_gradients_of_several_passes_are_exchanged_in_the_last(alone: FakeDaemon
         same.zero_grad()
 
 
+@pytest.mark.parametrize("disabled", [False, True])
+def test_what_not_all_passes_of_a_step_have_added_to_is_not_stepped(
+    alone: FakeDaemon, monkeypatch: pytest.MonkeyPatch, disabled: bool
+) -> None:
+    if disabled:
+        gcclient.shutdown()
+        monkeypatch.setenv("GC_DISABLE", "1")
+        gcclient.init(0, 1, job="disabled")
+    model, other = DistributedDataParallel(_model()[0]), nn.Linear(2, 2)
+    state = gcclient.state(model, backward_passes_per_step=3)
+    model.register_comm_hook(state, gcclient.ddp_hook)
+    optimizer, others = torch.optim.SGD(model.parameters(), 0.1), torch.optim.SGD(other.parameters(), 0.1)
+    before = [p.detach().clone() for p in model.parameters()]
+    for done in (1, 2):
+        model(torch.ones(1, 20)).sum().backward()
+        with pytest.raises(
+            RuntimeError, match=rf"after {done} of backward_passes_per_step=3 backward passes: .*no_sync"
+        ):
+            optimizer.step()
+        others.step()
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), before, strict=True))
+    model(torch.ones(1, 20)).sum().backward()
+    optimizer.step()
+    assert not any(torch.equal(a, b) for a, b in zip(model.parameters(), before, strict=True))
+    assert gcclient.stats()["steps"] == 1
+
+
 @pytest.mark.parametrize("inside", [False, True])
 def test_several_passes_need_a_model_that_torch_gives_all_averages(alone: FakeDaemon, inside: bool) -> None:
     """Torch forgets after each pass which parameters were used, and so would leave out those of the passes before."""
@@ -208,6 +235,24 @@ def test_another_models_parameters_are_refused_without_a_raise_in_the_hook(alone
     for _ in range(2):
         with pytest.raises(RuntimeError, match="not among those given"):
             model(torch.ones(1, 3)).sum().backward()
+
+
+@pytest.mark.parametrize("failing", [0, 1, 2])
+def test_a_bucket_that_cannot_be_brought_ends_the_step_that_others_wait_in(alone: FakeDaemon, failing: int) -> None:
+    net = nn.Sequential(*(nn.Linear(300, 300) for _ in range(3)))
+    model = DistributedDataParallel(net, bucket_cap_mb=0.1)
+    state = gcclient.state(model)
+    model.register_comm_hook(state, gcclient.ddp_hook)
+    for _ in range(2):
+        model(torch.ones(1, 300)).sum().backward()
+    unknown = list(net)[2 - failing].weight  # buckets come in backward order
+    known = state.parameters.pop(id(unknown))
+    state._plans.clear()
+    with pytest.raises(RuntimeError, match="not among those given"):
+        model(torch.ones(1, 300)).sum().backward()
+    state.parameters[id(unknown)] = known
+    with pytest.raises(gcclient.GradcommError, match="a bucket of the backward pass could not be brought"):
+        gcclient.push_pull(torch.ones(1))
 
 
 def test_a_backward_pass_that_was_cut_short_is_noticed(alone: FakeDaemon) -> None:
