@@ -150,10 +150,13 @@ def test_tensors_that_another_node_does_not_declare_end_the_job_at_the_deadline(
 @pytest.mark.parametrize("lasting", [False, True])
 def test_who_has_left_is_not_waited_for_with_tensors_to_declare(lasting: bool) -> None:
     m, record = lasting_pair("shrink") if lasting else formed_with_b()
-    said(m, 1, DeclareDomain("ddp", 3, (0, 1), True))
-    declared_by(m, 1)
+    if lasting:
+        said(m, 1, DeclareSection(0, Section(1, (TensorSpec("more", (4,), 0),)), 1))
+    else:
+        said(m, 1, DeclareDomain("ddp", 3, (0, 1), True))
+        declared_by(m, 1)
     m.on(Tick(), 10.0)
-    m.on(control_from_b(JobLeft(record.label, record.job), 2), 10.5)
+    m.on(control_from_b(JobLeft(record.label, record.job), 3 if lasting else 2), 10.5)
     m.peers.links[B].heard = 20.0
     assert told(m.on(Tick(), 10.0 + 2 * m.config.quiet_after)) == []
     out = m.on(Tick(), 10.5 + 2 * m.config.quiet_after)
