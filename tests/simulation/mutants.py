@@ -189,7 +189,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("job.py", "return not self.workers and "
            "(self.ended is not None or len(self.left) == len(self.record.members))",
            "return not self.workers", "a member forgets the job while others need its payloads", ("lose", "pause")),
-    Mutant("waiting.py", "if now - report.since > job.record.deadline:", "if False:", "there is no deadline"),
+    Mutant("waiting.py", "if waited > job.record.deadline:", "if False:", "there is no deadline"),
     Mutant("waiting.py", "if (age := ages.get(name, 0.0)) > lease:", "if False:", "no lease ever expires"),
     Mutant("waiting.py", "if out := _silent(job, domain, what, report.missing, ages, patience):", "if False:",
            "a job that outlives nodes ends at a step's deadline, a moment before a dead node's lease does"),
