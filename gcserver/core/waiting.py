@@ -206,12 +206,16 @@ def _check_declarations(job: Job, ages: dict[str, float], now: float, patience: 
         pending = {i for i in (*domain.declared, *domain.offers) if i >= len(domain.sections)}
         domain.declaring = {i: domain.declaring.get(i, now) for i in sorted(pending)}
         for index, since in domain.declaring.items():
-            missing = _undeclared(job, domain, index) if now - since > patience else ()
-            what = f"tensors of {domain.config.label} that some ranks declared"
-            if departed := _departed(job, domain, missing):
+            if (waited := now - since) <= min(patience, job.record.deadline):
+                continue
+            missing, what = (
+                _undeclared(job, domain, index),
+                f"tensors of {domain.config.label} that some ranks declared",
+            )
+            if waited > patience and (departed := _departed(job, domain, missing)):
                 advice = "let every rank declare the same before shutdown() or the end of its process"
-                return _waits_in_vain(job, domain, departed, what, advice, "declare", now - since)
-            if now - since <= job.record.deadline:
+                return _waits_in_vain(job, domain, departed, what, advice, "declare", waited)
+            if waited <= job.record.deadline:
                 continue
             if out := _silent(job, domain, what, missing, ages, patience):
                 return out
@@ -221,7 +225,7 @@ def _check_declarations(job: Job, ages: dict[str, float], now: float, patience: 
                 domain=key,
                 phase="declare",
                 missing=missing,
-                elapsed=now - since,
+                elapsed=waited,
                 advice="look at the named ranks and nodes; raise job.deadline if they are merely slow",
             )
     return []

@@ -12,6 +12,7 @@ import pytest
 from gcproto import packed
 from gcproto.manifest import Section, TensorSpec
 from gcproto.messages import Beat, DeclareDomain, DeclareSection, Fault, JobLeft, SectionOffer
+from gcproto.records import replace
 from gcproto.wire import FrameType, Header
 from gcserver.core import control_events as ce
 from gcserver.core import waiting
@@ -145,6 +146,18 @@ def test_tensors_that_another_node_does_not_declare_end_the_job_at_the_deadline(
     assert (fault.kind, fault.phase, fault.missing, fault.domain) == ("StepTimeout", "declare", ("b",), 3)
     assert fault.elapsed == 65.0 and "deadline of 60 s" in fault.message and fault.advice
     assert waits(m) == [], "a job that has ended waits for nobody"
+
+
+def test_a_short_deadline_names_who_has_not_declared_as_well() -> None:
+    m, record = formed_with_b()
+    (job,) = m.jobs.values()
+    job.record = shorter = replace(record, deadline=m.config.quiet_after)
+    said(m, 1, DeclareDomain("ddp", 3, (0, 1), True))
+    declared_by(m, 1)
+    m.on(Tick(), 10.0)
+    assert told(m.on(Tick(), 10.0 + shorter.deadline)) == []
+    (fault,) = told(m.on(Tick(), 10.1 + shorter.deadline))
+    assert (fault.kind, fault.phase, fault.missing) == ("StepTimeout", "declare", ("b",))
 
 
 @pytest.mark.parametrize("lasting", [False, True])
