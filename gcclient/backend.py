@@ -145,12 +145,20 @@ class Group(dist.ProcessGroup):
         self.known_as = str(options.group_id)[:_NAME]
         self.collectives: Collectives | None = None
         store, rank, size = options.store, options.group_rank, options.group_size
+        # What is not carried goes through a group that no Python class extends: torch enqueues a collective of one that
+        # a class does extend with the GIL held, for which gloo's worker may wait with its queue locked.
+        self._others: Any = dist.ProcessGroup(store, rank, size)
         gloo = dist.ProcessGroupGloo(dist.PrefixStore("gloo", store), rank, size, options.timeout)
-        self._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
-        self._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+        self._has(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
+        for group in (self, self._others):
+            group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
         if torch.cuda.is_available() and dist.is_nccl_available():
             nccl = dist.ProcessGroupNCCL(dist.PrefixStore("nccl", store), rank, size, options.timeout)
-            self._register_backend(torch.device("cuda"), dist.ProcessGroup.BackendType.NCCL, nccl)
+            self._has(torch.device("cuda"), dist.ProcessGroup.BackendType.NCCL, nccl)
+
+    def _has(self, where: torch.device, kind: Any, backend: Any) -> None:
+        for group in (self, self._others):
+            group._register_backend(where, kind, backend)
 
     def getBackendName(self) -> str:
         return NAME
@@ -168,18 +176,17 @@ class Group(dist.ProcessGroup):
             # of which gloo knows nothing before some release of torch
             tensors, opts, more, named = [one[0].div_(self.size())], None, (), {}
         row = InARow(tensors)
-        # Here and not in a function of its own: pybind11 tells by the caller that the base's method is meant.
-        return row.back(super().allreduce(row.given, *(() if opts is None else (opts, *more)), **named))
+        return row.back(self._others.allreduce(row.given, *(() if opts is None else (opts, *more)), **named))
 
     def broadcast(self, tensors: Any, *options: Any, **named: Any) -> Any:  # type: ignore[override]
         """As torch calls it."""
         row = InARow(tensors)
-        return row.back(super().broadcast(row.given, *options, **named))
+        return row.back(self._others.broadcast(row.given, *options, **named))
 
     def reduce(self, tensors: Any, *options: Any, **named: Any) -> Any:  # type: ignore[override]
         """As torch calls it."""
         row = InARow(tensors)
-        return row.back(super().reduce(row.given, *options, **named))
+        return row.back(self._others.reduce(row.given, *options, **named))
 
     def _carry(self, tensor: torch.Tensor, average: bool) -> dist.Work | None:
         """None where there is no daemon."""
@@ -193,6 +200,32 @@ class Group(dist.ProcessGroup):
             return Work(collectives_of(self, session).start(tensor, average))
         except Exception as error:
             return Failed(error)
+
+
+def _to_others(name: str) -> Callable[..., Any]:
+    def collective(self: Group, *given: Any, **named: Any) -> Any:
+        return getattr(self._others, name)(*given, **named)
+
+    return collective
+
+
+# What torch asks the class for, by the names of all its releases; of the rest it asks the backends at once.
+for _name in (
+    "all_gather_single_coalesced",
+    "all_to_all_single",
+    "allgather",
+    "allgather_into_tensor_coalesced",
+    "allreduce_coalesced",
+    "alltoall_base",
+    "barrier",
+    "recv",
+    "reduce_scatter",
+    "reduce_scatter_single_coalesced",
+    "reduce_scatter_tensor_coalesced",
+    "send",
+):
+    if hasattr(dist.ProcessGroup, _name):
+        setattr(Group, _name, _to_others(_name))
 
 
 def collectives_of(group: Group, session: Session) -> Collectives:

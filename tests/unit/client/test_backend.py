@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import weakref
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -85,6 +88,13 @@ def test_what_is_not_carried_needs_no_daemon(group: backend.Group) -> None:
     assert tensor.tolist() == [3.0]
     with pytest.raises(gcclient.NotInitialized, match=r"gcclient.init\(\)"):
         dist.all_reduce(tensor, group=group)
+
+
+def test_who_calls_gloo_does_not_keep_its_worker_from_being_done(tmp_path: Path) -> None:
+    """Its worker lets a work go with its queue locked, and needs the GIL to let go of the tensors."""
+    calls = [sys.executable, "-m", "tests.unit.client.gloo_calls", str(tmp_path / "store"), "1000"]
+    done = subprocess.run(calls, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "returned\n"
 
 
 def test_results_are_written_where_elements_do_not_lie_in_a_row(joined: FakeDaemon, group: backend.Group) -> None:
