@@ -14,30 +14,38 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import common
+import grpc
+
+from benchmarks import common, proposed_buckets, training_systems
 from benchmarks.lab import daemons, netns, workers
 from benchmarks.training_systems import System
 from benchmarks.training_worker import Task
+from gcproto import admin_pb2_grpc
+from gcserver.planner.profile import Profile
 
 #: Losses of so many steps are averaged for the loss at the end.
 LAST = 20
 STARTS_WITHIN = 120.0
 #: what an untimed step may take at most, s: 110 MB dense at 100 Mbit/s between four nodes take 15
 SLOWEST_STEP = 60.0
+#: steps; who is ended from outside does not get there
+MOST = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """The steps of one run as all ranks logged them: the line of every rank, by step."""
+    """The steps of one run as all ranks logged them: the line of every rank, by step. ``buckets``: DDP's, bytes."""
 
     steps: tuple[tuple[Mapping[str, Any], ...], ...]
     held_out: float | None
+    buckets: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, logs: Sequence[Sequence[Mapping[str, Any]]]) -> Lines:
         steps = zip(*([line for line in log if "step" in line] for log in logs), strict=False)
         held = [line["held_out"] for log in logs for line in log if "held_out" in line]
-        return cls(tuple(steps), held[0] if held else None)
+        buckets = [line["buckets"] for log in logs for line in log if "buckets" in line]
+        return cls(tuple(steps), held[0] if held else None, tuple(buckets[0]) if buckets else ())
 
     def seconds(self, skip: int) -> list[float]:
         """From the end of a step to the end of the next, each that of the slowest rank, but for the first ``skip``."""
@@ -66,7 +74,8 @@ class Stage:
     """A lab and, as systems need them, daemons in it; a context manager.
 
     ``base`` are settings of the daemons. Daemons stay for the next system unless that needs other settings or this one
-    failed: it may have been them, and what failed must not fail the next.
+    failed: it may have been them, and what failed must not fail the next. What they measure for MergeComp's buckets is
+    measured once.
     """
 
     def __init__(
@@ -75,6 +84,7 @@ class Stage:
         self.lab, self.rate, self.base, self.folder = lab, rate, dict(base), folder
         self._stack = contextlib.ExitStack()
         self._cluster: daemons.Daemons | None = None
+        self._profile: Profile | None = None
 
     def __enter__(self) -> Stage:
         return self
@@ -88,20 +98,55 @@ class Stage:
         Raises WorkerError if a rank fails, DaemonError if a daemon does.
         """
         try:
-            return self._run(system, task, on_step)
+            if system.buckets == training_systems.MERGECOMP:
+                task = dataclasses.replace(task, caps=self._cut(system, task))
+            return self._run(system.method, system.settings if system.daemons else None, task, on_step)
         except workers.WorkerError:
             self._end_daemons()
             raise
 
-    def _run(self, system: System, task: Task, on_step: Callable[[int], None]) -> Lines:
-        job, cluster = daemons.job_name("training"), self._daemons(system)
+    def _cut(self, system: System, task: Task) -> tuple[float, ...]:
+        """MergeComp's buckets for the system. Raises WorkerError where they cannot be told, too."""
+        try:
+            if self._profile is None:
+                self._profile = self._measured(task)
+            return proposed_buckets.caps(self._profile, system.codec)
+        except ValueError as error:
+            raise workers.WorkerError(f"{system.method}: {error}") from error
+
+    def _measured(self, task: Task) -> Profile:
+        """What the daemons measure while the task's model trains."""
+        folder, job, asked = self.folder / "profiles", daemons.job_name("measured"), 0
+        cluster = self._daemons({**proposed_buckets.SETTINGS, "plan.profiles": str(folder)})
+        assert cluster is not None
+        task = dataclasses.replace(task, comm=training_systems.AUTO, codec="", unshaped=0, steps=MOST, seconds=0.0)
+        with (
+            workers.Workers(job, self._argv(task), self.lab.hosts, cluster, self.folder, job) as ranks,
+            grpc.insecure_channel(cluster[0].admin) as channel,
+        ):
+            admin = admin_pb2_grpc.AdminServiceStub(channel)  # type: ignore[no-untyped-call]
+
+            def planned() -> bool:
+                nonlocal asked
+                done = min(map(len, ranks.lines))
+                if done <= asked:
+                    return False
+                asked = done
+                return proposed_buckets.planned(admin, job)
+
+            self._shape(self.rate)
+            ranks.wait(proposed_buckets.PATIENCE, until=planned)
+        self._end_daemons()  # so that all is written
+        return proposed_buckets.measured(folder, job)
+
+    def _run(self, name: str, settings: Mapping[str, str] | None, task: Task, on_step: Callable[[int], None]) -> Lines:
+        """``settings``: of the daemons beside the base; None: without any."""
+        job, cluster = daemons.job_name("training"), self._daemons(settings)
         task = dataclasses.replace(task, daemons=tuple(d.process.pid for d in cluster or ()))
-        argv = ["-m", "benchmarks.training_worker", "--task", task.text()]
-        if self.lab.means is not None:
-            self.lab.set_rate(None if task.unshaped else self.rate)
+        self._shape(None if task.unshaped else self.rate)
         untimed = (task.unshaped + task.settle) * SLOWEST_STEP
         timeout = STARTS_WITHIN + untimed + (task.seconds or task.steps * SLOWEST_STEP) + 2 * SLOWEST_STEP
-        with workers.Workers(system.method, argv, self.lab.hosts, cluster, self.folder, job) as ranks:
+        with workers.Workers(name, self._argv(task), self.lab.hosts, cluster, self.folder, job) as ranks:
 
             def tell() -> None:
                 on_step(min(sum("step" in line for line in log) for log in ranks.lines))
@@ -111,17 +156,23 @@ class Stage:
 
             if task.unshaped:
                 ranks.wait(timeout, tell, asked)
-                if self.lab.means is not None:
-                    self.lab.set_rate(self.rate)
+                self._shape(self.rate)
                 ranks.say("go")
             ranks.wait(timeout, tell)
             return Lines.of(ranks.lines)
 
-    def _daemons(self, system: System) -> daemons.Daemons | None:
-        """Those for ``system``, started if they do not run yet or run with other settings."""
-        if not system.daemons:
+    def _argv(self, task: Task) -> list[str]:
+        return ["-m", "benchmarks.training_worker", "--task", task.text()]
+
+    def _shape(self, rate: str | None) -> None:
+        if self.lab.means is not None:
+            self.lab.set_rate(rate)
+
+    def _daemons(self, settings: Mapping[str, str] | None) -> daemons.Daemons | None:
+        """Those with these settings, started if they do not run yet or run with others."""
+        if settings is None:
             return None
-        settings = {**self.base, **system.settings}
+        settings = {**self.base, **settings}
         if self._cluster is None or self._cluster.settings != settings:
             self._end_daemons()
             self._cluster = self._stack.enter_context(daemons.Daemons(self.lab.hosts, settings))
@@ -146,6 +197,7 @@ def speed_row(lines: Lines, task: Task) -> common.Row:
         "step_bytes": lines.sent(untimed),
         "worker_cpu_s": worker,
         "daemon_cpu_s": daemon,
+        "ddp_buckets": list(lines.buckets),
     }
 
 

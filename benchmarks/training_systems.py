@@ -5,7 +5,8 @@ What may live here: names, what they stand for. What may not: running any, torch
 A system is ``compute`` (every rank for itself), ``ddp`` (gloo, float32), ``ddp-fp16`` and ``ddp-powersgd`` (torch's own
 hooks), ``auto`` (the daemon's planner decides), or a codec of gradcomm's such as ``none`` or ``topk(ratio=0.01)``.
 gradcomm's may end in ``@`` and how DDP's buckets are cut: ``@torch`` as torch does by default, ``@layers`` one for
-each tensor, ``@merged`` two of equally many tensors (MergeComp's naive partition), ``@3`` three, and so on.
+each tensor, ``@merged`` two of equally many tensors (MergeComp's naive partition), ``@3`` three, and so on;
+``@mergecomp`` as MergeComp proposes, of what daemons measured while the model trained on the same links before.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from typing import Final
 from benchmarks import command
 from gcserver.codecs import registry
 
-TORCH, LAYERS, MERGED = "torch", "layers", "merged"
+TORCH, LAYERS, MERGED, MERGECOMP = "torch", "layers", "merged", "mergecomp"
+KINDS: Final = (TORCH, LAYERS, MERGED, MERGECOMP)
 COMPUTE, AUTO = "compute", "auto"
 DDP: Final = ("ddp", "ddp-fp16", "ddp-powersgd")
 CODECS: Final = (
@@ -40,7 +42,7 @@ DEFAULT: Final = (COMPUTE, *DDP, "none", *CODECS)
 class System:
     """One way of training. ``comm``: compute, ddp, ddp-fp16, ddp-powersgd, gradcomm or auto. ``codec``: gradcomm's.
 
-    ``buckets``: torch, layers, merged or a number of buckets.
+    ``buckets``: torch, layers, merged, mergecomp or a number of buckets.
     """
 
     comm: str
@@ -73,7 +75,7 @@ def read(text: str) -> System:
     name, at, buckets = text.strip().partition("@")
     buckets = buckets if at else TORCH
     if not _known(buckets):
-        raise ValueError(f"system {text!r}: expected torch, layers, merged or a number of buckets after @")
+        raise ValueError(f"system {text!r}: expected {', '.join(KINDS)} or a number of buckets after @")
     if name in (COMPUTE, *DDP):
         if buckets != TORCH:
             raise ValueError(f"system {text!r}: only gradcomm's buckets can be chosen")
@@ -88,7 +90,7 @@ def read(text: str) -> System:
 
 
 def _known(buckets: str) -> bool:
-    return buckets in (TORCH, LAYERS, MERGED) or (buckets.isdecimal() and int(buckets) > 0)
+    return buckets in KINDS or (buckets.isdecimal() and int(buckets) > 0)
 
 
 def read_list(text: str) -> list[System]:
@@ -103,7 +105,7 @@ def with_buckets(systems: Sequence[System], kinds: Sequence[str]) -> list[System
     """
     odd = [kind for kind in kinds if not _known(kind)]
     if odd:
-        raise ValueError(f"buckets {odd[0]!r}: expected torch, layers, merged or a number of them")
+        raise ValueError(f"buckets {odd[0]!r}: expected {', '.join(KINDS)} or a number of them")
     out: list[System] = []
     for system in systems:
         again = kinds if system.daemons and system.buckets == TORCH else (system.buckets,)

@@ -7,8 +7,8 @@ A line is ``{"step": n, "end": s, "sent": bytes, "cpu": s, "daemons": s, "loss":
 system's monotonic clock (one for all ranks of a machine) after the optimizer's step, ``sent`` what the host has sent by
 then, ``cpu`` and ``daemons`` the CPU time of this rank and, from the first timed step on and on rank 0 only, of all
 daemons together, ``loss`` that of the batch before the step. A line ``{"asks": "links"}`` comes after the first
-``unshaped`` steps: the rank waits until it reads a line. Rank 0's last line is ``{"held_out": loss}`` where that was
-asked for.
+``unshaped`` steps: the rank waits until it reads a line. Rank 0's last lines are ``{"held_out": loss}`` where that was
+asked for, and ``{"buckets": [bytes, ...]}``, DDP's.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.lab import procfs
 from benchmarks.models.workloads import HELD_OUT, WORKLOADS, Batches
+from benchmarks.training_systems import LAYERS, MERGECOMP, MERGED, TORCH
 from examples import gpt
 from examples.train_gpt import sent_bytes
 from gcserver.planner import mergecomp_groups as groups
@@ -44,7 +45,8 @@ class Task:
 
     unshaped: steps before the links get their rate, 0 if they have it from the start. settle: untimed steps after that.
     steps, seconds: at most so many timed steps, and none begun after so long (0: no such limit). buckets: as in
-    ``benchmarks.training_systems``. momentum: whether the optimizer may have one.
+    ``benchmarks.training_systems``. caps: their sizes, MiB, where they were cut before (empty: torch's own). momentum:
+    whether the optimizer may have one.
     """
 
     model: str
@@ -59,6 +61,7 @@ class Task:
     seconds: float
     held_out: bool
     daemons: tuple[int, ...] = ()  # pids of their first processes
+    caps: tuple[float, ...] = ()
 
     def text(self) -> str:
         return json.dumps(asdict(self))
@@ -78,20 +81,20 @@ def ready_order(model: nn.Module, batches: Batches) -> list[nn.Parameter]:
 
 def bucket_caps(buckets: str, model: nn.Module, batches: Batches) -> list[float] | None:
     """DDP's ``bucket_cap_mb_list``, MiB, for a kind of buckets; None for torch's own."""
-    if buckets == "torch":
+    if buckets in (TORCH, MERGECOMP):
         return None
     nbytes = [p.numel() * p.element_size() for p in ready_order(model, batches)]
-    if buckets == "layers":
+    if buckets == LAYERS:
         grouping = groups.layer_wise(len(nbytes))
     else:
-        grouping = groups.naive(len(nbytes), 2 if buckets == "merged" else int(buckets))
+        grouping = groups.naive(len(nbytes), 2 if buckets == MERGED else int(buckets))
     return groups.ddp_bucket_caps(grouping, nbytes)
 
 
 def wrap(model: nn.Module, batches: Batches, task: Task) -> DistributedDataParallel:
     """The model under DDP, its gradients averaged as the task says."""
     buckets = "1" if task.comm == "ddp-powersgd" else task.buckets  # torch's hook fails on gloo with more than one
-    caps: Any = bucket_caps(buckets, model, batches)
+    caps: Any = list(task.caps) or bucket_caps(buckets, model, batches)
     # Two defaults of DDP's would cost every system the same and hide what is compared: gloo's broadcast of the norms'
     # running means before each step, and copies between gradients and buckets.
     ddp = DistributedDataParallel(model, broadcast_buffers=False, gradient_as_bucket_view=True, bucket_cap_mb_list=caps)
@@ -183,6 +186,12 @@ class Trainer:
             losses = [gpt.loss(self.ddp.module(inputs), targets).item() for inputs, targets in batches]
         return sum(losses) / len(losses)
 
+    def buckets(self) -> list[int]:
+        """Bytes of DDP's buckets, in the order of back-propagation once torch has seen that."""
+        known = self.ddp._get_ddp_logging_data()
+        sizes = known.get("rebuilt_bucket_sizes") or known["bucket_sizes"]
+        return [int(size) for size in sizes.split(",")]
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -190,7 +199,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--log", required=True, metavar="FILE")
     args = parser.parse_args(argv)
     fields: dict[str, Any] = json.loads(args.task)
-    task = Task(**fields | {"daemons": tuple(fields["daemons"])})
+    task = Task(**fields | {name: tuple(fields[name]) for name in ("daemons", "caps")})
     torch.set_num_threads(1)
     dist.init_process_group("gloo")  # ranks and address from torchrun's variables
     with open(args.log, "w") as log:
@@ -199,6 +208,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         dist.barrier()
         if task.held_out and trainer.rank == 0:
             trainer.write(held_out=trainer.held_out())
+        if trainer.rank == 0:
+            trainer.write(buckets=trainer.buckets())
         dist.barrier()
     if task.comm in ("gradcomm", "auto"):
         import gcclient

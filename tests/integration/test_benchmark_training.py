@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from benchmarks import training
 pytestmark = [pytest.mark.long, pytest.mark.timeout(240)]
 
 
-def run(path: Path, *argv: str) -> dict[str, dict[str, float]]:
+def run(path: Path, *argv: str) -> dict[str, dict[str, Any]]:
     assert training.main(["--models", "tiny", "--nodes", "2", *argv, "--json", str(path)]) == 0
     rows = json.loads(path.read_text())["rows"]
     assert not [row["error"] for row in rows if "error" in row]
@@ -20,7 +21,7 @@ def run(path: Path, *argv: str) -> dict[str, dict[str, float]]:
 
 
 def test_a_cell_is_timed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    systems = "compute,topk(ratio=0.01)@layers,none@2"
+    systems = "compute,topk(ratio=0.01)@layers,none@2,topk(ratio=0.01)@mergecomp"
     argv = ("--rates", "loopback", "--systems", systems, "--steps", "4", "--rounds", "1")
     rows = run(tmp_path / "speed.json", *argv)
     assert list(rows) == systems.split(",")
@@ -29,6 +30,8 @@ def test_a_cell_is_timed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     # that there is no upper bound.
     assert rows["none@2"]["step_bytes"] > 300_000
     assert rows["topk(ratio=0.01)@layers"]["step_bytes"] > 0
+    assert len(rows["topk(ratio=0.01)@layers"]["ddp_buckets"]) > len(rows["none@2"]["ddp_buckets"]) == 2
+    assert sum(rows["topk(ratio=0.01)@mergecomp"]["ddp_buckets"]) == sum(rows["none@2"]["ddp_buckets"])
     assert "the best static system" in capsys.readouterr().out
 
 
