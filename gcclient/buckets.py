@@ -225,7 +225,7 @@ class State:
             self._scope = Backward(self, self.scale())
         began = self.timing.clock()
         self._scope.add(work)
-        self.timing.copied(buffer.nbytes, began)
+        self.timing.bucket(buffer.nbytes, began)
         self.session.counters.bytes_pushed += buffer.nbytes
         if not work.plan.by_block:
             work.complete()

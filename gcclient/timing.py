@@ -59,6 +59,8 @@ class Timing:
         self._ready: list[float] = []
         self._copying = 0.0
         self._copied = 0
+        #: bytes of the buckets that were brought
+        self._buckets: list[int] = []
         #: all the time that is no part of any step
         self._stood = 0.0
         self._step = 0
@@ -92,13 +94,19 @@ class Timing:
 
     def _clear(self) -> None:
         self._ready = [0.0] * len(self._ready)
-        self._copying, self._copied = 0.0, 0
+        self._copying, self._copied, self._buckets = 0.0, 0, []
 
     def copied(self, nbytes: int, began: float) -> None:
         """Since ``began`` (:meth:`clock`) the pass stood still while ``nbytes`` were copied and pushed."""
         if self.on:
             self._copying += self.clock() - began
             self._copied += nbytes
+
+    def bucket(self, nbytes: int, began: float) -> None:
+        """As :meth:`copied`, of what DDP brings as one bucket."""
+        self.copied(nbytes, began)
+        if self.on and nbytes:
+            self._buckets.append(nbytes)
 
     def settle(self, memory: Memory) -> None:
         """In a measured step, wait until what was copied in is there: what was computed before that is there, too."""
@@ -150,6 +158,7 @@ class Timing:
             _micros(median(self._between)) if self._between else -1,
             self._copied,
             _micros(self._copying),
+            tuple(self._buckets),
         )
 
 

@@ -14,6 +14,7 @@ from gcproto.manifest import MAX_TENSORS
 from gcproto.packed import Message
 
 Micros = Annotated[int, msgspec.Meta(ge=-1, le=1 << 53)]
+Bytes = Annotated[int, msgspec.Meta(ge=1, le=1 << 62)]
 
 
 class TensorTimes(Message, frozen=True, tag="times"):
@@ -23,7 +24,8 @@ class TensorTimes(Message, frozen=True, tag="times"):
     brought none), less what copying took. ``forward``: from the end of the results before to the first gradient.
     ``copied`` bytes went into the arena in ``copying``. None of these counts what the worker waited for a core.
     ``between``: from the end of the backward pass before to this one's, all of it; ``typical``: the median of these
-    over the last steps.
+    over the last steps. ``buckets``: bytes of those in which gradients were brought, in order; empty where they were
+    brought as they got ready.
     """
 
     domain: int
@@ -34,3 +36,4 @@ class TensorTimes(Message, frozen=True, tag="times"):
     typical: Micros = -1
     copied: Annotated[int, msgspec.Meta(ge=0, le=1 << 62)] = 0
     copying: Micros = 0
+    buckets: Annotated[tuple[Bytes, ...], msgspec.Meta(max_length=MAX_TENSORS)] = ()

@@ -94,9 +94,10 @@ def dtype_of(tensor: ProfiledTensor) -> DType:
 def portions(profile: Profile, caps: Sequence[int], groups: Sequence[Sequence[str]] = ()) -> Portions:
     """Tensors as they are brought, in the order of readiness: in buckets of ``caps`` bytes, the last for all further.
 
-    No caps: one by one, as gradcomm's own wrapper has them, but for those of the same group (by name), which come
-    together. A bucket is of one dtype, and closes as soon as it holds its size, as torch's do once torch has seen the
-    order of arrival.
+    Where the profile has buckets, and they are of one dtype (in which order others came it does not say), these are
+    they, whatever ``caps``. No caps: one by one, as gradcomm's own wrapper has them, but for those of the same group
+    (by name), which come together. A bucket is of one dtype, and closes as soon as it holds its size, as torch's do
+    once torch has seen the order of arrival.
     """
     if groups:
         of = {name: group for group, names in enumerate(groups) for name in names}
@@ -106,6 +107,8 @@ def portions(profile: Profile, caps: Sequence[int], groups: Sequence[Sequence[st
             if tensor.elements:
                 together.setdefault(of.get(tensor.name, alone + i), []).append(i)
         return tuple(sorted((tuple(held) for held in together.values()), key=lambda held: held[-1]))
+    if profile.buckets and len({t.dtype for t in profile.tensors if t.elements}) == 1:
+        caps = profile.buckets
     if not caps:
         return tuple((i,) for i, t in enumerate(profile.tensors) if t.elements)
     done: list[tuple[int, ...]] = []

@@ -117,7 +117,8 @@ class Profile(msgspec.Struct, frozen=True):
     errors: by family ("topk", "qsgd", ...). steps: one entry per plan that ran long enough. busy: how much longer
     kernels take in the job than they do alone (neighbours on the same cores), 1 at least. interference: seconds by
     which a step grows for each second of CPU time that lanes and the network take, from 0 (cores of their own) to 1
-    (the workers' cores). whole: no block cuts a tensor, as codecs of whole matrices need it.
+    (the workers' cores). whole: no block cuts a tensor, as codecs of whole matrices need it. buckets: bytes of those in
+    which the worker brings gradients, in order; empty where that is not known, or it brings them as they get ready.
     """
 
     job: str
@@ -140,6 +141,7 @@ class Profile(msgspec.Struct, frozen=True):
     steps: tuple[StepTime, ...] = ()
     form: int = FORM
     whole: bool = False
+    buckets: tuple[int, ...] = ()
 
     @property
     def elements(self) -> int:
@@ -192,6 +194,7 @@ def _wrong(p: Profile) -> str:
         **{f"{t.name!r}.ready": (t.ready, 0.0) for t in p.tensors},
         **{f"{t.name!r}.elements": (t.elements, 0.0) for t in p.tensors},
         **{f"steps[{s.plan}].seconds": (s.seconds, 0.0) for s in p.steps},
+        **{f"buckets[{i}]": (nbytes, 1.0) for i, nbytes in enumerate(p.buckets)},
     }
     for name, (value, least) in figures.items():
         if not least <= value < inf:

@@ -80,6 +80,10 @@ class Readiness:
         samples = [s for found in self._all() for s in found if s.copying > 0 and s.copied > 0]
         return median(1e6 * s.copied / s.copying for s in samples) if samples else None
 
+    def buckets(self) -> tuple[int, ...]:
+        """Bytes of the buckets in which gradients were brought last; empty where they come as they get ready."""
+        return next((found[-1].buckets for found in self._all()), ())
+
     def _all(self) -> Iterable[deque[TensorTimes]]:
         return self._samples.values()
 

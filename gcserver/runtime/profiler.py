@@ -167,8 +167,9 @@ class Profiler:
         kept, measured = watched.kept, watched.readiness
         if measured.count:
             tensors, forward = _tensors(watched.domain, measured.ready()), measured.forward()
+            buckets = measured.buckets()
         elif kept is not None:
-            tensors, forward = kept.tensors, kept.forward
+            tensors, forward, buckets = kept.tensors, kept.forward, kept.buckets
         else:
             return None
         c, lanes = watched.domain.config, self._s.config.node.lanes
@@ -184,7 +185,7 @@ class Profiler:
             watched.job.record.label, c.label, len(c.members), c.local_ranks, lanes, forward, tensors,
             partition_bytes=c.partition_bytes, min_compress_bytes=c.min_compress_bytes,
             blocks=_blocks(watched.domain, lanes), steps=watched.paces.steps(),
-            whole=c.whole, **known,
+            whole=c.whole, buckets=buckets, **known,
         )  # fmt: skip
 
     def knows_link(self, job: bytes, domain: int) -> bool:

@@ -207,3 +207,6 @@ def test_ddp_tells_the_daemon_of_its_gradients(alone: FakeDaemon) -> None:
         assert order == [2, 2, 1, 1, 0, 0], "the last layer's gradients come first"
         assert message.between > max(message.ready) and message.forward >= 0 and message.typical > 0
         assert message.copied == nbytes and message.copying > 0
+        known = model._get_ddp_logging_data()["rebuilt_bucket_sizes"]
+        assert list(message.buckets) == [int(size) for size in known.split(",")]
+        assert len(message.buckets) > 1

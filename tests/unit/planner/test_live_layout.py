@@ -89,6 +89,14 @@ def test_buckets_as_torch_cuts_them() -> None:
     assert portions(profile, (), ((names[3], names[0]), (names[1],))) == ((1,), (2,), (0, 3), (4,))
 
 
+def test_buckets_that_were_seen_are_those_of_the_worker() -> None:
+    profile = msgspec.structs.replace(plain([300, 10, 500], [0.0] * 3), buckets=(1240, 2000))
+    for caps in (DDP_BUCKETS, (1 << 40,), ()):
+        assert portions(profile, caps) == ((0, 1), (2,))
+    tensors = (msgspec.structs.replace(profile.tensors[0], dtype="float16"), *profile.tensors[1:])
+    assert portions(msgspec.structs.replace(profile, tensors=tensors), (1 << 40,)) == ((0,), (1, 2))
+
+
 def test_blocks_of_another_layout_are_laid_out_anew() -> None:
     profile = gpt()
     odd = msgspec.structs.replace(profile, blocks=profile.blocks[:-1])

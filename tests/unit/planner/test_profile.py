@@ -28,6 +28,7 @@ def a_profile() -> Profile:
     return Profile(
         "job", "ddp.0", 2, 1, 1, 0.5, tensors, LinkCost(1e-4, 1e8), 8 << 20, 64 << 10,
         codecs={"topk(ratio=0.01)": cost}, errors=errors, steps=(StepTime(1, 0.5, 0.1, 20),),
+        buckets=(40, 24),
     )  # fmt: skip
 
 
@@ -82,6 +83,7 @@ def test_another_form_is_to_be_measured_anew() -> None:
         (b'"ready":0.25', b'"ready":-0.25', "'a'.ready"),
         (b'"elements":6', b'"elements":-6', "'a'.elements"),
         (b'"seconds":0.5', b'"seconds":-1', "steps"),
+        (b'"buckets":[40,24]', b'"buckets":[40,0]', "buckets"),
         (b'"errors":[0.5,0.25]', b'"errors":[0.5]', "errors"),
         (b'"levels":[1,10]', b'"levels":[10,10]', "errors"),
         (b'"sizes":[8.0,16.0]', b'"sizes":[-8.0,16.0]', "errors"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from gcproto.timings import TensorTimes
@@ -37,6 +38,14 @@ def test_of_several_ranks_the_last_counts() -> None:
     found.add(0, sample(0, 5_000, forward=2_000))
     found.add(1, sample(1_000, 0, forward=3_000))
     assert found.ready() == [0.001, 0.005] and found.forward() == 0.003 and found.count == 1
+
+
+def test_buckets_are_those_of_the_newest_step() -> None:
+    found = Readiness(2)
+    assert found.buckets() == ()
+    for buckets in ((100, 20), (60, 60)):
+        found.add(0, msgspec.structs.replace(sample(0, 5_000), buckets=buckets))
+    assert found.buckets() == (60, 60)
 
 
 def test_what_is_not_known_does_not_count() -> None:

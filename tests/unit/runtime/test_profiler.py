@@ -63,7 +63,7 @@ class Daemon:
             work, then = self.waiting.pop(0)
             then(work())
 
-    def times(self, *ready: int, rank: int = 0, step: int = 4, **more: int) -> None:
+    def times(self, *ready: int, rank: int = 0, step: int = 4, **more: Any) -> None:
         self.profiler.on_tensor_times((JOB, rank), TensorTimes(0, step, ready, 200_000, 500_000, 500_000, **more))
 
     def known(self) -> Profile:
@@ -92,7 +92,7 @@ def test_nothing_is_known_before_anything_was_measured() -> None:
 def test_a_profile_is_made_of_what_was_measured() -> None:
     a = daemon()
     a.times(30_000, 0, copied=1_000_000, copying=500)
-    a.times(40_000, 0, copied=1_000_000, copying=500)
+    a.times(40_000, 0, copied=1_000_000, copying=500, buckets=(360_000, 1200))
     a.profiler.on_kernels(KernelTimes((JOB, 0), (KernelTime("topk", "encode", 90_300, 2, 6.0),)))
     profile = a.profiler.profile(JOB, 0, COSTS, LINK)
     assert profile is not None
@@ -105,6 +105,7 @@ def test_a_profile_is_made_of_what_was_measured() -> None:
     assert (profile.copy, profile.busy, profile.link, profile.codecs) == (2e9, 1.5, LINK, COSTS)
     assert (profile.partition_bytes, profile.min_compress_bytes) == (4 << 20, 64 << 10)
     assert profile.blocks == ((0, 90_300, 0, 0),) and not profile.whole
+    assert profile.buckets == (360_000, 1200)
 
 
 def test_a_profile_says_whether_blocks_may_cut_tensors() -> None:
