@@ -38,6 +38,12 @@ EVERY: Final = 500
 AGAIN_STEPS: Final = 3
 #: the typical time between steps is the median of so many
 WINDOW: Final = 32
+#: Where it has become so much longer or shorter, as a share,
+DEPARTED: Final = 0.15
+#: in so many windows one after the other (a plan that is tried and taken back lasts for less than one), it is measured
+WINDOWS: Final = 2
+#: for so many steps: the newest are to be the most of those that the daemon looks at.
+DEPARTED_STEPS: Final = 8
 
 
 def measured(step: int) -> bool:
@@ -68,6 +74,9 @@ class Timing:
         #: the newest step whose results are all there, and since when
         self._back = (0, 0.0)
         self._between: deque[float] = deque(maxlen=WINDOW)
+        #: what steps took when they were measured last, 0: not known yet; windows since in which they took something
+        #: else, the next to look at, and the last step of the series that is due for it
+        self._usual, self._departed, self._look_at, self._until = 0.0, 0, FIRST + FIRST_STEPS + WINDOW, 0
 
     def watch(self, tensors: Iterable[torch.Tensor]) -> list[RemovableHandle]:
         """These parameters are declared next, in this order. Returns the handles of their hooks."""
@@ -135,9 +144,21 @@ class Timing:
             self._between.append(between)
         if self.on:
             self._send(self._message(step, between))
-        self.on = measured(step + 1)
+        if step >= self._look_at:
+            self._look(step)
+        self.on = measured(step + 1) or step < self._until
         if self.on:
             self._clear()
+
+    def _look(self, step: int) -> None:
+        """Whether steps take what they took; they are measured again where they do not."""
+        now, self._look_at = median(self._between), step + WINDOW
+        if not self._usual:
+            self._usual = now
+        self._departed = self._departed + 1 if abs(now - self._usual) > DEPARTED * self._usual else 0
+        if self._departed == WINDOWS:
+            self._usual, self._departed = now, 0
+            self._until = step + DEPARTED_STEPS
 
     def back(self, step: int) -> None:
         """All results of ``step`` are there; called by whichever thread finds out, twice at most."""

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gcclient
 from gcclient import timing
-from gcclient.timing import EVERY, FIRST, FIRST_STEPS, Timing, measured
+from gcclient.timing import DEPARTED_STEPS, EVERY, FIRST, FIRST_STEPS, WINDOW, Timing, measured
 from gcproto.messages import DeclareSection
 from gcproto.timings import TensorTimes
 from tests.unit.client.fake import FakeDaemon
@@ -187,6 +187,28 @@ def test_other_steps_send_nothing(worker: Worker) -> None:
         worker.ready(0, 0.1)
         worker.end()
     assert [m.step for m in worker.sent] == list(range(FIRST, FIRST + FIRST_STEPS))
+
+
+def test_steps_that_take_longer_than_they_did_are_measured_again(worker: Worker) -> None:
+    """Once, when that has lasted for two windows; a change that goes away is none."""
+
+    def steps(count: int, seconds: float) -> list[int]:
+        worker.sent.clear()
+        for _ in range(count):
+            worker.ready(0, seconds)
+            worker.end()
+        return [m.step for m in worker.sent]
+
+    steps(FIRST + FIRST_STEPS + 2 * WINDOW, 0.1)
+    assert steps(WINDOW + 2, 0.13) == [] == steps(2 * WINDOW, 0.1)
+    assert steps(2 * WINDOW, 0.11) == []
+    changed = worker.step
+    again = steps(3 * WINDOW, 0.13)
+    assert len(again) == DEPARTED_STEPS == again[-1] + 1 - again[0]
+    assert WINDOW < again[0] - changed <= 3 * WINDOW
+    assert steps(WINDOW, 0.13) == []
+    assert len(steps(3 * WINDOW, 0.1)) == DEPARTED_STEPS
+    assert worker.step < EVERY, "no other series"
 
 
 def test_ddp_tells_the_daemon_of_its_gradients(alone: FakeDaemon) -> None:
