@@ -176,24 +176,24 @@ def _unnoted(standing: Standing, after: StepTime | None) -> bool:
 
 
 def judged(standing: Standing, seen: Profile) -> Standing:
-    """The plan in force has been judged: what a step under it took is remembered."""
-    step, proposal = step_under(seen, standing.plan), standing.proposal
+    """The plan in force has been judged: what a step under it took is remembered, and, if what it replaced was dense,
+    what dense ones take."""
+    step, proposal, before = step_under(seen, standing.plan), standing.proposal, standing.before
     done = replace(standing, before=None)
     if step is None or proposal is None or not standing.holds:
         return done
     others = tuple(t for t in standing.took if t.family != proposal.family)
     took = (*others, Took(proposal.family, step.seconds, proposal.hoped))
-    return replace(done, took=took, considered=min(standing.considered, len(others)))
+    considered = min(standing.considered, len(others))
+    if before is not None and not lossy(before.rules) and all(t.family != DENSE for t in took):
+        took, considered = (Took(DENSE, before.step.seconds, before.step.seconds), *took), considered + 1
+    return replace(done, took=took, considered=considered)
 
 
 def learned(standing: Standing, seen: Profile) -> dict[str, Any]:
-    """What changes of a standing whose plan turns out slower than what it replaced: what steps under it took, and, if
-    that was dense, what dense ones take."""
-    done, before = judged(standing, seen), standing.before
-    took, considered = done.took, done.considered
-    if before is not None and not lossy(before.rules) and all(t.family != DENSE for t in took):
-        took, considered = (Took(DENSE, before.step.seconds, before.step.seconds), *took), considered + 1
-    return {"took": took, "considered": considered}
+    """What changes of a standing whose plan turns out slower than what it replaced: what is known of steps."""
+    done = judged(standing, seen)
+    return {"took": done.took, "considered": done.considered}
 
 
 def departed(standing: Standing, seen: Profile) -> float:

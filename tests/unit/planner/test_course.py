@@ -287,13 +287,15 @@ def test_a_plan_whose_steps_have_become_longer_is_of_another_time() -> None:
     assert next_act(replace(judged_at, rules=OTHER), 7, longer)[0] is Act.STAY, "of another plan nothing was noted"
 
 
-def test_what_turns_out_slower_leaves_what_dense_steps_take() -> None:
+def test_the_first_judged_plan_leaves_what_dense_steps_take() -> None:
     slow = measured(StepTime(3, 0.9, 0.01, JUDGED_AFTER))
     assert [t.family for t in learned(PLANNED, slow)["took"]] == ["topk(ratio=0.01)"], (
         "fp16 was noted when it was judged"
     )
     after_dense = replace(PLANNED, before=Before(OTHER, StepTime(0, 0.4, 0.01, 30)))
     found = learned(after_dense, slow)
+    good = judged(after_dense, slow)
+    assert (good.took, good.considered, good.before) == (found["took"], found["considered"], None)
     assert [(t.family, t.seconds) for t in found["took"]] == [("none", 0.4), ("topk(ratio=0.01)", 0.9)]
     assert found["considered"] == 1, "that is no news to plan for, what the plan took is"
     again = replace(after_dense, took=(Took("none", 0.5, 0.5),), considered=1)

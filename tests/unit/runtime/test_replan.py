@@ -43,9 +43,9 @@ def test_what_was_learned_before_a_drift_says_nothing_after_it(tmp_path: Path) -
         d.steps(StepTime(0, 0.4, 0.01, 7), StepTime(1, 0.3, 0.01, 9))
         await d.look()
         await d.look()
-        assert d.link.plans()[-1].wish.took == {"topk": 0.3}
+        assert d.link.plans()[-1].wish.took == {"none": 0.4, "topk": 0.3}
         await d.planning.replan(d.job)
-        assert d.link.plans()[-1].wish.took == {"topk": 0.3}, "nothing has drifted"
+        assert d.link.plans()[-1].wish.took == {"none": 0.4, "topk": 0.3}, "nothing has drifted"
         d.steps(StepTime(1, 0.3, 0.01, 9), forward=0.3)
         await d.planning.replan(d.job)
         assert d.link.plans()[-1].wish.took == {}
