@@ -18,9 +18,10 @@ ONE_THREAD := OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1
 # What is freed is filled with rubbish, so that a kernel that reads on from there shows; small blocks too, which a
 # thread's cache would keep as they are.
 RUBBISH := MALLOC_PERTURB_=165 GLIBC_TUNABLES=glibc.malloc.tcache_count=0
-# pytest-timeout asks Python to end a test, which one that hangs in C cannot be asked. Its process is ended, where
-# its threads are is printed, and the others go on. Later than any timeout that a test of `make test` sets.
-HANGS := -o faulthandler_timeout=330 -o faulthandler_exit_on_timeout=true --max-worker-restart 0
+# pytest-timeout asks Python to end a test, which one that hangs in C cannot be asked. Its process is ended, where its
+# threads are is printed, and the others end the files that they have: no process is begun in its place, in which that
+# test would hang again. Later than any timeout that a test of `make test` sets.
+HANGS := -o faulthandler_timeout=430 -o faulthandler_exit_on_timeout=true --max-worker-restart 0
 # Some environments ask Python to keep no byte code, and hundreds of daemons would each compile all sources again.
 export PYTHONDONTWRITEBYTECODE :=
 

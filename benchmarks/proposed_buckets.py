@@ -12,6 +12,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from gcproto import admin_pb2, admin_pb2_grpc
+from gcproto.modes import BALANCED
 from gcserver.planner.auto import PARTS, Wish, compose
 from gcserver.planner.profile import Profile, load
 from gcserver.runtime import calibration
@@ -37,10 +38,10 @@ def measured(folder: Path, job: str) -> Profile:
     return found
 
 
-def caps(profile: Profile, codec: str) -> tuple[float, ...]:
-    """DDP's ``bucket_cap_mb_list`` for a job that uses ``codec`` (empty: what automatic plans choose), MiB. Empty where
-    no cut is better than torch's own."""
+def caps(profile: Profile, codec: str, quality: str = BALANCED) -> tuple[float, ...]:
+    """DDP's ``bucket_cap_mb_list`` for a job that uses ``codec`` (empty: what automatic plans of this quality choose),
+    MiB. Empty where no cut is better than torch's own."""
     if codec and codec not in profile.codecs:
         profile = replace(profile, codecs={**profile.codecs, **calibration.costs([codec], None)})
     parts = frozenset({"mergecomp"}) if codec else PARTS
-    return compose(profile, Wish("fast", parts, family=codec)).caps
+    return compose(profile, Wish(quality, parts, family=codec)).caps

@@ -1,7 +1,7 @@
 """Training steps by every system, in turn on the same links: the benchmark the project is accepted by.
 
 ``python -m benchmarks.training [--mode speed|loss] [--models gpt,cnn] [--nodes 2,4] [--rates 100mbit,1gbit,10gbit]
-[--systems LIST] [--buckets torch,layers,merged] [--json FILE] [--resume] [--plot FILE.png]``
+[--systems LIST] [--buckets torch,layers,merged,mergecomp] [--json FILE] [--resume] [--plot FILE.png]``
 
 ``--mode speed`` times steps on shaped links, from the end of one to the end of the next on the slowest rank: in each
 round ten of each system, or as many as begin within ``--seconds``. The first steps, which connect and rebuild buckets,
@@ -200,7 +200,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--systems", default=",".join(training_systems.DEFAULT), help=f"default {','.join(training_systems.DEFAULT)}"
     )
-    parser.add_argument("--buckets", default="layers,merged", help="of gradcomm's systems (default layers,merged)")
+    parser.add_argument(
+        "--buckets",
+        default="layers,merged",
+        help="of gradcomm's systems; also torch, mergecomp and numbers (default layers,merged)",
+    )
     parser.add_argument(
         "--rounds", type=command.count, default=2, help="how often each system has its turn (default 2)"
     )

@@ -21,6 +21,7 @@ from benchmarks.lab import daemons, netns, workers
 from benchmarks.training_systems import System
 from benchmarks.training_worker import Task
 from gcproto import admin_pb2_grpc
+from gcproto.modes import BALANCED
 from gcserver.planner.profile import Profile
 
 #: Losses of so many steps are averaged for the loss at the end.
@@ -110,7 +111,8 @@ class Stage:
         try:
             if self._profile is None:
                 self._profile = self._measured(task)
-            return proposed_buckets.caps(self._profile, system.codec)
+            quality = {**self.base, **system.settings}.get("plan.quality", BALANCED)
+            return proposed_buckets.caps(self._profile, system.codec, quality)
         except ValueError as error:
             raise workers.WorkerError(f"{system.method}: {error}") from error
 
@@ -132,7 +134,10 @@ class Stage:
                 if done <= asked:
                     return False
                 asked = done
-                return proposed_buckets.planned(admin, job)
+                try:
+                    return proposed_buckets.planned(admin, job)
+                except grpc.RpcError as error:
+                    raise workers.WorkerError(f"{job}: no daemon says whether it has a plan: {error}") from error
 
             self._shape(self.rate)
             ranks.wait(proposed_buckets.PATIENCE, until=planned)
@@ -209,5 +214,6 @@ def loss_row(lines: Lines, task: Task) -> common.Row:
         "steps": len(losses),
         "loss": statistics.fmean(losses[-LAST:]),
         "loss_held_out": lines.held_out,
+        "ddp_buckets": list(lines.buckets),
         "step_bytes": lines.sent(1),
     }

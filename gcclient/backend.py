@@ -4,7 +4,7 @@ What may live here: torch's process group and work, which collectives are carrie
 (`collectives.py`).
 
 Sums and averages of dense tensors of known dtypes are carried, losslessly unless `attaching.py` says otherwise. All
-else is the base class's, which has a gloo group for tensors on the CPU and an NCCL group for those on CUDA.
+else goes through a gloo group for tensors on the CPU and an NCCL group for those on CUDA.
 """
 
 from __future__ import annotations
@@ -209,7 +209,8 @@ def _to_others(name: str) -> Callable[..., Any]:
     return collective
 
 
-# What torch asks the class for, by the names of all its releases; of the rest it asks the backends at once.
+# What torch asks the class for, by the names of all its releases; of the rest it asks the backends at once. Callers in C++
+# get these works in one that passes on waiting and futures, and no more.
 for _name in (
     "all_gather_single_coalesced",
     "all_to_all_single",

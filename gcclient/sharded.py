@@ -163,7 +163,7 @@ class ShardState(State):
         work.message = self._message(layout)
         began = self.timing.clock()
         cut.pack(buffer)
-        self.timing.copied(work.buffer.nbytes, began)
+        self.timing.bucket(work.buffer.nbytes, began)
         self.session.counters.bytes_pushed += work.buffer.nbytes
         self._summing.put(partial(self._sum, work, self._scope, self._node.packed()))
         self._after_sums(partial(self._give_out, work))

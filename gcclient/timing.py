@@ -40,7 +40,8 @@ AGAIN_STEPS: Final = 3
 WINDOW: Final = 32
 #: Where it has become so much longer or shorter, as a share,
 DEPARTED: Final = 0.15
-#: in so many windows one after the other (a plan that is tried and taken back lasts for less than one), it is measured
+#: in so many windows one after the other, it is measured; the next time in twice as many, since steps that go on
+#: changing, as plans are tried or the training takes turns, are not to be measured all the time;
 WINDOWS: Final = 2
 #: for so many steps: the newest are to be the most of those that the daemon looks at.
 DEPARTED_STEPS: Final = 8
@@ -74,9 +75,10 @@ class Timing:
         #: the newest step whose results are all there, and since when
         self._back = (0, 0.0)
         self._between: deque[float] = deque(maxlen=WINDOW)
-        #: what steps took when they were measured last, 0: not known yet; windows since in which they took something
-        #: else, the next to look at, and the last step of the series that is due for it
-        self._usual, self._departed, self._look_at, self._until = 0.0, 0, FIRST + FIRST_STEPS + WINDOW, 0
+        #: what steps took about when they were measured last, 0: not known yet; windows since in which they took longer
+        #: (below 0: less), how many there have to be, the step to look at next, and the last one of a series for it
+        self._usual, self._departed, self._windows = 0.0, 0, WINDOWS
+        self._look_at, self._until = FIRST + FIRST_STEPS + WINDOW, 0
 
     def watch(self, tensors: Iterable[torch.Tensor]) -> list[RemovableHandle]:
         """These parameters are declared next, in this order. Returns the handles of their hooks."""
@@ -152,12 +154,21 @@ class Timing:
 
     def _look(self, step: int) -> None:
         """Whether steps take what they took; they are measured again where they do not."""
-        now, self._look_at = median(self._between), step + WINDOW
-        if not self._usual:
-            self._usual = now
-        self._departed = self._departed + 1 if abs(now - self._usual) > DEPARTED * self._usual else 0
-        if self._departed == WINDOWS:
+        missing = WINDOW - len(self._between)  # as after coming into a job that has made steps
+        self._look_at = step + (missing or WINDOW)
+        if missing:
+            return
+        now = median(self._between)
+        if not self._usual or (step >= EVERY and step % EVERY < WINDOW):
             self._usual, self._departed = now, 0
+        elif now > self._usual * (1 + DEPARTED):
+            self._departed = max(self._departed, 0) + 1
+        elif now < self._usual * (1 - DEPARTED):
+            self._departed = min(self._departed, 0) - 1
+        else:
+            self._departed = 0
+        if abs(self._departed) == self._windows:
+            self._usual, self._departed, self._windows = now, 0, 2 * self._windows
             self._until = step + DEPARTED_STEPS
 
     def back(self, step: int) -> None:

@@ -72,12 +72,13 @@ class Wish(msgspec.Struct, frozen=True):
 
     quality: safe, balanced or fast. parts: of lgreco, mergecomp and espresso; without espresso everything that can be
     compressed is, through owners. family: a spec to keep to, empty for any. exclude: globs of tensors that travel
-    exactly. buckets: bytes of the worker's buckets (DDP's), empty if it brings tensors one by one. groups: names of
-    those it brings together, where it was told to. regroup: whether the proposal's groups come into force together with
-    it. alpha_lo, notches: the budgets of L-GreCo. rules, step: those in force and the seconds that a step takes under
-    them, as measured (0: not yet). took: seconds of a step under families that were in force, which count instead of
-    predictions. late_from: the step from which codecs of `LATE` are in question; 0: they are. hope: the share by which
-    the steps of families that were never in force may be shorter than predicted, so that they are tried.
+    exactly. buckets: bytes of the worker's buckets (DDP's) where the profile does not have them, empty if it brings
+    tensors one by one. groups: names of those it brings together, where it was told to. regroup: whether the proposal's
+    groups come into force together with it. alpha_lo, notches: the budgets of L-GreCo. rules, step: those in force and
+    the seconds that a step takes under them, as measured (0: not yet). took: seconds of a step under families that were
+    in force, which count instead of predictions. late_from: the step from which codecs of `LATE` are in question; 0:
+    they are. hope: the share by which the steps of families that were never in force may be shorter than predicted, so
+    that they are tried.
     """
 
     quality: str = "balanced"

@@ -42,10 +42,12 @@ Rules = tuple[Rule, ...]
 
 
 class Before(msgspec.Struct, frozen=True):
-    """What a plan replaced: rules, and the measured step under them."""
+    """What a plan replaced: rules, and the measured step under them. dense: nothing was compressed in it, nor by what
+    the job's models were declared with, which rules do not say."""
 
     rules: Rules
     step: StepTime
+    dense: bool = False
 
 
 class Took(msgspec.Struct, frozen=True):
@@ -185,7 +187,7 @@ def judged(standing: Standing, seen: Profile) -> Standing:
     others = tuple(t for t in standing.took if t.family != proposal.family)
     took = (*others, Took(proposal.family, step.seconds, proposal.hoped))
     considered = min(standing.considered, len(others))
-    if before is not None and not lossy(before.rules) and all(t.family != DENSE for t in took):
+    if before is not None and before.dense and all(t.family != DENSE for t in took):
         took, considered = (Took(DENSE, before.step.seconds, before.step.seconds), *took), considered + 1
     return replace(done, took=took, considered=considered)
 
@@ -290,11 +292,12 @@ def stays_dense(proposal: Proposal, in_force: Iterable[PlannedRule]) -> bool:
     return proposal.family == DENSE and not lossy(in_force)
 
 
-def replaced(rules: Rules, now: StepTime | None, proposal: Proposal) -> Before | None:
-    """What the next plan is judged by; None where too few steps were measured to judge it, or it is not for speed."""
+def replaced(rules: Rules, now: StepTime | None, proposal: Proposal, in_force: Iterable[PlannedRule]) -> Before | None:
+    """What the next plan is judged by; None where too few steps were measured to judge it, or it is not for speed.
+    in_force: all rules that steps were made by until now, those of no plan among them."""
     if now is None or now.steps < COMPARED or proposal.overspent > 1 + OVERSPENT:
         return None
-    return Before(rules, now)
+    return Before(rules, now, not lossy(in_force))
 
 
 def step_under(profile: Profile, plan: int) -> StepTime | None:

@@ -115,8 +115,8 @@ def _next_rank(profile: Profile, wanted: Spec) -> str:
 class Live:
     """A profile ready to be asked what plans come to.
 
-    ``brought``: the portions in which the worker brings tensors; DDP's own buckets unless told otherwise. Raises
-    ProfileError for a profile that makes no cluster.
+    ``brought``: the portions in which the worker brings tensors; unless told otherwise DDP's buckets, as it was seen to
+    bring them or by torch's default. Raises ProfileError for a profile that makes no cluster.
     """
 
     def __init__(self, profile: Profile, brought: Portions | None = None) -> None:

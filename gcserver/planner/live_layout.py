@@ -10,9 +10,10 @@ tensors do not fill, is laid out as the daemon would.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import accumulate, groupby
 from typing import Final
 
 from gcproto.dtypes import DType
@@ -94,10 +95,10 @@ def dtype_of(tensor: ProfiledTensor) -> DType:
 def portions(profile: Profile, caps: Sequence[int], groups: Sequence[Sequence[str]] = ()) -> Portions:
     """Tensors as they are brought, in the order of readiness: in buckets of ``caps`` bytes, the last for all further.
 
-    Where the profile has buckets, and they are of one dtype (in which order others came it does not say), these are
-    they, whatever ``caps``. No caps: one by one, as gradcomm's own wrapper has them, but for those of the same group
-    (by name), which come together. A bucket is of one dtype, and closes as soon as it holds its size, as torch's do
-    once torch has seen the order of arrival.
+    Where the profile has the buckets of all tensors, and they are of one dtype (in which order others came it does not
+    say), these are they, whatever ``caps``. No caps: one by one, as gradcomm's own wrapper has them, but for those of
+    the same group (by name), which come together. A bucket is of one dtype, and closes as soon as it holds its size, as
+    torch's do once torch has seen the order of arrival.
     """
     if groups:
         of = {name: group for group, names in enumerate(groups) for name in names}
@@ -107,8 +108,8 @@ def portions(profile: Profile, caps: Sequence[int], groups: Sequence[Sequence[st
             if tensor.elements:
                 together.setdefault(of.get(tensor.name, alone + i), []).append(i)
         return tuple(sorted((tuple(held) for held in together.values()), key=lambda held: held[-1]))
-    if profile.buckets and len({t.dtype for t in profile.tensors if t.elements}) == 1:
-        caps = profile.buckets
+    if seen := _as_seen(profile):
+        return seen
     if not caps:
         return tuple((i,) for i, t in enumerate(profile.tensors) if t.elements)
     done: list[tuple[int, ...]] = []
@@ -124,6 +125,20 @@ def portions(profile: Profile, caps: Sequence[int], groups: Sequence[Sequence[st
             closed[dtype] = closed.get(dtype, 0) + 1
             del open_[dtype]
     return tuple(sorted([*done, *(tuple(held) for held, _ in open_.values())], key=lambda held: held[-1]))
+
+
+def _as_seen(profile: Profile) -> Portions:
+    """Tensors in the buckets that were seen; none where that does not tell."""
+    held = [(i, t.elements * dtype_of(t).itemsize) for i, t in enumerate(profile.tensors) if t.elements]
+    ends = list(accumulate(profile.buckets))
+    if not ends or ends[-1] != sum(n for _, n in held) or len({profile.tensors[i].dtype for i, _ in held}) > 1:
+        return ()
+    done, buckets = 0, list[list[int]]([] for _ in ends)
+    for i, nbytes in held:
+        done += nbytes
+        # By all bytes so far: where torch has two tensors in another order than they got ready, no other bucket moves.
+        buckets[bisect_left(ends, done)].append(i)
+    return tuple(tuple(bucket) for bucket in buckets if bucket)
 
 
 def _sections(profile: Profile) -> list[list[int]]:

@@ -82,7 +82,7 @@ class Readiness:
 
     def buckets(self) -> tuple[int, ...]:
         """Bytes of the buckets in which gradients were brought last; empty where they come as they get ready."""
-        return next((found[-1].buckets for found in self._all()), ())
+        return max((found[-1] for found in self._all()), key=lambda sample: sample.step).buckets if self.count else ()
 
     def _all(self) -> Iterable[deque[TensorTimes]]:
         return self._samples.values()

@@ -280,7 +280,7 @@ class Planning:
             return None
         answered = await self._put(job, course, decide.rules_of(proposal))
         if course.standing.mode != STATIC:
-            self._now(job, **found, before=decide.replaced(rules, now, proposal))
+            self._now(job, **found, before=decide.replaced(rules, now, proposal, wish.rules))
             course.result = f"plan {answered.plan} since step {answered.step}: {reason}"
             _log(job).info("job %r: %s (expected %.3g s a step)", job.record.label, course.result, proposal.expected)
         return answered

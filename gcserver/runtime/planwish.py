@@ -55,7 +55,8 @@ def informed(plain: Wish, standing: Standing, job: Job, domain: ControlDomain, n
 
 
 def buckets(domain: ControlDomain) -> tuple[int, ...]:
-    """Bytes of the buckets in which a worker brings gradients; empty if it brings them one by one."""
+    """Bytes of the buckets in which a worker brings gradients before any were seen; empty if it brings them one by
+    one."""
     return DDP_BUCKETS if domain.config.label.startswith("ddp.") else ()
 
 

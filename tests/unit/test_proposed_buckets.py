@@ -19,7 +19,7 @@ def test_the_cut_is_the_planners_and_of_the_whole_model() -> None:
     assert len(caps) > 1
     assert sum(caps) * 2**20 == pytest.approx(4 * profile.elements)
     assert caps == compose(profile, Wish(parts=frozenset({"mergecomp"}), family="none")).caps
-    assert proposed_buckets.caps(profile, "") == compose(profile, Wish("fast")).caps
+    assert proposed_buckets.caps(profile, "", "fast") == compose(profile, Wish("fast")).caps
 
 
 def test_torchs_buckets_stay_where_no_cut_is_better() -> None:

@@ -206,9 +206,27 @@ def test_steps_that_take_longer_than_they_did_are_measured_again(worker: Worker)
     again = steps(3 * WINDOW, 0.13)
     assert len(again) == DEPARTED_STEPS == again[-1] + 1 - again[0]
     assert WINDOW < again[0] - changed <= 3 * WINDOW
-    assert steps(WINDOW, 0.13) == []
-    assert len(steps(3 * WINDOW, 0.1)) == DEPARTED_STEPS
-    assert worker.step < EVERY, "no other series"
+    assert steps(3 * WINDOW, 0.13) == []
+    assert steps(3 * WINDOW, 0.1) == [EVERY, EVERY + 1, EVERY + 2], "as every so often"
+    assert steps(4 * WINDOW, 0.1) == [], "so that has been measured"
+    assert steps(3 * WINDOW, 0.13) == [], "the next time twice as many windows have to agree"
+    assert len(steps(2 * WINDOW, 0.13)) == DEPARTED_STEPS
+
+
+def test_windows_that_differ_to_either_side_are_no_change(worker: Worker) -> None:
+    for window in range(12):
+        for _ in range(WINDOW):
+            worker.ready(0, 0.1 if window < 2 else (0.2, 0.05)[window % 2])
+            worker.end()
+    assert [m.step for m in worker.sent] == list(range(FIRST, FIRST + FIRST_STEPS))
+
+
+def test_who_comes_into_a_job_looks_at_a_whole_window_first(worker: Worker) -> None:
+    worker.step = 1000
+    for _ in range(3 * WINDOW):
+        worker.ready(0, 0.1)
+        worker.end()
+    assert [m.step for m in worker.sent] == [1002]
 
 
 def test_ddp_tells_the_daemon_of_its_gradients(alone: FakeDaemon) -> None:

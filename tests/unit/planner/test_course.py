@@ -232,12 +232,15 @@ def test_what_was_tried_is_planned_for_with_what_it_took() -> None:
 
 
 def test_few_steps_judge_nothing() -> None:
-    assert replaced(OLD, None, proposal()) is None
-    assert replaced(OLD, StepTime(2, 0.4, 0.0, COMPARED - 1), proposal()) is None
+    lossless, fp16 = (PlannedRule("*", "none"),), (PlannedRule("*", "fp16"),)
+    assert replaced(OLD, None, proposal(), fp16) is None
+    assert replaced(OLD, StepTime(2, 0.4, 0.0, COMPARED - 1), proposal(), fp16) is None
     enough = StepTime(2, 0.4, 0.0, COMPARED)
-    assert replaced(OLD, enough, proposal()) == Before(OLD, enough)
+    assert replaced(OLD, enough, proposal(), fp16) == Before(OLD, enough)
+    assert replaced((), enough, proposal(), fp16) == Before((), enough), "of the model's own codec"
+    assert replaced((), enough, proposal(), lossless) == Before((), enough, dense=True)
     exact = msgspec.structs.replace(proposal(), overspent=1 + 2 * OVERSPENT)
-    assert replaced(OLD, enough, exact) is None, "what is not for speed is not taken back for want of it"
+    assert replaced(OLD, enough, exact, fp16) is None, "what is not for speed is not taken back for want of it"
 
 
 def test_a_forecast_is_of_a_plan_only_while_that_is_in_force() -> None:
@@ -292,10 +295,13 @@ def test_the_first_judged_plan_leaves_what_dense_steps_take() -> None:
     assert [t.family for t in learned(PLANNED, slow)["took"]] == ["topk(ratio=0.01)"], (
         "fp16 was noted when it was judged"
     )
-    after_dense = replace(PLANNED, before=Before(OTHER, StepTime(0, 0.4, 0.01, 30)))
+    after_dense = replace(PLANNED, before=Before((), StepTime(0, 0.4, 0.01, 30), dense=True))
     found = learned(after_dense, slow)
-    good = judged(after_dense, slow)
-    assert (good.took, good.considered, good.before) == (found["took"], found["considered"], None)
+    good = measured(StepTime(3, 0.17, 0.01, JUDGED_AFTER))
+    assert next_act(after_dense, 7, good)[0] is Act.KEEP
+    known = judged(after_dense, good)
+    assert [(t.family, t.seconds) for t in known.took] == [("none", 0.4), ("topk(ratio=0.01)", 0.17)]
+    assert next_act(known, 7, good)[0] is Act.STAY, "neither is news to plan for"
     assert [(t.family, t.seconds) for t in found["took"]] == [("none", 0.4), ("topk(ratio=0.01)", 0.9)]
     assert found["considered"] == 1, "that is no news to plan for, what the plan took is"
     again = replace(after_dense, took=(Took("none", 0.5, 0.5),), considered=1)

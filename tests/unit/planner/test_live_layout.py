@@ -93,8 +93,12 @@ def test_buckets_that_were_seen_are_those_of_the_worker() -> None:
     profile = msgspec.structs.replace(plain([300, 10, 500], [0.0] * 3), buckets=(1240, 2000))
     for caps in (DDP_BUCKETS, (1 << 40,), ()):
         assert portions(profile, caps) == ((0, 1), (2,))
+    last_first = msgspec.structs.replace(profile, tensors=profile.tensors[::-1])
+    assert portions(last_first, ()) == ((0, 1, 2),), "none ends where a bucket does"
     tensors = (msgspec.structs.replace(profile.tensors[0], dtype="float16"), *profile.tensors[1:])
     assert portions(msgspec.structs.replace(profile, tensors=tensors), (1 << 40,)) == ((0,), (1, 2))
+    some = msgspec.structs.replace(profile, buckets=(1240,))
+    assert portions(some, (1 << 40,)) == ((0, 1, 2),), "of some tensors only"
 
 
 def test_blocks_of_another_layout_are_laid_out_anew() -> None:

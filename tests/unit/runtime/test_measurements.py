@@ -43,9 +43,9 @@ def test_of_several_ranks_the_last_counts() -> None:
 def test_buckets_are_those_of_the_newest_step() -> None:
     found = Readiness(2)
     assert found.buckets() == ()
-    for buckets in ((100, 20), (60, 60)):
-        found.add(0, msgspec.structs.replace(sample(0, 5_000), buckets=buckets))
-    assert found.buckets() == (60, 60)
+    for rank, step, buckets in ((1, 4, (100, 20)), (0, 5, (60, 60)), (1, 5, (60, 60)), (0, 6, (80, 40))):
+        found.add(rank, msgspec.structs.replace(sample(0, 5_000), step=step, buckets=buckets))
+    assert found.buckets() == (80, 40)
 
 
 def test_what_is_not_known_does_not_count() -> None:
