@@ -209,8 +209,8 @@ def _to_others(name: str) -> Callable[..., Any]:
     return collective
 
 
-# What torch asks the class for, by the names of all its releases; of the rest it asks the backends at once. Callers in C++
-# get these works in one that passes on waiting and futures, and no more.
+# What torch asks the class for, by the names of all its releases; of the rest it asks the backends at once. Callers in
+# C++ get these works in one that passes on waiting and futures, and no more.
 for _name in (
     "all_gather_single_coalesced",
     "all_to_all_single",
