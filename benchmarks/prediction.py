@@ -28,12 +28,11 @@ import grpc
 from benchmarks import command, common
 from benchmarks.lab import daemons, netns, workers
 from benchmarks.models import MODELS
-from benchmarks.training_run import Lines
+from benchmarks.training_run import MOST, Lines
 from benchmarks.training_systems import AUTO, LATER, TORCH
 from benchmarks.training_worker import Task
 from gcproto import admin_pb2, admin_pb2_grpc
 
-MOST: Final = 1_000_000  #: steps; no model gets there
 SKIP: Final = 2  #: steps that a plan needs to take hold: those under way, and first uses
 FEWEST: Final = 5  #: steps that make a figure
 ASK_EVERY: Final = 0.5  # s

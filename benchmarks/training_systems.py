@@ -32,9 +32,9 @@ CODECS: Final = (
     "powersgd(rank=4)",
     "dgc(ratio=0.01)",
 )
-#: without ``auto``, which is asked for by name
 #: How daemons are set where steps are timed: as after a model's first steps, whose plans are other ones.
 LATER: Final = {"plan.late_after": "0"}
+#: without ``auto``, which is asked for by name
 DEFAULT: Final = (COMPUTE, *DDP, "none", *CODECS)
 
 

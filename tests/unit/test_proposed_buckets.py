@@ -18,6 +18,8 @@ def test_the_cut_is_the_planners_and_of_the_whole_model() -> None:
     caps = proposed_buckets.caps(profile, "none")
     assert len(caps) > 1
     assert sum(caps) * 2**20 == pytest.approx(4 * profile.elements)
+    nbytes = tuple(round(cap * 2**20) for cap in caps)
+    assert proposed_buckets.caps(replace(profile, buckets=nbytes), "none") == (), "once they are there"
     assert caps == compose(profile, Wish(parts=frozenset({"mergecomp"}), family="none")).caps
     assert proposed_buckets.caps(profile, "", "fast") == compose(profile, Wish("fast")).caps
 
