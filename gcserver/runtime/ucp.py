@@ -20,6 +20,9 @@ from typing import Any, ClassVar, Final, NamedTuple
 
 import cffi
 
+from gcserver.runtime import ucpthread
+from gcserver.runtime.ucpthread import UcxThread
+
 SONAME: Final = "libucp.so.0"
 #: The oldest release this was tried with; active messages were another interface before.
 OLDEST: Final = (1, 13)
@@ -127,7 +130,7 @@ class UcpMissing(UcpUnusable):
     fix = "install Debian's libucx0 (UCX 1.13 or newer elsewhere), or set node.transport to zmq"
 
 
-class _Library(NamedTuple):
+class Library(NamedTuple):
     ffi: Any
     ucp: Any
     ucs: Any
@@ -156,7 +159,7 @@ class _Library(NamedTuple):
 
 
 @functools.cache
-def load() -> _Library:
+def load() -> Library:
     """libucp, found by the system's loader. Raises UcpMissing where it is not there or too old."""
     # UCX would have SIGHUP switch its logging; to a daemon it means other things. The loader runs what reads this.
     os.environ.setdefault("UCX_DEBUG_SIGNO", "0")
@@ -164,13 +167,13 @@ def load() -> _Library:
         # With it UCX 1.13 aborts the process when a peer dies while large payloads are on their way to it.
         os.environ.setdefault("UCX_TCP_PUT_ENABLE", "n")
     ffi = cffi.FFI()
-    ffi.cdef(_DECLARATIONS.replace("128 / sizeof(long)", str(128 // ffi.sizeof("long"))))
+    ffi.cdef(_DECLARATIONS.replace("128 / sizeof(long)", str(128 // ffi.sizeof("long"))) + ucpthread.DECLARATIONS)
     try:
         ucp, ucs = ffi.dlopen(SONAME), ffi.dlopen("libucs.so.0")
     except OSError as error:
         raise UcpMissing(f"{SONAME} cannot be loaded ({error})") from None
     # Not filled with zeros: a payload is about to fill it.
-    lib = _Library(ffi, ucp, ucs, ffi.new_allocator(should_clear_after_alloc=False))
+    lib = Library(ffi, ucp, ucs, ffi.new_allocator(should_clear_after_alloc=False))
     if lib.release() < OLDEST:
         raise UcpMissing(f"{SONAME} is of UCX {_dotted(lib.release())}, expected {_dotted(OLDEST)} or newer")
     return lib
@@ -190,7 +193,7 @@ class Request:
 
     __slots__ = ("_handle", "_kept", "_lib", "status")
 
-    def __init__(self, lib: _Library, handle: int, kept: object) -> None:
+    def __init__(self, lib: Library, handle: int, kept: object) -> None:
         self._lib, self._handle, self._kept = lib, handle, kept
         #: 0 once it went well, an error of UCX (negative) once it did not
         self.status = _IN_PROGRESS
@@ -229,10 +232,16 @@ class Context:
         finally:
             lib.ucp.ucp_config_release(config)
         self.handle = out[0]
+        try:
+            self.thread = UcxThread(lib)
+        except BaseException:
+            lib.ucp.ucp_cleanup(self.handle)
+            raise
 
     def close(self) -> None:
         """After all of its workers."""
         self.lib.ucp.ucp_cleanup(self.handle)
+        self.thread.close()
 
 
 class Worker:
@@ -245,6 +254,7 @@ class Worker:
 
     def __init__(self, context: Context, arrived: Arrived, refused: Callable[[bytes], None], limit: int) -> None:
         self._lib = lib = context.lib
+        self._thread = context.thread
         self._arrived, self._refused, self._limit = arrived, refused, limit
         #: UCX found the connection of an endpoint broken
         self.broken = False
@@ -374,9 +384,13 @@ class Worker:
             for _ in range(_LAST_ROUNDS):
                 if not lib.ucp.ucp_worker_progress(self._worker) and (closing is None or closing.done):
                     break
-        if self._listener is not None:
-            lib.ucp.ucp_listener_destroy(self._listener)
-        lib.ucp.ucp_worker_destroy(self._worker)
+        if self._listener is None:
+            lib.ucp.ucp_worker_destroy(self._worker)
+        else:
+            # Somebody may be dialling.
+            with self._thread.held():
+                lib.ucp.ucp_listener_destroy(self._listener)
+                lib.ucp.ucp_worker_destroy(self._worker)
         # They hold this object in turn, and large payloads must not wait for the garbage collector.
         self._on_message = self._on_error = self._on_dialled = None
 
