@@ -43,11 +43,12 @@ Rules = tuple[Rule, ...]
 
 class Before(msgspec.Struct, frozen=True):
     """What a plan replaced: rules, and the measured step under them. dense: nothing was compressed in it, nor by what
-    the job's models were declared with, which rules do not say."""
+    the job's models were declared with, which rules do not say. kind: the lossiest of what compressed (`KINDS`)."""
 
     rules: Rules
     step: StepTime
     dense: bool = False
+    kind: int = 0
 
 
 class Took(msgspec.Struct, frozen=True):
@@ -255,7 +256,7 @@ def lossy(rules: Iterable[Rule | PlannedRule]) -> bool:
     return any(rule.spec != DENSE for rule in rules)
 
 
-def lossiest(rules: Rules) -> int:
+def lossiest(rules: Iterable[Rule | PlannedRule]) -> int:
     """The lossiest kind of codecs in a plan (`families.KINDS`)."""
     return max((kind(rule.spec) for rule in rules), default=0)
 
@@ -267,14 +268,17 @@ def _judged(standing: Standing, replaced: Before, after: StepTime | None) -> tup
     took = f"plan {standing.plan} took {after.seconds:.3g} s a step, the one before it {before.seconds:.3g} s"
     noise = max(before.noise, after.noise)
     # What came into force because it loses less may cost what it was let cost.
-    allowed = max(margin(noise), -margin(noise, lossiest(replaced.rules), lossiest(standing.rules)))
+    allowed = max(margin(noise), -margin(noise, replaced.kind, lossiest(standing.rules)))
     if after.seconds > before.seconds * (1 + allowed):
         return Act.TAKE_BACK, f"{took}: that one is back"
     return Act.KEEP, took
 
 
-def switch(standing: Standing, proposal: Proposal, now: StepTime | None, in_force: Rules) -> tuple[bool, str]:
-    """(whether to put a proposal in force, why). ``now``: the measured step under ``in_force``, if there is one."""
+def switch(
+    standing: Standing, proposal: Proposal, now: StepTime | None, in_force: Rules, own: Iterable[PlannedRule] = ()
+) -> tuple[bool, str]:
+    """(whether to put a proposal in force, why). ``now``: the measured step under ``in_force``, if there is one. own:
+    all rules that steps are made by, which without a plan are those of the job's models."""
     rules = rules_of(proposal)
     if rules == in_force:
         return False, f"the plan in force stays, it is the one to choose: {proposal.reason}"
@@ -283,7 +287,7 @@ def switch(standing: Standing, proposal: Proposal, now: StepTime | None, in_forc
         return True, f"levels in force lose {proposal.overspent - 1:.0%} more than they may; {proposal.reason}"
     if rules in standing.taken_back:
         return False, f"{proposal.reason}; but it was slower than the plan in force when it was tried"
-    good, reason = worth(now, proposal, before=lossiest(in_force)) if now is not None else (True, "")
+    good, reason = worth(now, proposal, before=lossiest(in_force or own)) if now is not None else (True, "")
     return good, proposal.reason if good else f"the plan in force stays: {reason} ({proposal.reason})"
 
 
@@ -297,7 +301,7 @@ def replaced(rules: Rules, now: StepTime | None, proposal: Proposal, in_force: I
     in_force: all rules that steps were made by until now, those of no plan among them."""
     if now is None or now.steps < COMPARED or proposal.overspent > 1 + OVERSPENT:
         return None
-    return Before(rules, now, not lossy(in_force))
+    return Before(rules, now, not lossy(in_force), lossiest(rules or in_force))
 
 
 def step_under(profile: Profile, plan: int) -> StepTime | None:

@@ -272,7 +272,7 @@ class Planning:
             "profile": profile, "proposal": proposal, "domain": domain.config.domain, "considered": len(wish.took),
             "at": settled, "stayed": decide.stays_dense(proposal, wish.rules),
         }  # fmt: skip
-        pays, reason = decide.switch(course.standing, proposal, now, rules)
+        pays, reason = decide.switch(course.standing, proposal, now, rules, wish.rules)
         if not pays:
             self._now(job, **found)
             course.result = reason

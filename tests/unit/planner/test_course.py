@@ -34,6 +34,7 @@ from gcserver.planner.course import (
     switch,
     unlearned,
 )
+from gcserver.planner.families import kind
 from gcserver.planner.profile import LinkCost, Profile, StepTime
 from tests.unit.planner.live_profiles import plain
 
@@ -159,6 +160,15 @@ def test_a_sparse_plan_that_brings_too_little_gives_way(
     assert not switch(Standing("auto", "balanced", in_force), sparse, now, in_force)[0], "no less lossy"
 
 
+def test_what_a_model_was_declared_with_is_what_a_first_plan_gives_up() -> None:
+    """Going back from a sparsifier to a quantiser may cost what the sparsifier had to gain."""
+    quantised = replace(proposal(0.43), family="qsgd(bits=4)", rules=(PlannedRule("*", "qsgd(bits=4)"),))
+    standing, now = Standing("auto", "balanced"), StepTime(0, 0.4, 0.01, 30)
+    assert switch(standing, quantised, now, (), (PlannedRule("*", "topk(ratio=0.05)"),))[0]
+    assert not switch(standing, quantised, now, (), (PlannedRule("*", "none"),))[0]
+    assert not switch(standing, quantised, now, OLD, (PlannedRule("*", "topk(ratio=0.05)"),))[0], "a plan is in force"
+
+
 @pytest.mark.parametrize(
     ("expected", "in_force", "switches"), [(0.37, OLD, False), (0.35, OLD, True), (0.37, NEW, True)]
 )
@@ -169,7 +179,7 @@ def test_a_sparse_plan_has_to_bring_more(expected: float, in_force: tuple[Rule, 
 
 
 def test_the_way_back_from_a_sparse_plan_may_cost_what_that_one_had_to_bring() -> None:
-    back = replace(PLANNED, rules=OLD, before=Before(NEW, StepTime(2, 0.4, 0.01, 30)))
+    back = replace(PLANNED, rules=OLD, before=Before(NEW, StepTime(2, 0.4, 0.01, 30), kind=kind("topk")))
     assert next_act(back, 7, measured(StepTime(3, 0.43, 0.01, 30)))[0] is Act.KEEP
     assert next_act(back, 7, measured(StepTime(3, 0.45, 0.01, 30)))[0] is Act.TAKE_BACK
 
@@ -236,8 +246,9 @@ def test_few_steps_judge_nothing() -> None:
     assert replaced(OLD, None, proposal(), fp16) is None
     assert replaced(OLD, StepTime(2, 0.4, 0.0, COMPARED - 1), proposal(), fp16) is None
     enough = StepTime(2, 0.4, 0.0, COMPARED)
-    assert replaced(OLD, enough, proposal(), fp16) == Before(OLD, enough)
-    assert replaced((), enough, proposal(), fp16) == Before((), enough), "of the model's own codec"
+    assert replaced(OLD, enough, proposal(), fp16) == Before(OLD, enough, kind=kind("fp16"))
+    assert replaced((), enough, proposal(), fp16) == Before((), enough, kind=kind("fp16")), "of the model's own codec"
+    assert replaced(NEW, enough, proposal(), fp16) == Before(NEW, enough, kind=kind("topk")), "not the model's own"
     assert replaced((), enough, proposal(), lossless) == Before((), enough, dense=True)
     exact = msgspec.structs.replace(proposal(), overspent=1 + 2 * OVERSPENT)
     assert replaced(OLD, enough, exact, fp16) is None, "what is not for speed is not taken back for want of it"
