@@ -112,7 +112,7 @@ def init(
     try:
         session.connect()
         introduction = rendezvous.Introduction(token=rendezvous.digest(token))
-        store = rendezvous.find_store(patience) if rank is None and world.size > 1 else None
+        store = rendezvous.find_store(patience, world) if rank is None and world.size > 1 else None
         if store is not None:
             identity = session.who()
             drawn = rendezvous.draw(world.rank, token)

@@ -10,6 +10,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+#: where ranks of launchers are learned that bring no store
+OPEN_MPI, SLURM = "OMPI_COMM_WORLD_*", "SLURM_PROCID, SLURM_NTASKS"
 _TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 
@@ -56,7 +58,7 @@ def _from_launcher(environ: Mapping[str, str]) -> World | None:
             int(environ["OMPI_COMM_WORLD_SIZE"]),
             int(get("OMPI_COMM_WORLD_LOCAL_RANK", "0")),
             int(get("OMPI_COMM_WORLD_LOCAL_SIZE", "1")),
-            "OMPI_COMM_WORLD_*",
+            OPEN_MPI,
         )
     # Inside a batch script, but not under srun, SLURM_PROCID is 0 and no step is set: that is one process.
     if "SLURM_PROCID" in environ and "SLURM_NTASKS" in environ and "SLURM_STEP_ID" in environ:
@@ -65,7 +67,7 @@ def _from_launcher(environ: Mapping[str, str]) -> World | None:
             int(environ["SLURM_NTASKS"]),
             int(get("SLURM_LOCALID", "0")),
             _slurm_local_size(environ),
-            "SLURM_PROCID, SLURM_NTASKS",
+            SLURM,
         )
     return None
 

@@ -19,6 +19,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from gcclient.errors import JoinRefused, StepTimeout
+from gcclient.ranks import OPEN_MPI, SLURM, World
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("gcclient")
 _SAY_EVERY = timedelta(seconds=5)
 _ATTEMPTS = 0
+#: This process' store where no agent has one, as long as it lives: rank 0's serves the others. By process and address.
+_OWN: dict[tuple[int, str, int], Store] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +53,11 @@ class Introduction:
     token: bytes = b""
 
 
-def find_store(patience: float) -> Store | None:
-    """The default group's store; else, under torchrun, the agent's; else None (static peers then).
+def find_store(patience: float, world: World | None = None) -> Store | None:
+    """The default group's store; else, under torchrun, the agent's; else, for ranks (``world``) that mpirun or srun
+    started, one of rank 0's, if MASTER_ADDR and MASTER_PORT say where; else None (static peers then).
 
-    ``patience``: how long the agent's may take to answer, seconds.
+    ``patience``: how long the store may take to answer, seconds. Raises :class:`JoinRefused` where rank 0's cannot be.
     """
     import torch.distributed as dist
 
@@ -68,7 +72,28 @@ def find_store(patience: float) -> Store | None:
             is_master=False,
             timeout=timedelta(seconds=patience),
         )
-    return None
+    address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+    if world is None or world.source not in (OPEN_MPI, SLURM) or not address or not port:
+        return None
+    return _own_store(address, int(port), world.rank, patience)
+
+
+def _own_store(address: str, port: int, rank: int, patience: float) -> Store:
+    import torch.distributed as dist
+
+    key = os.getpid(), address, port
+    if key not in _OWN:
+        # A default group that the script makes later may meet at the same place.
+        place: dict[str, Any] = {"is_master": rank == 0, "wait_for_workers": False, "multi_tenant": True}
+        try:
+            _OWN[key] = dist.TCPStore(address, port, timeout=timedelta(seconds=patience), **place)
+        except RuntimeError as error:  # torch's DistNetworkError
+            raise JoinRefused(
+                f"the ranks cannot meet at {address}:{port}: {error}",
+                phase="join",
+                advice="MASTER_ADDR is an address of rank 0's machine that all reach, MASTER_PORT a free port of it",
+            ) from None
+    return _OWN[key]
 
 
 def prefix(label: str) -> str:

@@ -294,6 +294,22 @@ def counting(steps: int, elements: int, pause: float = 0.0) -> dict[str, Any]:
     return {"wrong": wrong, "reconnects": stats["reconnects"]}
 
 
+def launched(by: str, port: int) -> dict[str, Any]:
+    """Without torch.distributed, as mpirun or srun start it; init_process_group() afterwards meets there too."""
+    rank, size = os.environ.pop("RANK"), os.environ.pop("WORLD_SIZE")
+    names = {"mpirun": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), "srun": ("SLURM_PROCID", "SLURM_NTASKS")}
+    os.environ |= dict(zip(names[by], (rank, size), strict=True)) | {"SLURM_STEP_ID": "0", "MASTER_PORT": str(port)}
+    gcclient.init(deadline=60)
+    total = float(gcclient.push_pull(torch.tensor([float(rank) + 1]), average=False))
+    gcclient.shutdown()
+    gcclient.init(deadline=60)
+    total += float(gcclient.push_pull(torch.tensor([1.0]), average=False))
+    torch.distributed.init_process_group("gloo", rank=int(rank), world_size=int(size))
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+    return {"total": total, "place": [gcclient.rank(), gcclient.size(), gcclient.local_rank(), gcclient.local_size()]}
+
+
 def with_token(tokens: list[str]) -> dict[str, str]:
     """Each rank joins with its own token; how that ended."""
     os.environ["GC_JOB_TOKEN"] = tokens[int(os.environ["RANK"])]

@@ -6,6 +6,9 @@ import json
 import re
 from pathlib import Path
 
+import pytest
+
+from benchmarks.lab.ports import free_ports
 from tests.integration.cluster import Cluster
 from tests.integration.daemon import ROOT
 from tests.integration.torchruns import torchruns
@@ -26,6 +29,16 @@ def test_two_torchruns_with_unequal_numbers_of_workers(tmp_path: Path) -> None:
     assert [f["place"] for f in found] == [[0, 3, 0, 1], [1, 3, 0, 2], [2, 3, 1, 2]]
     assert [f["node"] for f in found] == [names[0], names[1], names[1]]
     assert {f["total"] for f in found} == {7.0}
+
+
+@pytest.mark.parametrize("by", ["mpirun", "srun"])
+def test_ranks_that_torchrun_did_not_start_meet_at_the_master(by: str, tmp_path: Path) -> None:
+    """No torch.distributed, no peer list: MASTER_ADDR and MASTER_PORT say where rank 0 listens."""
+    with Cluster(tmp_path, nodes=2, know_peers=False) as cluster:
+        outcomes = cluster.run("tests.integration.client_workers:launched", [0, 1, 1], by=by, port=free_ports(1))
+    found = [outcome.ok() for outcome in outcomes]
+    assert [f["place"] for f in found] == [[0, 3, 0, 1], [1, 3, 0, 2], [2, 3, 1, 2]]
+    assert {f["total"] for f in found} == {9.0}
 
 
 def test_the_script_of_the_start_page_trains_on_two_nodes(tmp_path: Path) -> None:
