@@ -36,7 +36,14 @@ FULL: Final = KEYS | {
         "metricsFrom": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}],
         "extraEgress": [{"to": [{"ipBlock": {"cidr": "10.0.0.0/28"}}], "ports": [{"port": 2379}]}],
     },
-    "settings": {"codec.default": "topk(ratio=0.01)", "cluster.lease": "60s", "plan.mode": "auto"},
+    # As Helm reads the numbers of a file of values.
+    "uid": 1_000_650_000.0,
+    "settings": {
+        "codec.default": "topk(ratio=0.01)",
+        "cluster.lease": "60s",
+        "plan.mode": "auto",
+        "partition_bytes": 8_388_608.0,
+    },
     "nodeSelector": {"accelerator": "gpu"},
     "priorityClassName": "system-node-critical",
     "podAnnotations": {"example.com/a": "b"},
@@ -130,9 +137,19 @@ def test_the_daemon_accepts_the_arguments(ask: Ask, case: str) -> None:
         assert path is None or any(Path(path).is_relative_to(folder) for folder in mounted), path
     if case == "full":
         assert settings.codec.default.startswith("topk(ratio=0.01)") and settings.cluster.lease == 60.0
+        assert settings.partition_bytes == 8 << 20
+        assert pod["securityContext"]["runAsUser"] == 1_000_650_000
+        assert "--owner=1000650000" in pod["initContainers"][0]["command"]
         (endpoint,) = manifests["PodMonitor"]["spec"]["podMetricsEndpoints"]
         (port,) = (port for port in container["ports"] if port["name"] == endpoint["port"])
         assert settings.node.metrics.port == port["containerPort"] and endpoint["scheme"] == "https"
+
+
+def test_the_alert_on_daemons_that_are_down_knows_them_by_the_monitors_word(ask: Ask) -> None:
+    manifests = rendered(ask, FULL)
+    label = manifests["PodMonitor"]["spec"]["jobLabel"]
+    job = manifests["DaemonSet"]["spec"]["template"]["metadata"]["labels"][label]
+    assert f'up{{job="{job}"}}' in (ROOT / "deploy/prometheus/gradcomm.rules.yml").read_text()
 
 
 def test_cores_of_its_own_and_no_more_rights_than_needed(ask: Ask) -> None:
