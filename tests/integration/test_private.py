@@ -134,7 +134,7 @@ def test_one_secret_is_all_that_machines_need_for_keys(tmp_path: Path) -> None:
         job = cluster.start(f"{WORKERS}:counting", [0, 1], steps=30, pause=0.1)
         job.wait_mark("step 10")
         # Whoever knew of the job first was refused by the other; that it is not any more is told within a second.
-        until("an encrypted connection", lambda: _peers(runs[0]) == (0, [("up", True)]))
+        until("an encrypted connection", lambda: _peers(runs[0].said["admin"]) == (0, [("up", True)]))
         os.kill(runs[0].daemon(), signal.SIGKILL)
         assert [outcome.ok()["wrong"] for outcome in job.wait(60)] == [0, 0]
 
@@ -160,10 +160,10 @@ def test_one_secret_is_all_that_machines_need_for_keys(tmp_path: Path) -> None:
             run.process.wait()
 
 
-def _peers(run: Gcrun) -> tuple[int, list[Any]]:
+def _peers(admin: str) -> tuple[int, list[Any]]:
     said = io.StringIO()
     with redirect_stdout(said):
-        status = gcctl.main(["--address", run.said["admin"], "--timeout", "60s", "--json", "peers"])
+        status = gcctl.main(["--address", admin, "--timeout", "60s", "--json", "peers"])
     return status, [(p["state"], p["encrypted"]) for p in json.loads(said.getvalue())["peers"]]
 
 
@@ -180,4 +180,26 @@ def test_ranks_of_a_machine_share_the_daemon_that_one_of_them_starts(tmp_path: P
         assert job.workers[1].marks() == [value["socket"]]
         until("the folder to go", lambda: not Path(value["socket"]).parent.exists())
     finally:
+        cluster.close()
+
+
+def test_machines_that_start_their_own_daemons_meet_with_the_jobs_secret(tmp_path: Path) -> None:
+    cluster, seen = Cluster(tmp_path, nodes=1), tmp_path / "seen"
+    environ = {
+        "GC_AUTOSTART": "1", "GC_NODE_SOCKET": "", "GC_PLAN_PROFILES": "", "GC_NODE_LISTEN": "tcp://127.0.0.1:0",
+        "GC_JOB_SECRET": "5ec" * 20, "GC_TEST_SEEN": str(seen),
+    }  # fmt: skip
+    try:
+        job = cluster.start(f"{WORKERS}:on_machines_of_their_own", [0, 0], environ=environ)
+        until("both daemons", lambda: all(worker.marks() for worker in job.workers))
+        folders = [Path(worker.marks()[0]).parent for worker in job.workers]
+        assert folders[0] != folders[1]
+        for admin in [f"unix:{folder}/admin.sock" for folder in folders]:
+            # Who knew of the job first was refused by the other for a moment.
+            until("an encrypted connection", lambda admin=admin: _peers(admin) == (0, [("up", True)]))
+        seen.touch()
+        assert [outcome.ok()["total"] for outcome in job.wait(60)] == [3.0, 3.0]
+        until("the folders to go", lambda: not any(folder.exists() for folder in folders))
+    finally:
+        seen.touch()
         cluster.close()
