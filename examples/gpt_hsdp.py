@@ -2,6 +2,7 @@
 
 On both of two machines, each with a daemon; --shard says how many ranks share a model (default: those of a node).
 
+export GLOO_SOCKET_IFNAME=INTERFACE
 torchrun --nnodes=2 --nproc-per-node=2 --node-rank=RANK --master-addr=ADDRESS examples/gpt_hsdp.py
 """
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gcserver import cli
+from gcserver import cli, gcrun
 from gcserver.admin import gcctl
 from tools import draw_concepts, gen_commands_page
 
@@ -144,30 +144,60 @@ def test_figures_of_what_hurts_are_those_of_the_benchmarks() -> None:
     assert set(re.findall(r"2026-\d\d-\d\d", page)) <= set(re.findall(r"2026-\d\d-\d\d", source))
 
 
-def lines_of(page: str) -> Iterator[str]:
-    """The command lines of a page, without comments and what is behind an operator of the shell."""
-    for block in re.findall(r"^```\n(.*?)^```", (DOCS / page).read_text(), re.MULTILINE | re.DOTALL):
-        for line in block.replace("\\\n", " ").splitlines():
-            yield re.split(r"&&|\||;| > ", line)[0].removeprefix("/opt/gradcomm/bin/")
+#: what stands before a command of ours: a prompt, variables, a folder, what runs it elsewhere, a loop of the shell
+BEFORE = re.compile(
+    r"^(\$ |[A-Z_]+=\S+ |/opt/gradcomm/bin/|smc_run |docker exec \S+ |kubectl [^#]* -- |source <\(| *do (?=gc))+"
+)
+#: two machines side by side
+BESIDE = re.compile(r"^(gc\w+ .*?)( {3,})(?=gc)", re.MULTILINE)
 
 
-@pytest.mark.parametrize("page", ["start.md", "plans.md", "tracing.md"])
-def test_commands_are_commands(page: str) -> None:
+def blocks_of(page: Path) -> Iterator[str]:
+    """Blocks of commands; of one with two machines side by side, that of each."""
+    for language, block in re.findall(r"^ *```(\w*).*?\n(.*?)^ *```", page.read_text(), re.MULTILINE | re.DOTALL):
+        if language not in ("", "sh"):
+            continue
+        if (two := BESIDE.search(block)) is None:
+            yield block
+        else:
+            lines, at = block.splitlines(), len(two[1]) + len(two[2])
+            yield "\n".join(line[:at].rstrip() for line in lines)
+            yield "\n".join(line[at:].rstrip() for line in lines)
+
+
+def commands_of(page: Path) -> list[list[str]]:
+    """What a page says to type of gradcomm's own commands and make's targets, in words; usages in general aside."""
+    found = []
+    for block in blocks_of(page):
+        plain = re.sub(r"(^|\s)#.*$|\\\n", " ", block, flags=re.MULTILINE)
+        for line in re.split(r"&&|[|;\n]| > ", plain):
+            line = BEFORE.sub("", line).rstrip(" )" if "<(" in line else None)
+            if re.match(r"(gcserver|gcctl|gcrun|make)\b", line) and not re.search(r"\[[A-Z-]|\{\w+,", line):
+                found.append([word for word in shlex.split(line) if word != "..."])
+    return found
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if commands_of(p)], ids=lambda p: p.name)
+def test_commands_are_commands(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("rules.json").write_text('[{"pattern": "*", "codec": "fp16"}]')
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    seen = 0
-    for line in lines_of(page):
-        words = shlex.split(line.removeprefix("$ "), comments=True) if "gc" in line or "make" in line else []
+    for words in commands_of(page):
         match words:
             case ["gcserver", *rest]:
-                assert cli.parser().parse_known_args(rest)[1] == [], line
+                assert cli.parser().parse_known_args(rest)[1] == [], words
             case ["gcctl", *rest]:
-                gcctl.parser().parse_args(rest)
+                gcctl.parser().parse_args(["http://host/path" if word == "URL" else word for word in rest])
+            case ["gcrun", *rest]:
+                assert gcrun.parser().parse_known_args(rest)[1] == [], words
             case ["make", *rest]:
-                assert {w for w in rest if "=" not in w} <= targets, line
-            case _:
-                continue
-        seen += 1
-    assert seen > 1
+                assert {w for w in rest if "=" not in w} <= targets, words
+
+
+def test_pages_with_commands_are_seen() -> None:
+    found = {page.name: len(commands_of(page)) for page in PAGES}
+    assert found["README.md"] > 8 and found["start.md"] > 10 and found["kubernetes.md"] > 3 and found["gcctl.md"] > 5
+    assert ["gcserver", "keygen", "--name", "b"] in commands_of(ROOT / "README.md")
 
 
 def test_ten_minutes_of_reading_lead_to_two_nodes() -> None:
