@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
-from gcclient import advice, arguments, autostart, plain, rendezvous
+from gcclient import advice, arguments, autostart, master_store, plain, rendezvous
 from gcclient.calls import Call, Calls
 from gcclient.errors import NoAdvice, NotInitialized
 from gcclient.plain import Plain, PlainCall, PlainCalls
@@ -112,12 +112,17 @@ def init(
     try:
         session.connect()
         introduction = rendezvous.Introduction(token=rendezvous.digest(token))
-        store = rendezvous.find_store(patience, world) if rank is None and world.size > 1 else None
-        if store is not None:
+        ours = rank is None and world.size > 1
+        store = rendezvous.find_store(patience) if ours else None
+        at = master_store.address(world, environ) if ours and store is None else None
+        if store is not None or at is not None:
             identity = session.who()
             drawn = rendezvous.draw(world.rank, token)
             mine = rendezvous.Place(identity.node, identity.address, identity.key, drawn, rendezvous.machine())
-            places = rendezvous.meet(store, rendezvous.prefix(label), world.rank, world.size, mine, patience)
+            if at is None:
+                places = rendezvous.meet(store, rendezvous.prefix(label), world.rank, world.size, mine, patience)
+            else:
+                places = master_store.meet(at, f"gradcomm/{label}", world, mine, patience)
             introduction = rendezvous.introduce(places, world.rank, token)
             if local_rank is None and local_size is None:
                 world = World(world.rank, world.size, *rendezvous.local_part(places, world.rank), world.source)

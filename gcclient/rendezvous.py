@@ -19,7 +19,6 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from gcclient.errors import JoinRefused, StepTimeout
-from gcclient.ranks import OPEN_MPI, SLURM, World
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("gcclient")
 _SAY_EVERY = timedelta(seconds=5)
 _ATTEMPTS = 0
-#: This process' store where no agent has one, as long as it lives: rank 0's serves the others. By process and address.
-_OWN: dict[tuple[int, str, int], Store] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +50,10 @@ class Introduction:
     token: bytes = b""
 
 
-def find_store(patience: float, world: World | None = None) -> Store | None:
-    """The default group's store; else, under torchrun, the agent's; else, for ranks (``world``) that mpirun or srun
-    started, one of rank 0's, if MASTER_ADDR and MASTER_PORT say where; else None (static peers then).
+def find_store(patience: float) -> Store | None:
+    """The default group's store; else, under torchrun, the agent's; else None.
 
-    ``patience``: how long the store may take to answer, seconds. Raises :class:`JoinRefused` where rank 0's cannot be.
+    ``patience``: how long the agent's may take to answer, seconds.
     """
     import torch.distributed as dist
 
@@ -72,28 +68,7 @@ def find_store(patience: float, world: World | None = None) -> Store | None:
             is_master=False,
             timeout=timedelta(seconds=patience),
         )
-    address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
-    if world is None or world.source not in (OPEN_MPI, SLURM) or not address or not port:
-        return None
-    return _own_store(address, int(port), world.rank, patience)
-
-
-def _own_store(address: str, port: int, rank: int, patience: float) -> Store:
-    import torch.distributed as dist
-
-    key = os.getpid(), address, port
-    if key not in _OWN:
-        # A default group that the script makes later may meet at the same place.
-        place: dict[str, Any] = {"is_master": rank == 0, "wait_for_workers": False, "multi_tenant": True}
-        try:
-            _OWN[key] = dist.TCPStore(address, port, timeout=timedelta(seconds=patience), **place)
-        except RuntimeError as error:  # torch's DistNetworkError
-            raise JoinRefused(
-                f"the ranks cannot meet at {address}:{port}: {error}",
-                phase="join",
-                advice="MASTER_ADDR is an address of rank 0's machine that all reach, MASTER_PORT a free port of it",
-            ) from None
-    return _OWN[key]
+    return None
 
 
 def prefix(label: str) -> str:
@@ -103,20 +78,25 @@ def prefix(label: str) -> str:
     return f"gradcomm/{label}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{_ATTEMPTS}"
 
 
+def keys(keys_under: str, size: int) -> list[str]:
+    """The keys of all ranks, by rank."""
+    return [f"{keys_under}/{rank}" for rank in range(size)]
+
+
 def meet(store: Any, keys_under: str, rank: int, size: int, mine: Place, timeout: float) -> tuple[Place, ...]:
     """Publish ``mine`` and collect the places of all ranks, in rank order.
 
     Says every five seconds whom it waits for. Raises :class:`StepTimeout` after ``timeout`` seconds.
     """
-    keys = [f"{keys_under}/{r}" for r in range(size)]
-    store.set(keys[rank], json.dumps(asdict(mine)))
+    under = keys(keys_under, size)
+    store.set(under[rank], json.dumps(asdict(mine)))
     began = time.monotonic()
     while True:
         try:
-            store.wait(keys, _SAY_EVERY)
+            store.wait(under, _SAY_EVERY)
             break
         except RuntimeError:  # torch's DistStoreError on timeout
-            missing = tuple(f"rank {r}" for r in range(size) if not store.check([keys[r]]))
+            missing = tuple(f"rank {r}" for r in range(size) if not store.check([under[r]]))
             elapsed = time.monotonic() - began
             if elapsed > timeout:
                 raise StepTimeout(
@@ -128,7 +108,7 @@ def meet(store: Any, keys_under: str, rank: int, size: int, mine: Place, timeout
                 ) from None
             log.warning("init: waiting for %s to publish their daemon", ", ".join(missing) or "the store")
     places = []
-    for raw in store.multi_get(keys):
+    for raw in store.multi_get(under):
         entry = json.loads(bytes(raw))
         # Of another release may be less: its daemon, or ours, then says what does not fit.
         places.append(Place(*(str(entry.get(name, "")) for name in ("node", "address", "key", "token", "machine"))))

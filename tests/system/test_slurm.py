@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import time
 from collections.abc import Iterator
@@ -29,6 +30,15 @@ pytestmark = [
 SLURM: Final = ROOT / "deploy/slurm"
 ALICE: Final = 2001
 NODES: Final = {"n1": "127.0.1.1", "n2": "127.0.1.2"}
+#: What is trained without torch.distributed.
+BARE: Final = """
+import torch
+import gcclient
+
+gcclient.init(deadline=60)
+total = gcclient.push_pull(torch.tensor([gcclient.rank() + 1.0]), average=False)
+print(f"rank {gcclient.rank()} of {gcclient.size()}: {float(total)}", flush=True)
+"""
 CONF: Final = """
 ClusterName=trial
 SlurmctldHost=trial(127.0.0.1)
@@ -109,10 +119,10 @@ def said(machine: Machine) -> str:
     return "\n".join(f"{log.name}:\n{log.read_text(errors='replace')}" for log in logs)
 
 
-def run_job(machine: Machine, *arguments: str) -> str:
+def run_job(machine: Machine, script: str, *arguments: str) -> str:
     """A job of alice's, from sbatch to its end and that of the epilog on both nodes; what it printed."""
     where = ["--chdir=/opt/job", "--output=/opt/job/out", "--export=ALL,PATH=/opt/gradcomm/bin:/usr/bin"]
-    machine.run("sbatch", *where, "/opt/train.sbatch", *arguments, user="alice")
+    machine.run("sbatch", *where, script, *arguments, user="alice")
     end = time.monotonic() + 180
     while machine.run("squeue", "--noheader") or machine.run("sinfo", "--noheader", "--format=%T %D") != "idle 2":
         assert time.monotonic() < end, said(machine)
@@ -127,7 +137,7 @@ def left(machine: Machine) -> list[str]:
 
 
 def test_a_job_has_daemons_with_keys_of_its_own_and_leaves_nothing(machine: Machine) -> None:
-    printed = run_job(machine, "/opt/trial/slurm_worker.py", "/opt/job")
+    printed = run_job(machine, "/opt/train.sbatch", "/opt/trial/slurm_worker.py", "/opt/job")
     files = [machine.root / f"opt/job/{rank}.json" for rank in range(2)]
     assert all(file.exists() for file in files), printed + said(machine)
     found: list[dict[str, Any]] = [json.loads(file.read_text()) for file in files]
@@ -141,10 +151,21 @@ def test_a_job_has_daemons_with_keys_of_its_own_and_leaves_nothing(machine: Mach
     assert left(machine) == []
 
 
+def test_srun_alone_starts_ranks_that_meet(machine: Machine) -> None:
+    """The commands of docs/deploy/slurm.md in a job of two tasks, without torchrun and without torch.distributed."""
+    commands = re.findall(r"^```\n(.*?)^```", (ROOT / "docs/deploy/slurm.md").read_text(), re.MULTILINE | re.DOTALL)
+    (block,) = [block for block in commands if "srun python" in block]
+    (machine.root / "opt/srun.sbatch").write_text(f"#!/bin/bash\n#SBATCH --nodes=2 --ntasks-per-node=1\n{block}")
+    (machine.root / "opt/job/train.py").write_text(BARE)
+    printed = run_job(machine, "/opt/srun.sbatch")
+    assert sorted(re.findall(r"rank \d of 2: .*", printed)) == [f"rank {r} of 2: 3.0" for r in range(2)], printed
+    assert left(machine) == []
+
+
 def test_without_a_daemon_the_node_stays_in_service(machine: Machine) -> None:
     """A prolog that fails would have Slurm drain the node."""
     secret = machine.root / "etc/gradcomm/slurm.secret"
     secret.write_bytes(b"short")
-    printed = run_job(machine, "/opt/trial/slurm_worker.py", "/opt/job")
+    printed = run_job(machine, "/opt/train.sbatch", "/opt/trial/slurm_worker.py", "/opt/job")
     assert "NoDaemon" in printed, printed
     assert left(machine) == []

@@ -8,10 +8,8 @@ from dataclasses import replace
 import pytest
 import torch.distributed as dist
 
-from benchmarks.lab.ports import free_ports
 from gcclient import rendezvous
 from gcclient.errors import JoinRefused, StepTimeout
-from gcclient.ranks import OPEN_MPI, SLURM, World
 from gcclient.rendezvous import Place, digest, draw, introduce, local_part, meet, peers
 
 A, B = Place("a", "tcp://10.0.0.1:1"), Place("b", "tcp://10.0.0.2:1")
@@ -56,26 +54,6 @@ def test_the_agents_store_is_given_as_long_as_everything_else(monkeypatch: pytes
     monkeypatch.setattr(dist, "TCPStore", lambda *place, timeout, **more: asked.append(timeout.total_seconds()))
     rendezvous.find_store(77.0)
     assert asked == [77.0]
-
-
-def test_where_no_agent_is_rank_0_keeps_the_store_of_mpirun_and_srun(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendezvous, "_OWN", {})
-    for name, text in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports(1))}.items():
-        monkeypatch.setenv(name, text)
-    world = World(0, 2, 0, 1, SLURM)
-    store = rendezvous.find_store(10.0, world)
-    assert store is not None and rendezvous.find_store(10.0, world) is store, "the others need it after init()"
-    assert rendezvous.find_store(10.0, replace(world, source="RANK, WORLD_SIZE")) is None
-    monkeypatch.delenv("MASTER_PORT")
-    assert rendezvous.find_store(10.0, world) is None
-
-
-def test_a_rank_that_finds_no_store_of_rank_0_says_where_it_looked(monkeypatch: pytest.MonkeyPatch) -> None:
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports(1))}
-    for name, text in place.items():
-        monkeypatch.setenv(name, text)
-    with pytest.raises(JoinRefused, match=f"127.0.0.1:{place['MASTER_PORT']}.*MASTER_ADDR is"):
-        rendezvous.find_store(0.5, World(1, 2, 0, 1, OPEN_MPI))
 
 
 def test_ranks_are_local_by_daemon_and_not_by_variable() -> None:
