@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -268,17 +268,24 @@ def _judged(standing: Standing, replaced: Before, after: StepTime | None) -> tup
     took = f"plan {standing.plan} took {after.seconds:.3g} s a step, the one before it {before.seconds:.3g} s"
     noise = max(before.noise, after.noise)
     # What came into force because it loses less may cost what it was let cost.
-    allowed = max(margin(noise), -margin(noise, replaced.kind, lossiest(standing.rules)))
+    allowed = max(margin(noise), -margin(noise, max(replaced.kind, lossiest(replaced.rules)), lossiest(standing.rules)))
     if after.seconds > before.seconds * (1 + allowed):
         return Act.TAKE_BACK, f"{took}: that one is back"
     return Act.KEEP, took
 
 
+def effective(rules: Sequence[PlannedRule]) -> Sequence[PlannedRule]:
+    """Of all rules of a plan, what a model was declared with among them, those that may decide: the last that matches
+    does, and nothing before one for all tensors."""
+    last = max((i for i, rule in enumerate(rules) if rule.pattern == "*"), default=0)
+    return rules[last:]
+
+
 def switch(
-    standing: Standing, proposal: Proposal, now: StepTime | None, in_force: Rules, own: Iterable[PlannedRule] = ()
+    standing: Standing, proposal: Proposal, now: StepTime | None, in_force: Rules, made_by: Sequence[PlannedRule]
 ) -> tuple[bool, str]:
-    """(whether to put a proposal in force, why). ``now``: the measured step under ``in_force``, if there is one. own:
-    all rules that steps are made by, which without a plan are those of the job's models."""
+    """(whether to put a proposal in force, why). in_force: the rules of the job's plan. ``now``: the measured step
+    under them and what they leave to its models, if there is one; made_by: all of these."""
     rules = rules_of(proposal)
     if rules == in_force:
         return False, f"the plan in force stays, it is the one to choose: {proposal.reason}"
@@ -287,21 +294,22 @@ def switch(
         return True, f"levels in force lose {proposal.overspent - 1:.0%} more than they may; {proposal.reason}"
     if rules in standing.taken_back:
         return False, f"{proposal.reason}; but it was slower than the plan in force when it was tried"
-    good, reason = worth(now, proposal, before=lossiest(in_force or own)) if now is not None else (True, "")
+    good, reason = worth(now, proposal, before=lossiest(effective(made_by))) if now is not None else (True, "")
     return good, proposal.reason if good else f"the plan in force stays: {reason} ({proposal.reason})"
 
 
-def stays_dense(proposal: Proposal, in_force: Iterable[PlannedRule]) -> bool:
+def stays_dense(proposal: Proposal, in_force: Sequence[PlannedRule]) -> bool:
     """Whether a proposal is dense and so are the rules that steps are made by, those of no plan among them."""
-    return proposal.family == DENSE and not lossy(in_force)
+    return proposal.family == DENSE and not lossy(effective(in_force))
 
 
-def replaced(rules: Rules, now: StepTime | None, proposal: Proposal, in_force: Iterable[PlannedRule]) -> Before | None:
+def replaced(rules: Rules, now: StepTime | None, proposal: Proposal, in_force: Sequence[PlannedRule]) -> Before | None:
     """What the next plan is judged by; None where too few steps were measured to judge it, or it is not for speed.
     in_force: all rules that steps were made by until now, those of no plan among them."""
     if now is None or now.steps < COMPARED or proposal.overspent > 1 + OVERSPENT:
         return None
-    return Before(rules, now, not lossy(in_force), lossiest(rules or in_force))
+    decide = effective(in_force)
+    return Before(rules, now, not lossy(decide), lossiest(decide))
 
 
 def step_under(profile: Profile, plan: int) -> StepTime | None:

@@ -47,6 +47,14 @@ def proposal(expected: float = 0.2) -> Proposal:
     return Proposal("topk(ratio=0.01)", rules, (), (), (), expected, 0.5, 0.1, 1.0, (), (), "topk")
 
 
+def judge(
+    standing: Standing, found: Proposal, now: StepTime | None, rules: tuple[Rule, ...], *declared: PlannedRule
+) -> tuple[bool, str]:
+    """`switch`, where models were declared with ``declared`` and the job's plan has ``rules``."""
+    plan = tuple(PlannedRule(r.pattern, r.spec, r.scheme, r.levels) for r in rules)
+    return switch(standing, found, now, rules, (*declared, *plan))
+
+
 def measured(*steps: StepTime, **changes: object) -> Profile:
     return msgspec.structs.replace(PROFILE, steps=steps, **changes)
 
@@ -128,12 +136,12 @@ def test_a_drift_is_planned_for_once_the_plan_has_been_judged() -> None:
 
 def test_a_proposal_is_put_in_force_if_it_pays() -> None:
     standing, now = Standing("auto", "fast", OLD), StepTime(2, 0.4, 0.01, 30)
-    assert switch(standing, proposal(), now, OLD) == (True, "topk")
-    assert switch(standing, proposal(), None, OLD) == (True, "topk"), "nothing to compare with"
-    assert not switch(standing, proposal(0.39), now, OLD)[0]
-    assert not switch(standing, proposal(), now, NEW)[0], "it is in force"
+    assert judge(standing, proposal(), now, OLD) == (True, "topk")
+    assert judge(standing, proposal(), None, OLD) == (True, "topk"), "nothing to compare with"
+    assert not judge(standing, proposal(0.39), now, OLD)[0]
+    assert not judge(standing, proposal(), now, NEW)[0], "it is in force"
     back = replace(standing, taken_back=(NEW,))
-    pays, why = switch(back, proposal(), now, OLD)
+    pays, why = judge(back, proposal(), now, OLD)
     assert not pays and "slower" in why
 
 
@@ -154,19 +162,21 @@ def test_a_sparse_plan_that_brings_too_little_gives_way(
         proposal(expected), family="qsgd(bits=4)", rules=(PlannedRule("*", "qsgd(bits=4)"),), reason="qsgd"
     )
     now = StepTime(2, 0.4, 0.01, 30)
-    good, why = switch(Standing("auto", "balanced", in_force), quantised, now, in_force)
+    good, why = judge(Standing("auto", "balanced", in_force), quantised, now, in_force)
     assert (good, why) == (True, "qsgd") if switches else (not good and "the plan in force stays" in why)
     sparse = replace(proposal(expected), rules=(PlannedRule("*", "topk(ratio=0.05)"),))
-    assert not switch(Standing("auto", "balanced", in_force), sparse, now, in_force)[0], "no less lossy"
+    assert not judge(Standing("auto", "balanced", in_force), sparse, now, in_force)[0], "no less lossy"
 
 
 def test_what_a_model_was_declared_with_is_what_a_first_plan_gives_up() -> None:
     """Going back from a sparsifier to a quantiser may cost what the sparsifier had to gain."""
     quantised = replace(proposal(0.43), family="qsgd(bits=4)", rules=(PlannedRule("*", "qsgd(bits=4)"),))
     standing, now = Standing("auto", "balanced"), StepTime(0, 0.4, 0.01, 30)
-    assert switch(standing, quantised, now, (), (PlannedRule("*", "topk(ratio=0.05)"),))[0]
-    assert not switch(standing, quantised, now, (), (PlannedRule("*", "none"),))[0]
-    assert not switch(standing, quantised, now, OLD, (PlannedRule("*", "topk(ratio=0.05)"),))[0], "a plan is in force"
+    sparse = PlannedRule("*", "topk(ratio=0.05)")
+    assert judge(standing, quantised, now, (), sparse)[0]
+    assert not judge(standing, quantised, now, (), PlannedRule("*", "none"))[0]
+    assert not judge(standing, quantised, now, OLD, sparse)[0], "a plan for all is in force"
+    assert judge(standing, quantised, now, (Rule("bias", "none"),), sparse)[0], "one for some is"
 
 
 @pytest.mark.parametrize(
@@ -175,7 +185,7 @@ def test_what_a_model_was_declared_with_is_what_a_first_plan_gives_up() -> None:
 def test_a_sparse_plan_has_to_bring_more(expected: float, in_force: tuple[Rule, ...], switches: bool) -> None:
     sparse = replace(proposal(expected), rules=(PlannedRule("*", "topk(ratio=0.05)"),))
     now = StepTime(2, 0.4, 0.01, 30)
-    assert switch(Standing("auto", "balanced", in_force), sparse, now, in_force)[0] is switches
+    assert judge(Standing("auto", "balanced", in_force), sparse, now, in_force)[0] is switches
 
 
 def test_the_way_back_from_a_sparse_plan_may_cost_what_that_one_had_to_bring() -> None:
@@ -248,7 +258,9 @@ def test_few_steps_judge_nothing() -> None:
     enough = StepTime(2, 0.4, 0.0, COMPARED)
     assert replaced(OLD, enough, proposal(), fp16) == Before(OLD, enough, kind=kind("fp16"))
     assert replaced((), enough, proposal(), fp16) == Before((), enough, kind=kind("fp16")), "of the model's own codec"
-    assert replaced(NEW, enough, proposal(), fp16) == Before(NEW, enough, kind=kind("topk")), "not the model's own"
+    both = (*fp16, PlannedRule("*", "topk(ratio=0.01)", "all"))
+    assert replaced(NEW, enough, proposal(), both) == Before(NEW, enough, kind=kind("topk")), "not the model's own"
+    assert replaced(OTHER, enough, proposal(), (*fp16, *lossless)) == Before(OTHER, enough, dense=True)
     assert replaced((), enough, proposal(), lossless) == Before((), enough, dense=True)
     exact = msgspec.structs.replace(proposal(), overspent=1 + 2 * OVERSPENT)
     assert replaced(OLD, enough, exact, fp16) is None, "what is not for speed is not taken back for want of it"
@@ -361,7 +373,7 @@ def test_gradients_are_looked_at_again_ever_less_often() -> None:
 def test_levels_that_lose_more_than_they_may_are_replaced_whatever_that_costs() -> None:
     standing, now = Standing("auto", "fast", OLD, taken_back=(NEW,)), StepTime(2, 0.4, 0.01, 30)
     over = msgspec.structs.replace(proposal(0.5), overspent=1.3)
-    good, why = switch(standing, over, now, OLD)
+    good, why = judge(standing, over, now, OLD)
     assert good and why.startswith("levels in force lose 30% more than they may")
-    assert not switch(standing, over, now, NEW)[0], "it is in force"
-    assert not switch(standing, msgspec.structs.replace(over, overspent=1.05), now, OLD)[0]
+    assert not judge(standing, over, now, NEW)[0], "it is in force"
+    assert not judge(standing, msgspec.structs.replace(over, overspent=1.05), now, OLD)[0]
