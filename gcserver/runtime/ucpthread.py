@@ -11,9 +11,10 @@ into a handler of ours, and kept there.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from threading import Event
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,6 +27,7 @@ ucs_status_t ucs_async_set_event_handler(
 ucs_status_t ucs_async_remove_handler(int id, int sync);
 """
 
+log = logging.getLogger("gcserver")
 # By the names of ucs/async: UCS_ASYNC_MODE_THREAD_SPINLOCK, UCS_EVENT_SET_EVREAD.
 _THREAD, _READABLE = 1, 1
 #: Longer than a thread that lives takes to come, however busy the machine, seconds.
@@ -54,13 +56,15 @@ class UcxThread:
         here, go = self._holding = Event(), Event()
         os.eventfd_write(self._bell, 1)
         try:
-            here.wait(_PATIENCE)
+            if not here.wait(_PATIENCE):
+                log.warning("UCX's thread did not answer within %g s; going on beside it", _PATIENCE)
             yield
         finally:
             go.set()
 
     def _called(self, bell: int, _events: int, _arg: object) -> None:
-        os.eventfd_read(bell)
+        with suppress(BlockingIOError):  # another's event, whose descriptor had the same number
+            os.eventfd_read(bell)
         assert self._holding is not None
         here, go = self._holding
         here.set()
