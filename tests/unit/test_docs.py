@@ -171,8 +171,8 @@ def commands_of(page: Path) -> list[list[str]]:
     for block in blocks_of(page):
         plain = re.sub(r"(^|\s)#.*$|\\\n", " ", block, flags=re.MULTILINE)
         for line in re.split(r"&&|[|;\n]| > ", plain):
-            line = BEFORE.sub("", line).rstrip(" )" if "<(" in line else None)
-            if re.match(r"(gcserver|gcctl|gcrun|make)\b", line) and not re.search(r"\[[A-Z-]|\{\w+,", line):
+            line = BEFORE.sub("", line.strip()).rstrip(" )" if "<(" in line else None)
+            if re.match(r"(gcserver|gcctl|gcrun|make)\b", line) and not re.search(r"\[[A-Z-]|\{\w+,|[─►◄]", line):
                 found.append([word for word in shlex.split(line) if word != "..."])
     return found
 
