@@ -21,15 +21,15 @@ def from_pip(folder: Path, *packages: str) -> Path:
     return folder
 
 
-def from_npm(folder: Path, package: str) -> Path:
-    """The folder of the executables of ``package``, installed in ``folder``. Skips the test where it cannot be had."""
+def from_npm(folder: Path, *packages: str) -> Path:
+    """The folder of the executables of ``packages``, installed in ``folder``. Skips the test where there are none."""
     npm = shutil.which("npm")
     if npm is None:
         pytest.skip("npm is not here; on Debian: apt-get install npm")
-    command = [npm, "install", "--silent", "--no-audit", "--no-fund", "--prefix", str(folder), package]
+    command = [npm, "install", "--silent", "--no-audit", "--no-fund", "--prefix", str(folder), *packages]
     # it would wait for more than a minute before it asks a registry that does not answer for the last time
     command += ["--fetch-retry-mintimeout=1000", "--fetch-retry-maxtimeout=5000"]
-    _install("npm", "npm's registry", command, [package], 90)
+    _install("npm", "npm's registry", command, packages, 90)
     return folder / "node_modules" / ".bin"
 
 

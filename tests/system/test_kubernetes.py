@@ -1,7 +1,8 @@
 """`deploy/kubernetes`: the chart by Helm's own judgement, what it renders by Kubernetes' schemas, and what that says.
 
 What may live here: values, and what must be in the manifests they lead to. What may not: Helm and the schemas
-(`charts.py`, in a process of its own); there is no cluster to install it in.
+(`charts.py`, in a process of its own); there is no cluster to install it in. A PodMonitor is of the Prometheus
+operator, whose types there are for TypeScript: its compiler knows every field, and the types what is in one.
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ from typing import Any, Final
 import pytest
 
 from gcserver import config
-from tests.system.installed import from_pip
+from tests.system.installed import from_npm, from_pip
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 CHART: Final = ROOT / "deploy/kubernetes/gradcomm"
 EXAMPLES: Final = ROOT / "deploy/kubernetes/examples"
 #: Helm, as a library with Python bindings, and the schemas of all versions
 TOOLS: Final = ("helm-python-sdk==0.2.2", "kubernetes-validate==1.37.0")
+OPERATOR: Final = "@kubernetes-models/prometheus-operator"
+TYPES: Final = (f"{OPERATOR}@6.0.0", "typescript@5.9.3")
 
 KEYS: Final = {"keys": {"secret": "node-keys", "peersConfigMap": "node-list"}}
 OPEN: Final = {"insecure": True}
@@ -94,6 +97,38 @@ def test_the_schemas_would_notice(ask: Ask) -> None:
     daemons = rendered(ask, KEYS)["DaemonSet"]
     daemons["spec"]["template"]["spec"]["containers"][0]["readynessProbe"] = {}
     assert "readynessProbe" in " ".join(ask(judge=[daemons]))
+
+
+@pytest.fixture(scope="module")
+def operator(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Any], str]:
+    """What the Prometheus operator's types have to say of a PodMonitor."""
+    folder = tmp_path_factory.mktemp("operator")
+    executables = from_npm(folder, *TYPES)
+    model = f"{OPERATOR}/monitoring.coreos.com/v1/PodMonitor"
+    compiler = [executables / "tsc", "--noEmit", "--strict", "--skipLibCheck", "--module", "nodenext"]
+
+    def judge(manifest: Any) -> str:
+        text = json.dumps(manifest)
+        typed, values = folder / "typed.mts", folder / "values.mjs"
+        typed.write_text(f'import type {{ IPodMonitor }} from "{model}";\nexport const it: IPodMonitor = {text};\n')
+        values.write_text(f'import {{ PodMonitor }} from "{model}";\nnew PodMonitor({text}).validate();\n')
+        said = ""
+        for command in ([*compiler, typed], ["node", values]):
+            done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+            said += done.stdout + done.stderr if done.returncode else ""
+        return said
+
+    return judge
+
+
+def test_the_operators_types_have_nothing_to_say_of_the_monitor(ask: Ask, operator: Callable[[Any], str]) -> None:
+    monitor = rendered(ask, FULL)["PodMonitor"]
+    assert operator(monitor) == ""
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    endpoint["interval"] = "15 s"
+    assert "must match pattern" in operator(monitor)
+    endpoint["interval"], endpoint["tlsConfig"]["servername"] = "15s", "x"
+    assert "'\"servername\"' does not exist in type" in operator(monitor)
 
 
 @pytest.mark.parametrize(
