@@ -52,7 +52,7 @@ test-system: warmup ## the tests that need root or system packages (installs tho
 	@$(ONE_THREAD) $(RUBBISH) PATH="$$PATH:/usr/sbin:/sbin" $(BIN)/python -m pytest -q -m "system and not soak and not long" -o testpaths=tests/system -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-long: warmup $(EXAMPLES_STAMP) ## what takes minutes or gigabytes, and trial runs of benchmarks
-	@tools/system_packages.sh
+	@tools/system_packages.sh long
 	@$(ONE_THREAD) $(RUBBISH) PATH="$$PATH:/usr/sbin:/sbin" $(BIN)/python -m pytest -q -m long $(ARGS)
 
 lint: $(STAMP) ## style, types, layering, generated code

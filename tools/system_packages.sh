@@ -1,6 +1,6 @@
 #!/bin/sh
 # Installs, as root, the Debian packages that the system tests use; without root it says what is missing and goes on,
-# and the tests that need it are skipped with a reason.
+# and the tests that need it are skipped with a reason. With the argument "long" also those of `make test-long`.
 set -eu
 
 # command or shared library, package, what for
@@ -23,6 +23,10 @@ fish    fish        the same
 npm     npm         buf, which lints admin.proto and is a foreign gRPC client
 libucp.so.0 libucx0 the ucx transport
 '
+[ "${1:-}" != long ] || needs="$needs
+buildah buildah     building and running the images of deploy/docker
+debootstrap debootstrap the Debian they are built on"
+
 
 PATH=$PATH:/usr/sbin:/sbin
 # Whether there is a command of that name, or the loader knows a library of it.

@@ -9,10 +9,13 @@ pip in a build is told what pip is told on this machine: where packages come fro
 from __future__ import annotations
 
 import configparser
+import os
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -46,8 +49,10 @@ def _pip() -> dict[str, str]:
 
 
 def _paths(value: str) -> list[Path]:
-    words = (Path(word.removeprefix("file://")) for word in value.split())
-    return [path for path in words if path.is_absolute() and path.exists()]
+    """What pip reads on this machine: files and folders, and of an index in a folder what lies beside it as well."""
+    urls = [Path(word.removeprefix("file://")).parent for word in value.split() if word.startswith("file:///")]
+    plain = [Path(word) for word in value.split() if word.startswith("/")]
+    return [path for path in [*urls, *plain] if path.exists()]
 
 
 @dataclass(frozen=True)
@@ -105,27 +110,37 @@ class Buildah:
             str(root),
         )
 
-    def start(
-        self, image: str, volumes: Sequence[str], command: Sequence[str], log: Path
-    ) -> tuple[str, subprocess.Popen[bytes]]:
-        """A container of ``image`` and ``command`` in it, as the image's user, with its output in ``log``."""
-        container = self("from", image)
+    def inside(self, container: str, volumes: Sequence[str], command: Sequence[str]) -> list[str]:
+        """What runs ``command`` in a container, as its user."""
         mounts = [f"--volume={volume}" for volume in volumes]
+        # An engine makes the container's name known in it; chroot does not.
+        return self.command("run", "--isolation=chroot", "--hostname=localhost", *mounts, container, "--", *command)
+
+    @contextmanager
+    def running(
+        self, image: str, volumes: Sequence[str], command: Sequence[str], log: Path
+    ) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+        """(container, process): ``command`` in a container of ``image``, its output in ``log``; both go."""
+        container = self("from", image)
         with log.open("wb") as out:
-            running = subprocess.Popen(
-                self.command("run", "--isolation=chroot", *mounts, container, "--", *command), stdout=out, stderr=out
+            process = subprocess.Popen(
+                self.inside(container, volumes, command), stdout=out, stderr=out, start_new_session=True
             )
-        return container, running
+        try:
+            yield container, process
+        finally:
+            with suppress(subprocess.TimeoutExpired, ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+                process.wait(30)
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            self("rm", container)
 
     def run(self, image: str, volumes: Sequence[str], command: Sequence[str], log: Path, timeout: float) -> str:
         """What ``command`` said in a container of ``image``. Raises AssertionError where it failed."""
-        container, running = self.start(image, volumes, command, log)
-        try:
-            status = running.wait(timeout)
-        finally:
-            running.kill()
-            running.wait()
-            self("rm", container)
+        with self.running(image, volumes, command, log) as (_, process):
+            status = process.wait(timeout)
         said = log.read_text()
         assert status == 0, (command, said[-3000:])
         return said

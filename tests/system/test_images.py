@@ -1,6 +1,6 @@
 """`deploy/docker`: what hadolint has to say, and that images, chart and repository mean the same.
 
-What may live here: judging the Dockerfiles. What may not: building them; their base images are not to be had in tests.
+What may live here: judging the Dockerfiles. What may not: building them (`test_images_built.py`, which takes minutes).
 """
 
 from __future__ import annotations
