@@ -102,7 +102,8 @@ def test_each_block_is_ready_pushed_and_pulled_in_this_order(alone: FakeDaemon, 
     for s in spans:
         by_step.setdefault((s.domain, s.step), {}).setdefault(s.key, []).append(s)
     firsts = {domain: first for _, domain, first in message.firsts}
-    whole = sorted(by_step)[: -1 if way == "overlap" else None]
+    # DDP goes on with the last bucket's result a moment before it is written down that it was taken.
+    whole = sorted(by_step)[: -1 if way in ("overlap", "ddp") else None]
     assert len(whole) >= 3 and all(number >= firsts[domain] >= 2 for domain, number in whole)
     for blocks in (by_step[key] for key in whole):
         for of in blocks.values():
