@@ -70,10 +70,13 @@ def _open(at: tuple[str, int], world: World, began: float, timeout: float) -> TC
     import torch.distributed as dist
 
     (host, port), patience = at, timedelta(seconds=min(_SAY_EVERY, timeout))
-    if world.rank == 0:
+    while world.rank == 0:
         try:
             return dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, timeout=patience)
         except RuntimeError as error:
+            # On a busy machine torch may not get to its own server in time; another one is as good.
+            if "in use" not in str(error) and time.monotonic() - began < timeout:
+                continue
             raise JoinRefused(
                 f"rank 0 cannot wait for the others at port {port}: {error}", phase="join", advice=_ADVICE
             ) from None

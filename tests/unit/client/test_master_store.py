@@ -50,9 +50,9 @@ def test_all_learn_all_places_again_and_again_at_the_same_port(at: tuple[str, in
     """Of the meeting they are at: what was said at the one before is gone, whoever comes back first."""
 
     def meetings(rank: int) -> list[tuple[Place, ...]]:
-        return [meet(at, "k", world(rank), place(rank, turn), 30) for turn in range(20)]
+        return [meet(at, "k", world(rank), place(rank, turn), 90) for turn in range(8)]
 
-    wanted = [tuple(place(rank, turn) for rank in range(3)) for turn in range(20)]
+    wanted = [tuple(place(rank, turn) for rank in range(3)) for turn in range(8)]
     assert each(3, meetings) == [wanted] * 3
     with socket.socket() as free:
         free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
