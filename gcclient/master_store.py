@@ -69,22 +69,19 @@ def meet(
 def _open(at: tuple[str, int], world: World, began: float, timeout: float) -> TCPStore:
     import torch.distributed as dist
 
-    (host, port), patience = at, timedelta(seconds=min(_SAY_EVERY, timeout))
-    while world.rank == 0:
-        try:
-            return dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, timeout=patience)
-        except RuntimeError as error:
-            # On a busy machine torch may not get to its own server in time; another one is as good.
-            if "in use" not in str(error) and time.monotonic() - began < timeout:
-                continue
-            raise JoinRefused(
-                f"rank 0 cannot wait for the others at port {port}: {error}", phase="join", advice=_ADVICE
-            ) from None
+    (host, port), first, patience = at, world.rank == 0, timedelta(seconds=min(_SAY_EVERY, timeout))
+    where = "127.0.0.1" if first else host
     while True:
         try:
-            return dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=patience)
+            return dist.TCPStore(where, port, is_master=first, wait_for_workers=False, timeout=patience)
         except RuntimeError as error:
-            if (elapsed := time.monotonic() - began) >= timeout:
+            elapsed = time.monotonic() - began
+            # On a busy machine rank 0 may not get to its own server in time; another one is as good.
+            if first and ("in use" in str(error) or elapsed >= timeout):
+                raise JoinRefused(
+                    f"rank 0 cannot wait for the others at port {port}: {error}", phase="join", advice=_ADVICE
+                ) from None
+            if elapsed >= timeout:
                 raise StepTimeout(
                     f"rank 0 does not answer at {host}:{port}: {error}",
                     phase="join",
@@ -92,8 +89,8 @@ def _open(at: tuple[str, int], world: World, began: float, timeout: float) -> TC
                     elapsed=elapsed,
                     advice=f"look at the log of rank 0; {_ADVICE}",
                 ) from None
-            log.warning("init: waiting for rank 0 at %s:%d", host, port)
-            time.sleep(_SOON)
+        log.warning("init: waiting for rank 0 at %s:%d", where, port)
+        time.sleep(_SOON)
 
 
 def _part(store: TCPStore, keys: Sequence[str], world: World, left: float) -> None:

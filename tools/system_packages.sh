@@ -27,7 +27,6 @@ libucp.so.0 libucx0 the ucx transport
 buildah buildah     building and running the images of deploy/docker
 debootstrap debootstrap the Debian they are built on"
 
-
 PATH=$PATH:/usr/sbin:/sbin
 # Whether there is a command of that name, or the loader knows a library of it.
 there() {

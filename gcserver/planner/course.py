@@ -267,8 +267,9 @@ def _judged(standing: Standing, replaced: Before, after: StepTime | None) -> tup
         return Act.STAY, ""
     took = f"plan {standing.plan} took {after.seconds:.3g} s a step, the one before it {before.seconds:.3g} s"
     noise = max(before.noise, after.noise)
-    # What came into force because it loses less may cost what it was let cost.
-    allowed = max(margin(noise), -margin(noise, max(replaced.kind, lossiest(replaced.rules)), lossiest(standing.rules)))
+    # What came into force because it loses less may cost what it was let cost. (Older daemons kept no kind.)
+    gave_up = max(replaced.kind, lossiest(replaced.rules))
+    allowed = max(margin(noise), -margin(noise, gave_up, lossiest(standing.rules)))
     if after.seconds > before.seconds * (1 + allowed):
         return Act.TAKE_BACK, f"{took}: that one is back"
     return Act.KEEP, took

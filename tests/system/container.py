@@ -94,7 +94,7 @@ class Buildah:
         told = {key: value for key, value in _pip().items() if key != "constraint"}
         config = configparser.ConfigParser(interpolation=None)
         config["global"] = told
-        (settings := self.folder / "pip.conf").touch()
+        settings = self.folder / "pip.conf"
         with settings.open("w") as out:
             config.write(out)
         shown = {path for value in told.values() for path in _paths(value)} | {_CERTIFICATES}

@@ -6,11 +6,12 @@ import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 
 import pytest
 
 from benchmarks.lab.ports import free_ports
-from gcclient import master_store
+from gcclient import master_store, rendezvous
 from gcclient.errors import JoinRefused, StepTimeout
 from gcclient.master_store import address, meet
 from gcclient.ranks import OPEN_MPI, SLURM, World
@@ -59,9 +60,7 @@ def test_all_learn_all_places_again_and_again_at_the_same_port(at: tuple[str, in
         free.bind(at)
 
 
-def test_who_comes_first_waits_for_rank_0_and_says_so(
-    at: tuple[str, int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_who_comes_first_waits_for_rank_0_and_says_so(at: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(master_store, "_SAY_EVERY", 0.1)
     said = threading.Event()
     monkeypatch.setattr(master_store.log, "warning", lambda text, *words: said.set() if "rank 0 at" in text else None)
@@ -75,10 +74,6 @@ def test_who_comes_first_waits_for_rank_0_and_says_so(
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_who_never_comes_is_named(at: tuple[str, int], rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    from datetime import timedelta
-
-    from gcclient import rendezvous
-
     monkeypatch.setattr(rendezvous, "_SAY_EVERY", timedelta(seconds=0.05))
     with pytest.raises(StepTimeout) as caught:
         meet(at, "k", world(rank, 2), place(rank), 0.3)
