@@ -38,7 +38,8 @@ class AdvicePlan(msgspec.Struct, frozen=True):
 
 
 class AdviceRow(msgspec.Struct, frozen=True):
-    """One link: ``bandwidth`` in bytes a second a direction, the plans, and whether the best one is worth a switch."""
+    """One link: ``bandwidth`` in bytes a second a direction, as it is measured or asked about, the plans, and whether
+    the best one is worth a switch."""
 
     bandwidth: float
     plans: tuple[AdvicePlan, ...]
@@ -81,11 +82,14 @@ def advise(
     """
     if not all(b > 0 for b in bandwidths):
         raise ProfileError(f"expected bandwidths above 0, bytes a second, got {list(bandwidths)}")
-    compute, profile = profile.compute, informed(profile, now) if now is not None else profile
+    compute, link = profile.compute, profile.link.bandwidth
+    profile = informed(profile, now) if now is not None else profile
+    # What steps say of an exchange slower than the link is measured holds on every link.
+    share = profile.link.bandwidth / link
     # What families took, they took on the link of now and under its plan.
     wish = replace(now or Wish(), quality=quality, family="", rules=(), step=0.0, took={})
-    rows = tuple(_row(_on(profile, b), wish) for b in dict.fromkeys((profile.link.bandwidth, *bandwidths)))
-    stops = _stops_paying(profile, wish)
+    rows = tuple(_row(_on(profile, b * share), wish, b) for b in dict.fromkeys((link, *bandwidths)))
+    stops = _stops_paying(profile, wish, share)
     verdict = rows[0].verdict
     if stops <= 0:
         verdict += "; it would not pay on any link"
@@ -137,7 +141,7 @@ def _on(profile: Profile, bandwidth: float) -> Profile:
     return replace(profile, link=link)
 
 
-def _row(profile: Profile, wish: Wish) -> AdviceRow:
+def _row(profile: Profile, wish: Wish, bandwidth: float) -> AdviceRow:
     plans = []
     chosen: Proposal | None = None
     for name in (DENSE, CASTS[0], *QUALITIES):
@@ -152,15 +156,16 @@ def _row(profile: Profile, wish: Wish) -> AdviceRow:
     best = chosen or compose(profile, wish)
     pays, why = worth(best.dense, best)
     use = f"use {best.family}: {why}" if pays else f"don't: {why}"
-    return AdviceRow(profile.link.bandwidth, tuple(plans), pays, f"at {say_rate(profile.link.bandwidth)} {use}")
+    return AdviceRow(bandwidth, tuple(plans), pays, f"at {say_rate(bandwidth)} {use}")
 
 
-def _stops_paying(profile: Profile, wish: Wish) -> float:
-    """The bandwidth above which nothing of a quality is worth it, found by halving on a logarithmic scale."""
+def _stops_paying(profile: Profile, wish: Wish, share: float) -> float:
+    """The bandwidth above which nothing of a quality is worth it, found by halving on a logarithmic scale; share: of
+    it, what an exchange gets."""
     wish = replace(wish, parts=frozenset({"espresso"}))
 
     def pays(bandwidth: float) -> bool:
-        found = compose(_on(profile, bandwidth), wish)
+        found = compose(_on(profile, bandwidth * share), wish)
         return worth(found.dense, found)[0]
 
     low, high = math.log(LEAST), math.log(MOST)

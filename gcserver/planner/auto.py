@@ -34,7 +34,7 @@ import msgspec
 from gcproto.rates import say_rate
 from gcserver.planner.auto_family import FamilyPlan, family_plan, planned_rules
 from gcserver.planner.auto_groups import Groups, regroup
-from gcserver.planner.auto_informed import informed, sent
+from gcserver.planner.auto_informed import Terms, informed, sent, terms
 from gcserver.planner.auto_levels import budgets, overspent
 from gcserver.planner.auto_rules import PlannedRule, applied, levels_in_force
 from gcserver.planner.auto_why import GroupWhy, explain
@@ -78,7 +78,7 @@ class Wish(msgspec.Struct, frozen=True):
     the seconds that a step takes under them, as measured (0: not yet). took: seconds of a step under families that were
     in force, which count instead of predictions. late_from: the step from which codecs of `LATE` are in question; 0:
     they are. hope: the share by which the steps of families that were never in force may be shorter than predicted, so
-    that they are tried.
+    that they are tried. refused: families that are not in question, and why.
     """
 
     quality: str = "balanced"
@@ -95,6 +95,7 @@ class Wish(msgspec.Struct, frozen=True):
     took: dict[str, float] = {}
     late_from: int = 0
     hope: float = 0.0
+    refused: dict[str, str] = {}
 
 
 class Considered(msgspec.Struct, frozen=True):
@@ -113,7 +114,8 @@ class Proposal(msgspec.Struct, frozen=True):
     rules, and with the groups if the wish was to regroup. dense: without compression. compute: without exchange. bytes:
     that the mean node sends. why: by group. considered: families, the least lossy first. reason: one sentence.
     overspent: what the levels in force lose, if they are this family's, over what they may by the errors of now. hope:
-    the share by which steps may be shorter than expected, where that is why the family is tried.
+    the share by which steps may be shorter than expected, where that is why the family is tried. terms: what was
+    learned of the profile, by which all is priced.
     """
 
     family: str
@@ -130,6 +132,7 @@ class Proposal(msgspec.Struct, frozen=True):
     reason: str
     overspent: float = 0.0
     hope: float = 0.0
+    terms: Terms | None = None
 
     @property
     def hoped(self) -> float:
@@ -234,6 +237,7 @@ def compose(profile: Profile, wish: Wish | None = None) -> Proposal:
         reason,
         overspent(profile, winner.spec, in_force) if in_force else 0.0,
         hope,
+        terms(profile),
     )
 
 
@@ -305,6 +309,8 @@ def _tried(live: Live, wish: Wish) -> tuple[list[FamilyPlan], list[Considered]]:
             unknown.append(Considered(spec.text, 0.0, _WHOLE))
         elif wish.late_from and spec.name in LATE:
             unknown.append(Considered(spec.text, 0.0, f"in question from step {wish.late_from} on"))
+        elif spec.name != DENSE and spec.text in wish.refused:
+            unknown.append(Considered(spec.text, 0.0, wish.refused[spec.text]))
         else:
             plans.append(_planned(live, wish, spec))
     return plans, unknown

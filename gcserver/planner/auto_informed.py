@@ -31,6 +31,27 @@ class Beyond:
     sent: float = 0.0
 
 
+class Terms(msgspec.Struct, frozen=True):
+    """What was learned of a profile in pricing a plan: as in `Profile`, and the link's bandwidth."""
+
+    forward: float
+    bandwidth: float
+    interference: float
+
+
+def terms(profile: Profile) -> Terms:
+    """Those of a profile that is `informed`."""
+    return Terms(profile.forward, profile.link.bandwidth, profile.interference)
+
+
+def under(profile: Profile, known: Terms | None) -> Profile:
+    """The profile with what was learned of it; as it is where a proposal of an older daemon does not say."""
+    if known is None:
+        return profile
+    link = msgspec.structs.replace(profile.link, bandwidth=known.bandwidth)
+    return msgspec.structs.replace(profile, forward=known.forward, interference=known.interference, link=link)
+
+
 def interference(found: Beyond) -> float:
     """Seconds by which a step grows for each second of CPU time outside the workers, in [0, 1].
 

@@ -64,9 +64,9 @@ class Standing(msgspec.Struct, frozen=True):
 
     mode, quality: see `gcproto.modes`. rules: of the job's newest plan, as far as that is the planner's or was there
     when it began. asked: rules it has asked for and does not know yet what became of. domain, profile, proposal: the
-    newest proposal, for which domain, of what. plan: the version of the plan it put in force, 0 while there is none.
-    before: what that one replaced, until it has been judged. taken_back: rules whose steps were slower than those
-    before them; not tried again until the profile drifts. took: what families took when they were in force, until it
+    newest proposal, for which domain, of what. plan: the version of the job's newest plan, 0 while there is none. before:
+    what that one replaced, until it has been judged. taken_back: rules whose steps were slower than those before them,
+    refused: families that a member could not use, and what it said; not tried again until the profile drifts. took: what families took when they were in force, until it
     drifts; considered: so many of these the newest proposal knew. chosen: the quality is an operator's, whose word
     comes first. at: steps of the domain that were settled when the newest proposal was made. stayed: that proposal is
     the dense steps that there were without any plan.
@@ -87,6 +87,7 @@ class Standing(msgspec.Struct, frozen=True):
     chosen: bool = False
     at: int = 0
     stayed: bool = False
+    refused: dict[str, str] = {}
 
     @property
     def proposed(self) -> Rules:
@@ -134,10 +135,10 @@ def noticed(standing: Standing, version: int, rules: Rules, planned: bool = Fals
         return replace(standing, rules=rules, asked=None, plan=version)
     if rules == standing.rules:
         # A change of controller is another version with the same rules.
-        return replace(standing, plan=version) if standing.plan else standing
+        return replace(standing, plan=version)
     if planned or not version:
         # Of a planner at a node that is gone, or a life whose memory is: nothing is known of how they came about.
-        return Standing(standing.mode, standing.quality, rules, standing.asked, chosen=standing.chosen)
+        return Standing(standing.mode, standing.quality, rules, standing.asked, plan=version, chosen=standing.chosen)
     return by_hand(standing)
 
 
@@ -231,7 +232,7 @@ def unlearned(standing: Standing, seen: Profile) -> dict[str, Any]:
         known = profile if profile.link.samples else msgspec.structs.replace(profile, link=seen.link)
         if drift(known, seen) <= DRIFT and departed(standing, seen) <= SURPRISE:
             return {}
-    return {"before": None, "taken_back": (), "took": (), "considered": 0}
+    return {"before": None, "taken_back": (), "took": (), "considered": 0, "refused": {}}
 
 
 def stands(standing: Standing) -> str:
@@ -295,6 +296,9 @@ def switch(
         return True, f"levels in force lose {proposal.overspent - 1:.0%} more than they may; {proposal.reason}"
     if rules in standing.taken_back:
         return False, f"{proposal.reason}; but it was slower than the plan in force when it was tried"
+    if now is None and standing.profile is not None:
+        # Any but the first would neither be known to gain nor be judged.
+        return False, f"the plan in force stays, no step under it has been measured yet ({proposal.reason})"
     good, reason = worth(now, proposal, before=lossiest(effective(made_by))) if now is not None else (True, "")
     return good, proposal.reason if good else f"the plan in force stays: {reason} ({proposal.reason})"
 

@@ -67,7 +67,8 @@ class BlockOption(msgspec.Struct, frozen=True):
 class LiveJob(msgspec.Struct, frozen=True):
     """Something that happens in a step, seconds since the step began.
 
-    what: forward, compute, copy in, encode, send, receive, add, finish, decode or copy out. resource: worker, link out,
+    what: forward, compute, copy in, encode, send, receive, add, finish, decode, copy out, or wait for cores (at the end,
+    all that lanes and network take from a worker in the step together). resource: worker, link out,
     link in or "lane 0" and on. index: of a tensor in the profile (compute), of a portion (copy in), else of a block.
     """
 
@@ -250,9 +251,12 @@ class Live:
             name = ("worker", "link out", "link in")[at] if at < 3 else f"lane {at - 3}"
             index = what if kind == kernels.COPY_IN else self.order[what]
             jobs.append(LiveJob(_KINDS[kind], name, node, index, forward + start, forward + stop))
+        seconds, taken = self.seconds(options), self.profile.interference * self.cpu(options)
+        if taken:
+            jobs += [LiveJob("wait for cores", "worker", n, -1, seconds - taken, seconds) for n in range(self.nodes)]
         jobs.sort(key=lambda j: (j.start, j.end, j.node))
         sent = sum(self.sent(b, option) for b, option in enumerate(options))
-        return LiveStep(self.seconds(options), sent, tuple(jobs))
+        return LiveStep(seconds, sent, tuple(jobs))
 
     def sent(self, block: int, option: BlockOption) -> float:
         """Bytes that the mean node sends of a block: contributions and aggregates."""

@@ -190,6 +190,8 @@ def _wrong(p: Profile) -> str:
         "interference": (p.interference, 0.0),
         "nodes": (p.nodes, 1.0),
         "lanes": (p.lanes, 1.0),
+        "partition_bytes": (p.partition_bytes, 1.0),
+        "min_compress_bytes": (p.min_compress_bytes, 0.0),
         **{f"codecs[{spec!r}].ratio": (cost.ratio, 0.0) for spec, cost in p.codecs.items()},
         **{f"{t.name!r}.ready": (t.ready, 0.0) for t in p.tensors},
         **{f"{t.name!r}.elements": (t.elements, 0.0) for t in p.tensors},

@@ -21,6 +21,7 @@ from gcserver.core.control_domain import ControlDomain
 from gcserver.core.job import Job
 from gcserver.planner.advice import Advice
 from gcserver.planner.auto import Proposal
+from gcserver.planner.auto_informed import under
 from gcserver.planner.controllers import controlled
 from gcserver.planner.course import Standing, step_under
 from gcserver.planner.live import LiveStep
@@ -116,10 +117,10 @@ class PlanAdmin:
         return f"{text}; it is made for the largest model, {of.config.label}, and {holds}"
 
     async def _expected(self, course: Course, domain: ControlDomain, proposal: Proposal, profile: Profile) -> LiveStep:
-        """A step under the proposal. The same question has the same answer, and the process that has it costs much."""
+        """A step under the proposal, as it was priced. The same question has the same answer, and the process that has it costs much."""
         drawn = course.drawn
         if drawn is None or drawn[0] is not proposal or drawn[1] is not profile:
-            step = await _or_refused(self._s.planning.predict(domain, profile, proposal.rules))
+            step = await _or_refused(self._s.planning.predict(domain, under(profile, proposal.terms), proposal.rules))
             drawn = course.drawn = (proposal, profile, step)
         return drawn[2]
 

@@ -30,7 +30,7 @@ RETRY_AFTER: Final = 30.0
 #: which doubles so often while nothing but failures comes: an attempt may take minutes of a core, where it fails for
 #: want of time.
 DOUBLINGS: Final = 6
-#: A plan for a network that has changed waits so many seconds at most for steps that were made over it.
+#: A plan for a network that has changed waits so many seconds for steps that were made over it, then for one.
 AFRESH: Final = 60.0
 #: Errors of gradients hold for so many steps, and until there are twice as many: plans that are tried one after the
 #: other are made with the same ones, since a look takes seconds of a core that the steps need.
@@ -95,7 +95,7 @@ class Course:
         if not self.afresh:
             self.afresh = now
             return True, False
-        return False, (step is not None and step.steps >= COMPARED) or now > self.afresh + AFRESH
+        return False, step is not None and (step.steps >= COMPARED or now > self.afresh + AFRESH)
 
 
 def saved_or_begun(daemon: Supervisor, job: Job) -> Standing:

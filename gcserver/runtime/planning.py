@@ -29,8 +29,10 @@ from gcserver.core.job import Job
 from gcserver.logsetup import of_job
 from gcserver.planner import course as decide
 from gcserver.planner.advice import Advice
+from gcserver.planner.auto import Wish
 from gcserver.planner.auto_rules import PlannedRule
 from gcserver.planner.course import Act, Rules, Standing
+from gcserver.planner.families import DENSE
 from gcserver.planner.live import LiveStep
 from gcserver.planner.profile import Profile
 from gcserver.runtime import planwish
@@ -46,7 +48,7 @@ from gcserver.runtime.plannerlink import (
     Predict,
     Predicted,
 )
-from gcserver.runtime.unplannable import FAILED, TOO_SOON, NotPlannable, Overtaken, planner_of
+from gcserver.runtime.unplannable import FAILED, TOO_SOON, NotPlannable, Overtaken, MemberRefused, planner_of
 
 if TYPE_CHECKING:
     from gcserver.runtime.supervisor import Supervisor
@@ -99,10 +101,14 @@ class Planning:
         mode, quality = mode or old.mode, quality or old.quality
         course.begin_anew()
         if mode == STATIC:
+            on_trial = f"plan {old.plan}, which was tried and is not judged yet, stays"
+            stays = on_trial if old.before is not None else "the one in force stays"
+            if old.asked is not None:
+                stays = "the planner's newest one, which the members agree on right now, comes into force first"
             self._now(job, mode=mode, quality=quality, before=None, chosen=chosen)
-            return "plans are made by operators from now on; the one in force stays"
+            return f"plans are made by operators from now on; {stays}"
         # Rules that are there now may be planned away; a plan that is on its way is still known as the planner's.
-        course.standing = Standing(mode, quality, newest_rules(job), old.asked, chosen=chosen)
+        course.standing = Standing(mode, quality, newest_rules(job), old.asked, plan=job.proposal, chosen=chosen)
         self._now(job)
         said = planwish.quality(course.standing, self.facts.model(job))
         return f"plans are made by the planner ({mode}, {said}) from now on"
@@ -263,27 +269,43 @@ class Planning:
         course.looked_at = settled if looks else course.looked_at
         course.waits = "plans"
         wish = planwish.informed(plain, course.standing, job, domain, now)
-        answer = await self._link.ask(Plan(profile, wish))
-        assert isinstance(answer, Planned)
-        self._still(job, course, wanted)
-        proposal, rules = answer.proposal, newest_rules(job)
-        # Kept only once something has come of it: else it would not be planned again.
-        found = {
-            "profile": profile, "proposal": proposal, "domain": domain.config.domain, "considered": len(wish.took),
-            "at": settled, "stayed": decide.stays_dense(proposal, wish.rules),
-        }  # fmt: skip
-        pays, reason = decide.switch(course.standing, proposal, now, rules, wish.rules)
-        if not pays:
-            self._now(job, **found)
-            course.result = reason
-            _log(job).info("job %r: %s", job.record.label, reason)
-            return None
-        answered = await self._put(job, course, decide.rules_of(proposal))
+        while True:
+            answer = await self._link.ask(Plan(profile, wish))
+            assert isinstance(answer, Planned)
+            self._still(job, course, wanted)
+            proposal, rules = answer.proposal, newest_rules(job)
+            # Kept only once something has come of it: else it would not be planned again.
+            found = {
+                "profile": profile, "proposal": proposal, "domain": domain.config.domain, "considered": len(wish.took),
+                "at": settled, "stayed": decide.stays_dense(proposal, wish.rules),
+            }  # fmt: skip
+            pays, reason = decide.switch(course.standing, proposal, now, rules, wish.rules)
+            if not pays:
+                self._now(job, **found)
+                course.result = reason
+                _log(job).info("job %r: %s", job.record.label, reason)
+                return None
+            try:
+                answered = await self._put(job, course, decide.rules_of(proposal))
+                break
+            except MemberRefused as error:
+                # The same would be proposed again, and refused again: the next best is.
+                wish = self._without(job, course, wish, proposal.family, error)
         if course.standing.mode != STATIC:
             self._now(job, **found, before=decide.replaced(rules, now, proposal, wish.rules))
             course.result = f"plan {answered.plan} since step {answered.step}: {reason}"
             _log(job).info("job %r: %s (expected %.3g s a step)", job.record.label, course.result, proposal.expected)
         return answered
+
+    def _without(self, job: Job, course: Course, wish: Wish, family: str, why: MemberRefused) -> Wish:
+        """The wish with a family left out that a member refused; raises the refusal where none is left."""
+        if family == DENSE or family in wish.refused:
+            raise why
+        refused = wish.refused | {family: str(why)}
+        if course.standing.mode != STATIC:
+            self._now(job, refused=refused)
+        _log(job).warning("job %r: the next plan is one without %s: %s", job.record.label, family, why)
+        return msgspec.structs.replace(wish, refused=refused)
 
     async def _take_back(self, job: Job, course: Course, why: str, wanted: tuple[str, str]) -> AnswerRequest:
         """Put in force again what was before."""
@@ -292,13 +314,14 @@ class Planning:
         assert before is not None
         try:
             answered = await self._put(job, course, before.rules)
-        except NotPlannable as error:
-            if course.failed >= REFUSED and not isinstance(error, Overtaken):
+        except MemberRefused as error:
+            if course.failed >= REFUSED:
                 # The rules before cannot come back; other ones can still be better than these.
                 self._now(job, before=None)
-            raise
+            # Nothing else can be asked for instead: it is tried again later.
+            raise NotPlannable(str(error)) from None
         if course.standing.mode != STATIC:
-            self._now(job, plan=0, before=None, taken_back=(*course.standing.taken_back, tried))
+            self._now(job, before=None, taken_back=(*course.standing.taken_back, tried))
             course.result = why
         return answered
 
@@ -320,7 +343,7 @@ class Planning:
             self._notice(job, course)
         self._now(job, asked=None)
         if answered.error:
-            raise NotPlannable(answered.error)
+            raise MemberRefused(answered.error)
         return answered
 
     # ---------------------------------------------------------------------------------------- requests
@@ -340,7 +363,7 @@ class Planning:
         seen = self.facts.seen(job, domain) if domain is not None else None
         if domain is None or seen is None:
             raise NotPlannable(TOO_SOON)
-        self._now(job, **{"taken_back": ()} | decide.unlearned(course.standing, seen))
+        self._now(job, **{"taken_back": (), "refused": {}} | decide.unlearned(course.standing, seen))
         course.looked_at = -1
         task = self._begin(job, course, lambda: self._plan(job, domain, course, seen))
         try:

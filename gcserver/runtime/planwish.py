@@ -29,6 +29,7 @@ def wish(standing: Standing, domain: ControlDomain, plan: PlanConfig) -> Wish:
         quality(standing, domain), parts, exclude=left_out, buckets=buckets(domain), groups=groups(domain),
         late_from=steps if domain.settled < steps else 0,
         hope=SURPRISE if standing.took else 0.0,  # once what was chosen was measured, what may be better is tried
+        refused=standing.refused,
     )  # fmt: skip
 
 

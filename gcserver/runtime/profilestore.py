@@ -86,7 +86,8 @@ class ProfileStore:
         assert self._folder is not None
         found = []
         for path in self._folder.glob("*.json"):
-            with suppress(FileNotFoundError):
-                found.append((path.stat().st_mtime, path))
+            if _OURS.search(path.name) and not path.name.startswith(COSTS):
+                with suppress(FileNotFoundError):
+                    found.append((path.stat().st_mtime, path))
         for _, path in sorted(found)[:-MAX_FILES]:
             path.unlink(missing_ok=True)

@@ -22,6 +22,10 @@ class Overtaken(NotPlannable):
     """Something else happened to the job's plans while one was made: that counts, this one is dropped."""
 
 
+class MemberRefused(NotPlannable):
+    """A member cannot use what was planned."""
+
+
 def planner_of(job: Job) -> str:
     """Who is to be asked about the plans of a job that another node plans for."""
     return f"node {job.first} plans for job {job.record.label!r}: ask its daemon (gcctl --address)"

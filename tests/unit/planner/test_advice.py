@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from gcproto.rates import say_rate
 from gcserver.planner.advice import MOST, Advice, advise, profile_of
 from gcserver.planner.auto import AutoError, Wish, compose, worth
 from gcserver.planner.auto_rules import PlannedRule, applied
@@ -113,3 +114,20 @@ def test_what_lanes_take_from_the_workers_counts_on_every_link() -> None:
     # the family may take another scheme than the rules in force
     assert shared.rows[0].plans[0].seconds == pytest.approx(dense + 0.03, rel=0.01)
     assert advise(profile, (GBIT1,), now=Wish(rules=rules)) == plain, "no step is known"
+
+
+def test_a_link_is_named_as_it_was_measured_however_slow_steps_are_over_it() -> None:
+    profile = gpt(2, GBIT1)
+    link = profile.link.bandwidth
+    rules = (PlannedRule("*", "none"),)
+    live = Live(profile)
+    step = live.seconds(applied(live, rules)) + live.cpu(applied(live, rules)) + 0.1
+    found = advise(profile, (10 * link, link), now=Wish(rules=rules, step=step))
+    assert [row.bandwidth for row in found.rows] == [link, 10 * link], "one row a link"
+    assert [measured for _, measured, *_ in found.steps(link)] == [True] * len(found.rows[0].plans) + [False] * len(
+        found.rows[1].plans
+    )
+    assert found.rows[0].plans[0].seconds == pytest.approx(step, rel=0.03), "about what dense steps take now"
+    assert f"at {say_rate(link)} " in found.verdict
+    faster = advise(msgspec.structs.replace(profile, link=msgspec.structs.replace(profile.link, bandwidth=10 * link)))
+    assert found.rows[1].plans[0].seconds > faster.rows[0].plans[0].seconds, "slower than measured on every link"

@@ -99,6 +99,14 @@ def test_late_codecs_are_not_in_question_in_first_steps(quality: str) -> None:
     assert asked.family == "topk(ratio=0.01)"
 
 
+def test_what_was_refused_is_listed_with_the_reason_and_not_proposed() -> None:
+    refused = {"qsgd(bits=4)": "b: no such codec", "none": "cannot be refused"}
+    found = compose(gpt(2, MBIT100), Wish(quality="balanced", late_from=100, refused=refused))
+    assert found.family not in refused
+    why = {c.spec: c.why_not for c in found.considered}
+    assert why["qsgd(bits=4)"] == "b: no such codec" and "refused" not in why["none"]
+
+
 def test_what_may_be_shorter_than_predicted_is_tried_until_one_of_its_kind_was_measured() -> None:
     profile = gpt(2, MBIT100)
     known = compose(profile)

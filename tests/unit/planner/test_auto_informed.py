@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from gcserver.planner.auto import Wish, compose
-from gcserver.planner.auto_informed import beyond, interference, slowness
+from gcserver.planner.auto_informed import beyond, informed, interference, slowness, under
 from gcserver.planner.auto_rules import PlannedRule, applied
 from gcserver.planner.live import Live
 from tests.unit.planner.live_profiles import GBIT1, GBIT10, MBIT100, gpt
@@ -56,3 +56,21 @@ def test_rules_in_force_that_auto_has_no_cost_of_do_not_keep_it_from_planning() 
     rules = (PlannedRule("*", "none"), PlannedRule("*.weight", "onebit"))
     assert interference(beyond(Live(profile), rules, 5.0)) == 0.0
     assert compose(profile, Wish(rules=rules, step=5.0)) == compose(profile)
+
+
+def test_a_proposal_says_by_what_it_was_priced() -> None:
+    """Drawn over the profile as it was measured, a step would end before it is expected to."""
+    profile = gpt(2, GBIT1)
+    rules = (PlannedRule("*", "none"),)
+    live = Live(profile)
+    dense, cpu = live.seconds(applied(live, rules)), live.cpu(applied(live, rules))
+    wish = Wish(rules=rules, step=dense + cpu + 0.1)
+    found = compose(profile, wish)
+    assert under(profile, found.terms) == informed(profile, wish) != profile
+    drawn = Live(under(profile, found.terms))
+    step = drawn.step(applied(drawn, found.rules))
+    assert step.seconds == max(j.end for j in step.jobs) == pytest.approx(found.expected)
+    waits = [j for j in step.jobs if j.what == "wait for cores"]
+    assert [(j.resource, j.node) for j in waits] == [("worker", 0), ("worker", 1)]
+    assert all(j.end - j.start == pytest.approx(drawn.cpu(applied(drawn, found.rules))) for j in waits)
+    assert under(profile, None) == profile, "a proposal of an older daemon"

@@ -65,7 +65,7 @@ PLANNED = Standing("auto", "fast", NEW, None, 7, PROFILE, proposal(), 3, Before(
 
 def test_what_the_planner_asked_for_is_its_plan() -> None:
     asked = Standing("auto", "fast", OLD, asked=NEW)
-    assert noticed(asked, 2, OLD) == asked, "it is on its way"
+    assert noticed(asked, 2, OLD) == replace(asked, plan=2), "it is on its way"
     found = noticed(asked, 3, NEW)
     assert (found.mode, found.rules, found.asked, found.plan) == ("auto", NEW, None, 3)
 
@@ -73,7 +73,7 @@ def test_what_the_planner_asked_for_is_its_plan() -> None:
 def test_the_same_rules_under_another_number_are_a_change_of_controller() -> None:
     assert noticed(PLANNED, 4, NEW) == replace(PLANNED, plan=4)
     began = Standing("auto", "fast", OLD)
-    assert noticed(began, 4, OLD) == began
+    assert noticed(began, 4, OLD) == replace(began, plan=4)
 
 
 @pytest.mark.parametrize("standing", [PLANNED, Standing("auto", "fast", OLD, asked=NEW)])
@@ -137,7 +137,11 @@ def test_a_drift_is_planned_for_once_the_plan_has_been_judged() -> None:
 def test_a_proposal_is_put_in_force_if_it_pays() -> None:
     standing, now = Standing("auto", "fast", OLD), StepTime(2, 0.4, 0.01, 30)
     assert judge(standing, proposal(), now, OLD) == (True, "topk")
-    assert judge(standing, proposal(), None, OLD) == (True, "topk"), "nothing to compare with"
+    assert judge(standing, proposal(), None, OLD) == (True, "topk"), "the first: nothing to compare with"
+    assert judge(replace(standing, profile=PROFILE), proposal(), None, OLD) == (
+        False,
+        "the plan in force stays, no step under it has been measured yet (topk)",
+    )
     assert not judge(standing, proposal(0.39), now, OLD)[0]
     assert not judge(standing, proposal(), now, NEW)[0], "it is in force"
     back = replace(standing, taken_back=(NEW,))
@@ -340,15 +344,15 @@ def test_what_is_said_of_a_proposal_while_nothing_happens() -> None:
 def test_rules_of_a_planner_that_is_gone_may_be_planned_away() -> None:
     """The eldest node left: the next one plans on."""
     began = Standing("auto", "fast", chosen=True)
-    assert noticed(began, 3, NEW, planned=True) == Standing("auto", "fast", NEW, chosen=True)
+    assert noticed(began, 3, NEW, planned=True) == Standing("auto", "fast", NEW, plan=3, chosen=True)
     assert noticed(began, 3, NEW).mode == "static", "an operator's"
-    assert noticed(PLANNED, 9, OTHER, planned=True) == Standing("auto", "fast", OTHER)
+    assert noticed(PLANNED, 9, OTHER, planned=True) == Standing("auto", "fast", OTHER, plan=9)
 
 
 def test_what_a_job_was_resumed_with_may_be_planned_away() -> None:
     resumed = noticed(Standing("auto", "fast"), 0, OLD)
     assert (resumed.mode, resumed.rules) == ("auto", OLD)
-    assert noticed(resumed, 1, OLD) == resumed, "with a controller alone"
+    assert noticed(resumed, 1, OLD) == replace(resumed, plan=1), "with a controller alone"
     assert noticed(resumed, 1, NEW).mode == "static"
 
 
@@ -377,3 +381,16 @@ def test_levels_that_lose_more_than_they_may_are_replaced_whatever_that_costs() 
     assert good and why.startswith("levels in force lose 30% more than they may")
     assert not judge(standing, over, now, NEW)[0], "it is in force"
     assert not judge(standing, msgspec.structs.replace(over, overspent=1.05), now, OLD)[0]
+
+
+@pytest.mark.parametrize(
+    "adopted", [Standing("auto", "fast", NEW, plan=3), noticed(Standing("auto", "fast"), 3, NEW, True)]
+)
+def test_a_plan_that_was_there_before_is_judged_by_its_own_steps(adopted: Standing) -> None:
+    """An operator gave the mode anew, or another node planned: what is chosen again is in force already."""
+    standing = replace(adopted, domain=7, profile=PROFILE, proposal=proposal(0.5))
+    dense, own = StepTime(0, 1.0, 0.01, 50), StepTime(3, 0.5, 0.01, JUDGED_AFTER)
+    assert standing.forecast_plan == 3
+    assert next_act(standing, 7, measured(dense)) == (Act.STAY, ""), "plan 0's steps say nothing of it"
+    assert next_act(standing, 7, measured(dense, own))[0] is Act.KEEP
+    assert judged(standing, measured(dense, own)).took == (Took("topk(ratio=0.01)", 0.5, 0.5),)

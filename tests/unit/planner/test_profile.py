@@ -79,6 +79,8 @@ def test_another_form_is_to_be_measured_anew() -> None:
         (b'"round_seconds":0.0005', b'"round_seconds":-1', "round_seconds"),
         (b'"busy":1.0', b'"busy":0', "busy"),
         (b'"lanes":1', b'"lanes":0', "lanes"),
+        (b'"partition_bytes":', b'"partition_bytes":-', "partition_bytes"),
+        (b'"min_compress_bytes":', b'"min_compress_bytes":-', "min_compress_bytes"),
         (b'"ratio":0.02', b'"ratio":-0.02', "ratio"),
         (b'"ready":0.25', b'"ready":-0.25', "'a'.ready"),
         (b'"elements":6', b'"elements":-6', "'a'.elements"),

@@ -20,6 +20,7 @@ from gcserver.core.events import Member
 from gcserver.planner.advice import MOST, Advice, AdvicePlan
 from gcserver.planner.advice import AdviceRow as Row
 from gcserver.planner.auto import Considered
+from gcserver.planner.auto_informed import Terms
 from gcserver.planner.auto_why import GroupWhy
 from gcserver.planner.live import LiveJob, LiveStep
 from gcserver.planner.profile import LinkCost, StepTime, load
@@ -63,6 +64,8 @@ class Service(Daemon):
             if isinstance(request, Measure | Advise | Predict) and (error := self.link.error) is not None:
                 self.link.error = None
                 raise error
+            if isinstance(request, Predict):
+                self.link.asked.append(request)
             if isinstance(request, Advise):
                 return Advised(self.advice)
             return Predicted(self.step) if isinstance(request, Predict) else await plain(request)
@@ -166,12 +169,15 @@ def test_a_step_as_predicted_and_as_measured(tmp_path: Path) -> None:
         d.domain.config = msgspec.structs.replace(d.domain.config, members=members)
         (domain,) = (await d.admin.plan(d.job, timeline=True)).domains
         assert (domain.predicted, domain.measured) == ((), (traced,))
+        d.link.proposal = msgspec.structs.replace(proposal(), terms=Terms(0.7, 5e5, 0.25))
         await d.look()
         (domain,) = (await d.admin.plan(d.job, timeline=True)).domains
         assert domain.measured == (traced,)
         assert [(j.what, j.resource, j.node) for j in domain.predicted] == [
             ("forward", "worker", "b"), ("compute t1", "worker", "b"), ("send 0", "out", "a"), ("add 0", "lane 0", "a"),
         ]  # fmt: skip
+        priced = [r for r in d.link.asked if isinstance(r, Predict)][-1].profile
+        assert (priced.forward, priced.link.bandwidth, priced.interference) == (0.7, 5e5, 0.25), "as it was planned"
         d.step = msgspec.structs.replace(STEP, jobs=STEP.jobs[:2])
         course = d.planning.course(d.job)
         course.drawn = None
@@ -181,8 +187,8 @@ def test_a_step_as_predicted_and_as_measured(tmp_path: Path) -> None:
         d.link.error = PlannerError("killed")
         (again,) = (await d.admin.plan(d.job, timeline=True)).domains
         assert again.predicted == domain.predicted
-        proposal, profile, step = course.drawn or (None, None, None)
-        course.drawn = (copy.copy(proposal), profile, step)  # type: ignore[assignment]
+        drawn, profile, step = course.drawn or (None, None, None)
+        course.drawn = (copy.copy(drawn), profile, step)  # type: ignore[assignment]
         await refused(d.admin.plan(d.job, timeline=True), ErrorKind.UNAVAILABLE, "killed")
 
     run(tmp_path, test)

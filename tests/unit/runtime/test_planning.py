@@ -100,7 +100,7 @@ def test_a_slower_plan_is_taken_back_and_not_tried_again_until_a_drift(tmp_path:
         assert "took 0.9 s a step" in await d.look()
         assert d.given == [TOPK, ()]
         standing = d.course.standing
-        assert (standing.plan, standing.before, standing.taken_back) == (0, None, (TOPK,))
+        assert (standing.plan, standing.before, standing.taken_back) == (2, None, (TOPK,))
         took = {"none": 0.4, "topk": 0.9}
         assert {t.family: t.seconds for t in standing.took} == took, "what dense steps take is known as well"
         assert "measures steps anew" in await d.look(), "there is nothing yet to compare the next plan with"
@@ -195,7 +195,7 @@ def test_a_link_that_recovers_before_it_is_planned_for_has_to_change_once_more(t
     run(tmp_path, test)
 
 
-def test_steps_that_do_not_come_hold_up_no_plan_for_ever(tmp_path: Path) -> None:
+def test_long_steps_do_not_hold_up_a_plan_until_there_are_four(tmp_path: Path) -> None:
     async def test(d: Daemon) -> None:
         await d.look()
         d.steps(StepTime(1, 0.2, 0.01, 9))
@@ -204,6 +204,8 @@ def test_steps_that_do_not_come_hold_up_no_plan_for_ever(tmp_path: Path) -> None
         d.steps(StepTime(1, 0.2, 0.01, 200), link=LinkCost(1e-4, 1e9, 0.0, 3))
         await d.look()
         d.course.afresh -= AFRESH + 1
+        assert "measures steps anew" in await d.look(), "one has to be known, or nothing could be compared"
+        d.steps(StepTime(1, 90.0, 0.0, 1), link=LinkCost(1e-4, 1e9, 0.0, 3))
         assert "plan 2 since" in await d.look()
 
     run(tmp_path, test)
