@@ -90,7 +90,7 @@ def init(
     local_rank = arguments.read_optional(local_rank, "local_rank")
     local_size = arguments.read_optional(local_size, "local_size")
     world = find_world(rank, world_size, local_rank, local_size, environ, _distributed())
-    label = arguments.read_setting(job, "job", environ, "GC_JOB") or find_label(environ)
+    label = arguments.read_setting(job, "job", environ, "GC_JOB") or find_label(environ, world)
     terms = arguments.Terms(
         arguments.read_limit(deadline, environ),
         arguments.read_setting(on_loss, "on_loss", environ, "GC_JOB_ON_LOSS"),

@@ -101,18 +101,21 @@ def find_world(
     return World(rank, size, local_rank, local_size, source)
 
 
-def find_label(environ: Mapping[str, str]) -> str:
+def find_label(environ: Mapping[str, str], world: World) -> str:
     """The job's name: GC_JOB, torchrun's run id, Slurm's job id, the rendezvous address, else ``default``.
 
-    torchrun without ``--rdzv-id`` calls every job ``none``; the rendezvous address tells those apart.
+    torchrun without ``--rdzv-id`` calls every job ``none``; the rendezvous address tells those apart. A launcher that
+    started a part of the ``world`` alone, as a torchrun for each machine, has no name for all of it.
     """
     if environ.get("GC_JOB"):
         return environ["GC_JOB"]
+    launched = _from_launcher(environ)
+    whole = launched is None or launched.size == world.size
     run = environ.get("TORCHELASTIC_RUN_ID", "")
-    if run not in ("", "none"):
+    if whole and run not in ("", "none"):
         return run
     if environ.get("SLURM_JOB_ID"):
         return f"slurm-{environ['SLURM_JOB_ID']}"
-    if environ.get("MASTER_ADDR") and environ.get("MASTER_PORT"):
+    if whole and environ.get("MASTER_ADDR") and environ.get("MASTER_PORT"):
         return f"{environ['MASTER_ADDR']}:{environ['MASTER_PORT']}"
     return "default"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
+import ipaddress
 import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
@@ -91,7 +92,7 @@ class MetricsServer:
             async with asyncio.timeout(_PATIENCE):
                 head = await reader.readuntil(b"\r\n\r\n")
                 who = self._identity(writer)
-                answer, with_body = self._respond(head, who)
+                answer, with_body = self._respond(head, who, _loopback(writer))
                 if answer is not None:
                     writer.write(http.message(answer, with_body))
                     await writer.drain()
@@ -113,8 +114,8 @@ class MetricsServer:
 
         return identity_of(writer.get_extra_info("ssl_object"))
 
-    def _respond(self, head: bytes, who: Identity | None) -> tuple[Answer | None, bool]:
-        """(answer, or None for a stream of events; whether with a body)."""
+    def _respond(self, head: bytes, who: Identity | None, local: bool) -> tuple[Answer | None, bool]:
+        """(answer, or None for a stream of events; whether with a body). ``local``: it came to a loopback address."""
         if who is not None and not roles.suffices(who.role, roles.METRICS):
             said = f"expected a certificate with the role {roles.METRICS} or a higher one; {who.name!r} has none"
             return self._denied(403, said), True
@@ -123,19 +124,23 @@ class MetricsServer:
         except http.Refused as refused:
             return refused.answer, True
         try:
-            answer = self._answer(request, who is None)
+            answer = self._answer(request, who is None, local)
         except Exception as error:  # a defect: the scraper sees it fail, the daemon goes on
             log.exception("a request for %s failed", request.path)
             answer = text(500, f"{type(error).__name__}: {error}")
         return answer, request.method == "GET"
 
-    def _answer(self, request: Request, anybody: bool) -> Answer | None:
+    def _answer(self, request: Request, anybody: bool, local: bool) -> Answer | None:
         """None: to be answered with a stream of events. ``anybody``: nobody was asked for a certificate."""
-        if self._dashboard is None or not _for_people(request.path):
-            return self._route(request)
+        page = self._dashboard is not None and _for_people(request.path)
+        names = self._dashboard.names if self._dashboard is not None else frozenset()
         host = request.headers.get("host", "")
-        if anybody and not pages.is_own(host, self._dashboard.names):
+        # What is served to this machine alone is not for a stranger's page in a browser here either. A scraper that
+        # comes over the network does so by whichever name the node has there; one here may leave the header out.
+        if anybody and (page or (local and host)) and not pages.is_own(host, names):
             return self._denied(421, f"expected an address or a name of this node as Host, got {host[:100]!r}")
+        if self._dashboard is None or not page:
+            return self._route(request)
         if request.path == EVENTS and request.headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
             # It could not read them, but it could take all the places.
             return self._denied(403, "expected this node's own page to ask, not one of another site")
@@ -165,6 +170,12 @@ class MetricsServer:
 
 def _for_people(path: str) -> bool:
     return path == pages.ROOT or path.startswith(pages.PARTS)
+
+
+def _loopback(writer: asyncio.StreamWriter) -> bool:
+    """Whether a connection was made to an address that only this machine has."""
+    name = writer.get_extra_info("sockname")
+    return isinstance(name, tuple) and ipaddress.ip_address(name[0].partition("%")[0]).is_loopback
 
 
 def _left(who: Identity | None) -> float:

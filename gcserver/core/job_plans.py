@@ -198,7 +198,7 @@ def without(job: Job, gone: list[str], first: str) -> list[ControlEffect]:
     """Members are gone, ``first`` was the first one until now: plans that waited for them go on or are given up."""
     out: list[ControlEffect] = []
     if first in gone:
-        out.extend(job.requests.give_up(f"{first}, which makes this job's plans, was lost; ask again"))
+        out.extend(job.requests.lost(f"{first}, which makes this job's plans, was lost"))
         job.queue.clear()
         job.requests.wishes.clear()
         for version in [v for v in job.plans if v > job.proposal]:

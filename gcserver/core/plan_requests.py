@@ -47,8 +47,19 @@ class PlanRequests:
             out.append(AnswerRequest(self.asked.pop(version), plan, step, text))
         return out
 
+    def lost(self, what: str) -> list[AnswerRequest]:
+        """The first member is gone, which numbered the wishes. Whoever else has the text of a plan may prepare it
+        further; nobody does so with a wish that no plan was made of."""
+        yet = "it may come into force yet, `gcctl plan` shows whether it does"
+        said = {key: f"{what} before plan {key} was in force: {yet}" for key in self.asked if key > 0}
+        return [AnswerRequest(r, error=said.get(key, f"{what}; ask again")) for key, r in self._all()]
+
     def give_up(self, error: str) -> list[AnswerRequest]:
         """The job is over."""
-        requests = list(self.asked.values())
+        return [AnswerRequest(request, error=error) for _, request in self._all()]
+
+    def _all(self) -> list[tuple[int, int]]:
+        """(wish or plan, who asked) of all, which are asked no longer."""
+        requests = list(self.asked.items())
         self.asked.clear()
-        return [AnswerRequest(request, error=error) for request in requests]
+        return requests

@@ -67,7 +67,9 @@ def settle(job: Job, domain: ControlDomain, step: int) -> list[ControlEffect]:
     out.append(ToLane(Settled(key, step, void, plan)))
     if plan != before:
         out.append(Log("info", f"job {job.record.label}, {domain.config.label}: plan {plan} from step {step + lag}"))
-        out.extend(job.requests.in_force(plan, step + lag))
+        # The steps of other process groups are not those that whoever asks counts.
+        if any(d is domain for d in job.training):
+            out.extend(job.requests.in_force(plan, step + lag))
     return out
 
 

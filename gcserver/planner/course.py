@@ -64,12 +64,12 @@ class Standing(msgspec.Struct, frozen=True):
 
     mode, quality: see `gcproto.modes`. rules: of the job's newest plan, as far as that is the planner's or was there
     when it began. asked: rules it has asked for and does not know yet what became of. domain, profile, proposal: the
-    newest proposal, for which domain, of what. plan: the version of the job's newest plan, 0 while there is none. before:
-    what that one replaced, until it has been judged. taken_back: rules whose steps were slower than those before them,
-    refused: families that a member could not use, and what it said; not tried again until the profile drifts. took: what families took when they were in force, until it
-    drifts; considered: so many of these the newest proposal knew. chosen: the quality is an operator's, whose word
-    comes first. at: steps of the domain that were settled when the newest proposal was made. stayed: that proposal is
-    the dense steps that there were without any plan.
+    newest proposal, for which domain, of what. plan: the version of the job's newest plan, 0 while there is none.
+    before: what that one replaced, until it has been judged. taken_back: rules whose steps were slower than those
+    before them, refused: families that a member could not use, and what it said; not tried again until the profile
+    drifts. took: what families took when they were in force, until it drifts; considered: so many of these the newest
+    proposal knew. chosen: the quality is an operator's, whose word comes first. at: steps the domain had made when the
+    newest proposal was. stayed: that proposal is the dense steps that there were without any plan.
     """
 
     mode: str
@@ -143,7 +143,7 @@ def noticed(standing: Standing, version: int, rules: Rules, planned: bool = Fals
 
 
 def next_act(standing: Standing, domain: int, seen: Profile, settled: int = 0, late_after: int = 0) -> tuple[Act, str]:
-    """(what to do, why), from what is measured now of the job's model, of which so many steps are ``settled``;
+    """(what to do, why), from what is measured now of the job's model, which has made so many steps (``settled``);
     late_after: how many there must be for codecs of `families.LATE`."""
     if standing.profile is None:
         return Act.PLAN, "the first plan"

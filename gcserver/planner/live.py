@@ -67,9 +67,9 @@ class BlockOption(msgspec.Struct, frozen=True):
 class LiveJob(msgspec.Struct, frozen=True):
     """Something that happens in a step, seconds since the step began.
 
-    what: forward, compute, copy in, encode, send, receive, add, finish, decode, copy out, or wait for cores (at the end,
-    all that lanes and network take from a worker in the step together). resource: worker, link out,
-    link in or "lane 0" and on. index: of a tensor in the profile (compute), of a portion (copy in), else of a block.
+    what: forward, compute, copy in, encode, send, receive, add, finish, decode, copy out, or wait for cores (at the
+    end, all that lanes and network take from a worker in the step together). resource: worker, link out, link in or
+    "lane 0" and on. index: of a tensor in the profile (compute), of a portion (copy in), else of a block.
     """
 
     what: str

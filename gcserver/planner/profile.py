@@ -18,6 +18,8 @@ from gcproto.packed import UNREADABLE
 
 #: a profile of another form is measured anew, never guessed at
 FORM: Final = 1
+#: How the files of what codecs cost begin, which lie beside those of profiles.
+CODEC_COSTS: Final = "codec-costs-"
 
 
 class ProfileError(ValueError):

@@ -30,7 +30,7 @@ from gcproto.packed import UNREADABLE
 from gcserver import bench, codecs
 from gcserver.codecs import Codec, parse, reduce
 from gcserver.codecs.tworounds import TwoRounds
-from gcserver.planner.profile import CodecCost, Curve
+from gcserver.planner.profile import CODEC_COSTS, CodecCost, Curve
 
 #: elements; the longest block has 8 MiB
 SIZES: Final = (1 << 16, 1 << 18, 1 << 20, 1 << 21)
@@ -66,7 +66,7 @@ def costs(
     cannot be written costs the next call its time. Raises CodecError for a spec that is none.
     """
     wanted = {spec: parse(spec) for spec in specs}
-    path = directory / f"codec-costs-{_machine_key(sizes)}.json" if directory is not None else None
+    path = directory / f"{CODEC_COSTS}{_machine_key(sizes)}.json" if directory is not None else None
     known = _read(path) if path is not None else {}
     missing = {_name(codec): codec for codec in wanted.values() if _name(codec) not in known}
     if missing:

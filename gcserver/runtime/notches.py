@@ -26,6 +26,7 @@ class Notches:
         self._lanes = lanes
         #: what was asked last: (plan version, sections), ratios
         self._known: dict[DomainKey, tuple[tuple[int, int], tuple[float, ...]]] = {}
+        self._moves: dict[DomainKey, tuple[tuple[int, int], bool]] = {}
 
     def ratios(self, job: Job, domain: ControlDomain, version: int) -> tuple[float, ...]:
         """Bytes of a contribution by dense bytes at each notch of plan ``version``, descending, at most 1; () without
@@ -48,16 +49,32 @@ class Notches:
             if domain.lossless or not domain.sections:
                 continue
             plan = job.plan(domain, version)
-            notches = any(rule.levels for rule in plan.rules)
+            if self._movable(domain, plan):
+                return ""
             for _, choices in chosen(domain, plan, self._lanes):
-                # Where a plan has notches they alone are moved.
-                if any(c.codec.tunable and (not notches or len(c.levels) > 1) for c in choices):
-                    return ""
                 used.update(dict.fromkeys(c.codec.spec for c in choices))
         return ", ".join(used)
 
+    def moves(self, job: Job, domain: ControlDomain, version: int) -> bool:
+        """Whether a controller can move anything of a domain under plan ``version``."""
+        key, state = domain.config.id, (version, len(domain.sections))
+        known = self._moves.get(key)
+        if known is None or known[0] != state:
+            known = self._moves[key] = (state, self._movable(domain, job.plan(domain, version)))
+        return known[1]
+
+    def _movable(self, domain: ControlDomain, plan: Plan) -> bool:
+        notches = any(rule.levels for rule in plan.rules)
+        # Where a plan has notches they alone are moved.
+        return any(
+            c.codec.tunable and (not notches or len(c.levels) > 1)
+            for _, choices in chosen(domain, plan, self._lanes)
+            for c in choices
+        )
+
     def forget(self, job: bytes) -> None:
         self._known = {key: known for key, known in self._known.items() if key[0] != job}
+        self._moves = {key: known for key, known in self._moves.items() if key[0] != job}
 
 
 def least(job: Job, version: int) -> float:

@@ -83,10 +83,12 @@ def _steer(s: Supervisor, e: cx.LogSettled) -> None:
     domain = job.domains[e.domain[1]]
     version = domain.switch(e.step + 1)[1]
     text = controllers.NONE if domain.lossless else job.controller(version)
-    course = Course(domain.config.label, text)
+    course, idle = Course(domain.config.label, text), e.void
     if text != controllers.NONE:
         course = Course(course.label, text, s.notches.ratios(job, domain, version), least(job, version))
-    s.steering.settled(e.domain, e.step, e.void, course)
+        # What a step took that was dense, as the model's first ones, says nothing of the ratio.
+        idle = idle or e.step <= domain.config.warmup or not s.notches.moves(job, domain, domain.switch(e.step)[1])
+    s.steering.settled(e.domain, e.step, idle, course)
 
 
 def _arbitrate(s: Supervisor, e: cx.Arbitrate) -> None:

@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from functools import cache
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from gcproto.modes import STATIC
+from gcproto.modes import AUTO, STATIC
 from gcserver.admin import planning as said
 from gcserver.admin.source import AdminError, DomainPlan, ErrorKind, PlanChange, PlanStatus
 from gcserver.core.control_domain import ControlDomain
@@ -60,12 +60,20 @@ class PlanAdmin:
             await self._domain(job, domain, shown, course, timeline)
             for shown, domain in zip(status.domains, list(job.domains.values()), strict=True)
         ]
-        mode, says = course.standing.mode, course.says
+        mode, says = self._mode(job), course.says
         quality = planwish.quality(course.standing, self._s.planning.facts.model(job))
         if job.node != job.first:
-            # What the job began with; what an operator made of it since then the planning node knows.
-            mode, says = job.record.mode, planner_of(job)
+            says = planner_of(job)
         return replace(status, domains=tuple(domains), mode=mode, quality=quality, planner=says)
+
+    def _mode(self, job: Job) -> str:
+        """Who makes the job's plans. Elsewhere than at the planning node it is told by the newest plan, without one by
+        what the job began with: what an operator made of it since then that node alone knows."""
+        if job.node == job.first:
+            return self._s.planning.course(job).standing.mode
+        if job.newest is None or job.newest.planned == (job.record.mode != STATIC):
+            return job.record.mode
+        return AUTO if job.newest.planned else STATIC
 
     async def _domain(
         self, job: Job, domain: ControlDomain, shown: DomainPlan, course: Course, timeline: bool
@@ -117,7 +125,8 @@ class PlanAdmin:
         return f"{text}; it is made for the largest model, {of.config.label}, and {holds}"
 
     async def _expected(self, course: Course, domain: ControlDomain, proposal: Proposal, profile: Profile) -> LiveStep:
-        """A step under the proposal, as it was priced. The same question has the same answer, and the process that has it costs much."""
+        """A step under the proposal, as it was priced. The same question has the same answer, and the process that has
+        it costs much."""
         drawn = course.drawn
         if drawn is None or drawn[0] is not proposal or drawn[1] is not profile:
             step = await _or_refused(self._s.planning.predict(domain, under(profile, proposal.terms), proposal.rules))
@@ -160,7 +169,7 @@ class PlanAdmin:
         try:
             wanted = controlled(controller, parameters)
             still = self._s.notches.still(job, job.proposal) if wanted.law is not None else ""
-            planned = self._s.planning.course(job).standing.mode if job.node == job.first else job.record.mode
+            planned = self._mode(job)
             if still and planned == STATIC:
                 raise AdminError(
                     ErrorKind.PRECONDITION,

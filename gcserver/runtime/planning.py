@@ -48,7 +48,7 @@ from gcserver.runtime.plannerlink import (
     Predict,
     Predicted,
 )
-from gcserver.runtime.unplannable import FAILED, TOO_SOON, NotPlannable, Overtaken, MemberRefused, planner_of
+from gcserver.runtime.unplannable import FAILED, TOO_SOON, MemberRefused, NotPlannable, Overtaken, planner_of
 
 if TYPE_CHECKING:
     from gcserver.runtime.supervisor import Supervisor
@@ -197,7 +197,7 @@ class Planning:
             course.wait("waits until the link has been measured")
             return
         late_after = planwish.late_after(course.standing, domain, self._s.config.plan)
-        act, why = decide.next_act(course.standing, domain.config.domain, seen, domain.settled, late_after)
+        act, why = decide.next_act(course.standing, domain.config.domain, seen, planwish.made(domain), late_after)
         if act is not Act.PLAN or not decide.other_network(course.standing, seen):
             course.afresh = 0.0  # a network that is again as it was has to change once more
         if act is Act.KEEP:
@@ -263,7 +263,7 @@ class Planning:
         wanted = course.standing.mode, course.standing.quality
         now = step_now(domain, seen)  # before this work slows the steps down
         course.waits = "measures codecs and gradients"
-        plain, settled = planwish.wish(course.standing, domain, self._s.config.plan), domain.settled
+        plain, settled = planwish.wish(course.standing, domain, self._s.config.plan), planwish.made(domain)
         looks = course.looks_at_gradients(seen, settled)
         profile = await self.facts.measured(job, domain, seen, plain, errors=looks)
         course.looked_at = settled if looks else course.looked_at

@@ -27,7 +27,7 @@ def wish(standing: Standing, domain: ControlDomain, plan: PlanConfig) -> Wish:
     left_out, steps = (*plan.exclude, *domain.declared_as.exclude), late_after(standing, domain, plan)
     return Wish(
         quality(standing, domain), parts, exclude=left_out, buckets=buckets(domain), groups=groups(domain),
-        late_from=steps if domain.settled < steps else 0,
+        late_from=steps if made(domain) < steps else 0,
         hope=SURPRISE if standing.took else 0.0,  # once what was chosen was measured, what may be better is tried
         refused=standing.refused,
     )  # fmt: skip
@@ -37,6 +37,11 @@ def quality(standing: Standing, domain: ControlDomain | None) -> str:
     """What plans for ``domain`` may lose: as an operator has said, else as it was declared, else as the job began."""
     declared = "" if standing.chosen or domain is None else domain.declared_as.quality
     return declared or standing.quality
+
+
+def made(domain: ControlDomain) -> int:
+    """Steps of a model, those of the run that it was resumed from among them."""
+    return domain.config.ahead + domain.settled
 
 
 def late_after(standing: Standing, domain: ControlDomain, plan: PlanConfig) -> int:

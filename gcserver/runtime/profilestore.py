@@ -21,11 +21,13 @@ import msgspec
 from gcproto import wire
 from gcproto.manifest import Section
 from gcserver.core.events import Member
-from gcserver.planner.profile import Profile, ProfileError, dump, load
+from gcserver.planner.profile import CODEC_COSTS, Profile, ProfileError, dump, load
 
 #: Only so many of the newest files are kept.
 MAX_FILES: Final = 256
 MAX_BYTES: Final = 64 << 20
+#: What ends the name of a profile, of whichever job; the same folder holds what codecs cost, and maybe files of others.
+_OURS: Final = re.compile(r"-[0-9a-f]{16}\.json$")
 
 
 def file_name(job: str, domain: str, sections: tuple[Section, ...], members: tuple[Member, ...], node: str) -> str:
@@ -86,7 +88,7 @@ class ProfileStore:
         assert self._folder is not None
         found = []
         for path in self._folder.glob("*.json"):
-            if _OURS.search(path.name) and not path.name.startswith(COSTS):
+            if _OURS.search(path.name) and not path.name.startswith(CODEC_COSTS):
                 with suppress(FileNotFoundError):
                     found.append((path.stat().st_mtime, path))
         for _, path in sorted(found)[:-MAX_FILES]:

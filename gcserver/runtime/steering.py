@@ -133,8 +133,9 @@ class Steering:
                 of = steps[step] = _Sum()
             of.delay, of.skew, of.sent = max(of.delay, delay), max(of.skew, skew), of.sent + sent
 
-    def settled(self, key: DomainKey, step: int, void: bool, course: Course) -> None:
-        """A step is over; ``course`` is that of the next one. A void step says nothing: hardly anything was sent."""
+    def settled(self, key: DomainKey, step: int, idle: bool, course: Course) -> None:
+        """A step is over; ``course`` is that of the next one. An ``idle`` one says nothing: it was void, so that hardly
+        anything was sent, or its ratio was not the controller's."""
         of = self._measured.get(key, {}).pop(step, None)
         d = self._domains.get(key)
         if d is None and course.text == controllers.NONE:
@@ -143,7 +144,7 @@ class Steering:
             d = self._follow(key, d, course)
         if d is None:
             return
-        if of is not None and not void:
+        if of is not None and not idle:
             d.controller.on_step(of.delay, of.skew, of.sent)
             d.delay, d.skew, d.steps, d.unsaved = of.delay, of.skew, d.steps + 1, d.unsaved + 1
         self._tell(key, d)

@@ -138,6 +138,7 @@ def test_the_operators_types_have_nothing_to_say_of_the_monitor(ask: Ask, operat
         ({"keys": {"secret": "only"}}, "belong together"),
         (KEYS | {"metrics": {"enabled": True}}, "metrics.enabled needs admin.tlsSecret"),
         (OPEN | {"podMonitor": {"enabled": True}}, "podMonitor.enabled needs metrics.enabled"),
+        (FULL | {"networkPolicy": {"metricsFrom": []}}, "podMonitor.enabled needs networkPolicy.metricsFrom"),
         (FULL | {"podMonitor": {"enabled": True}}, "podMonitor.tlsSecret is needed"),
         (OPEN | {"lane": 2}, "lane"),
         (OPEN | {"resources": {"cpu": 0.5, "memory": "1Gi"}}, "cpu"),

@@ -162,6 +162,14 @@ def test_srun_alone_starts_ranks_that_meet(machine: Machine) -> None:
     assert left(machine) == []
 
 
+def test_two_trainings_of_one_job_can_have_names_of_their_own(machine: Machine) -> None:
+    script = "#!/bin/bash\n#SBATCH --nodes=2 --ntasks-per-node=1\nGC_JOB=mine srun -N1 -n1 printenv GC_JOB\n"
+    (machine.root / "opt/names.sbatch").write_text(script + "srun -N1 -n1 printenv GC_JOB GC_NODE_SOCKET\n")
+    mine, theirs, socket = run_job(machine, "/opt/names.sbatch").split()
+    assert mine == "mine" and re.fullmatch(r"slurm-\d+", theirs)
+    assert socket.startswith(f"/run/gradcomm/slurm/{theirs.removeprefix('slurm-')}.n")
+
+
 def test_without_a_daemon_the_node_stays_in_service(machine: Machine) -> None:
     """A prolog that fails would have Slurm drain the node."""
     secret = machine.root / "etc/gradcomm/slurm.secret"

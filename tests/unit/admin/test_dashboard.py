@@ -101,14 +101,16 @@ def test_a_stranger_s_name_does_not_lead_here() -> None:
     """DNS rebinding: a page of somebody else's, whose name leads to this address for a moment."""
 
     def work(s: Served) -> None:
-        for n, path in enumerate(("/", "/dashboard/events", "/dashboard/main.js"), 1):
+        for n, path in enumerate(("/", "/dashboard/events", "/dashboard/main.js", "/metrics", "/readyz"), 1):
             status, _, said = s.get(path, "evil.example:7461")
             assert status == 421
             assert said == "expected an address or a name of this node as Host, got 'evil.example:7461'\n"
             assert s.counted == {"metrics_denied": n}
         for own in ("a.cluster:7461", "localhost", "[::1]:7461"):
-            assert s.get("/", own)[0] == 200
-        assert s.get("/metrics", "prometheus.example")[0] == 200, "machines are not led here by pages"
+            assert s.get("/", own)[0] == s.get("/metrics", own)[0] == 200
+        with socket.create_connection(("127.0.0.1", s.port), 20) as bare:
+            bare.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+            assert b" 200 " in bare.recv(100), "a scraper of old sends no Host, browsers do"
 
     served(work)
 

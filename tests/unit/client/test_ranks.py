@@ -71,4 +71,14 @@ def test_what_does_not_fit_is_refused() -> None:
     ],
 )
 def test_label(environ: dict[str, str], label: str) -> None:
-    assert find_label(environ) == label
+    assert find_label(environ, World(0, 1, 0, 1, "")) == label
+
+
+@pytest.mark.parametrize(
+    ("more", "label"), [({}, "default"), ({"SLURM_JOB_ID": "9"}, "slurm-9"), ({"GC_JOB": "mine"}, "mine")]
+)
+def test_a_torchrun_for_each_machine_has_no_name_for_the_job(more: dict[str, str], label: str) -> None:
+    """``--standalone`` draws a run id, and a port, for the machine alone."""
+    environ = TORCHRUN | {"TORCHELASTIC_RUN_ID": "6712bf1d", "MASTER_ADDR": "localhost", "MASTER_PORT": "4711"}
+    assert find_label(environ, find_world(None, None, None, None, environ)) == "6712bf1d"
+    assert find_label(environ | more, find_world(5, 12, 1, 4, environ)) == label

@@ -14,6 +14,7 @@ from gcserver.core.control import ControlMachine
 from gcserver.core.effects import Count, ReportStep
 from gcserver.core.events import CodecChoice, DomainOpened, PeerAdded, PlanKnown, Settled
 from gcserver.core.job_plans import MAX_WISHES
+from gcserver.core.plan_requests import PlanRequests
 from tests.unit.core.control_machine import (
     B,
     answers,
@@ -108,6 +109,28 @@ def test_a_plan_answers_all_who_asked_for_it_or_one_before() -> None:
         "plan 2, made after plan 1, takes effect at step 3 on every node",
         "takes effect at step 3 on every node",
     ]
+
+
+def test_the_step_that_is_told_is_one_of_the_models() -> None:
+    """Calls of a whole job, such as broadcasts, count their own steps."""
+    m = formed()
+    said(m, 1, messages.DeclareDomain("calls", 7, (0,), codec="none"))
+    m.on(set_codec(1, "train", "w", "topk"), 0.0)
+    (job,) = m.jobs.values()
+    assert not answers(m.on(ce.LaneSaid(0, ReportStep((job.id, 7), 1, False, 1, 0)), 0.0))
+    (answer,) = answers(m.on(ce.LaneSaid(0, ReportStep((job.id, 0), 1, False, 1, 0)), 0.0))
+    assert (answer.plan, answer.step) == (1, 3)
+
+
+def test_a_lost_first_member_leaves_plans_that_may_come_into_force_yet() -> None:
+    requests = PlanRequests()
+    for number in (10, 20):
+        requests.ask(number, number + 1)
+    requests.numbered(messages.PlanText(b"j" * 16, 4, 10, ()))
+    found = {a.request: a.error for a in requests.lost("a was lost")}
+    assert found[21] == "a was lost; ask again"
+    assert found[11].startswith("a was lost before plan 4 was in force: it may come into force yet")
+    assert not requests.asked and not requests.in_force(4, 9), "each is answered once"
 
 
 def text_of(m: ControlMachine, version: int) -> list[tuple[str, str, str]]:

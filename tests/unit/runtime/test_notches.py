@@ -44,6 +44,25 @@ def test_codecs_that_cannot_be_moved_stay_at_the_last_notch() -> None:
     assert first == last < 0.2
 
 
+@pytest.mark.parametrize(
+    ("rules", "moves"),
+    [
+        ((Rule("*", TOPK),), True),
+        ((Rule("*", TOPK, "", (100_000, 10_000)),), True),
+        ((Rule("*", TOPK, "", (100_000,)),), False),
+        ((Rule("*", "fp16"),), False),
+        ((Rule("*", TOPK), Rule("w", "none")), False),
+    ],
+)
+def test_what_a_controller_can_move(rules: tuple[Rule, ...], moves: bool) -> None:
+    job, domain = job_with(*rules)
+    notches = Notches(1)
+    assert notches.moves(job, domain, 1) is moves and (notches.still(job, 1) == "") is moves
+    assert not notches.moves(job, domain, 0), "no plan, another answer"
+    notches.forget(job.id)
+    assert notches.moves(job, domain, 1) is moves
+
+
 def test_without_notches_there_are_no_ratios() -> None:
     job, domain = job_with(Rule("*", TOPK))
     notches = Notches(1)

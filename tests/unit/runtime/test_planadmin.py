@@ -31,7 +31,7 @@ from gcserver.runtime.steering import Steered
 from gcserver.runtime.steptrace import TracedJob, TracedStep
 from tests.unit.planner.live_profiles import costs
 from tests.unit.runtime import planned_job
-from tests.unit.runtime.planned_job import HAND, Daemon, proposal
+from tests.unit.runtime.planned_job import HAND, TOPK, Daemon, proposal
 
 STEP = LiveStep(
     0.3,
@@ -158,6 +158,26 @@ def test_another_node_names_the_one_that_plans(tmp_path: Path) -> None:
         with pytest.raises(AdminError, match="b plans") as caught:
             d.admin.set_mode(d.job, "auto", "")
         assert (caught.value.kind, caught.value.field) == (ErrorKind.PRECONDITION, "mode")
+
+    run(tmp_path, test)
+
+
+@pytest.mark.parametrize(
+    ("began", "planned", "mode"),
+    [("auto", True, "auto"), ("auto", False, "static"), ("static", True, "auto"), ("static", False, "static")],
+)
+def test_another_node_tells_who_plans_by_the_newest_plan(tmp_path: Path, began: str, planned: bool, mode: str) -> None:
+    async def test(d: Service) -> None:
+        d.plans_at("b")
+        d.job.record = msgspec.structs.replace(d.job.record, mode=began)
+        assert (await d.admin.plan(d.job, timeline=False)).mode == began, "no plan has said otherwise"
+        d.newest(TOPK, planned=planned)
+        assert (await d.admin.plan(d.job, timeline=False)).mode == mode
+        d.still = "fp16"
+        if mode == "static":
+            await refused(d.admin.set_controller(d.job, "dc2-da2", {}), ErrorKind.PRECONDITION, "would move nothing")
+        else:
+            assert "until the planner (auto)" in (await d.admin.set_controller(d.job, "dc2-da2", {})).message
 
     run(tmp_path, test)
 

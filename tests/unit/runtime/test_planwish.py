@@ -52,5 +52,7 @@ def test_late_codecs_wait_for_a_models_first_steps(quality: str, settled: int, l
     found.settled = settled
     wish = planwish.wish(Standing("auto", quality), found, plan)
     assert (wish.quality, wish.exclude, wish.late_from, wish.hope) == (quality, ("b",), late_from, 0.0)
+    found.settled, found.config = 0, replace(found.config, ahead=settled)
+    assert planwish.wish(Standing("auto", quality), found, plan) == wish, "steps before it was resumed are its own"
     measured = Standing("auto", quality, took=(Took("fp16", 0.3, 0.3),))
     assert planwish.wish(measured, found, plan).hope == SURPRISE

@@ -112,8 +112,13 @@ def test_without_a_folder_nothing_is_kept(said: list[str]) -> None:
 def test_only_the_newest_are_kept(store: ProfileStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profilestore, "MAX_FILES", 3)
     kept: Profile = a_profile()
-    for i in range(5):
-        store.save(f"p{i}.json", kept)
-        os.utime(_path(store, f"p{i}.json"), (i, i))
-    store.save("new.json", kept)
-    assert sorted(p.name for p in _path(store).parent.iterdir()) == ["new.json", "p3.json", "p4.json"]
+    names = [file_name(f"p{i}", "ddp", (), (), "a") for i in range(6)]
+    for i, name in enumerate(names[:5]):
+        store.save(name, kept)
+        os.utime(_path(store, name), (i, i))
+    others = ["codec-costs-0123456789abcdef.json", "rules.json"]
+    for name in others:
+        _path(store, name).write_text("{}")
+        os.utime(_path(store, name), (0, 0))
+    store.save(names[5], kept)
+    assert sorted(p.name for p in _path(store).parent.iterdir()) == sorted([*names[3:], *others])

@@ -39,6 +39,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- if and $v.podMonitor.enabled (not $v.metrics.enabled) -}}
 {{- fail "podMonitor.enabled needs metrics.enabled" -}}
 {{- end -}}
+{{- if and $v.podMonitor.enabled $v.networkPolicy.enabled (not $v.hostNetwork) (not $v.networkPolicy.metricsFrom) -}}
+{{- fail "podMonitor.enabled needs networkPolicy.metricsFrom: as it is, the policy lets nobody read /metrics" -}}
+{{- end -}}
 {{- if and $v.podMonitor.enabled $v.admin.tlsSecret (not $v.podMonitor.tlsSecret) -}}
 {{- fail "podMonitor.tlsSecret is needed: with admin.tlsSecret /metrics wants a certificate of whoever reads it" -}}
 {{- end -}}
