@@ -23,7 +23,7 @@ from gcclient.exchange import Layout
 from gcclient.grouping import Groups, name_groups
 from gcclient.hierarchy import Hierarchy, declare_shards, nodes_of, read_hierarchy
 from gcclient.loaded import Shared
-from gcclient.overlap import Overlapped, check_fit, check_flat
+from gcclient.overlap import Overlapped, PlainOverlapped, check_fit, check_flat
 from gcclient.parameters import Model, Options, declare, read_options
 from gcclient.plain import Plain
 from gcclient.plain_training import PlainLayout
@@ -89,11 +89,12 @@ def DistributedOptimizer(
     if overlap_forward:
         check_fit(session, optimizer, scaler, options.audit, [p for _, p in named])
         wanted = check_flat(wanted)
-    mixin = Overlapped if overlap_forward else Distributed
+    mixin: type[Distributed] = Distributed
     if isinstance(session, Plain):
-        # Nothing tells when one of torch's averages has come; weights are those of the wrapper that waits.
-        averaging, mixin = Averaging(PlainLayout(session, named, average), passes, scaler, None), Distributed
+        mixin = PlainOverlapped if overlap_forward else mixin
+        averaging = Averaging(PlainLayout(session, named, average), passes, scaler, None)
     else:
+        mixin = Overlapped if overlap_forward else mixin
         layout = _declared(session, named, options, wanted, average)
         auditor = None if options.audit is None else Auditor(session, layout.domain, options.audit, average)
         averaging = Averaging(layout, passes, scaler, auditor)

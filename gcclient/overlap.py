@@ -1,7 +1,7 @@
 """Cross-barrier: the next forward pass begins while averages still come.
 
-What may live here: a wrapped optimizer that steps each parameter by itself, and what cannot go with that. What may not:
-knowing when a parameter is used (`awaited.py`), the exchange (`exchange.py`).
+What may live here: a wrapped optimizer that steps each parameter by itself, what cannot go with that, what stands in
+for it without a daemon. What may not: knowing when a parameter is used (`awaited.py`), the exchange (`exchange.py`).
 """
 
 from __future__ import annotations
@@ -58,7 +58,56 @@ def check_flat(hierarchy: Hierarchy) -> Hierarchy:
     return False
 
 
-class Overlapped(Distributed):
+class Refusing(Distributed):
+    """What ``overlap_forward=True`` does not go with, alike with daemons and without (GC_DISABLE)."""
+
+    @property
+    def _step_supports_amp_scaling(self) -> NoReturn:
+        """What a GradScaler asks first. Raises RuntimeError."""
+        raise RuntimeError(f"scaler.step(optimizer): {_LATE}, and a scaler skips a step for all or for none")
+
+    def _refuse_closure(self, closure: Callable[[], Any] | None) -> None:
+        if closure is not None:
+            raise RuntimeError(f"optimizer.step(closure): {_LATE}, and a closure needs all of them stepped")
+
+    def synchronize(self) -> None:
+        """Wait until every parameter is stepped; ranks need not call it alike. Raises RuntimeError between
+        ``backward()`` and :meth:`step`: averages cannot be changed before they are used; and the job's failure."""
+        if self._averaging.open:
+            self._averaging.layout.session.check()
+            raise RuntimeError(
+                f"optimizer.synchronize() before optimizer.step(): {_LATE}, so that nothing, clipping by a global norm "
+                "for instance, can be done to all averages before; use the wrapper without overlap_forward"
+            )
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """Raises RuntimeError: there are no averages before :meth:`step`."""
+        raise RuntimeError(f"optimizer.skip_synchronize(): {_LATE}; use the wrapper without overlap_forward")
+        yield
+
+    def register_step_pre_hook(self, hook: Any) -> NoReturn:
+        """Raises RuntimeError: there is no moment at which all averages are there."""
+        raise RuntimeError(f"a hook of optimizer.step(): {_LATE}; use the wrapper without overlap_forward")
+
+    register_step_post_hook = register_step_pre_hook
+
+
+class PlainOverlapped(Refusing):
+    """The same without a daemon: nothing tells when one of torch's averages has come, so :meth:`step` waits for all,
+    and nothing is left for :meth:`synchronize` to wait for."""
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Wait for the averages, then step. Raises as :meth:`Overlapped.step` does."""
+        self._refuse_closure(closure)
+        Distributed.synchronize(self)
+        return super().step()
+
+    # Its own hooks run within the optimizer's step(); torch would run them twice.
+    step.hooked = True  # type: ignore[attr-defined]
+
+
+class Overlapped(Refusing):
     """A wrapped optimizer whose :meth:`step` returns at once.
 
     What uses a parameter, a layer of the next forward pass or ``state_dict()``, waits until that one is averaged and
@@ -87,11 +136,6 @@ class Overlapped(Distributed):
         if "_optimizer_load_state_dict_pre_hooks" in vars(self):
             self.register_load_state_dict_pre_hook(_finishing(weakref.ref(self._awaited)))
 
-    @property
-    def _step_supports_amp_scaling(self) -> NoReturn:
-        """What a GradScaler asks first. Raises RuntimeError."""
-        raise RuntimeError(f"scaler.step(optimizer): {_LATE}, and a scaler skips a step for all or for none")
-
     def _before_bringing(self, parameter: Parameter) -> None:
         self._awaited.clear(parameter)
         averaging = self._averaging
@@ -107,8 +151,7 @@ class Overlapped(Distributed):
         failure.
         """
         averaging = self._averaging
-        if closure is not None:
-            raise RuntimeError(f"optimizer.step(closure): {_LATE}, and a closure needs all of them stepped")
+        self._refuse_closure(closure)
         self._awaited.finish()
         self._check_known()
         exchange = averaging.bring_rest()
@@ -158,21 +201,8 @@ class Overlapped(Distributed):
 
     # ----------------------------------------------------------------------------------- what users may do
     def synchronize(self) -> None:
-        """Wait until every parameter is stepped. Raises RuntimeError between ``backward()`` and :meth:`step`: averages
-        cannot be changed before they are used; and the job's failure."""
-        if self._averaging.open:
-            self._averaging.layout.session.check()
-            raise RuntimeError(
-                f"optimizer.synchronize() before optimizer.step(): {_LATE}, so that nothing, clipping by a global norm "
-                "for instance, can be done to all averages before; use the wrapper without overlap_forward"
-            )
+        super().synchronize()
         self._awaited.finish()
-
-    @contextmanager
-    def skip_synchronize(self) -> Iterator[None]:
-        """Raises RuntimeError: there are no averages before :meth:`step`."""
-        raise RuntimeError(f"optimizer.skip_synchronize(): {_LATE}; use the wrapper without overlap_forward")
-        yield
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As the optimizer's, without waiting: of awaited parameters once they are stepped. Raises RuntimeError between
@@ -195,12 +225,6 @@ class Overlapped(Distributed):
         """As the optimizer's, once every parameter is stepped. Raises the job's failure."""
         self._awaited.finish()
         super().load_state_dict(state_dict)
-
-    def register_step_pre_hook(self, hook: Any) -> NoReturn:
-        """Raises RuntimeError: there is no moment at which all averages are there."""
-        raise RuntimeError(f"a hook of optimizer.step(): {_LATE}; use the wrapper without overlap_forward")
-
-    register_step_post_hook = register_step_pre_hook
 
 
 def _finishing(awaited: weakref.ref[Awaited]) -> Callable[[Optimizer, dict[str, Any]], None]:

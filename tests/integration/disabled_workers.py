@@ -5,6 +5,7 @@ What may live here: functions that return plain data. What may not: assertions t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -37,3 +38,39 @@ def beyond_cpu() -> dict[str, Any]:
     found = {"refused": refused, "total": total, "told": told, "hash": digest(*model.parameters())}
     gcclient.shutdown()
     return found
+
+
+def looked_at() -> dict[str, Any]:
+    """Four steps with ``overlap_forward=True``; after the second rank 0 alone waits for the weights, to read them."""
+    gcclient.init()
+    rank = gcclient.rank()
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    optimizer = gcclient.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), 1.0), model.named_parameters(), overlap_forward=True
+    )
+    optimizer.synchronize()  # nothing is awaited yet, on any rank
+    weights, refused = [], []
+    for step in range(4):
+        optimizer.zero_grad()
+        (model(torch.ones(1, 1)) * (step + 1) * (1 + 2 * rank)).sum().backward()
+        for refuse in (optimizer.synchronize, lambda: optimizer.step(lambda: 0.0), _skip(optimizer)):
+            try:
+                refuse()
+            except RuntimeError as error:
+                refused.append(str(error).split(":")[0])
+        optimizer.step()
+        if rank == 0 and step == 1:
+            optimizer.synchronize()
+        weights.append(model.weight.item())
+    steps = gcclient.stats()["steps"]
+    gcclient.shutdown()
+    return {"weights": weights, "refused": refused, "steps": steps}
+
+
+def _skip(optimizer: Any) -> Callable[[], None]:
+    def skip() -> None:
+        with optimizer.skip_synchronize():
+            pass
+
+    return skip

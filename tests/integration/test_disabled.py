@@ -26,6 +26,7 @@ FUNCTIONS: dict[str, dict[str, Any]] = {
     "option_workers:accumulated": {},
     "option_workers:migrated": {},
     "overlap_workers:identical": {"steps": 2},
+    "disabled_workers:looked_at": {},
 }
 
 
@@ -112,6 +113,17 @@ def test_weights_are_the_same_where_forward_passes_are_to_overlap(found: dict[st
     assert ours == theirs
     for name in ours.keys() - {"compiled"}:
         assert len(set(ours[name])) == 1, name
+
+
+def test_a_rank_may_wait_for_its_own_weights_where_forward_passes_are_to_overlap(found: dict[str, list[Any]]) -> None:
+    """``synchronize()`` after ``step()`` is no call of all ranks, and what it is refused for is the same."""
+    for value in found["disabled_workers:looked_at"]:
+        assert value["weights"] == [-2.0, -6.0, -12.0, -20.0] and value["steps"] == 4
+        assert value["refused"] == 4 * [
+            "optimizer.synchronize() before optimizer.step()",
+            "optimizer.step(closure)",
+            "optimizer.skip_synchronize()",
+        ]
 
 
 def test_the_examples_of_the_migration_page(found: dict[str, list[Any]]) -> None:
