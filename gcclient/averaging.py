@@ -24,6 +24,7 @@ from gcclient.loaded import Shared
 from gcclient.parameters import Parameter
 from gcclient.plain_training import PlainExchange, PlainLayout
 from gcclient.sharded_exchange import ShardExchange, ShardLayout
+from gcclient.state_steps import only_makes_state
 
 #: by the daemon, in shards through it, without one
 Layouts = Layout | ShardLayout | PlainLayout
@@ -226,10 +227,13 @@ class Distributed(Optimizer):
         """Wait for the averages, then step. With a ``closure``, its gradients are averaged each time it is called.
 
         A step that was given up with a lost node (``on_loss="skip"``) changes nothing here, on all ranks that are left;
-        with a closure its gradients are zeros. ``gcclient.stats()["skipped_steps"]`` counts them.
+        with a closure its gradients are zeros. ``gcclient.stats()["skipped_steps"]`` counts them. A step by which torch
+        only makes the optimizer's state, for a checkpoint, exchanges nothing.
         Raises RuntimeError within :meth:`skip_synchronize` without :meth:`synchronize` before, or with a ``closure``
         there, and what :meth:`synchronize` raises.
         """
+        if only_makes_state():
+            return self._make_state()
         averaging = self._averaging
         if averaging.skipping and closure is not None:
             raise RuntimeError(
@@ -251,6 +255,11 @@ class Distributed(Optimizer):
 
     # Its own hooks run within the optimizer's step(), when gradients are averages; torch would run them twice.
     step.hooked = True  # type: ignore[attr-defined]
+
+    def _make_state(self) -> Any:
+        """Step as the optimizer does, which no other rank hears of; not where it has a state by now, by parameters that
+        were still awaited when torch looked for one."""
+        return None if self.state else super().step(None)
 
     def _averaged(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         def evaluate() -> Any:

@@ -24,6 +24,7 @@ from gcclient.hierarchy import AUTO, Hierarchy
 from gcclient.parameters import Parameter
 from gcclient.plain import Plain
 from gcclient.session import Session
+from gcclient.state_steps import only_makes_state
 
 log = logging.getLogger("gcclient")
 _LATE: Final = "with overlap_forward parameters are stepped one by one, as their averages come"
@@ -100,6 +101,8 @@ class PlainOverlapped(Refusing):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Wait for the averages, then step. Raises as :meth:`Overlapped.step` does."""
         self._refuse_closure(closure)
+        if only_makes_state():
+            return self._make_state()
         Distributed.synchronize(self)
         return super().step()
 
@@ -153,6 +156,8 @@ class Overlapped(Refusing):
         averaging = self._averaging
         self._refuse_closure(closure)
         self._awaited.finish()
+        if only_makes_state():
+            return self._make_state()
         self._check_known()
         exchange = averaging.bring_rest()
         assert isinstance(exchange, Exchange)

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, get_state_dict, set_state_dict
 
 import gcclient
 from gcclient.api import current
@@ -168,3 +169,45 @@ def advised(codec: str) -> dict[str, Any]:
     }
     gcclient.shutdown()
     return result
+
+
+def by_torch(kind: str, overlap: bool, steps: list[int], save: str = "", load: str = "") -> dict[str, Any]:
+    """A model whose state and whose optimizer's torch's own functions get and set, trained from step ``steps[0]`` up to
+    before ``steps[1]`` and then for three steps more. Rank 0 asks for the optimizer's state after each step, the others
+    do not. ``load``, ``save``: as :func:`train` has them. Returns a hash of the weights at either end."""
+    torch.set_num_threads(1)
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")
+    gcclient.init(deadline=60, seed=5)
+    rank = dist.get_rank()
+    trained = Trained(1, "topk(ratio=0.02)")
+    model, make = trained.model, {"sgd": torch.optim.SGD, "adam": torch.optim.AdamW}[kind]
+    inner: Any = make(model.parameters(), 0.01)
+    room: dict[str, Any] = {}
+    if load:
+        reader = dcp.FileSystemReader(load)
+        room["model"], room["optimizer"] = get_state_dict(model, inner)
+        room["gradcomm"] = gcclient.state_template(reader.read_metadata())
+        dcp.load(room, storage_reader=reader)
+        gcclient.load_state_dict(room["gradcomm"])
+    trained.optimizer = gcclient.DistributedOptimizer(
+        inner, model.named_parameters(), compression=trained.compression, overlap_forward=overlap
+    )
+    if load:
+        set_state_dict(model, trained.optimizer, model_state_dict=room["model"], optim_state_dict=room["optimizer"])
+    hashes = []
+    for first, last in (steps, [steps[1], steps[1] + 3]):
+        for step in range(first, last):
+            trained.step(rank, step)
+            trained.optimizer.zero_grad()
+            if rank == 0:
+                get_optimizer_state_dict(model, trained.optimizer)
+        hashes.append(trained.hash())
+        if save and not hashes[1:]:
+            weights, states = get_state_dict(model, trained.optimizer)
+            saved = {"model": weights, "optimizer": states, "gradcomm": gcclient.state_dict()}
+            dcp.save(saved, checkpoint_id=save)
+    trained.optimizer.state_dict()  # which waits until the last step has been counted
+    exchanged = gcclient.stats()["steps"]
+    gcclient.shutdown()
+    return {"hashes": hashes, "steps": exchanged}

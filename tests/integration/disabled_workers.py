@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
 import gcclient
 from tests.integration.workers import digest
@@ -41,7 +42,7 @@ def beyond_cpu() -> dict[str, Any]:
 
 
 def looked_at() -> dict[str, Any]:
-    """Four steps with ``overlap_forward=True``; after the second rank 0 alone waits for the weights, to read them."""
+    """Four steps with ``overlap_forward=True``; after the second rank 0 alone waits for the weights, to save them."""
     gcclient.init()
     rank = gcclient.rank()
     model = nn.Linear(1, 1, bias=False)
@@ -62,6 +63,8 @@ def looked_at() -> dict[str, Any]:
         optimizer.step()
         if rank == 0 and step == 1:
             optimizer.synchronize()
+            optimizer.zero_grad()
+            get_optimizer_state_dict(model, optimizer)  # no step of training either
         weights.append(model.weight.item())
     steps = gcclient.stats()["steps"]
     gcclient.shutdown()

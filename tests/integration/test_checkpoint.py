@@ -77,3 +77,20 @@ def test_what_a_mismatch_advises_can_be_done_in_the_same_job(tmp_path: Path) -> 
         assert (value["labels"], value["steps"], value["new"]) == (["optimizer.0"], [3], [])
         assert value["held"] > 0 and value["lost"] < 1e-6 * value["held"], "what fits is brought"
     assert len({value["hash"] for value in found}) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("overlap", [False, True])
+def test_torchs_functions_for_states_are_no_steps_and_bring_back_all_of_a_run(tmp_path: Path, overlap: bool) -> None:
+    kinds = ["sgd", "adam"]
+    by_torch = "tests.integration.checkpoint_workers:by_torch"
+    with Cluster(tmp_path, nodes=2, options=OPTIONS) as cluster:
+        for kind in kinds:
+            how = {"kind": kind, "overlap": overlap}
+            folder = str(tmp_path / f"saved-{kind}")
+            saved = [o.ok() for o in cluster.run(by_torch, [0, 1], steps=[1, 4], save=folder, **how)]
+            resumed = [o.ok() for o in cluster.run(by_torch, [0, 1], steps=[4, 7], load=folder, **how)]
+            for first, again in zip(saved, resumed, strict=True):
+                assert again["hashes"][0] == first["hashes"][1], kind
+                assert first["hashes"][0] != first["hashes"][1]
+                assert first["steps"] == again["steps"] == 6, "one for each step, whatever was saved meanwhile"
