@@ -186,6 +186,11 @@ def joined() -> Session | Plain:
     return _session
 
 
+def is_current(session: Session | Plain) -> bool:
+    """Whether this process still is in the job that it joined by ``session``."""
+    return session is _session
+
+
 def current() -> Session:
     """This process's session with its daemon. Raises :class:`~gcclient.NotInitialized`, also where there is none."""
     session = joined()

@@ -18,7 +18,9 @@ import torch
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from gcclient.api import is_current
 from gcclient.auditor import Auditor
+from gcclient.errors import NotInitialized
 from gcclient.exchange import Exchange, Layout
 from gcclient.loaded import Shared
 from gcclient.parameters import Parameter
@@ -52,8 +54,8 @@ class Averaging:
         self.resting = False
         self._left = dict.fromkeys(layout.parameters, passes)
         self._exchange: Exchanges | None = None
-        #: called with a parameter whose gradient is about to be pushed
-        self.before_bringing: Callable[[Parameter], None] = lambda parameter: None
+        #: called with a parameter whose gradient is about to be pushed, and whether it is the last of the exchange
+        self.before_bringing: Callable[[Parameter, bool], None] = lambda parameter, last: None
         #: autograd may run the hooks of several devices at once
         self._lock = threading.Lock()
 
@@ -66,7 +68,10 @@ class Averaging:
         weakref.finalize(self, _remove, handles)
 
     def on_gradient(self, parameter: Parameter) -> None:
-        """A backward pass has added to a parameter's gradient."""
+        """A backward pass has added to a parameter's gradient. No affair of this wrapper once its job was left: it may
+        live on, held by a scheduler for instance, beside whatever the parameters belong to now."""
+        if not is_current(self.layout.session):
+            return
         with self._lock:
             self.layout.session.check()
             if self.resting:
@@ -80,8 +85,7 @@ class Averaging:
             self.open, self.averaged, self.skipped = True, False, False
             self._left[parameter] -= 1
             if not self._left[parameter]:
-                self.before_bringing(parameter)
-                self._begun().bring(parameter)
+                self._bring(parameter)
 
     def _rest(self, parameter: Parameter) -> None:
         if self._exchange is not None and parameter in self._exchange.brought:
@@ -99,18 +103,18 @@ class Averaging:
 
     def bring_rest(self) -> Exchanges:
         """Push what was not yet; returns the exchange, whose results may be under way."""
-        self.layout.session.check()
+        self.check()
         exchange = self._begun()
         for parameter in self.layout.parameters:
             if parameter not in exchange.brought and parameter.tensor.grad is not None:
-                self.before_bringing(parameter)
-                exchange.bring(parameter)
+                self._bring(parameter)
         return exchange
 
-    def brings_last(self, parameter: Parameter) -> bool:
-        """Whether a parameter's gradient is the only one that the exchange lacks."""
+    def _bring(self, parameter: Parameter) -> None:
         brought = {} if self._exchange is None else self._exchange.brought
-        return len(brought) + 1 == len(self.layout.parameters) and parameter not in brought
+        last = len(brought) + 1 == len(self.layout.parameters) and parameter not in brought
+        self.before_bringing(parameter, last)
+        self._begun().bring(parameter)
 
     def over(self) -> None:
         """Whoever has the exchange sees to its end; the next gradient begins another."""
@@ -132,10 +136,21 @@ class Averaging:
             self.auditor.look_back()
             self.layout.timing.stood(start)
 
+    def check(self) -> None:
+        """Raises the job's failure, and :class:`NotInitialized` once this process has left the job."""
+        session = self.layout.session
+        if not is_current(session):
+            raise NotInitialized(
+                "the job that this optimizer was wrapped in is over",
+                job=session.label,
+                advice="after init() give DistributedOptimizer the optimizer that was wrapped, and step its result",
+            )
+        session.check()
+
     def check_closed(self, what: str) -> None:
         """Raises RuntimeError between backward() and step()."""
         if self.open:
-            self.layout.session.check()
+            self.check()
             raise RuntimeError(
                 f"{what} was called after backward() and before optimizer.step() or optimizer.synchronize(), while "
                 "gradients are being exchanged: call it before backward() or after step()"
@@ -172,7 +187,7 @@ class Distributed(Optimizer):
         leaves no trace at the gradients."""
         averaging = self._averaging
         if averaging.scaler is None and averaging.open:
-            averaging.layout.session.check()
+            averaging.check()
             raise RuntimeError(
                 "scaler.step(optimizer) before the gradients are averaged, by a GradScaler that the wrapper does not "
                 "know: averages of scaled gradients would be stepped; give it to DistributedOptimizer as scaler=scaler"

@@ -73,14 +73,12 @@ class AwaitedParameter(torch.nn.Parameter):
 
 
 class Awaited:
-    """The parameters of a layout that wait for the results of one exchange.
+    """The parameters of a layout that wait for the results of one exchange."""
 
-    ``stepped`` is called with each of them, by whoever waits, once its gradient is the average.
-    """
-
-    def __init__(self, layout: Layout, stepped: Callable[[Parameter], None]) -> None:
+    def __init__(self, layout: Layout) -> None:
         self._layout = layout
-        self._stepped = stepped
+        #: There while a parameter is awaited, and not longer: it is the wrapper's, whose hooks are to go with it.
+        self._stepped: Callable[[Parameter], None] | None = None
         self._exchange: Exchange | None = None
         self._targets: dict[Parameter, Target] = {}
         #: pieces that have not come, by parameter
@@ -97,9 +95,13 @@ class Awaited:
     def __bool__(self) -> bool:
         return bool(self._left)
 
-    def launch(self, exchange: Exchange) -> None:
-        """From now on all of an exchange's parameters are awaited; it is closed, and the one before is over."""
+    def launch(self, exchange: Exchange, stepped: Callable[[Parameter], None]) -> None:
+        """From now on all of an exchange's parameters are awaited; it is closed, and the one before is over.
+
+        ``stepped`` is called with each of them, by whoever waits, once its gradient is the average.
+        """
         with self._lock:
+            self._stepped = stepped
             self._exchange, self._targets, self._taken, self._waited = exchange, exchange.targets(), 0, 0.0
             self._left = {parameter: len(parameter.pieces) for parameter in self._targets}
             for parameter in self._targets:
@@ -127,6 +129,13 @@ class Awaited:
         if self._left:
             places = [place for piece in parameter.pieces for place in piece.unit.places]
             self.wait(p for place in places for p, _ in self._layout.by_block.get(place, ()))
+
+    def before_bringing(self, parameter: Parameter, last: bool) -> None:
+        """As :meth:`clear`; of the ``last`` gradient of an exchange until the one before it is over."""
+        self.clear(parameter)
+        if last:
+            # What says who has gradients comes with it, and its memory may still be under way.
+            self.finish()
 
     def finish(self) -> None:
         """Until the exchange is over. Raises the job's failure."""
@@ -164,7 +173,10 @@ class Awaited:
         self._targets.pop(parameter).complete()
         del self._left[parameter]
         self._unmake(parameter)
+        assert self._stepped is not None
         self._stepped(parameter)
+        if not self._left:
+            self._stepped = None
 
     def _unmake(self, parameter: Parameter) -> None:
         with torch._C.DisableTorchFunctionSubclass():
@@ -176,5 +188,6 @@ class Awaited:
         for parameter in list(self._left):
             self._unmake(parameter)
         self._left.clear()
+        self._stepped = None
         self._targets.clear()
         self._exchange = None

@@ -75,7 +75,7 @@ class Refusing(Distributed):
         """Wait until every parameter is stepped; ranks need not call it alike. Raises RuntimeError between
         ``backward()`` and :meth:`step`: averages cannot be changed before they are used; and the job's failure."""
         if self._averaging.open:
-            self._averaging.layout.session.check()
+            self._averaging.check()
             raise RuntimeError(
                 f"optimizer.synchronize() before optimizer.step(): {_LATE}, so that nothing, clipping by a global norm "
                 "for instance, can be done to all averages before; use the wrapper without overlap_forward"
@@ -132,19 +132,12 @@ class Overlapped(Refusing):
         averaging = self._averaging
         layout = averaging.layout
         assert isinstance(layout, Layout)  # without a daemon it would be a wrapper that waits
-        self._awaited = Awaited(layout, self._step_one)
+        self._awaited = Awaited(layout)
         self._options, self._zeroing = {}, {}
-        averaging.before_bringing = self._before_bringing
+        averaging.before_bringing = self._awaited.before_bringing
         layout.session.leaving.add(self._awaited)
         if "_optimizer_load_state_dict_pre_hooks" in vars(self):
             self.register_load_state_dict_pre_hook(_finishing(weakref.ref(self._awaited)))
-
-    def _before_bringing(self, parameter: Parameter) -> None:
-        self._awaited.clear(parameter)
-        averaging = self._averaging
-        if averaging.brings_last(parameter):
-            # What says who has gradients comes with the last one, and its memory may still be under way.
-            self._awaited.finish()
 
     # ------------------------------------------------------------------------------------------- steps
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -168,7 +161,7 @@ class Overlapped(Refusing):
             for parameter in averaging.layout.parameters:
                 self._step_one(parameter)
         else:
-            self._awaited.launch(exchange)
+            self._awaited.launch(exchange, self._step_one)
         averaging.over()
         self._shared.stepped()
         return None

@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import math
 import re
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -367,6 +369,79 @@ def test_a_wrapper_that_is_dropped_takes_its_hooks_along(joined: FakeDaemon) -> 
     assert {p.domain for lane in (0, 1) for p in joined.pushes(lane)} == {
         m.domain for m in joined.heard[-1] if isinstance(m, DeclareDomain) and m.label == "optimizer.1"
     }
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_wrapper_goes_when_it_is_dropped(joined: FakeDaemon, overlap: bool) -> None:
+    model, same = make_model(), make_model()
+    optimizer = wrap(model, overlap_forward=overlap)
+    plain = torch.optim.SGD(same.parameters(), 0.1, momentum=0.9)
+    for step in range(2):
+        for m, o in ((model, optimizer), (same, plain)):
+            o.zero_grad()
+            backward(m, step)
+            o.step()
+    gone = weakref.ref(optimizer)
+    gc.collect()
+    gc.disable()  # nothing of it may wait for this
+    try:
+        del optimizer, o
+        assert equal(model, same), "what is awaited is stepped all the same"
+        assert gone() is None
+        for seed in range(3):
+            backward(model, seed)
+    finally:
+        gc.enable()
+    assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
+
+
+@pytest.fixture
+def another(tmp_path: Path) -> Iterator[FakeDaemon]:
+    """The daemon of the next job."""
+    folder = tmp_path / "another"
+    folder.mkdir()
+    fake = FakeDaemon(folder)
+    yield fake
+    gcclient.shutdown()
+    fake.close()
+
+
+@pytest.mark.parametrize("how", ["left", "failed"])
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_wrapper_that_outlives_its_job_leaves_gradients_alone(
+    joined: FakeDaemon, another: FakeDaemon, overlap: bool, how: str
+) -> None:
+    model, same = make_model(), make_model()
+    inner, plain = (torch.optim.SGD(m.parameters(), 0.1, momentum=0.9) for m in (model, same))
+    first = gcclient.DistributedOptimizer(inner, model.named_parameters(), overlap_forward=overlap)
+    scheduler = torch.optim.lr_scheduler.StepLR(first, 1, 0.5)
+    for m, o in ((model, first), (same, plain)):
+        backward(m)
+        o.step()
+        m.zero_grad()
+    if how == "failed":
+        assert equal(model, same)
+        fault = messages.Fault(b"", "PeerLost", "b is gone", advice="look at b")
+        joined.answer = lambda m: fault if isinstance(m, Push) else None
+        with pytest.raises(gcclient.PeerLost):
+            gcclient.push_pull(torch.ones(1))
+    else:
+        gcclient.shutdown()
+        backward(model, 7)  # by whoever trains without a job
+        model.zero_grad()
+        with pytest.raises(gcclient.NotInitialized, match="the job that this optimizer was wrapped in is over"):
+            first.step()
+    gcclient.init(0, 1, socket=another.socket, job="unit")
+    second = gcclient.DistributedOptimizer(inner, model.named_parameters(), overlap_forward=overlap)
+    for step in range(1, 3):
+        for m, o in ((model, second), (same, plain)):
+            backward(m, step)
+            o.step()
+            o.zero_grad()
+    assert equal(model, same) and pushes(another, 2)
+    with pytest.raises(gcclient.NotInitialized, match=r"give DistributedOptimizer the optimizer that was wrapped"):
+        first.step()
+    assert scheduler.optimizer is first
 
 
 def test_a_failure_is_raised_where_it_is_noticed(joined: FakeDaemon) -> None:
