@@ -70,9 +70,10 @@ def attach(
     A DistributedDataParallel can be attached again in the next job (after ``shutdown()`` and ``init()``).
 
     Raises TypeError for another module, RuntimeError for a DistributedDataParallel that has another hook, or was
-    attached in this job before, ValueError for ``fully_shard`` with an argument that only DDP has, with a
-    ``quality`` in a job whose ``on_loss`` is not "fail", with a pattern that would split what is reduced together or
-    without a replicate dimension of that backend, and what :func:`gcclient.state` raises.
+    attached in this job before, and for ``fully_shard`` with a torch before 2.9, ValueError for ``fully_shard`` with an
+    argument that only DDP has, with a ``quality`` in a job whose ``on_loss`` is not "fail", with a pattern that would
+    split what is reduced together or without a replicate dimension of that backend, and what :func:`gcclient.state`
+    raises.
     """
     if isinstance(module, DistributedDataParallel):
         hooked = _hooked.get(module)
@@ -101,6 +102,12 @@ def attach(
     if not sharded:
         raise TypeError(
             f"attach() takes a DistributedDataParallel or a module that fully_shard was applied to, got {type(module)}"
+        )
+    if not all(hasattr(group.unit, "_reduce_scatter_comm") for group in sharded):
+        raise RuntimeError(
+            "attach() of modules that fully_shard was applied to needs torch 2.9 or newer, where a module's "
+            f"reduce-scatter can be replaced; this is torch {torch.__version__}: use a newer one, or gcclient.fsdp2() "
+            "of a model that is sharded over one node's ranks"
         )
     for name, given, default in (
         ("scaler", scaler, None),

@@ -40,12 +40,19 @@ def shard_groups(module: torch.nn.Module) -> list[ShardGroup]:
         names.setdefault(id(part), []).append(name)
     found = []
     for name, part in module.named_modules():
-        if not hasattr(part, "set_custom_reduce_scatter"):
+        if not hasattr(part, "set_all_reduce_hook"):
             continue
-        for unit in part._get_fsdp_state()._fsdp_param_groups:
+        for unit in _units(part._get_fsdp_state()):
             parameters = tuple(_names_of(p._module_info, names) for p in unit.fsdp_params)
             found.append(ShardGroup(unit, name or ROOT, parameters))
     return found
+
+
+def _units(state: Any) -> list[Any]:
+    """Torch's objects for what one module reduces together. Before 2.12 a module had one, or none."""
+    if hasattr(state, "_fsdp_param_groups"):
+        return list(state._fsdp_param_groups)
+    return [] if state._fsdp_param_group is None else [state._fsdp_param_group]
 
 
 def _names_of(info: Any, names: Mapping[int, Sequence[str]]) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ from gcclient.attaching import _alone, _Marking
 from gcclient.collectives import Collectives
 from gcproto.messages import DeclareDomain
 from tests.unit.client.fake import FakeDaemon
+from tests.unit.client.older_torch import older
 
 
 def _labels(daemon: FakeDaemon) -> list[tuple[str, str]]:
@@ -56,6 +57,18 @@ def test_every_sharded_module_is_a_tensor_of_its_own(alone: FakeDaemon, monkeypa
     tensors = {s.section.tensors[0].name: s.section.tensors[0].shape for s in domain.sections}
     assert tensors == {"(root)": (10,), "0": (16,)}
     assert backend.marked == {}
+
+
+def test_an_older_torch(alone: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    net = _sharded(replicate="gc")
+    with older(net, "2.8"), pytest.raises(RuntimeError, match=r"attach\(\) of modules .* needs torch 2\.9 or newer"):
+        gcclient.attach(net, "fp16")
+    assert _labels(alone) == []
+    with older(net, "2.11"):
+        assert gcclient.attach(net, {"0": "fp16", "(root)": "none"}) is None
+    monkeypatch.setattr(backend.Group, "size", lambda self: 2)
+    net(torch.ones(1, 3)).sum().backward()
+    assert sorted(_labels(alone)) == [("fsdp.0", "none"), ("fsdp.1", "fp16")]
 
 
 def test_options_of_sharded_modules(alone: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ import gcclient
 from gcclient import replicas
 from gcclient.api import current
 from tests.unit.client.fake import FakeDaemon
+from tests.unit.client.older_torch import older
 
 
 @pytest.fixture
@@ -54,6 +55,19 @@ def test_backward_goes_on_while_averages_are_awaited(alone: FakeDaemon) -> None:
     assert (made.waited, made._under_way) == (0, [])
     labels = [d.declared.label for d in current().domains.values()]
     assert labels == ["exact", "fsdp.0"]
+
+
+@pytest.mark.parametrize("version", ["2.8", "2.11"])
+def test_an_older_torch(alone: FakeDaemon, version: str) -> None:
+    net = _sharded()
+    wanted = _step(net)
+    net.zero_grad()
+    with older(net, version):
+        made = gcclient.fsdp2(net, {"*": "none"})
+    assert all(torch.equal(a, b) for a, b in zip(_step(net), wanted, strict=True))
+    assert (made.waited, made._under_way) == (0, [])
+    (domain,) = (d for d in current().domains.values() if d.declared.label == "fsdp.0")
+    assert sorted(s.section.tensors[0].name for s in domain.sections) == ["(root)", "0"]
 
 
 @pytest.mark.parametrize("case", ["a gradient is there", "float64", "cast", "factor", "hook"])
