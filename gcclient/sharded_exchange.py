@@ -342,6 +342,9 @@ class ShardExchange:
             self._end()
         for event in (*(bundle.over for bundle in layout.bundles), self._closed):
             self._wait(event, began)
+        if self.step is not None:
+            # Also where nothing hangs on what others used: the next step is to be pushed where this one was.
+            self._wait(self._said, began)
         for bundle in layout.bundles:
             bundle.future.wait()  # on CUDA for what was queued
             for parameter, part in bundle.parts.items():

@@ -6,6 +6,7 @@ What may not live here: what several workers of a node do together (`tests/integ
 from __future__ import annotations
 
 import logging
+import threading
 from contextlib import nullcontext
 from typing import Any
 
@@ -21,6 +22,7 @@ from gcclient.node_group import Cut, NodeGroup
 from gcclient.parameters import Parameter
 from gcclient.sharded_exchange import FULL, ShardLayout, bundles_of
 from gcproto.dtypes import DType
+from gcproto.lane_messages import Done, Push
 from gcproto.messages import DeclareDomain
 from gcproto.wire import Flag
 from tests.unit.client.fake import FakeDaemon
@@ -223,3 +225,35 @@ def test_steps_of_single_parameters_do_not_go_with_it(alone: FakeDaemon, caplog:
     with pytest.raises(ValueError, match="hierarchy='on'"):
         wrap(make_model(), hierarchy="on")
     assert len(current().domains) == 1
+
+
+def test_a_step_is_over_once_it_is_back_who_has_gradients(alone: FakeDaemon) -> None:
+    """Also where all have all: it must not be pushed again while its round is under way, which a lane that restarts
+    takes up anew from what is in the arena."""
+    model = make_model()
+    optimizer = wrap(model, hierarchy=True)
+    layout, held = _layout(optimizer), []
+    assert layout.note is not None
+    note = {piece.place.block.key for piece in layout.note.pieces}
+
+    def answer(message: Any) -> Done | None:
+        if not (isinstance(message, Push) and note.intersection(message.keys)):
+            return None
+        assert note.issuperset(message.keys)
+        held.append(message)
+        return Done(message.domain, message.step, ())
+
+    alone.answer = answer
+    backward(model, 1)
+    stepping = threading.Thread(target=optimizer.step)
+    stepping.start()
+    alone.wait(lambda: bool(held) and all(bundle.over.is_set() for bundle in layout.bundles))
+    stepping.join(0.2)
+    assert stepping.is_alive()
+    for message in held:
+        for key in message.keys:
+            alone.domains[message.domain].copy(key, message.step)
+        lane = next(i for i in range(alone.lanes) if message in alone.heard[i])
+        alone.say(lane, Done(message.domain, message.step, message.keys))
+    stepping.join(10)
+    assert not stepping.is_alive()
