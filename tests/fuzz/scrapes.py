@@ -22,7 +22,7 @@ VALID: Final = tuple(
     for line in ("GET /metrics HTTP/1.1", "GET /healthz HTTP/1.1", "HEAD /readyz?full=1 HTTP/1.0", "POST /x HTTP/1.1",
                  "GET / HTTP/1.1", "GET /dashboard/main.js HTTP/1.1", "GET /dashboard/events HTTP/1.1")
     for rest in ("", "Host: x\r\nAccept: application/openmetrics-text;version=1.0.0,text/plain;q=0.5,*/*;q=0.1\r\n",
-                 "Accept-Encoding: gzip\r\nX: y\r\nContent-Length: 5\r\n")
+                 "Accept-Encoding: gzip\r\nX: y\r\nContent-Length: 5\r\n", "Host: evil.example:7461\r\n")
 )  # fmt: skip
 
 
@@ -38,6 +38,10 @@ class _Writer:
 
     def _abort(self) -> None:
         self.cut = True
+
+    def get_extra_info(self, name: str) -> tuple[str, int]:
+        """``name`` is sockname: it came over loopback, where the Host header counts for every path."""
+        return "127.0.0.1", 7461
 
     def write(self, data: bytes) -> None:
         self.data += data
