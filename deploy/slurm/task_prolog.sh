@@ -1,6 +1,9 @@
 #!/bin/sh
-# Slurm's TaskProlog: what is printed becomes the environment of the job's tasks. What they have set themselves stays.
+# Slurm's TaskProlog: what is printed becomes the environment of the job's tasks. A name that the script gives a step stays;
+# not so where the daemon is, which tasks would have from the batch script: that of its own node.
 folder=/run/gradcomm/slurm/$SLURM_JOB_ID.$SLURMD_NODENAME
-[ -n "${GC_NODE_SOCKET:-}" ] || echo "export GC_NODE_SOCKET=$folder/daemon.sock"
-[ -n "${GC_NODE_ADMIN:-}" ] || echo "export GC_NODE_ADMIN=unix:$folder/admin.sock"
-[ -n "${GC_JOB:-}" ] || echo "export GC_JOB=slurm-$SLURM_JOB_ID"
+echo "export GC_NODE_SOCKET=$folder/daemon.sock"
+echo "export GC_NODE_ADMIN=unix:$folder/admin.sock"
+case ${GC_JOB:-} in
+"" | slurm-[0-9]*) echo "export GC_JOB=slurm-$SLURM_JOB_ID" ;;
+esac
