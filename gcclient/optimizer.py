@@ -90,11 +90,11 @@ def DistributedOptimizer(
         check_fit(session, optimizer, scaler, options.audit, [p for _, p in named])
         wanted = check_flat(wanted)
     mixin: type[Distributed] = Distributed
+    if overlap_forward:
+        mixin = PlainOverlapped if isinstance(session, Plain) else Overlapped
     if isinstance(session, Plain):
-        mixin = PlainOverlapped if overlap_forward else mixin
         averaging = Averaging(PlainLayout(session, named, average), passes, scaler, None)
     else:
-        mixin = Overlapped if overlap_forward else mixin
         layout = _declared(session, named, options, wanted, average)
         auditor = None if options.audit is None else Auditor(session, layout.domain, options.audit, average)
         averaging = Averaging(layout, passes, scaler, auditor)

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Slurm's TaskProlog: what is printed becomes the environment of the job's tasks. A name that the script gives a step stays;
-# not so where the daemon is, which tasks would have from the batch script: that of its own node.
+# Slurm's TaskProlog: what is printed becomes the environment of the job's tasks. A name that the script has given a
+# step stays. Where the daemon is does not: tasks have that from the batch script, whose node has another one.
 folder=/run/gradcomm/slurm/$SLURM_JOB_ID.$SLURMD_NODENAME
 echo "export GC_NODE_SOCKET=$folder/daemon.sock"
 echo "export GC_NODE_ADMIN=unix:$folder/admin.sock"

@@ -6,7 +6,9 @@ segments (`gcserver.core.plan`), picking (`steering.py`).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import accumulate
+from typing import TypeVar
 
 import numpy as np
 
@@ -18,15 +20,18 @@ from gcserver.core.plan import Choice
 from gcserver.planner import families
 from gcserver.runtime.tensors import chosen
 
+T = TypeVar("T")
+#: what was asked last of a domain: (plan version, sections), the answer
+_Answers = dict[DomainKey, tuple[tuple[int, int], T]]
+
 
 class Notches:
     """Of all domains of a daemon with so many lanes."""
 
     def __init__(self, lanes: int) -> None:
         self._lanes = lanes
-        #: what was asked last: (plan version, sections), ratios
-        self._known: dict[DomainKey, tuple[tuple[int, int], tuple[float, ...]]] = {}
-        self._moves: dict[DomainKey, tuple[tuple[int, int], bool]] = {}
+        self._known: _Answers[tuple[float, ...]] = {}
+        self._moves: _Answers[bool] = {}
 
     def ratios(self, job: Job, domain: ControlDomain, version: int) -> tuple[float, ...]:
         """Bytes of a contribution by dense bytes at each notch of plan ``version``, descending, at most 1; () without
@@ -35,11 +40,9 @@ class Notches:
         notches = max((len(rule.levels) for rule in text.rules), default=0) if text is not None else 0
         if not notches or not domain.sections:
             return ()
-        key, state = domain.config.id, (version, len(domain.sections))
-        known = self._known.get(key)
-        if known is None or known[0] != state:
-            known = self._known[key] = (state, _ratios(domain, job.plan(domain, version), self._lanes, notches))
-        return known[1]
+        return _remembered(
+            self._known, domain, version, lambda: _ratios(domain, job.plan(domain, version), self._lanes, notches)
+        )
 
     def still(self, job: Job, version: int) -> str:
         """The codecs of plan ``version`` where a controller can move none of them; empty where it can, or where nothing
@@ -57,11 +60,7 @@ class Notches:
 
     def moves(self, job: Job, domain: ControlDomain, version: int) -> bool:
         """Whether a controller can move anything of a domain under plan ``version``."""
-        key, state = domain.config.id, (version, len(domain.sections))
-        known = self._moves.get(key)
-        if known is None or known[0] != state:
-            known = self._moves[key] = (state, self._movable(domain, job.plan(domain, version)))
-        return known[1]
+        return _remembered(self._moves, domain, version, lambda: self._movable(domain, job.plan(domain, version)))
 
     def _movable(self, domain: ControlDomain, plan: Plan) -> bool:
         notches = any(rule.levels for rule in plan.rules)
@@ -75,6 +74,15 @@ class Notches:
     def forget(self, job: bytes) -> None:
         self._known = {key: known for key, known in self._known.items() if key[0] != job}
         self._moves = {key: known for key, known in self._moves.items() if key[0] != job}
+
+
+def _remembered(answers: _Answers[T], domain: ControlDomain, version: int, find: Callable[[], T]) -> T:
+    """The answer for a domain under a plan, found once for as long as neither changes."""
+    key, state = domain.config.id, (version, len(domain.sections))
+    known = answers.get(key)
+    if known is None or known[0] != state:
+        known = answers[key] = (state, find())
+    return known[1]
 
 
 def least(job: Job, version: int) -> float:
