@@ -64,10 +64,13 @@ class Bucket:
         self._lock = threading.Lock()
         self._over = False
 
-    def back(self, place: BlockPlace) -> None:
-        """Copy out this bucket's part of a block; with the last one, complete the future."""
+    def store(self, place: BlockPlace) -> None:
+        """Copy out this bucket's part of a block."""
         for piece in self.plan.by_block[place]:
             self.memory.store(piece.lo, piece.hi, piece.output)
+
+    def back(self) -> None:
+        """A block's part is copied out; with the last one, complete the future."""
         self._left -= 1
         if not self._left:
             self.complete()
@@ -139,13 +142,18 @@ class Backward(Scope):
     def take(self, place: BlockPlace) -> None:
         tracing = self.session.tracing
         began = tracing.now() if tracing.on else 0.0
+        stored = []
         for bucket in self.buckets.get(place, ()):
             try:
-                bucket.back(place)
+                bucket.store(place)
+                stored.append(bucket)
             except Exception as error:
                 bucket.fail(error)
         if began:
+            # Before the last future completes: after it the place may be another step's.
             tracing.pulled(place, began)
+        for bucket in stored:
+            bucket.back()
 
     def _let_go(self) -> None:
         """Blocks remember their newest step until the next one: it must not keep the buckets' memory."""

@@ -307,10 +307,12 @@ class ShardExchange:
         for bundle in bundles:
             for piece in bundle.by_block[place]:
                 bundle.memory.store(piece.lo, piece.hi, piece.output)
-            with self._lock:
-                bundle.back()
         if began:
+            # Before the last bundle has arrived: after that the place may be another step's.
             tracing.pulled(place, began)
+        with self._lock:
+            for bundle in bundles:
+                bundle.back()
 
     def _give_out(self, bundle: Bundle) -> None:
         bundle.arrived.wait()
