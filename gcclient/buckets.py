@@ -153,7 +153,10 @@ class Backward(Scope):
             # Before the last future completes: after it the place may be another step's.
             tracing.pulled(place, began)
         for bucket in stored:
-            bucket.back()
+            try:
+                bucket.back()
+            except Exception as error:
+                bucket.fail(error)
 
     def _let_go(self) -> None:
         """Blocks remember their newest step until the next one: it must not keep the buckets' memory."""
