@@ -308,6 +308,8 @@ def launched(by: str, port: int) -> dict[str, Any]:
         torch.distributed.init_process_group("gloo", rank=int(rank), world_size=int(size))
         torch.distributed.barrier()
         torch.distributed.destroy_process_group()
+        # torch's store is rank 0's: who comes back to the same port before it is gone would be lost with it.
+        gcclient.push_pull(torch.zeros(1))
     return {"total": total, "place": [gcclient.rank(), gcclient.size(), gcclient.local_rank(), gcclient.local_size()]}
 
 
