@@ -91,6 +91,7 @@ def test_a_restarted_daemon_finds_its_peers_where_it_was_told(tmp_path: Path) ->
         _kill_all(a)
         for outcome in job.wait(60):
             assert outcome.ok()["wrong"] == 0
+        a.wait_ready()  # workers are served a moment before operators are
         assert [p["address"] for p in ask(a, "peers")["peers"]] == [told]
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -87,6 +89,17 @@ def _connected(supervisor: Supervisor) -> tuple[Channel[messages.ToWorker], sock
     return channel, channel._sock
 
 
+@contextmanager
+def _no_number_below(top: int) -> Iterator[None]:
+    """While no descriptor below ``top`` is free but those that are closed meanwhile."""
+    gc.collect()  # what earlier tests left would be closed at any time
+    with ExitStack() as plugs:
+        while (number := os.open(os.devnull, os.O_RDONLY)) < top:
+            plugs.callback(os.close, number)
+        os.close(number)
+        yield
+
+
 @pytest.mark.parametrize(("joined", "kind"), [(False, "JoinRefused"), (True, "NotRegistered")])
 def test_what_cannot_be_read_is_answered_before_the_connection_is_closed(
     supervisor: Supervisor, joined: bool, kind: str
@@ -140,9 +153,10 @@ def test_a_question_for_advice_is_answered_to_whoever_asked(supervisor: Supervis
     tell(advice.Advised(4, "don't"))
     ((answer, _),) = worker.receive()
     assert answer == advice.Advised(4, "don't")
-    worker.close()
-    supervisor.turn()
-    other, sock = _connected(supervisor)
+    with _no_number_below(ours):
+        worker.close()
+        supervisor.turn()
+        other, sock = _connected(supervisor)
     assert max(supervisor.readers) == ours, "the number is another connection's now"
     tell(advice.Advised(4, "too late"))
     sock.setblocking(False)
