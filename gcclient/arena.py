@@ -70,7 +70,12 @@ class BlockPlace:
         self.op: Any = None
 
     def expect(self, step: int) -> None:
-        """The input becomes the push of ``step``: results before that one's are not waited for any more."""
+        """The input becomes the push of ``step``. Raises RuntimeError where the result of the one before is not there: a
+        daemon that restarts would ask for what that brought, and find it overwritten."""
+        if not self.done:
+            raise RuntimeError(
+                f"a defect of gradcomm: block {self.block.key} is pushed in step {step} before step {self.step} is over"
+            )
         self.step, self.done = step, False
 
     def commit(self, step: int, flags: int, grad_scale: float) -> None:

@@ -46,12 +46,12 @@ class ShardBucket(Bucket):
     #: how it goes between the workers of the node, where that is encoded
     message: Message | None = None
 
-    def __init__(self, state: State, plan: Plan, cut: Cut, whole: torch.Tensor, closed: threading.Event | None) -> None:
-        """``closed``: what is to be waited for besides."""
+    def __init__(self, state: State, plan: Plan, cut: Cut, whole: torch.Tensor, ended: threading.Event | None) -> None:
+        """``ended``: what is to be waited for besides."""
         super().__init__(state, plan, cut.shard[: cut.starts[-1] if cut.starts else 0])
         self.future = device.future_for(whole)
         self.cut, self.whole = cut, whole
-        self._closed = closed
+        self._ended = ended
         self._arrived = threading.Event()
 
     def complete(self) -> None:
@@ -66,8 +66,8 @@ class ShardBucket(Bucket):
     def wait(self) -> bool:
         """Until it is; False if it failed."""
         self._arrived.wait()
-        if self._closed is not None:
-            self._closed.wait()
+        if self._ended is not None:
+            self._ended.wait()
         return not self._over
 
     def over(self, group: NodeGroup) -> None:
@@ -80,13 +80,11 @@ class ShardBucket(Bucket):
 class ShardBackward(Backward):
     """One backward pass as far as this rank's shard goes."""
 
-    def __init__(self, state: State, scale: float) -> None:
+    def __init__(self, state: State, scale: float, ended: threading.Event) -> None:
+        """``ended`` is set once the step is closed and all its results are there, or the job is over."""
         super().__init__(state, scale)
-        self._ended = threading.Event()
+        self._ended = ended
         self._failed = False
-
-    def watch(self) -> None:
-        """Hear of the job's end, for :meth:`counts`."""
         self.session.pending.add(self)
         if self.session.failure is not None:
             self.fail(self.session.failure)
@@ -144,8 +142,9 @@ class ShardState(State):
         self._loss_scale = 1.0
         #: to be given out once all of the step are summed
         self._later: list[Callable[[], None]] = []
-        #: the step that is open is closed; a backward pass does not end before
-        self._closed = threading.Event()
+        #: the step that is open is closed and, where this rank has a shard, all its results are there. A backward pass
+        #: does not end before: no bucket waits for the note, and the next step's would be written over it.
+        self._ended = threading.Event()
         #: of the step that is being summed; known to that thread alone
         self._finite = True
 
@@ -154,12 +153,12 @@ class ShardState(State):
         """See `State.exchange`."""
         first = not self._cuts
         plan, cut, layout = self._cut(bucket.parameters(), buffer)
-        work = ShardBucket(self, plan, cut, buffer, self._closed if bucket.is_last() else None)
+        work = ShardBucket(self, plan, cut, buffer, self._ended if bucket.is_last() else None)
         self.session.pending.add(work)
         if first:
             self._loss_scale = self.scale()
             if self.nodes.has_shard:
-                self._scope = ShardBackward(self, self._loss_scale)
+                self._scope = ShardBackward(self, self._loss_scale, self._ended)
         work.message = self._message(layout)
         began = self.timing.clock()
         cut.pack(buffer)
@@ -177,23 +176,23 @@ class ShardState(State):
         if not bucket.is_last():
             return future
         later = device.future_for(buffer)
-        self._after_sums(partial(_pass_on, future, later, self._closed))
+        self._after_sums(partial(_pass_on, future, later, self._ended))
         return later
 
     def end(self) -> None:
         """See `State.end`."""
-        closed, self._closed = self._closed, threading.Event()
+        ended, self._ended = self._ended, threading.Event()
         if self._cuts:
             scope, self._scope = self._scope, None
             if scope is not None:
                 self.timing.closed(scope.step.number)
-            self._summing.put(partial(self._close, scope, closed))
+            self._summing.put(partial(self._close, scope, ended))
             self._before, self._cuts = self._cuts, {}
             self.session.counters.steps += 1
             if self._codec is not None:
                 self._end_encoding(self._codec, scope)
         else:
-            closed.set()  # all buckets were sparse
+            ended.set()  # all buckets were sparse
         for job in self._later:
             self._giving.put(job)
         self._later.clear()
@@ -203,8 +202,6 @@ class ShardState(State):
         codec = self._codec
         if codec is None or layout is None or not layout.encodes or codec.steps < codec.warmup:
             return None
-        if not self._encoding and isinstance(self._scope, ShardBackward):
-            self._scope.watch()
         self._encoding = True
         return Message(codec, layout, codec.steps, self._loss_scale, codec.settled)
 
@@ -253,7 +250,7 @@ class ShardState(State):
         if not work.plan.by_block:
             work.complete()
 
-    def _close(self, scope: Backward | None, closed: threading.Event) -> None:
+    def _close(self, scope: Backward | None, ended: threading.Event) -> None:
         try:
             if self.session.failure is not None:
                 return
@@ -265,7 +262,8 @@ class ShardState(State):
             if scope is not None:
                 scope.close()
         finally:
-            closed.set()
+            if scope is None:
+                ended.set()
 
     def _sent(self, work: ShardBucket) -> int:
         """Bytes that this rank has sent to others for a bucket's sum."""
@@ -291,10 +289,10 @@ class ShardState(State):
 
 
 def _pass_on(
-    result: torch.futures.Future[torch.Tensor], later: torch.futures.Future[torch.Tensor], closed: threading.Event
+    result: torch.futures.Future[torch.Tensor], later: torch.futures.Future[torch.Tensor], ended: threading.Event
 ) -> None:
-    """Complete ``later`` as ``result`` once the step is closed."""
-    closed.wait()
+    """Complete ``later`` as ``result`` once the step has ended."""
+    ended.wait()
     try:
         later.set_result(result.wait())
     except Exception as error:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from typing import Any
 
 import torch
@@ -106,6 +107,29 @@ def training(steps: int, compressions: list[str], hierarchy: bool = False) -> di
     reconnects = gcclient.stats()["reconnects"]
     gcclient.shutdown()
     return {"hashes": hashes, "losses": losses, "reconnects": reconnects}
+
+
+def under_way(steps: int) -> list[int]:
+    """How many blocks' averages are still to come after each backward pass, where the second node is late to close."""
+    rank = start()
+    model = DistributedDataParallel(make_model(), bucket_cap_mb=0.3)  # type: ignore[arg-type]
+    state = gcclient.state(model, hierarchy=True)
+    model.register_comm_hook(state, gcclient.ddp_hook)
+    if rank >= 2:
+        close = state._close
+
+        def late(*args: Any) -> None:
+            time.sleep(0.2)
+            close(*args)
+
+        state._close = late
+    found = []
+    for step in range(steps):
+        x, y = make_batch(rank, step)
+        nn.functional.cross_entropy(model(x), y).backward()
+        found.append(sum(not place.done for place in state.domain.blocks.values()))
+    gcclient.shutdown()
+    return found
 
 
 def accumulation(hierarchy: bool = False) -> dict[str, Any]:

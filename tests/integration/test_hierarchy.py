@@ -47,6 +47,7 @@ def even(pair: Cluster) -> dict[str, list[Outcome]]:
         "accumulation": (f"{DDP}:accumulation", {"hierarchy": True}),
         "scaled": (f"{DDP}:scaled", {"hierarchy": True}),
         "branches": (f"{DDP}:branches", {"hierarchy": True}),
+        "under_way": (f"{DDP}:under_way", {"steps": 3}),
     }
     return dict(zip(functions, run_several(pair, EVEN, list(functions.values())), strict=True))
 
@@ -221,6 +222,12 @@ def test_what_an_operator_says_holds_for_every_shard(tmp_path: Path) -> None:
         stop.touch()
         values = [o.ok() for o in job.wait(60)]
     assert len({v["hash"] for v in values}) == 1
+
+
+def test_a_backward_pass_leaves_no_average_under_way(even: dict[str, list[Outcome]]) -> None:
+    """Not the note's either: a daemon that restarts is brought again what it had not used, which no later step may have
+    overwritten."""
+    assert [o.ok() for o in even["under_way"]] == 4 * [[0, 0, 0]]
 
 
 def test_a_killed_daemon_changes_no_bit(tmp_path_factory: pytest.TempPathFactory) -> None:
