@@ -78,7 +78,8 @@ class Wish(msgspec.Struct, frozen=True):
     the seconds that a step takes under them, as measured (0: not yet). took: seconds of a step under families that were
     in force, which count instead of predictions. late_from: the step from which codecs of `LATE` are in question; 0:
     they are. hope: the share by which the steps of families that were never in force may be shorter than predicted, so
-    that they are tried. refused: families that are not in question, and why.
+    that they are tried. refused: families that are not in question, and why. measure: a
+    family to be put in force to see what its steps take; empty if none is.
     """
 
     quality: str = "balanced"
@@ -96,6 +97,7 @@ class Wish(msgspec.Struct, frozen=True):
     late_from: int = 0
     hope: float = 0.0
     refused: dict[str, str] = {}
+    measure: str = ""
 
 
 class Considered(msgspec.Struct, frozen=True):
@@ -194,6 +196,10 @@ def compose(profile: Profile, wish: Wish | None = None) -> Proposal:
     if wish.family:
         winner, reason = plans[-1], f"{wish.family} was asked for"
         losers, hope = {DENSE: reason}, 0.0
+    elif (measured := next((p for p in plans if p.spec.text == wish.measure), winner)) is not winner:
+        reason, hope = f"{wish.measure}, to be measured beside {winner.spec.text}", 0.0
+        losers = {p.spec.text: f"{wish.measure} is measured first" for p in plans if p is not measured}
+        winner = measured
     elif idle := _idle(profile, plans):
         reason = idle
     elif not profile.link.samples:

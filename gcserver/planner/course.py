@@ -16,11 +16,12 @@ from msgspec.structs import replace
 
 from gcproto.messages import Rule
 from gcproto.modes import STATIC
-from gcserver.planner.auto import Proposal, margin, worth
+from gcserver.planner.auto import Proposal, margin, uncertainty, worth
 from gcserver.planner.auto_rules import PlannedRule
 from gcserver.planner.drift import drift, link_drift
 from gcserver.planner.families import DENSE, kind
 from gcserver.planner.profile import Profile, StepTime
+from gcserver.planner.turns import OFTEN, Took, beaten, known, moved, next_in_turn, noted, surpasses, told
 
 #: Planned again when compute or link have changed by so much.
 DRIFT: Final = 0.2
@@ -43,20 +44,14 @@ Rules = tuple[Rule, ...]
 
 class Before(msgspec.Struct, frozen=True):
     """What a plan replaced: rules, and the measured step under them. dense: nothing was compressed in it, nor by what
-    the job's models were declared with, which rules do not say. kind: the lossiest of what compressed (`KINDS`)."""
+    the job's models were declared with, which rules do not say. kind: the lossiest of what compressed (`KINDS`).
+    family: of the proposal that it was, empty where it was none."""
 
     rules: Rules
     step: StepTime
     dense: bool = False
     kind: int = 0
-
-
-class Took(msgspec.Struct, frozen=True):
-    """What a step under a plan of the planner's really took, and what was expected of it."""
-
-    family: str
-    seconds: float
-    expected: float
+    family: str = ""
 
 
 class Standing(msgspec.Struct, frozen=True):
@@ -67,9 +62,11 @@ class Standing(msgspec.Struct, frozen=True):
     newest proposal, for which domain, of what. plan: the version of the job's newest plan, 0 while there is none.
     before: what that one replaced, until it has been judged. taken_back: rules whose steps were slower than those
     before them, refused: families that a member could not use, and what it said; not tried again until the profile
-    drifts. took: what families took when they were in force, until it drifts; considered: so many of these the newest
-    proposal knew. chosen: the quality is an operator's, whose word comes first. at: steps the domain had made when the
-    newest proposal was. stayed: that proposal is the dense steps that there were without any plan.
+    drifts. took: what families took when they were in force, until it drifts, the newest last; considered: so many of
+    these the newest proposal knew. in_turn: families that were put in force to be measured beside the best. chosen: the
+    quality is an operator's, whose word comes first. at: steps the domain had made when the newest proposal was.
+    stayed: that proposal is the dense steps that there were without any plan. running: the family of the planner's plan
+    that is in force, which the newest proposal may only not have been worth to replace; empty if that is nobody's.
     """
 
     mode: str
@@ -88,11 +85,19 @@ class Standing(msgspec.Struct, frozen=True):
     at: int = 0
     stayed: bool = False
     refused: dict[str, str] = {}
+    in_turn: tuple[str, ...] = ()
+    running: str = ""
 
     @property
     def proposed(self) -> Rules:
         """The newest proposal's rules; none without one."""
         return rules_of(self.proposal) if self.proposal is not None else ()
+
+    @property
+    def family(self) -> str:
+        """By which steps are made, as far as the planner chose it; empty otherwise. (Older daemons kept no other than
+        the newest proposal's.)"""
+        return self.running or (self.proposal.family if self.proposal is not None and self.holds else "")
 
     @property
     def forecast_plan(self) -> int:
@@ -112,6 +117,8 @@ class Act(enum.Enum):
     #: the newest plan has been judged, and is good
     KEEP = enum.auto()
     PLAN = enum.auto()
+    #: as PLAN, but for the family that is to be measured
+    MEASURE = enum.auto()
     TAKE_BACK = enum.auto()
 
 
@@ -132,7 +139,8 @@ def noticed(standing: Standing, version: int, rules: Rules, planned: bool = Fals
     if standing.mode == STATIC:
         return standing
     if rules == standing.asked:
-        return replace(standing, rules=rules, asked=None, plan=version)
+        # Of which family they are is known to who asked for them; after a restart to nobody.
+        return replace(standing, rules=rules, asked=None, plan=version, running="")
     if rules == standing.rules:
         # A change of controller is another version with the same rules.
         return replace(standing, plan=version)
@@ -151,7 +159,7 @@ def next_act(standing: Standing, domain: int, seen: Profile, settled: int = 0, l
         return Act.PLAN, "another model is the largest"
     # Steps over another network say nothing of which of two plans is the better one.
     if standing.before is not None and not other_network(standing, seen):
-        return _judged(standing, standing.before, step_under(seen, standing.plan))
+        return _judged(standing, standing.before, seen)
     if (change := drift(standing.profile, seen)) > DRIFT:
         return Act.PLAN, f"what was measured has drifted by {change:.0%}"
     if _unnoted(standing, step_under(seen, standing.plan)):
@@ -159,11 +167,13 @@ def next_act(standing: Standing, domain: int, seen: Profile, settled: int = 0, l
     if (longer := departed(standing, seen)) > SURPRISE:
         return Act.PLAN, f"steps under plan {standing.plan} take {longer:.0%} longer than when it was judged"
     for new in standing.took[standing.considered :]:
-        if _was_tried(standing, new.family) or _may_be_beaten(standing):
+        if _was_tried(standing, new.family) or _may_be_beaten(standing) or beaten(standing.took, standing.family):
             return Act.PLAN, f"{new.family} took {new.seconds:.3g} s a step, others may take less"
         if new.seconds > new.expected * (1 + SURPRISE):
             # Another family may now be the one to choose. Each is tried once, so this comes to an end.
             return Act.PLAN, f"{new.family} took {new.seconds:.3g} s a step, {new.expected:.3g} s were expected"
+    if other := in_turn(standing):
+        return Act.MEASURE, f"{other} is measured beside {standing.family}"
     if standing.at < late_after <= settled:
         return Act.PLAN, f"low rank and sparsifiers are in question from step {late_after} on"
     if seen.errors and settled >= max(2 * standing.at, standing.at + LOOK_AGAIN):
@@ -171,27 +181,50 @@ def next_act(standing: Standing, domain: int, seen: Profile, settled: int = 0, l
     return Act.STAY, ""
 
 
+def in_turn(standing: Standing) -> str:
+    """The family that is to be put in force to be measured beside the one that is; empty if there is none."""
+    mine = known(standing.took, standing.family)
+    if standing.proposal is None or standing.before is not None or mine is None or mine.plan not in (-1, standing.plan):
+        return ""
+    done = {*standing.in_turn, *standing.refused}
+    return next_in_turn(standing.proposal.considered, standing.family, standing.took, done)
+
+
 def _unnoted(standing: Standing, after: StepTime | None) -> bool:
-    """Whether enough steps of what the planner chose were measured, and what they took has not been noted. Of dense
-    steps that stayed, too: others may be better than predicted."""
-    if after is None or after.steps < JUDGED_AFTER or standing.proposal is None or not standing.holds:
+    """Whether enough steps of what the planner chose were measured, and what they took has not been noted, or was
+    before another plan was in force meanwhile. Of dense steps that stayed, too: others may be better than predicted."""
+    if after is None or after.steps < JUDGED_AFTER or not standing.family:
         return False
-    return all(t.family != standing.proposal.family for t in standing.took)
+    took = known(standing.took, standing.family)
+    return took is None or took.plan not in (-1, standing.plan)
 
 
 def judged(standing: Standing, seen: Profile) -> Standing:
-    """The plan in force has been judged: what a step under it took is remembered, and, if what it replaced was dense,
-    what dense ones take."""
-    step, proposal, before = step_under(seen, standing.plan), standing.proposal, standing.before
+    """The plan in force has been judged: what a step under it took is remembered, what one under the plan before took
+    just before it, and what both say of the steps that others took."""
+    step, family, before = step_under(seen, standing.plan), standing.family, standing.before
     done = replace(standing, before=None)
-    if step is None or proposal is None or not standing.holds:
+    if step is None or not family:
         return done
-    others = tuple(t for t in standing.took if t.family != proposal.family)
-    took = (*others, Took(proposal.family, step.seconds, proposal.hoped))
-    considered = min(standing.considered, len(others))
-    if before is not None and before.dense and all(t.family != DENSE for t in took):
-        took, considered = (Took(DENSE, before.step.seconds, before.step.seconds), *took), considered + 1
-    return replace(done, took=took, considered=considered)
+    took, considered = standing.took, standing.considered
+    if before is not None and before.family:
+        took = told(took, before.family, before.step)
+    if before is not None and before.dense and known(took, DENSE) is None:
+        took, considered = (
+            (Took(DENSE, before.step.seconds, before.step.seconds, before.step.plan), *took),
+            considered + 1,
+        )
+    others, mine = len(took), known(took, family)
+    if mine is not None:
+        others -= 1
+        if before is None and mine.runs < OFTEN and moved(took, family, step) != 1.0:
+            # What was slower than this was so on another machine, as it were.
+            done = replace(done, taken_back=())
+    newest = standing.proposal
+    expected = newest.hoped if newest is not None and newest.family == family else step.seconds
+    return replace(
+        done, took=noted(took, family, step, expected, before is not None), considered=min(considered, others)
+    )
 
 
 def learned(standing: Standing, seen: Profile) -> dict[str, Any]:
@@ -202,11 +235,10 @@ def learned(standing: Standing, seen: Profile) -> dict[str, Any]:
 
 def departed(standing: Standing, seen: Profile) -> float:
     """By which share steps under the plan in force take longer than when it was judged; 0 while that is not sure."""
-    step, proposal = step_under(seen, standing.plan), standing.proposal
-    if step is None or proposal is None or not standing.holds or step.steps < SURE_AFTER:
+    step, took = step_under(seen, standing.plan), known(standing.took, standing.family)
+    if step is None or took is None or step.steps < SURE_AFTER:
         return 0.0
-    noted = next((t.seconds for t in standing.took if t.family == proposal.family), math.inf)
-    return step.seconds / noted - 1.0
+    return step.seconds / took.seconds - 1.0
 
 
 def _was_tried(standing: Standing, family: str) -> bool:
@@ -232,7 +264,7 @@ def unlearned(standing: Standing, seen: Profile) -> dict[str, Any]:
         known = profile if profile.link.samples else msgspec.structs.replace(profile, link=seen.link)
         if drift(known, seen) <= DRIFT and departed(standing, seen) <= SURPRISE:
             return {}
-    return {"before": None, "taken_back": (), "took": (), "considered": 0, "refused": {}}
+    return {"before": None, "taken_back": (), "took": (), "considered": 0, "refused": {}, "in_turn": ()}
 
 
 def stands(standing: Standing) -> str:
@@ -262,11 +294,19 @@ def lossiest(rules: Iterable[Rule | PlannedRule]) -> int:
     return max((kind(rule.spec) for rule in rules), default=0)
 
 
-def _judged(standing: Standing, replaced: Before, after: StepTime | None) -> tuple[Act, str]:
-    before = replaced.step
+def _judged(standing: Standing, replaced: Before, seen: Profile) -> tuple[Act, str]:
+    before, after = replaced.step, step_under(seen, standing.plan)
     if after is None or after.steps < JUDGED_AFTER:
         return Act.STAY, ""
     took = f"plan {standing.plan} took {after.seconds:.3g} s a step, the one before it {before.seconds:.3g} s"
+    if standing.family in standing.in_turn and replaced.family:
+        # Both were measured before, and what they took then counts as much.
+        both = judged(standing, seen).took
+        old, new = known(both, replaced.family), known(both, standing.family)
+        if old is not None and new is not None:
+            took += f", {new.seconds:.3g} and {old.seconds:.3g} s in {new.runs} turns"
+            kept = surpasses(new, old, max(uncertainty(before), uncertainty(after)))
+            return (Act.KEEP, took) if kept else (Act.TAKE_BACK, f"{took}: that one is back")
     noise = max(before.noise, after.noise)
     # What came into force because it loses less may cost what it was let cost. (Older daemons kept no kind.)
     gave_up = max(replaced.kind, lossiest(replaced.rules))
@@ -284,16 +324,24 @@ def effective(rules: Sequence[PlannedRule]) -> Sequence[PlannedRule]:
 
 
 def switch(
-    standing: Standing, proposal: Proposal, now: StepTime | None, in_force: Rules, made_by: Sequence[PlannedRule]
+    standing: Standing,
+    proposal: Proposal,
+    now: StepTime | None,
+    in_force: Rules,
+    made_by: Sequence[PlannedRule],
+    measure: str = "",
 ) -> tuple[bool, str]:
     """(whether to put a proposal in force, why). in_force: the rules of the job's plan. ``now``: the measured step
-    under them and what they leave to its models, if there is one; made_by: all of these."""
+    under them and what they leave to its models, if there is one; made_by: all of these. measure: the family that is to
+    be measured, whatever is expected of it."""
     rules = rules_of(proposal)
     if rules == in_force:
         return False, f"the plan in force stays, it is the one to choose: {proposal.reason}"
     if proposal.overspent > 1 + OVERSPENT:
         # No step is so short that it pays for more error than was agreed on.
         return True, f"levels in force lose {proposal.overspent - 1:.0%} more than they may; {proposal.reason}"
+    if proposal.family == measure and now is not None:
+        return True, proposal.reason
     if rules in standing.taken_back:
         return False, f"{proposal.reason}; but it was slower than the plan in force when it was tried"
     if now is None and standing.profile is not None:
@@ -308,13 +356,16 @@ def stays_dense(proposal: Proposal, in_force: Sequence[PlannedRule]) -> bool:
     return proposal.family == DENSE and not lossy(effective(in_force))
 
 
-def replaced(rules: Rules, now: StepTime | None, proposal: Proposal, in_force: Sequence[PlannedRule]) -> Before | None:
+def replaced(
+    standing: Standing, rules: Rules, now: StepTime | None, proposal: Proposal, in_force: Sequence[PlannedRule]
+) -> Before | None:
     """What the next plan is judged by; None where too few steps were measured to judge it, or it is not for speed.
-    in_force: all rules that steps were made by until now, those of no plan among them."""
+    standing: as it was until now; in_force: all rules that steps were made by, those of no plan among them."""
     if now is None or now.steps < COMPARED or proposal.overspent > 1 + OVERSPENT:
         return None
     decide = effective(in_force)
-    return Before(rules, now, not lossy(decide), lossiest(decide))
+    dense = not lossy(decide)
+    return Before(rules, now, dense, lossiest(decide), standing.family or (DENSE if dense else ""))
 
 
 def step_under(profile: Profile, plan: int) -> StepTime | None:

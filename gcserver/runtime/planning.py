@@ -198,12 +198,13 @@ class Planning:
             return
         late_after = planwish.late_after(course.standing, domain, self._s.config.plan)
         act, why = decide.next_act(course.standing, domain.config.domain, seen, planwish.made(domain), late_after)
-        if act is not Act.PLAN or not decide.other_network(course.standing, seen):
+        plans = act in (Act.PLAN, Act.MEASURE)
+        if not plans or not decide.other_network(course.standing, seen):
             course.afresh = 0.0  # a network that is again as it was has to change once more
         if act is Act.KEEP:
             course.standing, course.looked = decide.judged(course.standing, seen), 0.0  # what follows is seen at once
             self._now(job)
-        elif act is Act.PLAN:
+        elif plans:
             step = step_now(domain, seen)
             if decide.other_network(course.standing, seen):
                 # The step that a plan has to beat is one over the network of now.
@@ -219,7 +220,10 @@ class Planning:
             course.afresh = 0.0
             _log(job).info("job %r is planned: %s", job.record.label, why)
             self._now(job, **decide.unlearned(course.standing, seen))
-            self._begin(job, course, lambda: self._plan(job, domain, course, seen))
+            measure = decide.in_turn(course.standing) if act is Act.MEASURE else ""
+            if measure:
+                self._now(job, in_turn=(*course.standing.in_turn, measure))
+            self._begin(job, course, lambda: self._plan(job, domain, course, seen, measure))
         elif act is Act.TAKE_BACK:
             _log(job).warning("job %r: %s", job.record.label, why)
             self._now(job, **decide.learned(course.standing, seen))
@@ -258,8 +262,11 @@ class Planning:
         if course.standing.mode != STATIC:
             course.result = says
 
-    async def _plan(self, job: Job, domain: ControlDomain, course: Course, seen: Profile) -> AnswerRequest | None:
-        """Measure what is missing, plan, and put the plan in force if it is worth that."""
+    async def _plan(
+        self, job: Job, domain: ControlDomain, course: Course, seen: Profile, measure: str = ""
+    ) -> AnswerRequest | None:
+        """Measure what is missing, plan, and put the plan in force if it is worth that, or of the family that is to be
+        measured (``measure``)."""
         wanted = course.standing.mode, course.standing.quality
         now = step_now(domain, seen)  # before this work slows the steps down
         course.waits = "measures codecs and gradients"
@@ -269,6 +276,7 @@ class Planning:
         course.looked_at = settled if looks else course.looked_at
         course.waits = "plans"
         wish = planwish.informed(plain, course.standing, job, domain, now)
+        wish, was = msgspec.structs.replace(wish, measure=measure), course.standing
         while True:
             answer = await self._link.ask(Plan(profile, wish))
             assert isinstance(answer, Planned)
@@ -279,9 +287,10 @@ class Planning:
                 "profile": profile, "proposal": proposal, "domain": domain.config.domain, "considered": len(wish.took),
                 "at": settled, "stayed": decide.stays_dense(proposal, wish.rules),
             }  # fmt: skip
-            pays, reason = decide.switch(course.standing, proposal, now, rules, wish.rules)
+            pays, reason = decide.switch(course.standing, proposal, now, rules, wish.rules, measure)
             if not pays:
-                self._now(job, **found)
+                same = found["stayed"] or decide.rules_of(proposal) == rules
+                self._now(job, **found, running=proposal.family if same else course.standing.running)
                 course.result = reason
                 _log(job).info("job %r: %s", job.record.label, reason)
                 return None
@@ -292,7 +301,8 @@ class Planning:
                 # The same would be proposed again, and refused again: the next best is.
                 wish = self._without(job, course, wish, proposal.family, error)
         if course.standing.mode != STATIC:
-            self._now(job, **found, before=decide.replaced(rules, now, proposal, wish.rules))
+            before = decide.replaced(was, rules, now, proposal, wish.rules)
+            self._now(job, **found, before=before, running=proposal.family)
             course.result = f"plan {answered.plan} since step {answered.step}: {reason}"
             _log(job).info("job %r: %s (expected %.3g s a step)", job.record.label, course.result, proposal.expected)
         return answered
@@ -321,7 +331,8 @@ class Planning:
             # Nothing else can be asked for instead: it is tried again later.
             raise NotPlannable(str(error)) from None
         if course.standing.mode != STATIC:
-            self._now(job, before=None, taken_back=(*course.standing.taken_back, tried))
+            taken_back = (*course.standing.taken_back, tried)
+            self._now(job, before=None, taken_back=taken_back, running=before.family)
             course.result = why
         return answered
 

@@ -111,7 +111,7 @@ def test_a_plan_is_judged_once_enough_steps_are_beyond_the_noise(after: StepTime
 def test_what_a_plan_took_is_remembered_and_a_surprise_is_planned_for_once() -> None:
     slow, quick = (measured(StepTime(3, seconds, 0.01, 30)) for seconds in (0.3, 0.21))
     known = judged(PLANNED, slow)
-    assert known.before is None and known.took == (Took("topk(ratio=0.01)", 0.3, 0.2),)
+    assert known.before is None and known.took == (Took("topk(ratio=0.01)", 0.3, 0.2, 3),)
     act, why = next_act(known, 7, slow)
     assert act is Act.PLAN and "0.3 s a step, 0.2 s were expected" in why
     assert next_act(replace(known, considered=1), 7, slow)[0] is Act.STAY, "the newest proposal knew"
@@ -239,7 +239,7 @@ def test_where_the_planner_chose_what_was_there_that_is_noted_too(compute: float
     after = measured(StepTime(0, 0.2, 0.01, JUDGED_AFTER))
     assert next_act(standing, 7, after)[0] is Act.KEEP
     known = judged(standing, after)
-    assert known.took == (Took("none", 0.2, 0.2),)
+    assert known.took == (Took("none", 0.2, 0.2, 0),)
     assert next_act(known, 7, after)[0] is act, "no step is shorter than computing"
     assert next_act(replace(known, considered=1), 7, after)[0] is Act.STAY
     assert not stays_dense(dense, (PlannedRule("*", "fp16"),)) and not stays_dense(proposal(), ())
@@ -250,24 +250,28 @@ def test_what_was_tried_is_planned_for_with_what_it_took() -> None:
     standing = replace(PLANNED, proposal=replace(proposal(0.22), hope=0.15), before=None)
     after = measured(StepTime(3, 0.2, 0.01, 30))
     known = judged(standing, after)
-    assert known.took == (Took("topk(ratio=0.01)", 0.2, pytest.approx(0.187)),)
+    assert known.took == (Took("topk(ratio=0.01)", 0.2, pytest.approx(0.187), 3),)
     assert next_act(known, 7, after)[0] is Act.PLAN
     assert next_act(replace(known, considered=1), 7, after)[0] is Act.STAY
 
 
 def test_few_steps_judge_nothing() -> None:
-    lossless, fp16 = (PlannedRule("*", "none"),), (PlannedRule("*", "fp16"),)
-    assert replaced(OLD, None, proposal(), fp16) is None
-    assert replaced(OLD, StepTime(2, 0.4, 0.0, COMPARED - 1), proposal(), fp16) is None
+    lossless, fp16, began = (PlannedRule("*", "none"),), (PlannedRule("*", "fp16"),), Standing("auto", "fast")
+    assert replaced(began, OLD, None, proposal(), fp16) is None
+    assert replaced(began, OLD, StepTime(2, 0.4, 0.0, COMPARED - 1), proposal(), fp16) is None
     enough = StepTime(2, 0.4, 0.0, COMPARED)
-    assert replaced(OLD, enough, proposal(), fp16) == Before(OLD, enough, kind=kind("fp16"))
-    assert replaced((), enough, proposal(), fp16) == Before((), enough, kind=kind("fp16")), "of the model's own codec"
+    assert replaced(began, OLD, enough, proposal(), fp16) == Before(OLD, enough, kind=kind("fp16"))
+    assert replaced(began, (), enough, proposal(), fp16) == Before((), enough, kind=kind("fp16")), (
+        "of the model's own codec"
+    )
     both = (*fp16, PlannedRule("*", "topk(ratio=0.01)", "all"))
-    assert replaced(NEW, enough, proposal(), both) == Before(NEW, enough, kind=kind("topk")), "not the model's own"
-    assert replaced(OTHER, enough, proposal(), (*fp16, *lossless)) == Before(OTHER, enough, dense=True)
-    assert replaced((), enough, proposal(), lossless) == Before((), enough, dense=True)
+    assert replaced(began, NEW, enough, proposal(), both) == Before(NEW, enough, kind=kind("topk")), (
+        "not the model's own"
+    )
+    assert replaced(began, OTHER, enough, proposal(), (*fp16, *lossless)) == Before(OTHER, enough, True, family="none")
+    assert replaced(began, (), enough, proposal(), lossless) == Before((), enough, True, family="none")
     exact = msgspec.structs.replace(proposal(), overspent=1 + 2 * OVERSPENT)
-    assert replaced(OLD, enough, exact, fp16) is None, "what is not for speed is not taken back for want of it"
+    assert replaced(began, OLD, enough, exact, fp16) is None, "what is not for speed is not taken back for want of it"
 
 
 def test_a_forecast_is_of_a_plan_only_while_that_is_in_force() -> None:
@@ -393,4 +397,4 @@ def test_a_plan_that_was_there_before_is_judged_by_its_own_steps(adopted: Standi
     assert standing.forecast_plan == 3
     assert next_act(standing, 7, measured(dense)) == (Act.STAY, ""), "plan 0's steps say nothing of it"
     assert next_act(standing, 7, measured(dense, own))[0] is Act.KEEP
-    assert judged(standing, measured(dense, own)).took == (Took("topk(ratio=0.01)", 0.5, 0.5),)
+    assert judged(standing, measured(dense, own)).took == (Took("topk(ratio=0.01)", 0.5, 0.5, 3),)

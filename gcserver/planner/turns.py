@@ -1,0 +1,119 @@
+"""What plans took, in terms of the machine of now, and which are to be measured in turns.
+
+What may live here: what measured steps of one plan say of those of others, which family is measured once more. What may
+not: when that is asked, what becomes of a job's plans (`course.py`), predictions (`live.py`).
+
+Plans are tried one after the other, and a machine that others use, or whose network is theirs too, may be a fifth
+slower by the next trial: the shorter step would be the luckier one. So a plan that is back is measured again (A B A),
+what all others took is taken to have changed as it did, and what came close to the best is in force once more before it
+is given up (A B A B).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Final
+
+import msgspec
+from msgspec.structs import replace
+
+from gcserver.planner.auto import TIE, Considered, margin, uncertainty
+from gcserver.planner.families import kind
+from gcserver.planner.profile import StepTime
+
+#: Families whose steps were longer than those of the plan in force by less than this share are measured in turns.
+CLOSE: Final = 0.15
+#: Of those that were never in force, but are of the same kind, predictions say so much within their own error.
+NEAR: Final = 0.05
+#: A plan that was in force so often is not tried again because the machine has changed.
+OFTEN: Final = 3
+
+
+class Took(msgspec.Struct, frozen=True):
+    """What a step under a plan of the planner's really took, and what was expected of it. plan: the version it was last
+    measured under, -1 where that is not known; runs: how often it was."""
+
+    family: str
+    seconds: float
+    expected: float
+    plan: int = -1
+    runs: int = 1
+
+
+def known(took: Sequence[Took], family: str) -> Took | None:
+    """What is known of a family."""
+    return next((t for t in took if t.family == family), None)
+
+
+def moved(took: Sequence[Took], family: str, step: StepTime) -> float:
+    """How many times as long steps of ``family`` are now as when they were measured; 1 where that may be noise."""
+    before = known(took, family)
+    if before is None or before.seconds <= 0:
+        return 1.0
+    times = step.seconds / before.seconds
+    return 1.0 if abs(times - 1.0) <= max(TIE, 2.0 * uncertainty(step)) else times
+
+
+def told(took: tuple[Took, ...], family: str, step: StepTime) -> tuple[Took, ...]:
+    """What families took, by a new measurement of one of them: where its steps have changed, all others' have as much,
+    and half as much those that were measured in between, which are those after it."""
+    before, times = known(took, family), moved(took, family, step)
+    if before is None:
+        return took
+    if times == 1.0:
+        mean = (before.seconds * before.runs + step.seconds) / (before.runs + 1)
+        return tuple(replace(t, seconds=mean) if t is before else t for t in took)
+    place, half = took.index(before), 2.0 * times / (1.0 + times)
+    scaled = [replace(t, seconds=t.seconds * (times if i < place else half)) for i, t in enumerate(took)]
+    scaled[place] = replace(before, seconds=step.seconds)
+    return tuple(scaled)
+
+
+def noted(took: tuple[Took, ...], family: str, step: StepTime, expected: float, compared: bool) -> tuple[Took, ...]:
+    """With what a step under a plan of ``family`` took; the newest comes last. compared: the plan before it was
+    measured just before, so that this says nothing of others."""
+    before = known(took, family)
+    if before is None:
+        return (*took, Took(family, step.seconds, expected, step.plan))
+    if compared:
+        seconds = (before.seconds * before.runs + step.seconds) / (before.runs + 1)
+    else:
+        took = told(took, family, step)
+        seconds = next(t.seconds for t in took if t.family == family)
+    others = tuple(t for t in took if t.family != family)
+    return (*others, Took(family, seconds, expected, step.plan, before.runs + 1))
+
+
+def beaten(took: Sequence[Took], family: str) -> bool:
+    """Whether another family, as it was measured, is to be chosen in place of this one."""
+    mine = known(took, family)
+    return mine is not None and any(surpasses(t, mine) for t in took if t.family != family)
+
+
+def surpasses(new: Took, old: Took, unsure: float = 0.0) -> bool:
+    """Whether what was measured of ``new`` is as much shorter than ``old`` as its kind must bring; of two of one kind,
+    whether it is shorter at all. unsure: standard deviation of the measurements, as a share."""
+    then, before = kind(new.family), kind(old.family)
+    return new.seconds < old.seconds * (1.0 - (0.0 if then == before else margin(unsure, before, then)))
+
+
+def next_in_turn(considered: Sequence[Considered], family: str, took: Sequence[Took], done: Collection[str]) -> str:
+    """The family to be measured beside ``family``, which is in force; empty if there is none. considered: those of the
+    newest proposal; done: those that were in turn before.
+
+    These are what was in force and took at most `CLOSE` longer; and what is of the same kind, was never in force, and
+    is at most `NEAR` longer by what predictions of this kind are off: prices are not that exact.
+    """
+    expected = {c.spec: c.expected for c in considered if c.expected > 0}
+    if (mine := known(took, family)) is None or family not in expected:
+        return ""
+    times = mine.seconds / expected[family]
+    close = {
+        spec: seconds * times
+        for spec, seconds in expected.items()
+        if kind(spec) == kind(family) and seconds * times < mine.seconds * (1.0 + NEAR)
+    }
+    close |= {t.family: t.seconds for t in took if t.family in expected}
+    left_out = {family, *done}
+    possible = (s for s, seconds in close.items() if s not in left_out and seconds < mine.seconds * (1.0 + CLOSE))
+    return min(possible, key=close.__getitem__, default="")

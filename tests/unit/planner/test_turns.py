@@ -1,0 +1,213 @@
+"""What plans took, told by what others take now; which are measured in turns; a machine that changes meanwhile."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from gcproto.messages import Rule
+from gcserver.planner.auto import Considered, Proposal
+from gcserver.planner.auto_rules import PlannedRule
+from gcserver.planner.course import (
+    JUDGED_AFTER,
+    Act,
+    Before,
+    Standing,
+    in_turn,
+    judged,
+    learned,
+    next_act,
+    replaced,
+    rules_of,
+    switch,
+)
+from gcserver.planner.profile import Profile, StepTime
+from gcserver.planner.turns import (
+    CLOSE,
+    NEAR,
+    OFTEN,
+    Took,
+    beaten,
+    moved,
+    next_in_turn,
+    noted,
+    surpasses,
+    told,
+)
+from tests.unit.planner.live_profiles import plain
+
+FP16, QSGD, TOPK = "fp16", "qsgd(bits=4)", "topk(ratio=0.01)"
+
+
+def step(seconds: float, plan: int = 5, noise: float = 0.01) -> StepTime:
+    return StepTime(plan, seconds, noise, 25)
+
+
+def seconds(took: tuple[Took, ...]) -> dict[str, Any]:
+    return {t.family: pytest.approx(t.seconds) for t in took}
+
+
+THREE = (Took(TOPK, 0.4, 0.4), Took(FP16, 0.2, 0.2, runs=3), Took(QSGD, 0.3, 0.3))
+
+
+def test_a_machine_that_has_changed_has_for_all_plans() -> None:
+    """Half as much for what was measured since: the change may lie before it or after."""
+    assert seconds(told(THREE, FP16, step(0.3))) == {TOPK: 0.6, FP16: 0.3, QSGD: 0.3 * 1.2}
+    assert seconds(told(THREE, QSGD, step(0.15))) == {TOPK: 0.2, FP16: 0.1, QSGD: 0.15}
+    assert told(THREE, "none", step(0.3)) == THREE, "nothing is known of what that took before"
+
+
+def test_what_may_be_noise_changes_no_other_plan() -> None:
+    assert seconds(told(THREE, FP16, step(0.204))) == {TOPK: 0.4, FP16: 0.201, QSGD: 0.3}, "its mean, of four now"
+    assert moved(THREE, FP16, step(0.21)) == pytest.approx(1.05)
+    assert moved(THREE, FP16, step(0.21, noise=0.2)) == 1.0, "of 25 steps that vary so much"
+    assert moved(THREE, "none", step(0.21)) == 1.0
+
+
+def test_the_newest_comes_last() -> None:
+    new = noted((), FP16, step(0.2), 0.19, False)
+    assert new == (Took(FP16, 0.2, 0.19, 5, 1),)
+    again = noted(THREE, FP16, step(0.3, plan=7), 0.2, False)
+    assert seconds(again) == {TOPK: 0.6, QSGD: 0.36, FP16: 0.3} and again[-1] == Took(FP16, 0.3, 0.2, 7, 4)
+    beside = noted(THREE, FP16, step(0.3), 0.2, True)
+    assert seconds(beside) == {TOPK: 0.4, QSGD: 0.3, FP16: 0.225}, "the plan before was measured just before"
+
+
+def test_what_surpasses_another_brings_what_its_kind_must() -> None:
+    old = Took(FP16, 1.0, 1.0)
+    assert surpasses(Took(QSGD, 0.94, 1), old) and not surpasses(Took(QSGD, 0.96, 1), old)
+    assert surpasses(Took(TOPK, 0.91, 1), old) and not surpasses(Took(TOPK, 0.93, 1), old)
+    assert surpasses(Took("bf16", 0.999, 1), old) and not surpasses(Took("bf16", 1.001, 1), old), "of the same kind"
+    assert surpasses(old, Took(TOPK, 0.95, 1)) and not surpasses(old, Took(TOPK, 0.9, 1)), "what loses less may cost"
+    assert not surpasses(Took(QSGD, 0.94, 1), old, unsure=0.05)
+    assert beaten((old, Took(QSGD, 0.94, 1)), FP16) and not beaten((old, Took(QSGD, 0.96, 1)), FP16)
+    assert not beaten((old,), QSGD)
+
+
+def considered(**expected: float) -> tuple[Considered, ...]:
+    return tuple(Considered(spec, s, "") for spec, s in expected.items())
+
+
+def test_what_comes_close_is_measured_in_turn_the_shortest_first() -> None:
+    families = considered(**{"none": 1.0, FP16: 0.3, QSGD: 0.2, TOPK: 0.4})
+    close = Took(TOPK, 0.2 * (1 + CLOSE) - 1e-6, 0.4)
+    took = (Took("none", 0.5, 1.0), Took(FP16, 0.21, 0.3), close, Took(QSGD, 0.2, 0.2))
+    assert next_in_turn(families, QSGD, took, ()) == FP16
+    assert next_in_turn(families, QSGD, took, (FP16,)) == TOPK
+    assert next_in_turn(families, QSGD, took, (FP16, TOPK)) == "", "dense steps are far from it"
+    assert next_in_turn(families[:-1], QSGD, took, (FP16,)) == "", "it is not in question any more"
+    assert next_in_turn(families, "onebit", took, ()) == next_in_turn(families, QSGD, took[:-1], ()) == ""
+
+
+def test_others_of_the_kind_are_measured_by_what_predictions_of_it_are_off() -> None:
+    """qsgd(bits=8) took half as much again as predicted."""
+    eight, took = "qsgd(bits=8)", (Took("qsgd(bits=8)", 0.3, 0.2),)
+    for four, found in ((0.2 * (1 + NEAR) - 1e-6, QSGD), (0.2 * (1 + NEAR) + 1e-6, ""), (0.0, "")):
+        assert next_in_turn(considered(**{FP16: 0.1, eight: 0.2, QSGD: four}), eight, took, ()) == found
+    assert next_in_turn(considered(**{eight: 0.2, QSGD: 0.2}), eight, (*took, Took(QSGD, 0.36, 0.2)), ()) == ""
+
+
+# ------------------------------------------------------------------------- in the course of a job's plans
+PROFILE = plain([100_000], [0.1], forward=0.1)
+FAMILIES = considered(**{"none": 1.0, FP16: 0.4, QSGD: 0.38})
+
+
+def proposal(family: str, expected: float = 0.4, hope: float = 0.0) -> Proposal:
+    rules = (PlannedRule("*", family),)
+    return Proposal(family, rules, (), (), (), expected, 1.0, 0.1, 1.0, (), FAMILIES, family, hope=hope)
+
+
+def measured(*steps: StepTime) -> Profile:
+    return msgspec.structs.replace(PROFILE, steps=steps)
+
+
+def rules(family: str) -> tuple[Rule, ...]:
+    return rules_of(proposal(family))
+
+
+def running(family: str, plan: int, *took: Took, before: Before | None = None, turns: tuple[str, ...] = ()) -> Standing:
+    """A plan of ``family`` is in force, as the newest proposal has it."""
+    return Standing(
+        "auto", "balanced", rules(family), None, 7, PROFILE, proposal(family), plan, before,
+        took=took, considered=len(took), in_turn=turns, running=family,
+    )  # fmt: skip
+
+
+def enough(seconds: float, plan: int) -> StepTime:
+    return StepTime(plan, seconds, 0.01, JUDGED_AFTER)
+
+
+def test_a_plan_that_is_back_is_measured_again_and_tells_of_what_was_tried() -> None:
+    """The machine became a quarter slower when qsgd was tried: it looked no better than fp16 was before."""
+    standing = running(
+        QSGD, 2, Took(FP16, 0.4, 0.4, 1), before=Before(rules(FP16), enough(0.4, 1), kind=1, family=FP16)
+    )
+    seen = measured(enough(0.4, 1), enough(0.44, 2))
+    assert next_act(standing, 7, seen)[0] is Act.TAKE_BACK
+    standing = replace(standing, **learned(standing, seen))
+    assert seconds(standing.took) == {FP16: 0.4, QSGD: 0.44}
+    # It is back as plan 3, and the newest proposal is fp16 again, which knew what qsgd took.
+    standing = replace(running(FP16, 3, *standing.took), taken_back=(rules(QSGD),))
+    seen = measured(*seen.steps, StepTime(3, 0.5, 0.01, JUDGED_AFTER - 1))
+    assert next_act(standing, 7, seen)[0] is Act.STAY and in_turn(standing) == ""
+    seen = measured(*seen.steps[:-1], enough(0.5, 3))
+    assert next_act(standing, 7, seen)[0] is Act.KEEP, "what it takes now is to be noted"
+    standing = judged(standing, seen)
+    assert seconds(standing.took) == {QSGD: 0.44 * 2 * 1.25 / 2.25, FP16: 0.5} and standing.taken_back == ()
+    assert not beaten(standing.took, FP16), "0.489 s are no gain of a twentieth over 0.5 s"
+    settled = replace(standing, considered=2)
+    assert next_act(settled, 7, seen) == (Act.MEASURE, f"{QSGD} is measured beside {FP16}"), "it came close"
+    assert next_act(replace(settled, in_turn=(QSGD,)), 7, seen)[0] is Act.STAY
+    standing = judged(running(FP16, 4, Took(FP16, 0.4, 0.4, 1), Took(QSGD, 0.42, 0.4, 2)), measured(enough(0.5, 4)))
+    act, why = next_act(standing, 7, measured(enough(0.5, 4)))
+    assert act is Act.PLAN and "0.5 s" in why, "0.467 s are one"
+
+
+def test_what_was_in_force_often_is_not_tried_for_ever() -> None:
+    moving = measured(enough(0.5, 4))
+    for runs, kept in ((OFTEN - 1, ()), (OFTEN, (rules(QSGD),))):
+        standing = running(FP16, 4, Took(FP16, 0.4, 0.4, 1, runs), Took(QSGD, 0.42, 0.4, 2))
+        assert judged(replace(standing, taken_back=(rules(QSGD),)), moving).taken_back == kept
+
+
+def test_what_is_measured_in_turn_is_put_in_force_whatever_is_expected() -> None:
+    standing, now = running(FP16, 3, Took(FP16, 0.4, 0.4, 3), Took(QSGD, 0.44, 0.4, 2)), enough(0.4, 3)
+    assert in_turn(standing) == QSGD and in_turn(replace(standing, in_turn=(QSGD,))) == ""
+    assert in_turn(replace(standing, refused={QSGD: "no room"})) == ""
+    assert in_turn(replace(standing, before=Before((), now))) == "", "it is to be judged itself"
+    other, made_by = proposal(QSGD, 0.44), (PlannedRule("*", FP16),)
+    back = replace(standing, taken_back=(rules(QSGD),))
+    assert not switch(standing, other, now, rules(FP16), made_by)[0]
+    assert switch(back, other, now, rules(FP16), made_by, QSGD) == (True, QSGD)
+    assert not switch(back, other, None, rules(FP16), made_by, QSGD)[0], "nothing to compare it with"
+    assert not switch(back, proposal(TOPK, 0.44), now, rules(FP16), made_by, QSGD)[0], "a member refuses qsgd"
+    assert replaced(standing, rules(FP16), now, other, made_by) == Before(rules(FP16), now, False, 1, FP16)
+
+
+@pytest.mark.parametrize(
+    ("before", "then", "act"),
+    [
+        (0.40, 0.36, Act.KEEP),  # 0.37 and 0.40 s
+        (0.40, 0.39, Act.TAKE_BACK),  # 0.385 s are less than a twentieth shorter
+        (0.50, 0.44, Act.KEEP),  # a slower machine: 0.4575 s, since 0.38 s would be 0.475 now
+        (0.40, 0.45, Act.TAKE_BACK),
+    ],
+)
+def test_turns_count_alike(before: float, then: float, act: Act) -> None:
+    took = (Took(QSGD, 0.38, 0.4, 2), Took(FP16, 0.4, 0.4, 3))
+    replaced_ = Before(rules(FP16), enough(before, 3), kind=1, family=FP16)
+    standing = running(QSGD, 4, *took, before=replaced_, turns=(QSGD,))
+    found, why = next_act(standing, 7, measured(enough(before, 3), enough(then, 4)))
+    assert found is act and "in 2 turns" in why
+
+
+def test_a_plan_that_was_not_worth_to_replace_by_one_of_its_family_is_known_by_it() -> None:
+    """The newest proposal has other rules than those in force, for a gain that does not pay."""
+    standing = replace(running(QSGD, 2), proposal=proposal(TOPK), running=QSGD)
+    assert not standing.holds and standing.family == QSGD
+    seen = measured(enough(0.4, 2))
+    assert next_act(standing, 7, seen)[0] is Act.KEEP
+    assert judged(standing, seen).took == (Took(QSGD, 0.4, 0.4, 2),)
