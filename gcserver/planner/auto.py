@@ -196,10 +196,9 @@ def compose(profile: Profile, wish: Wish | None = None) -> Proposal:
     if wish.family:
         winner, reason = plans[-1], f"{wish.family} was asked for"
         losers, hope = {DENSE: reason}, 0.0
-    elif (measured := next((p for p in plans if p.spec.text == wish.measure), winner)) is not winner:
-        reason, hope = f"{wish.measure}, to be measured beside {winner.spec.text}", 0.0
+    elif measured := next((p for p in plans if p.spec.text == wish.measure), None):
+        winner, reason, hope = measured, f"{wish.measure}, to be measured beside others", 0.0
         losers = {p.spec.text: f"{wish.measure} is measured first" for p in plans if p is not measured}
-        winner = measured
     elif idle := _idle(profile, plans):
         reason = idle
     elif not profile.link.samples:

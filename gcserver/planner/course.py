@@ -181,6 +181,12 @@ def next_act(standing: Standing, domain: int, seen: Profile, settled: int = 0, l
     return Act.STAY, ""
 
 
+def on_trial(standing: Standing) -> bool:
+    """Whether steps of the plan in force are counted, to be judged or noted."""
+    took = known(standing.took, standing.family)
+    return standing.before is not None or (took is not None and took.plan not in (-1, standing.plan))
+
+
 def in_turn(standing: Standing) -> str:
     """The family that is to be put in force to be measured beside the one that is; empty if there is none."""
     mine = known(standing.took, standing.family)
@@ -299,7 +305,7 @@ def _judged(standing: Standing, replaced: Before, seen: Profile) -> tuple[Act, s
     if after is None or after.steps < JUDGED_AFTER:
         return Act.STAY, ""
     took = f"plan {standing.plan} took {after.seconds:.3g} s a step, the one before it {before.seconds:.3g} s"
-    if standing.family in standing.in_turn and replaced.family:
+    if standing.family in standing.in_turn and replaced.family not in ("", standing.family):
         # Both were measured before, and what they took then counts as much.
         both = judged(standing, seen).took
         old, new = known(both, replaced.family), known(both, standing.family)

@@ -24,8 +24,10 @@ from gcserver.planner.profile import Profile, StepTime
 if TYPE_CHECKING:
     from gcserver.runtime.supervisor import Supervisor
 
-#: Seconds between two looks at whether a job's profile has drifted, and after a question that failed,
+#: Seconds between two looks at whether a job's profile has drifted, while a plan is tried, and after a question that
+#: failed,
 LOOK_EVERY: Final = 5.0
+LOOK_SOON: Final = 1.0
 RETRY_AFTER: Final = 30.0
 #: which doubles so often while nothing but failures comes: an attempt may take minutes of a core, where it fails for
 #: want of time.

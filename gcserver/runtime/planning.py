@@ -36,7 +36,7 @@ from gcserver.planner.families import DENSE
 from gcserver.planner.live import LiveStep
 from gcserver.planner.profile import Profile
 from gcserver.runtime import planwish
-from gcserver.runtime.plancourse import LOOK_EVERY, RETRY_AFTER, Course, heard, saved_or_begun
+from gcserver.runtime.plancourse import LOOK_EVERY, LOOK_SOON, RETRY_AFTER, Course, heard, saved_or_begun
 from gcserver.runtime.planfacts import PlanFacts, newest_rules, step_now
 from gcserver.runtime.plannerlink import (
     Advise,
@@ -154,7 +154,7 @@ class Planning:
             self._notice(job, course)
             if course.standing.mode == STATIC or now < course.looked:
                 continue
-            course.looked = now + LOOK_EVERY
+            course.looked = now + (LOOK_SOON if decide.on_trial(course.standing) else LOOK_EVERY)
             try:
                 self._look(job, course)
             except Exception:

@@ -211,3 +211,11 @@ def test_a_plan_that_was_not_worth_to_replace_by_one_of_its_family_is_known_by_i
     seen = measured(enough(0.4, 2))
     assert next_act(standing, 7, seen)[0] is Act.KEEP
     assert judged(standing, seen).took == (Took(QSGD, 0.4, 0.4, 2),)
+
+
+def test_another_plan_of_the_same_family_is_judged_by_its_steps() -> None:
+    """Other levels: both are known by one name."""
+    took, before = (Took(QSGD, 0.4, 0.4, 2),), Before((Rule("a", QSGD),), enough(0.5, 3), kind=2, family=QSGD)
+    standing = running(QSGD, 4, *took, before=before, turns=(QSGD,))
+    for after, act in ((0.44, Act.KEEP), (0.54, Act.TAKE_BACK)):
+        assert next_act(standing, 7, measured(enough(0.5, 3), enough(after, 4)))[0] is act
