@@ -18,11 +18,11 @@ import msgspec
 from msgspec.structs import replace
 
 from gcserver.planner.auto import TIE, Considered, margin, uncertainty
-from gcserver.planner.families import kind
+from gcserver.planner.families import CASTS, DENSE, kind
 from gcserver.planner.profile import StepTime
 
 #: Families whose steps were longer than those of the plan in force by less than this share are measured in turns.
-CLOSE: Final = 0.15
+CLOSE: Final = 0.10
 #: Of those that were never in force, but are of the same kind, predictions say so much within their own error.
 NEAR: Final = 0.05
 #: A plan that was in force so often is not tried again because the machine has changed.
@@ -101,18 +101,17 @@ def next_in_turn(considered: Sequence[Considered], family: str, took: Sequence[T
     """The family to be measured beside ``family``, which is in force; empty if there is none. considered: those of the
     newest proposal; done: those that were in turn before.
 
-    These are what was in force and took at most `CLOSE` longer; and what is of the same kind, was never in force, and
-    is at most `NEAR` longer by what predictions of this kind are off: prices are not that exact.
+    These are what was in force and took at most `CLOSE` longer; and what was not, but is of a kind that was (casts
+    differ by their kernels alone, which are measured), and is at most `NEAR` longer by what predictions of its kind are
+    off: prices are not that exact.
     """
     expected = {c.spec: c.expected for c in considered if c.expected > 0}
     if (mine := known(took, family)) is None or family not in expected:
         return ""
     times = mine.seconds / expected[family]
-    close = {
-        spec: seconds * times
-        for spec, seconds in expected.items()
-        if kind(spec) == kind(family) and seconds * times < mine.seconds * (1.0 + NEAR)
-    }
+    kinds = {kind(t.family) for t in took} - {kind(DENSE), kind(CASTS[0])}
+    guesses = {s: t * (times if kind(s) == kind(family) else 1.0) for s, t in expected.items() if kind(s) in kinds}
+    close = {s: seconds for s, seconds in guesses.items() if seconds < mine.seconds * (1.0 + NEAR)}
     close |= {t.family: t.seconds for t in took if t.family in expected}
     left_out = {family, *done}
     possible = (s for s, seconds in close.items() if s not in left_out and seconds < mine.seconds * (1.0 + CLOSE))

@@ -107,6 +107,9 @@ def test_others_of_the_kind_are_measured_by_what_predictions_of_it_are_off() -> 
     eight, took = "qsgd(bits=8)", (Took("qsgd(bits=8)", 0.3, 0.2),)
     for four, found in ((0.2 * (1 + NEAR) - 1e-6, QSGD), (0.2 * (1 + NEAR) + 1e-6, ""), (0.0, "")):
         assert next_in_turn(considered(**{FP16: 0.1, eight: 0.2, QSGD: four}), eight, took, ()) == found
+    both = (*took, Took(FP16, 0.29, 0.2))
+    assert next_in_turn(considered(**{FP16: 0.29, "bf16": 0.29, eight: 0.3, QSGD: 0.3}), FP16, both, (eight,)) == QSGD
+    assert next_in_turn(considered(**{FP16: 0.29, "bf16": 0.29, eight: 0.3}), FP16, both, (eight,)) == "", "casts"
     assert next_in_turn(considered(**{eight: 0.2, QSGD: 0.2}), eight, (*took, Took(QSGD, 0.36, 0.2)), ()) == ""
 
 
