@@ -70,8 +70,8 @@ class BlockPlace:
         self.op: Any = None
 
     def expect(self, step: int) -> None:
-        """The input becomes the push of ``step``. Raises RuntimeError where the result of the one before is not there: a
-        daemon that restarts would ask for what that brought, and find it overwritten."""
+        """The input becomes the push of ``step``. Raises RuntimeError where the result of the one before is not there:
+        a daemon that restarts would ask for what that brought, and find it overwritten."""
         if not self.done:
             raise RuntimeError(
                 f"a defect of gradcomm: block {self.block.key} is pushed in step {step} before step {self.step} is over"

@@ -195,6 +195,8 @@ class State:
         self.parameters = {id(p.tensor): p for p in parameters}
         self._plans: dict[tuple[int, ...], Plan] = {}
         self._scope: Backward | None = None
+        #: the step closed last
+        self._newest: Backward | None = None
         self._last_index = -1
         self._warned_sparse = False
         self.skipped = False
@@ -216,7 +218,7 @@ class State:
             sparse = buffer.layout is not torch.strided
             future = self.sparse(bucket, buffer) if sparse else self.exchange(bucket, buffer)
         except Exception as error:
-            alone = last and self._scope is None
+            alone = last and not self.begun
             if not alone and self.session.failure is None:
                 # Its step would go without it, and whoever waits for the other buckets is to hear why.
                 self._unbrought(error)
@@ -224,7 +226,12 @@ class State:
             raise
         self._last_index = -1 if last else index
         if last:
-            self.end()
+            try:
+                self.end()
+            except Exception as error:
+                if self.session.failure is None:
+                    self._unbrought(error)
+                raise
         return future
 
     def exchange(self, bucket: dist.GradBucket, buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
@@ -233,6 +240,7 @@ class State:
         self.session.pending.add(work)
         if self._scope is None:
             self._look_back()
+            self._let_end()
             self._scope = Backward(self, self.scale())
         began = self.timing.clock()
         self._scope.add(work)
@@ -244,10 +252,23 @@ class State:
             work.fail(self.session.failure.again())
         return work.future
 
+    @property
+    def begun(self) -> bool:
+        """Whether a bucket of the step that is open was brought."""
+        return self._scope is not None
+
+    def _let_end(self) -> None:
+        """Wait until all results of the last step are there. No bucket waits for those of blocks that hold nothing but
+        what DDP does not reduce, and the next step's would be written over what a daemon that restarts asks for."""
+        if (last := self._newest) is not None and (waits := last.waiting()) is not None:
+            what, step, _ = waits
+            self.session.wait_result(lambda: last.waiting() is None, what, step, time.monotonic())
+
     def end(self) -> None:
         """The backward pass has brought its last bucket."""
         if self._scope is not None:
             scope, self._scope = self._scope, None
+            self._newest = scope
             scope.close()
             self.session.counters.steps += 1
 

@@ -149,9 +149,14 @@ class ShardState(State):
         self._finite = True
 
     # ------------------------------------------------------------------------------ in the backward pass
+    @property
+    def begun(self) -> bool:
+        """See `State.begun`; also of a rank without a shard."""
+        return bool(self._cuts)
+
     def exchange(self, bucket: dist.GradBucket, buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
         """See `State.exchange`."""
-        first = not self._cuts
+        first = not self.begun
         plan, cut, layout = self._cut(bucket.parameters(), buffer)
         work = ShardBucket(self, plan, cut, buffer, self._ended if bucket.is_last() else None)
         self.session.pending.add(work)
@@ -182,7 +187,7 @@ class ShardState(State):
     def end(self) -> None:
         """See `State.end`."""
         ended, self._ended = self._ended, threading.Event()
-        if self._cuts:
+        if self.begun:
             scope, self._scope = self._scope, None
             if scope is not None:
                 self.timing.closed(scope.step.number)

@@ -181,7 +181,7 @@ def compose(profile: Profile, wish: Wish | None = None) -> Proposal:
     wish = wish or Wish()
     _check(wish)
     if profile.nodes == 1:  # whatever steps take, nothing is exchanged that could be shorter
-        wish = msgspec.structs.replace(wish, took={}, hope=0.0)
+        wish = msgspec.structs.replace(wish, took={}, hope=0.0, measure="")
     compute, profile = profile.compute, informed(profile, wish)
     live = Live(profile, portions(profile, wish.buckets, wish.groups))
     plans, unknown = _tried(live, wish)
@@ -196,7 +196,7 @@ def compose(profile: Profile, wish: Wish | None = None) -> Proposal:
     if wish.family:
         winner, reason = plans[-1], f"{wish.family} was asked for"
         losers, hope = {DENSE: reason}, 0.0
-    elif measured := next((p for p in plans if p.spec.text == wish.measure), None):
+    elif measured := next((p for p in plans if p.spec.text == wish.measure and (p is plans[0] or not p.dense)), None):
         winner, reason, hope = measured, f"{wish.measure}, to be measured beside others", 0.0
         losers = {p.spec.text: f"{wish.measure} is measured first" for p in plans if p is not measured}
     elif idle := _idle(profile, plans):

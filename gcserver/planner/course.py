@@ -45,7 +45,7 @@ Rules = tuple[Rule, ...]
 class Before(msgspec.Struct, frozen=True):
     """What a plan replaced: rules, and the measured step under them. dense: nothing was compressed in it, nor by what
     the job's models were declared with, which rules do not say. kind: the lossiest of what compressed (`KINDS`).
-    family: of the proposal that it was, empty where it was none."""
+    family: of the proposal that it was, `DENSE` where steps were dense without one, empty for anything else."""
 
     rules: Rules
     step: StepTime
@@ -58,15 +58,16 @@ class Standing(msgspec.Struct, frozen=True):
     """What is to be known of a job's plans, also after a restart of the daemon.
 
     mode, quality: see `gcproto.modes`. rules: of the job's newest plan, as far as that is the planner's or was there
-    when it began. asked: rules it has asked for and does not know yet what became of. domain, profile, proposal: the
-    newest proposal, for which domain, of what. plan: the version of the job's newest plan, 0 while there is none.
-    before: what that one replaced, until it has been judged. taken_back: rules whose steps were slower than those
-    before them, refused: families that a member could not use, and what it said; not tried again until the profile
-    drifts. took: what families took when they were in force, until it drifts, the newest last; considered: so many of
-    these the newest proposal knew. in_turn: families that were put in force to be measured beside the best. chosen: the
-    quality is an operator's, whose word comes first. at: steps the domain had made when the newest proposal was.
-    stayed: that proposal is the dense steps that there were without any plan. running: the family of the planner's plan
-    that is in force, which the newest proposal may only not have been worth to replace; empty if that is nobody's.
+    when it began. asked: rules it has asked for and does not know yet what became of; asked_as, asked_before: what is
+    then ``running`` and ``before``. domain, profile, proposal: the newest proposal, for which domain, of what. plan:
+    the version of the job's newest plan, 0 while there is none. before: what that one replaced, until it has been
+    judged. taken_back: rules whose steps were slower than those before them, refused: families that a member could not
+    use, and what it said; not tried again until the profile drifts. took: what families took when they were in force,
+    until it drifts, the newest last; considered: so many of these the newest proposal knew. in_turn: families that were
+    put in force to be measured beside the best. chosen: the quality is an operator's, whose word comes first. at: steps
+    the domain had made when the newest proposal was. stayed: that proposal is the dense steps that there were without
+    any plan. running: the family of the planner's plan that is in force, which the newest proposal may only not have
+    been worth to replace; empty if that is nobody's.
     """
 
     mode: str
@@ -87,6 +88,8 @@ class Standing(msgspec.Struct, frozen=True):
     refused: dict[str, str] = {}
     in_turn: tuple[str, ...] = ()
     running: str = ""
+    asked_as: str = ""
+    asked_before: Before | None = None
 
     @property
     def proposed(self) -> Rules:
@@ -139,8 +142,10 @@ def noticed(standing: Standing, version: int, rules: Rules, planned: bool = Fals
     if standing.mode == STATIC:
         return standing
     if rules == standing.asked:
-        # Of which family they are is known to who asked for them; after a restart to nobody.
-        return replace(standing, rules=rules, asked=None, plan=version, running="")
+        return replace(
+            standing, rules=rules, asked=None, plan=version, stayed=False, running=standing.asked_as,
+            before=standing.asked_before, asked_as="", asked_before=None,
+        )  # fmt: skip
     if rules == standing.rules:
         # A change of controller is another version with the same rules.
         return replace(standing, plan=version)
@@ -164,6 +169,8 @@ def next_act(standing: Standing, domain: int, seen: Profile, settled: int = 0, l
         return Act.PLAN, f"what was measured has drifted by {change:.0%}"
     if _unnoted(standing, step_under(seen, standing.plan)):
         return Act.KEEP, f"enough steps under plan {standing.plan}"
+    if on_trial(standing):
+        return Act.STAY, ""
     if (longer := departed(standing, seen)) > SURPRISE:
         return Act.PLAN, f"steps under plan {standing.plan} take {longer:.0%} longer than when it was judged"
     for new in standing.took[standing.considered :]:
@@ -206,31 +213,28 @@ def _unnoted(standing: Standing, after: StepTime | None) -> bool:
 
 
 def judged(standing: Standing, seen: Profile) -> Standing:
-    """The plan in force has been judged: what a step under it took is remembered, what one under the plan before took
-    just before it, and what both say of the steps that others took."""
+    """The plan in force has been judged, and is good: what a step under it took is remembered, what one under the plan
+    before took just before it, and what both say of the steps that others took."""
     step, family, before = step_under(seen, standing.plan), standing.family, standing.before
-    done = replace(standing, before=None)
+    taken_back = tuple(rules for rules in standing.taken_back if rules != standing.rules)
+    done = replace(standing, before=None, taken_back=taken_back)
     if step is None or not family:
         return done
-    took, considered = standing.took, standing.considered
+    took, considered = standing.took, {t.family for t in standing.took[: standing.considered]}
     if before is not None and before.family:
         took = told(took, before.family, before.step)
     if before is not None and before.dense and known(took, DENSE) is None:
-        took, considered = (
-            (Took(DENSE, before.step.seconds, before.step.seconds, before.step.plan), *took),
-            considered + 1,
-        )
-    others, mine = len(took), known(took, family)
-    if mine is not None:
-        others -= 1
-        if before is None and mine.runs < OFTEN and moved(took, family, step) != 1.0:
-            # What was slower than this was so on another machine, as it were.
-            done = replace(done, taken_back=())
+        took = (Took(DENSE, before.step.seconds, before.step.seconds, before.step.plan), *took)
+        considered |= {DENSE}
+    mine = known(took, family)
+    if mine is not None and before is None and mine.runs < OFTEN and abs(moved(took, family, step) - 1.0) > margin(0.0):
+        # What was slower than this was so on another machine, as it were.
+        done = replace(done, taken_back=())
     newest = standing.proposal
     expected = newest.hoped if newest is not None and newest.family == family else step.seconds
-    return replace(
-        done, took=noted(took, family, step, expected, before is not None), considered=min(considered, others)
-    )
+    took = noted(took, family, step, expected, before is not None)
+    news = next(i for i, t in enumerate(took) if t.family == family or t.family not in considered)
+    return replace(done, took=took, considered=news)
 
 
 def learned(standing: Standing, seen: Profile) -> dict[str, Any]:
@@ -255,10 +259,10 @@ def _was_tried(standing: Standing, family: str) -> bool:
 def _may_be_beaten(standing: Standing) -> bool:
     """Whether a family of a kind that was never in force would be the fastest, if its steps were shorter than predicted
     by as much as predictions may be off."""
-    proposal, known = standing.proposal, {0, *(kind(t.family) for t in standing.took)}
+    proposal, tried = standing.proposal, {0, *(kind(t.family) for t in standing.took)}
     if proposal is None:
         return False
-    untried = [c.expected for c in proposal.considered if c.expected and kind(c.spec) not in known]
+    untried = [c.expected for c in proposal.considered if c.expected and kind(c.spec) not in tried]
     least = min(t.seconds for t in standing.took)
     return max(min(untried, default=math.inf) * (1 - SURPRISE), proposal.compute) < least * (1 - margin(0.0))
 
@@ -267,8 +271,8 @@ def unlearned(standing: Standing, seen: Profile) -> dict[str, Any]:
     """What changes of a standing where what was learned of plans is of another time; nothing where it is not. A link
     that was a guess until now is the one that steps were measured over."""
     if (profile := standing.profile) is not None:
-        known = profile if profile.link.samples else msgspec.structs.replace(profile, link=seen.link)
-        if drift(known, seen) <= DRIFT and departed(standing, seen) <= SURPRISE:
+        measured = profile if profile.link.samples else msgspec.structs.replace(profile, link=seen.link)
+        if drift(measured, seen) <= DRIFT and departed(standing, seen) <= SURPRISE:
             return {}
     return {"before": None, "taken_back": (), "took": (), "considered": 0, "refused": {}, "in_turn": ()}
 
@@ -307,10 +311,11 @@ def _judged(standing: Standing, replaced: Before, seen: Profile) -> tuple[Act, s
     took = f"plan {standing.plan} took {after.seconds:.3g} s a step, the one before it {before.seconds:.3g} s"
     if standing.family in standing.in_turn and replaced.family not in ("", standing.family):
         # Both were measured before, and what they took then counts as much.
-        both = judged(standing, seen).took
-        old, new = known(both, replaced.family), known(both, standing.family)
+        after_both = judged(standing, seen).took
+        old, new = known(after_both, replaced.family), known(after_both, standing.family)
         if old is not None and new is not None:
-            took += f", {new.seconds:.3g} and {old.seconds:.3g} s in {new.runs} turns"
+            turns = "turn" if new.runs == 1 else "turns"
+            took += f", {new.seconds:.3g} and {old.seconds:.3g} s in {new.runs} {turns}"
             kept = surpasses(new, old, max(uncertainty(before), uncertainty(after)))
             return (Act.KEEP, took) if kept else (Act.TAKE_BACK, f"{took}: that one is back")
     noise = max(before.noise, after.noise)

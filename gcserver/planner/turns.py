@@ -11,6 +11,8 @@ is given up (A B A B).
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Collection, Sequence
 from typing import Final
 
@@ -25,7 +27,8 @@ from gcserver.planner.profile import StepTime
 CLOSE: Final = 0.10
 #: Of those that were never in force, but are of the same kind, predictions say so much within their own error.
 NEAR: Final = 0.05
-#: A plan that was in force so often is not tried again because the machine has changed.
+#: A plan that is back is measured so often, and what was slower than it is in question again where the machine has
+#: changed.
 OFTEN: Final = 3
 
 
@@ -51,22 +54,21 @@ def moved(took: Sequence[Took], family: str, step: StepTime) -> float:
     if before is None or before.seconds <= 0:
         return 1.0
     times = step.seconds / before.seconds
-    return 1.0 if abs(times - 1.0) <= max(TIE, 2.0 * uncertainty(step)) else times
+    # Both are medians, of about as many steps.
+    return 1.0 if abs(times - 1.0) <= max(TIE, 2.0 * math.sqrt(2.0) * uncertainty(step)) else times
 
 
 def told(took: tuple[Took, ...], family: str, step: StepTime) -> tuple[Took, ...]:
-    """What families took, by a new measurement of one of them: where its steps have changed, all others' have as much,
-    and half as much those that were measured in between, which are those after it."""
+    """What families took, by a new measurement of one of them, which comes last: where its steps have changed, all
+    others' have as much, and half as much those that were measured in between, which are those after it."""
     before, times = known(took, family), moved(took, family, step)
     if before is None:
         return took
-    if times == 1.0:
-        mean = (before.seconds * before.runs + step.seconds) / (before.runs + 1)
-        return tuple(replace(t, seconds=mean) if t is before else t for t in took)
     place, half = took.index(before), 2.0 * times / (1.0 + times)
     scaled = [replace(t, seconds=t.seconds * (times if i < place else half)) for i, t in enumerate(took)]
-    scaled[place] = replace(before, seconds=step.seconds)
-    return tuple(scaled)
+    mean = (before.seconds * before.runs + step.seconds) / (before.runs + 1)
+    del scaled[place]
+    return (*scaled, replace(before, seconds=mean if times == 1.0 else step.seconds))
 
 
 def noted(took: tuple[Took, ...], family: str, step: StepTime, expected: float, compared: bool) -> tuple[Took, ...]:
@@ -79,22 +81,22 @@ def noted(took: tuple[Took, ...], family: str, step: StepTime, expected: float, 
         seconds = (before.seconds * before.runs + step.seconds) / (before.runs + 1)
     else:
         took = told(took, family, step)
-        seconds = next(t.seconds for t in took if t.family == family)
+        seconds = took[-1].seconds
     others = tuple(t for t in took if t.family != family)
     return (*others, Took(family, seconds, expected, step.plan, before.runs + 1))
 
 
 def beaten(took: Sequence[Took], family: str) -> bool:
-    """Whether another family, as it was measured, is to be chosen in place of this one."""
+    """Whether another family, as it was measured, gains so much over this one that a switch pays."""
     mine = known(took, family)
-    return mine is not None and any(surpasses(t, mine) for t in took if t.family != family)
+    return mine is not None and any(surpasses(t, mine, alike=margin(0.0)) for t in took if t.family != family)
 
 
-def surpasses(new: Took, old: Took, unsure: float = 0.0) -> bool:
+def surpasses(new: Took, old: Took, unsure: float = 0.0, alike: float = 0.0) -> bool:
     """Whether what was measured of ``new`` is as much shorter than ``old`` as its kind must bring; of two of one kind,
-    whether it is shorter at all. unsure: standard deviation of the measurements, as a share."""
+    by more than ``alike``. unsure: standard deviation of the measurements, as a share."""
     then, before = kind(new.family), kind(old.family)
-    return new.seconds < old.seconds * (1.0 - (0.0 if then == before else margin(unsure, before, then)))
+    return new.seconds < old.seconds * (1.0 - (alike if then == before else margin(unsure, before, then)))
 
 
 def next_in_turn(considered: Sequence[Considered], family: str, took: Sequence[Took], done: Collection[str]) -> str:
@@ -108,9 +110,16 @@ def next_in_turn(considered: Sequence[Considered], family: str, took: Sequence[T
     expected = {c.spec: c.expected for c in considered if c.expected > 0}
     if (mine := known(took, family)) is None or family not in expected:
         return ""
-    times = mine.seconds / expected[family]
-    kinds = {kind(t.family) for t in took} - {kind(DENSE), kind(CASTS[0])}
-    guesses = {s: t * (times if kind(s) == kind(family) else 1.0) for s, t in expected.items() if kind(s) in kinds}
+    off: dict[int, list[float]] = {kind(t.family): [] for t in took}
+    for t in took:
+        if t.family in expected:
+            off[kind(t.family)].append(t.seconds / expected[t.family])
+    left_to_kernels = {kind(DENSE), kind(CASTS[0])}
+    guesses = {
+        s: seconds * statistics.mean(off[kind(s)])
+        for s, seconds in expected.items()
+        if kind(s) not in left_to_kernels and off.get(kind(s))
+    }
     close = {s: seconds for s, seconds in guesses.items() if seconds < mine.seconds * (1.0 + NEAR)}
     close |= {t.family: t.seconds for t in took if t.family in expected}
     left_out = {family, *done}

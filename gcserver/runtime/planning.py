@@ -31,7 +31,7 @@ from gcserver.planner import course as decide
 from gcserver.planner.advice import Advice
 from gcserver.planner.auto import Wish
 from gcserver.planner.auto_rules import PlannedRule
-from gcserver.planner.course import Act, Rules, Standing
+from gcserver.planner.course import Act, Before, Rules, Standing
 from gcserver.planner.families import DENSE
 from gcserver.planner.live import LiveStep
 from gcserver.planner.profile import Profile
@@ -221,14 +221,11 @@ class Planning:
             _log(job).info("job %r is planned: %s", job.record.label, why)
             self._now(job, **decide.unlearned(course.standing, seen))
             measure = decide.in_turn(course.standing) if act is Act.MEASURE else ""
-            if measure:
-                self._now(job, in_turn=(*course.standing.in_turn, measure))
             self._begin(job, course, lambda: self._plan(job, domain, course, seen, measure))
         elif act is Act.TAKE_BACK:
             _log(job).warning("job %r: %s", job.record.label, why)
-            self._now(job, **decide.learned(course.standing, seen))
-            wanted = course.standing.mode, course.standing.quality
-            self._begin(job, course, lambda: self._take_back(job, course, why, wanted))
+            learned, wanted = decide.learned(course.standing, seen), (course.standing.mode, course.standing.quality)
+            self._begin(job, course, lambda: self._take_back(job, course, why, wanted, learned))
 
     def _begin(
         self, job: Job, course: Course, work: Callable[[], Awaitable[AnswerRequest | None]]
@@ -285,24 +282,29 @@ class Planning:
             # Kept only once something has come of it: else it would not be planned again.
             found = {
                 "profile": profile, "proposal": proposal, "domain": domain.config.domain, "considered": len(wish.took),
-                "at": settled, "stayed": decide.stays_dense(proposal, wish.rules),
+                "at": settled, "stayed": now is not None and decide.stays_dense(proposal, wish.rules),
+                "in_turn": (*was.in_turn, measure) if measure else was.in_turn,
             }  # fmt: skip
             pays, reason = decide.switch(course.standing, proposal, now, rules, wish.rules, measure)
             if not pays:
                 same = found["stayed"] or decide.rules_of(proposal) == rules
-                self._now(job, **found, running=proposal.family if same else course.standing.running)
+                self._now(job, **found, running=proposal.family if same else course.standing.family)
                 course.result = reason
                 _log(job).info("job %r: %s", job.record.label, reason)
                 return None
+            before = decide.replaced(was, rules, now, proposal, wish.rules)
             try:
-                answered = await self._put(job, course, decide.rules_of(proposal))
+                answered = await self._put(job, course, decide.rules_of(proposal), proposal.family, before)
                 break
             except MemberRefused as error:
                 # The same would be proposed again, and refused again: the next best is.
                 wish = self._without(job, course, wish, proposal.family, error)
         if course.standing.mode != STATIC:
-            before = decide.replaced(was, rules, now, proposal, wish.rules)
-            self._now(job, **found, before=before, running=proposal.family)
+            if before is None:
+                # Its steps are compared with nothing, not with those of other rules of its family either.
+                took = tuple(t for t in course.standing.took if t.family != proposal.family)
+                found |= {"took": took, "considered": len(took)}
+            self._now(job, **found)
             course.result = f"plan {answered.plan} since step {answered.step}: {reason}"
             _log(job).info("job %r: %s (expected %.3g s a step)", job.record.label, course.result, proposal.expected)
         return answered
@@ -317,22 +319,23 @@ class Planning:
         _log(job).warning("job %r: the next plan is one without %s: %s", job.record.label, family, why)
         return msgspec.structs.replace(wish, refused=refused)
 
-    async def _take_back(self, job: Job, course: Course, why: str, wanted: tuple[str, str]) -> AnswerRequest:
-        """Put in force again what was before."""
+    async def _take_back(
+        self, job: Job, course: Course, why: str, wanted: tuple[str, str], learned: dict[str, Any]
+    ) -> AnswerRequest:
+        """Put in force again what was before; ``learned``: what then changes besides."""
         self._still(job, course, wanted)
         before, tried = course.standing.before, course.standing.rules
         assert before is not None
         try:
-            answered = await self._put(job, course, before.rules)
+            answered = await self._put(job, course, before.rules, before.family)
         except MemberRefused as error:
             if course.failed >= REFUSED:
                 # The rules before cannot come back; other ones can still be better than these.
-                self._now(job, before=None)
+                self._now(job, before=None, **learned)
             # Nothing else can be asked for instead: it is tried again later.
             raise NotPlannable(str(error)) from None
         if course.standing.mode != STATIC:
-            taken_back = (*course.standing.taken_back, tried)
-            self._now(job, before=None, taken_back=taken_back, running=before.family)
+            self._now(job, taken_back=(*course.standing.taken_back, tried), **learned)
             course.result = why
         return answered
 
@@ -344,15 +347,18 @@ class Planning:
         if (course.standing.mode, course.standing.quality) != wanted:
             raise Overtaken("who makes the plans, or what they may lose, was changed meanwhile")
 
-    async def _put(self, job: Job, course: Course, rules: Rules) -> AnswerRequest:
-        """Give the job these rules; returns when they are in force. Raises NotPlannable."""
+    async def _put(
+        self, job: Job, course: Course, rules: Rules, family: str, before: Before | None = None
+    ) -> AnswerRequest:
+        """Give the job these rules, of ``family``, to be judged by ``before``; returns when they are in force. Raises
+        NotPlannable."""
         if job.preparing or job.queue:
             raise Overtaken("the members prepare another plan")
-        self._now(job, asked=rules)
+        self._now(job, asked=rules, asked_as=family, asked_before=before)
         answered = await self._s.set_plan(job.id.hex(), rules, True, planned=True)
         if not answered.error:
             self._notice(job, course)
-        self._now(job, asked=None)
+        self._now(job, asked=None, asked_as="", asked_before=None)
         if answered.error:
             raise MemberRefused(answered.error)
         return answered

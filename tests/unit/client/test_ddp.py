@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import threading
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ import gcclient
 from gcclient import daemon as daemon_module
 from gcclient import session as session_module
 from gcclient.api import current
+from gcclient.buckets import Backward
 from gcclient.parameters import MATRIX_CODECS
 from gcproto import lane_messages, messages
 from gcproto.messages import DeclareDomain, DeclareSection
@@ -125,6 +127,40 @@ def test_a_backward_pass_is_one_step(alone: FakeDaemon, compression: str | None)
     with model.no_sync():
         model(x).sum().backward()
     assert gcclient.stats()["steps"] == 3
+
+
+def test_a_step_begins_once_all_results_of_the_last_are_there(alone: FakeDaemon) -> None:
+    """No bucket waits for those of blocks that hold nothing but what DDP does not reduce."""
+    model = DistributedDataParallel(_Net())
+    state = gcclient.state(model)
+    model.register_comm_hook(state, gcclient.ddp_hook)
+    model(torch.randn(4, 20)).sum().backward()
+    newest, steps = state._newest, []
+    assert newest is not None and newest.waiting() is None
+    newest.back -= 1
+
+    def comes() -> None:
+        steps.append(state.domain.step)
+        newest.back += 1
+        current().daemon.wake()
+
+    threading.Timer(0.2, comes).start()
+    model(torch.randn(4, 20)).sum().backward()
+    assert steps == [1] and state.domain.step == 2
+
+
+def test_a_step_that_cannot_be_closed_ends_the_job(alone: FakeDaemon) -> None:
+    model = DistributedDataParallel(_Net())
+    state = gcclient.state(model)
+    model.register_comm_hook(state, gcclient.ddp_hook)
+    model(torch.randn(4, 20)).sum().backward()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Backward, "close", lambda self: next(iter(self.domain.blocks.values())).expect(9))
+        for place in state.domain.blocks.values():
+            patch.setattr(place, "done", False)
+        with pytest.raises(RuntimeError, match="is pushed in step"):
+            model(torch.randn(4, 20)).sum().backward()
+    assert current().failure is not None
 
 
 def test_gradients_of_several_passes_are_exchanged_in_the_last(alone: FakeDaemon) -> None:

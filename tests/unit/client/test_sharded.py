@@ -132,9 +132,9 @@ def test_a_sparse_bucket_that_comes_last_does_not_end_the_pass_before_its_step(
     """Nor does the pass wait for that within the hook, also where torch's own reduction is over at once."""
     closing = ShardState._close
 
-    def slowly(self: ShardState, scope: Backward | None, closed: threading.Event) -> None:
+    def slowly(self: ShardState, scope: Backward | None, ended: threading.Event) -> None:
         time.sleep(0.1)
-        closing(self, scope, closed)
+        closing(self, scope, ended)
 
     monkeypatch.setattr(ShardState, "_close", slowly)
     monkeypatch.setattr(State, "sparse", lambda self, bucket, buffer: device.unchanged(buffer))

@@ -20,6 +20,7 @@ from gcserver.planner.course import (
     judged,
     learned,
     next_act,
+    noticed,
     replaced,
     rules_of,
     switch,
@@ -57,11 +58,13 @@ def test_a_machine_that_has_changed_has_for_all_plans() -> None:
     """Half as much for what was measured since: the change may lie before it or after."""
     assert seconds(told(THREE, FP16, step(0.3))) == {TOPK: 0.6, FP16: 0.3, QSGD: 0.3 * 1.2}
     assert seconds(told(THREE, QSGD, step(0.15))) == {TOPK: 0.2, FP16: 0.1, QSGD: 0.15}
+    assert [t.family for t in told(THREE, FP16, step(0.3))] == [TOPK, QSGD, FP16], "the newest comes last"
     assert told(THREE, "none", step(0.3)) == THREE, "nothing is known of what that took before"
 
 
 def test_what_may_be_noise_changes_no_other_plan() -> None:
     assert seconds(told(THREE, FP16, step(0.204))) == {TOPK: 0.4, FP16: 0.201, QSGD: 0.3}, "its mean, of four now"
+    assert moved(THREE, FP16, step(0.205, noise=0.04)) == 1.0, "both may be off"
     assert moved(THREE, FP16, step(0.21)) == pytest.approx(1.05)
     assert moved(THREE, FP16, step(0.21, noise=0.2)) == 1.0, "of 25 steps that vary so much"
     assert moved(THREE, "none", step(0.21)) == 1.0
@@ -83,6 +86,9 @@ def test_what_surpasses_another_brings_what_its_kind_must() -> None:
     assert surpasses(Took("bf16", 0.999, 1), old) and not surpasses(Took("bf16", 1.001, 1), old), "of the same kind"
     assert surpasses(old, Took(TOPK, 0.95, 1)) and not surpasses(old, Took(TOPK, 0.9, 1)), "what loses less may cost"
     assert not surpasses(Took(QSGD, 0.94, 1), old, unsure=0.05)
+    assert beaten((old, Took("bf16", 0.94, 1)), FP16) and not beaten((old, Took("bf16", 0.96, 1)), FP16), (
+        "a switch pays"
+    )
     assert beaten((old, Took(QSGD, 0.94, 1)), FP16) and not beaten((old, Took(QSGD, 0.96, 1)), FP16)
     assert not beaten((old,), QSGD)
 
@@ -222,3 +228,33 @@ def test_another_plan_of_the_same_family_is_judged_by_its_steps() -> None:
     standing = running(QSGD, 4, *took, before=before, turns=(QSGD,))
     for after, act in ((0.44, Act.KEEP), (0.54, Act.TAKE_BACK)):
         assert next_act(standing, 7, measured(enough(0.5, 3), enough(after, 4)))[0] is act
+
+
+def test_what_was_tried_is_known_before_anything_else_is() -> None:
+    """qsgd was tried and is taken back: fp16 is measured again first, and the plan after that knows both."""
+    standing = replace(running(FP16, 3, Took(FP16, 0.4, 0.4, 1), Took(QSGD, 0.5, 0.4, 2)), considered=1)
+    standing = replace(standing, proposal=proposal(QSGD, hope=0.15), running=FP16)
+    seen = measured(StepTime(3, 0.4, 0.01, JUDGED_AFTER - 1))
+    assert next_act(standing, 7, seen)[0] is Act.STAY
+    standing = judged(standing, measured(enough(0.4, 3)))
+    assert [t.family for t in standing.took] == [QSGD, FP16] and standing.considered == 0
+    act, why = next_act(standing, 7, measured(enough(0.4, 3)))
+    assert act is Act.PLAN and why.startswith(QSGD)
+
+
+def test_a_plan_that_is_good_is_not_one_that_was_taken_back() -> None:
+    before = Before(rules(FP16), enough(0.4, 3), kind=1, family=FP16)
+    standing = replace(running(QSGD, 4, before=before), taken_back=(rules(TOPK), rules(QSGD)))
+    assert judged(standing, measured(enough(0.3, 4))).taken_back == (rules(TOPK),)
+
+
+def test_a_restart_knows_what_was_asked_for() -> None:
+    """Dense steps had stayed when qsgd was asked for, and the daemon was killed before it heard that it is in force."""
+    before = Before((), enough(0.4, 0), True, family="none")
+    asked = replace(
+        running("none", 0), rules=(), stayed=True, asked=rules(QSGD), asked_as=QSGD, asked_before=before
+    )  # fmt: skip
+    found = noticed(asked, 1, rules(QSGD))
+    assert (found.family, found.before, found.plan, found.stayed) == (QSGD, before, 1, False)
+    assert (found.asked, found.asked_as, found.asked_before) == (None, "", None)
+    assert next_act(found, 7, measured(enough(0.4, 0), enough(0.5, 1)))[0] is Act.TAKE_BACK
