@@ -78,8 +78,8 @@ class Wish(msgspec.Struct, frozen=True):
     the seconds that a step takes under them, as measured (0: not yet). took: seconds of a step under families that were
     in force, which count instead of predictions. late_from: the step from which codecs of `LATE` are in question; 0:
     they are. hope: the share by which the steps of families that were never in force may be shorter than predicted, so
-    that they are tried. refused: families that are not in question, and why. measure: a
-    family to be put in force to see what its steps take; empty if none is.
+    that they are tried. refused: families that are not in question, and why. measure: a family to be put in force to
+    see what its steps take; empty if none is.
     """
 
     quality: str = "balanced"

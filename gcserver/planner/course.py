@@ -191,13 +191,12 @@ def next_act(standing: Standing, domain: int, seen: Profile, settled: int = 0, l
 def on_trial(standing: Standing) -> bool:
     """Whether steps of the plan in force are counted, to be judged or noted."""
     took = known(standing.took, standing.family)
-    return standing.before is not None or (took is not None and took.plan not in (-1, standing.plan))
+    return standing.before is not None or (took is not None and not took.under(standing.plan))
 
 
 def in_turn(standing: Standing) -> str:
     """The family that is to be put in force to be measured beside the one that is; empty if there is none."""
-    mine = known(standing.took, standing.family)
-    if standing.proposal is None or standing.before is not None or mine is None or mine.plan not in (-1, standing.plan):
+    if standing.proposal is None or on_trial(standing):
         return ""
     done = {*standing.in_turn, *standing.refused}
     return next_in_turn(standing.proposal.considered, standing.family, standing.took, done)
@@ -209,7 +208,7 @@ def _unnoted(standing: Standing, after: StepTime | None) -> bool:
     if after is None or after.steps < JUDGED_AFTER or not standing.family:
         return False
     took = known(standing.took, standing.family)
-    return took is None or took.plan not in (-1, standing.plan)
+    return took is None or not took.under(standing.plan)
 
 
 def judged(standing: Standing, seen: Profile) -> Standing:

@@ -42,6 +42,14 @@ class Took(msgspec.Struct, frozen=True):
     plan: int = -1
     runs: int = 1
 
+    def mean(self, seconds: float) -> float:
+        """Of all measurements, with one more."""
+        return (self.seconds * self.runs + seconds) / (self.runs + 1)
+
+    def under(self, plan: int) -> bool:
+        """Whether that version is, as far as is known, what it was last measured under."""
+        return self.plan in (-1, plan)
+
 
 def known(took: Sequence[Took], family: str) -> Took | None:
     """What is known of a family."""
@@ -66,9 +74,8 @@ def told(took: tuple[Took, ...], family: str, step: StepTime) -> tuple[Took, ...
         return took
     place, half = took.index(before), 2.0 * times / (1.0 + times)
     scaled = [replace(t, seconds=t.seconds * (times if i < place else half)) for i, t in enumerate(took)]
-    mean = (before.seconds * before.runs + step.seconds) / (before.runs + 1)
     del scaled[place]
-    return (*scaled, replace(before, seconds=mean if times == 1.0 else step.seconds))
+    return (*scaled, replace(before, seconds=before.mean(step.seconds) if times == 1.0 else step.seconds))
 
 
 def noted(took: tuple[Took, ...], family: str, step: StepTime, expected: float, compared: bool) -> tuple[Took, ...]:
@@ -78,7 +85,7 @@ def noted(took: tuple[Took, ...], family: str, step: StepTime, expected: float, 
     if before is None:
         return (*took, Took(family, step.seconds, expected, step.plan))
     if compared:
-        seconds = (before.seconds * before.runs + step.seconds) / (before.runs + 1)
+        seconds = before.mean(step.seconds)
     else:
         took = told(took, family, step)
         seconds = took[-1].seconds
@@ -110,16 +117,11 @@ def next_in_turn(considered: Sequence[Considered], family: str, took: Sequence[T
     expected = {c.spec: c.expected for c in considered if c.expected > 0}
     if (mine := known(took, family)) is None or family not in expected:
         return ""
-    off: dict[int, list[float]] = {kind(t.family): [] for t in took}
+    off: dict[int, list[float]] = {}
     for t in took:
-        if t.family in expected:
-            off[kind(t.family)].append(t.seconds / expected[t.family])
-    left_to_kernels = {kind(DENSE), kind(CASTS[0])}
-    guesses = {
-        s: seconds * statistics.mean(off[kind(s)])
-        for s, seconds in expected.items()
-        if kind(s) not in left_to_kernels and off.get(kind(s))
-    }
+        if t.family in expected and kind(t.family) not in (kind(DENSE), kind(CASTS[0])):
+            off.setdefault(kind(t.family), []).append(t.seconds / expected[t.family])
+    guesses = {s: seconds * statistics.mean(off[kind(s)]) for s, seconds in expected.items() if kind(s) in off}
     close = {s: seconds for s, seconds in guesses.items() if seconds < mine.seconds * (1.0 + NEAR)}
     close |= {t.family: t.seconds for t in took if t.family in expected}
     left_out = {family, *done}
