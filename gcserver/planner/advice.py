@@ -87,7 +87,7 @@ def advise(
     # What steps say of an exchange slower than the link is measured holds on every link.
     share = profile.link.bandwidth / link
     # What families took, they took on the link of now and under its plan.
-    wish = replace(now or Wish(), quality=quality, family="", rules=(), step=0.0, took={})
+    wish = replace(now or Wish(), quality=quality, family="", rules=(), step=0.0, took={}, kept={})
     rows = tuple(_row(_on(profile, b * share), wish, b) for b in dict.fromkeys((link, *bandwidths)))
     stops = _stops_paying(profile, wish, share)
     verdict = rows[0].verdict

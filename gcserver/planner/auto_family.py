@@ -1,31 +1,41 @@
 """One family on a running job: levels, an option for every block, what is forced, and all that as rules.
 
-What may live here: how the parts of auto come together for one spec. What may not: which family wins (`auto.py`), the
-parts themselves (`auto_levels`, `auto_options`, `auto_rules`).
+What may live here: how the parts of auto come together for one spec, which rules it keeps. What may not: which family
+wins (`auto.py`), the parts themselves (`auto_levels`, `auto_options`, `auto_rules`).
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 import numpy as np
 
-from gcserver.planner.auto_levels import Levels, choose_levels
+from gcserver.planner.auto_levels import OVERSPENT, Levels, choose_levels, overspent
 from gcserver.planner.auto_options import DENSE_COLUMNS, SLACK, select, units
-from gcserver.planner.auto_rules import PlannedRule, TensorOption, rules
+from gcserver.planner.auto_rules import (
+    PlannedRule,
+    TensorOption,
+    applied,
+    levels_in_force,
+    levels_of,
+    rules,
+    sent_exactly,
+)
 from gcserver.planner.errors import F64, I64
 from gcserver.planner.families import DENSE, SPARSE, TWO_EXCHANGES, Spec, exact_level, parse
 from gcserver.planner.live import ALL, OWNER, BlockOption, Live, cost_of
 from gcserver.planner.payload import segment_bytes
+from gcserver.planner.profile import ProfileError
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FamilyPlan:
     """The best plan of one family: options by column and block, prices, the column of each block, what was forced, and
-    what each block uses with the bytes it comes to."""
+    what each block uses with the bytes it comes to. kept: the rules it had before, if those stay; was: seconds of a
+    step as they are predicted for these, whether they stay or not, 0 where there are none."""
 
     spec: Spec
     levels: Levels
@@ -35,6 +45,8 @@ class FamilyPlan:
     seconds: float
     notes: tuple[str, ...]
     chosen: tuple[BlockOption, ...]
+    kept: tuple[PlannedRule, ...] = ()
+    was: float = 0.0
 
     @property
     def dense(self) -> bool:
@@ -114,8 +126,48 @@ def _without_spills(live: Live, columns: Sequence[Sequence[BlockOption]], plan: 
     return fixed
 
 
+def keeping(
+    live: Live, plan: FamilyPlan, before: tuple[PlannedRule, ...], gain: float, exclude: Sequence[str] = ()
+) -> FamilyPlan:
+    """A family's plan, or the one that ``before`` are the rules of, unless steps under the new one are shorter by more
+    than ``gain``, as a share.
+
+    What was measured was measured under rules, and others of the same family may be dense where those compress: where
+    they changed with every step that is measured, two measurements of a family would not be of one plan. They do not
+    stay where they lose more than they may by now or compress what is ``exclude``d.
+    """
+    profile, names = live.profile, tuple(t.name for t in live.profile.tensors)
+    try:
+        options = applied(live, before)
+    except ProfileError:
+        return plan
+    was = live.seconds(options)
+    left_out = [name for name in names if any(fnmatchcase(name, glob) for glob in exclude)]
+    if (
+        plan.seconds < was * (1.0 - gain)
+        or any(note and option.spec != DENSE for note, option in zip(plan.notes, options, strict=True))
+        or not sent_exactly(before, left_out)
+        or overspent(profile, plan.spec, levels_in_force(names, before, plan.spec.text)) > 1 + OVERSPENT
+    ):
+        return replace(plan, was=was)
+    own, alphas = levels_of(before, names), plan.levels.alphas
+    # Budgets of which other errors make fewer notches are not known any more.
+    known = alphas if all(len(given) == len(alphas) for given in own.values()) and own else ()
+    levels = Levels(own, known, "levels are those under which it was measured")
+    columns = np.array([_column(plan, b, option) for b, option in enumerate(options)], np.int64)
+    return replace(plan, levels=levels, columns=columns, seconds=was, chosen=options, kept=before, was=was)
+
+
+def _column(plan: FamilyPlan, block: int, option: BlockOption) -> int:
+    """Where an option stands among a plan's; levels of other rules may come to other bytes."""
+    alike = ((o[block].spec == DENSE, o[block].scheme) == (option.spec == DENSE, option.scheme) for o in plan.options)
+    return next((k for k, same in enumerate(alike) if same), 0)
+
+
 def planned_rules(live: Live, plan: FamilyPlan) -> tuple[PlannedRule, ...]:
     """A family's plan as rules: what each leading tensor uses, and the levels of all tensors in compressed blocks."""
+    if plan.kept:
+        return plan.kept
     tensors, levels = live.profile.tensors, plan.levels
     used = list(zip(live.blocks, plan.chosen, strict=True))
     text = _with_room(plan)

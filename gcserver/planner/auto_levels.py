@@ -25,6 +25,8 @@ from gcserver.planner.profile import LevelErrors, Profile
 
 #: So many tensors get levels of their own: the programme's time and memory grow with the square of their number.
 MOST: Final = 1000
+#: Levels that lose so much more than they may, as a share, are replaced whatever that costs.
+OVERSPENT: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)

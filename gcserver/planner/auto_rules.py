@@ -81,6 +81,22 @@ def levels_in_force(names: Sequence[str], plan: Sequence[PlannedRule], spec: str
     return {name: rule.levels[-1] for name, rule in found if rule and rule.levels and parse(rule.spec).key == key}
 
 
+def levels_of(plan: Sequence[PlannedRule], names: Sequence[str]) -> dict[int, tuple[int, ...]]:
+    """The levels, at every notch, of the tensors whose rule has some; by index."""
+    index = _Index(plan)
+    found = ((t, index.rule(name)) for t, name in enumerate(names))
+    return {t: rule.levels for t, rule in found if rule and rule.levels}
+
+
+def sent_exactly(plan: Sequence[PlannedRule], names: Sequence[str]) -> bool:
+    """Whether rules send all these tensors as they are, as far as rules say: dense, or at a level that does."""
+    index = _Index(plan)
+    for rule in map(index.rule, names):
+        if rule is not None and rule.spec != DENSE and set(rule.levels) != {exact_level(parse(rule.spec))}:
+            return False
+    return True
+
+
 def _rule(pattern: str, option: TensorOption) -> PlannedRule:
     return PlannedRule(pattern, option.spec, option.scheme, option.levels)
 

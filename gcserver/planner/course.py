@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from gcproto.messages import Rule
 from gcproto.modes import STATIC
 from gcserver.planner.auto import Proposal, margin, uncertainty, worth
+from gcserver.planner.auto_levels import OVERSPENT
 from gcserver.planner.auto_rules import PlannedRule
 from gcserver.planner.drift import drift, link_drift
 from gcserver.planner.families import DENSE, kind
@@ -35,9 +36,8 @@ COMPARED: Final = 4
 #: judged: they take longer by more than a surprise.
 SURE_AFTER: Final = 100
 #: Gradients change: what levels lose is looked at again after so many steps, and then every time there are twice as
-#: many; levels that lose so much more than they may, as a share, are replaced whatever that costs.
+#: many.
 LOOK_AGAIN: Final = 1000
-OVERSPENT: Final = 0.1
 
 Rules = tuple[Rule, ...]
 
@@ -231,15 +231,20 @@ def judged(standing: Standing, seen: Profile) -> Standing:
         done = replace(done, taken_back=())
     newest = standing.proposal
     expected = newest.hoped if newest is not None and newest.family == family else step.seconds
-    took = noted(took, family, step, expected, before is not None)
+    took = noted(took, family, step, expected, before is not None, standing.rules)
     news = next(i for i, t in enumerate(took) if t.family == family or t.family not in considered)
     return replace(done, took=took, considered=news)
 
 
 def learned(standing: Standing, seen: Profile) -> dict[str, Any]:
     """What changes of a standing whose plan turns out slower than what it replaced: what is known of steps."""
-    done = judged(standing, seen)
-    return {"took": done.took, "considered": done.considered}
+    done, before = judged(standing, seen), standing.before
+    took = done.took
+    if before is not None and before.family == standing.family:
+        # Other rules of one family: those that come back count.
+        back = Took(before.family, before.step.seconds, before.step.seconds, before.step.plan, rules=before.rules)
+        took = tuple(back if t.family == before.family else t for t in took)
+    return {"took": took, "considered": done.considered}
 
 
 def departed(standing: Standing, seen: Profile) -> float:

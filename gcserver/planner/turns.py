@@ -19,6 +19,7 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
+from gcproto.messages import Rule
 from gcserver.planner.auto import TIE, Considered, margin, uncertainty
 from gcserver.planner.families import CASTS, DENSE, kind
 from gcserver.planner.profile import StepTime
@@ -41,6 +42,7 @@ class Took(msgspec.Struct, frozen=True):
     expected: float
     plan: int = -1
     runs: int = 1
+    rules: tuple[Rule, ...] = ()
 
     def mean(self, seconds: float) -> float:
         """Of all measurements, with one more."""
@@ -78,19 +80,23 @@ def told(took: tuple[Took, ...], family: str, step: StepTime) -> tuple[Took, ...
     return (*scaled, replace(before, seconds=before.mean(step.seconds) if times == 1.0 else step.seconds))
 
 
-def noted(took: tuple[Took, ...], family: str, step: StepTime, expected: float, compared: bool) -> tuple[Took, ...]:
-    """With what a step under a plan of ``family`` took; the newest comes last. compared: the plan before it was
-    measured just before, so that this says nothing of others."""
+def noted(
+    took: tuple[Took, ...], family: str, step: StepTime, expected: float, compared: bool, rules: tuple[Rule, ...] = ()
+) -> tuple[Took, ...]:
+    """With what a step under a plan of ``family`` took, which has these rules; the newest comes last. What it took
+    under other rules does not count. compared: the plan before it was measured just before, so that this says nothing
+    of others."""
     before = known(took, family)
-    if before is None:
-        return (*took, Took(family, step.seconds, expected, step.plan))
+    others = tuple(t for t in took if t.family != family)
+    if before is None or (before.rules and before.rules != rules):
+        return (*others, Took(family, step.seconds, expected, step.plan, rules=rules))
     if compared:
         seconds = before.mean(step.seconds)
     else:
         took = told(took, family, step)
         seconds = took[-1].seconds
-    others = tuple(t for t in took if t.family != family)
-    return (*others, Took(family, seconds, expected, step.plan, before.runs + 1))
+        others = took[:-1]
+    return (*others, Took(family, seconds, expected, step.plan, before.runs + 1, rules))
 
 
 def beaten(took: Sequence[Took], family: str) -> bool:

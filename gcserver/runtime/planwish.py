@@ -51,8 +51,10 @@ def late_after(standing: Standing, domain: ControlDomain, plan: PlanConfig) -> i
 
 
 def informed(plain: Wish, standing: Standing, job: Job, domain: ControlDomain, now: StepTime | None) -> Wish:
-    """The same, knowing what families took and what a step takes ``now`` under which rules."""
-    knowing = replace(plain, took={t.family: t.seconds for t in standing.took})
+    """The same, knowing what families took under which rules, and what a step takes ``now`` under which rules."""
+    took = {t.family: t.seconds for t in standing.took}
+    kept = {t.family: tuple(PlannedRule(r.pattern, r.spec, r.scheme, r.levels) for r in t.rules) for t in standing.took}
+    knowing = replace(plain, took=took, kept=kept)
     if now is None:
         return knowing
     _, plan = in_force(job, domain)

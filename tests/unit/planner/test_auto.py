@@ -353,3 +353,25 @@ def test_what_a_family_took_counts_instead_of_its_prediction() -> None:
     assert next(c.expected for c in second.considered if c.spec == first.family) == first.dense
     quick = compose(profile, Wish(took={first.family: first.expected / 2}))
     assert (quick.family, quick.expected) == (first.family, first.expected / 2)
+
+
+def test_a_family_in_force_again_has_the_rules_it_was_measured_with() -> None:
+    profile, spec = gpt(4, GBIT1), "qsgd(bits=4)"
+    live, first = Live(profile, portions(profile, Wish().buckets)), compose(profile, Wish(measure=spec))
+    # one option for all: hardly longer, and so not what would be planned
+    rules = (PlannedRule("*", spec),)
+    longer = live.seconds(applied(live, rules)) / live.seconds(applied(live, first.rules))
+    assert first.family == spec and first.rules != rules and 1.0 < longer < 1.05
+    again = compose(profile, Wish(measure=spec, took={spec: 0.3}, kept={spec: rules}))
+    assert (again.rules, again.expected) == (rules, 0.3)
+    assert {(row.codec.split("+")[0], row.scheme) for row in again.why} == {(spec, "owner")}
+
+
+def test_of_other_rules_of_a_family_as_much_less_is_expected_as_they_are_predicted_to_take() -> None:
+    profile, spec = gpt(4, GBIT1), "qsgd(bits=4)"
+    dense = (PlannedRule("*", "none"), PlannedRule("h.0.ln_1.bias", spec))
+    again = compose(profile, Wish(measure=spec, took={spec: 2.0}, kept={spec: dense}))
+    assert again.family == spec and again.rules != dense
+    live = Live(profile, portions(profile, Wish().buckets))
+    ratio = live.seconds(applied(live, again.rules)) / live.seconds(applied(live, dense))
+    assert ratio < 0.95 and again.expected == pytest.approx(2.0 * ratio)

@@ -6,7 +6,7 @@ from fnmatch import fnmatchcase
 
 import pytest
 
-from gcserver.planner.auto_family import FamilyPlan, family_plan, planned_rules
+from gcserver.planner.auto_family import FamilyPlan, family_plan, keeping, planned_rules
 from gcserver.planner.auto_levels import budgets
 from gcserver.planner.auto_rules import PlannedRule, applied
 from gcserver.planner.families import parse
@@ -114,3 +114,53 @@ def test_ranks_above_the_families_own_are_given_room() -> None:
     assert {rule.spec for rule in planned_rules(live, plan)} <= {f"powersgd(rank={given})", "none"}
     # Priced as the nearest that was measured; what is sent follows the levels.
     assert live.seconds(applied(live, planned_rules(live, plan))) == pytest.approx(plan.seconds, rel=0.05)
+
+
+QSGD = "qsgd(bits=4)"
+EVERYWHERE = (PlannedRule("*", QSGD),)
+DENSE_WTE = (*EVERYWHERE, PlannedRule("wte.weight", "none"))
+
+
+@pytest.mark.parametrize("rules", [EVERYWHERE, DENSE_WTE, (PlannedRule("*", QSGD, "all"),)])
+def test_rules_stay_until_others_are_so_much_shorter(rules: tuple[PlannedRule, ...]) -> None:
+    live, plan = planned(spec=QSGD)
+    was = live.seconds(applied(live, rules))
+    found = keeping(live, plan, rules, gain=1.0 - plan.seconds / was + 0.001)
+    assert (found.kept, found.seconds, found.was) == (rules, was, was)
+    assert planned_rules(live, found) == rules and found.chosen == applied(live, rules)
+    for b, option in enumerate(found.chosen):
+        now = found.options[found.columns[b]][b]
+        assert (now.spec, now.scheme) == (option.spec, option.scheme)
+    if plan.seconds < was:
+        other = keeping(live, plan, rules, gain=1.0 - plan.seconds / was - 0.001)
+        assert (other.kept, other.was, other.seconds) == ((), was, plan.seconds)
+
+
+def test_rules_with_levels_stay_with_these() -> None:
+    live, plan = planned(spec=QSGD, alphas=budgets(0.6, 3))
+    rules, notches = planned_rules(live, plan), len(plan.levels.alphas)
+    assert notches == 2 and max(len(rule.levels) for rule in rules) == notches
+    given = {t: plan.levels.last(t) for t in plan.levels.levels}
+    for alphas in (budgets(0.8, 3), (1.0,)):
+        _, now = planned(spec=QSGD, alphas=alphas)
+        found = keeping(live, now, rules, gain=1.0)
+        assert planned_rules(live, found) == rules and found.chosen == plan.chosen
+        assert {t: found.levels.last(t) for t in given} == given
+        assert found.levels.alphas == (now.levels.alphas if len(now.levels.alphas) == notches else ())
+
+
+def test_rules_do_not_stay_that_lose_more_than_they_may_or_compress_what_is_excluded() -> None:
+    live, plan = planned(spec=QSGD, alphas=(1.0,))
+    low = (PlannedRule("*", QSGD, levels=(2,)),)
+    assert not keeping(live, plan, low, gain=1.0).kept
+    sparse = "sidco-e(ratio=0.01,packed=1)"
+    for spec, glob in ((QSGD, "wte.weight"), (sparse, "wte.weight"), (sparse, "*.bias")):
+        live, plan = planned(spec=spec, exclude=(glob,))
+        found = keeping(live, plan, (PlannedRule("*", spec),), gain=1.0, exclude=(glob,))
+        assert not found.kept and found.was > 0
+        assert keeping(live, plan, planned_rules(live, plan), gain=1.0, exclude=(glob,)).kept
+
+
+def test_rules_whose_cost_is_not_known_do_not_stay() -> None:
+    live, plan = planned(spec=QSGD)
+    assert keeping(live, plan, (PlannedRule("*", "signsgd"),), gain=1.0) is plan

@@ -111,7 +111,7 @@ def test_a_plan_is_judged_once_enough_steps_are_beyond_the_noise(after: StepTime
 def test_what_a_plan_took_is_remembered_and_a_surprise_is_planned_for_once() -> None:
     slow, quick = (measured(StepTime(3, seconds, 0.01, 30)) for seconds in (0.3, 0.21))
     known = judged(PLANNED, slow)
-    assert known.before is None and known.took == (Took("topk(ratio=0.01)", 0.3, 0.2, 3),)
+    assert known.before is None and known.took == (Took("topk(ratio=0.01)", 0.3, 0.2, 3, rules=NEW),)
     act, why = next_act(known, 7, slow)
     assert act is Act.PLAN and "0.3 s a step, 0.2 s were expected" in why
     assert next_act(replace(known, considered=1), 7, slow)[0] is Act.STAY, "the newest proposal knew"
@@ -250,7 +250,7 @@ def test_what_was_tried_is_planned_for_with_what_it_took() -> None:
     standing = replace(PLANNED, proposal=replace(proposal(0.22), hope=0.15), before=None)
     after = measured(StepTime(3, 0.2, 0.01, 30))
     known = judged(standing, after)
-    assert known.took == (Took("topk(ratio=0.01)", 0.2, pytest.approx(0.187), 3),)
+    assert known.took == (Took("topk(ratio=0.01)", 0.2, pytest.approx(0.187), 3, rules=NEW),)
     assert next_act(known, 7, after)[0] is Act.PLAN
     assert next_act(replace(known, considered=1), 7, after)[0] is Act.STAY
 
@@ -397,4 +397,4 @@ def test_a_plan_that_was_there_before_is_judged_by_its_own_steps(adopted: Standi
     assert standing.forecast_plan == 3
     assert next_act(standing, 7, measured(dense)) == (Act.STAY, ""), "plan 0's steps say nothing of it"
     assert next_act(standing, 7, measured(dense, own))[0] is Act.KEEP
-    assert judged(standing, measured(dense, own)).took == (Took("topk(ratio=0.01)", 0.5, 0.5, 3),)
+    assert judged(standing, measured(dense, own)).took == (Took("topk(ratio=0.01)", 0.5, 0.5, 3, rules=NEW),)

@@ -219,7 +219,7 @@ def test_a_plan_that_was_not_worth_to_replace_by_one_of_its_family_is_known_by_i
     assert not standing.holds and standing.family == QSGD
     seen = measured(enough(0.4, 2))
     assert next_act(standing, 7, seen)[0] is Act.KEEP
-    assert judged(standing, seen).took == (Took(QSGD, 0.4, 0.4, 2),)
+    assert judged(standing, seen).took == (Took(QSGD, 0.4, 0.4, 2, rules=rules(QSGD)),)
 
 
 def test_another_plan_of_the_same_family_is_judged_by_its_steps() -> None:
@@ -228,6 +228,25 @@ def test_another_plan_of_the_same_family_is_judged_by_its_steps() -> None:
     standing = running(QSGD, 4, *took, before=before, turns=(QSGD,))
     for after, act in ((0.44, Act.KEEP), (0.54, Act.TAKE_BACK)):
         assert next_act(standing, 7, measured(enough(0.5, 3), enough(after, 4)))[0] is act
+
+
+def test_what_other_rules_of_a_family_took_does_not_count() -> None:
+    some, all_ = (Rule("a", QSGD),), rules(QSGD)
+    took = noted((), QSGD, step(0.4, 2), 0.4, False, some)
+    assert noted(took, QSGD, step(0.3, 3), 0.3, True, some)[0].runs == 2
+    assert noted(took, QSGD, step(0.3, 3), 0.3, True, all_) == (Took(QSGD, 0.3, 0.3, 3, 1, all_),)
+    old = (replace(took[0], rules=()),)
+    assert noted(old, QSGD, step(0.4, 3), 0.3, True, all_)[0].runs == 2, "an older daemon's, which kept no rules"
+
+
+def test_of_two_plans_of_a_family_what_the_one_that_stays_took_is_kept() -> None:
+    some, all_ = (Rule("a", QSGD),), rules(QSGD)
+    before = Before(some, enough(0.5, 3), kind=2, family=QSGD)
+    standing = running(QSGD, 4, Took(QSGD, 0.45, 0.45, 2, 2, some), before=before)
+    good = judged(standing, measured(enough(0.5, 3), enough(0.3, 4))).took
+    assert good == (Took(QSGD, 0.3, pytest.approx(0.3, rel=1), 4, 1, all_),)
+    (back,) = learned(standing, measured(enough(0.5, 3), enough(0.7, 4)))["took"]
+    assert (back.seconds, back.rules, back.plan) == (0.5, some, 3)
 
 
 def test_what_was_tried_is_known_before_anything_else_is() -> None:
