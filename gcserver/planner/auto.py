@@ -79,8 +79,7 @@ class Wish(msgspec.Struct, frozen=True):
     in force, which count instead of predictions. late_from: the step from which codecs of `LATE` are in question; 0:
     they are. hope: the share by which the steps of families that were never in force may be shorter than predicted, so
     that they are tried. kept: rules under which families took that. refused: families that are not in question, and
-    why. measure: a family to be put in force to
-    see what its steps take; empty if none is.
+    why. measure: a family to be put in force to see what its steps take; empty if none is.
     """
 
     quality: str = "balanced"
@@ -183,13 +182,13 @@ def compose(profile: Profile, wish: Wish | None = None) -> Proposal:
     wish = wish or Wish()
     _check(wish)
     if profile.nodes == 1:  # whatever steps take, nothing is exchanged that could be shorter
-        wish = msgspec.structs.replace(wish, took={}, hope=0.0, measure="")
+        wish = msgspec.structs.replace(wish, took={}, kept={}, hope=0.0, measure="")
     compute, profile = profile.compute, informed(profile, wish)
     live = Live(profile, portions(profile, wish.buckets, wish.groups))
     plans, unknown = _tried(live, wish)
     off = _off(plans, wish.took)
-    dense = _corrected(wish, plans[0], plans[0].seconds, off)
-    corrected = [dense if p.dense else _corrected(wish, p, p.seconds, off) for p in plans]
+    dense = _corrected(wish, plans[0].spec, plans[0].seconds, off)
+    corrected = [dense if p.dense else _corrected(wish, p.spec, p.seconds, off) for p in plans]
     plans = [dataclasses.replace(p, seconds=seconds) for p, seconds in zip(plans, corrected, strict=True)]
     noise = uncertainty(profile.steps[-1]) if profile.steps else 0.0
     hoped = [dataclasses.replace(p, seconds=_hoped(wish, p, profile)) for p in plans]
@@ -220,7 +219,7 @@ def compose(profile: Profile, wish: Wish | None = None) -> Proposal:
         reason += f"; {winner.levels.reason}"
     found = planned_rules(live, winner)
     options = applied(live, found)
-    expected = _corrected(wish, winner, live.seconds(options), off)
+    expected = _corrected(wish, winner.spec, live.seconds(options), off)
     considered = [
         Considered(p.spec.text, expected, "")
         if p.spec == winner.spec
@@ -253,18 +252,13 @@ def _off(plans: Sequence[FamilyPlan], took: dict[str, float]) -> dict[int, float
     found: dict[int, list[float]] = {}
     for p in plans:
         if p.spec.text in took and p.seconds > 0:
-            found.setdefault(kind(p.spec.text), []).append(took[p.spec.text] / (p.was or p.seconds))
+            found.setdefault(kind(p.spec.text), []).append(took[p.spec.text] / p.seconds)
     return {which: statistics.mean(ratios) for which, ratios in found.items()}
 
 
-def _corrected(wish: Wish, plan: FamilyPlan, predicted: float, off: dict[int, float]) -> float:
-    """A family's step as it was measured, under other rules as much shorter as is predicted; else as predicted and off
-    as those of its kind were."""
-    text = plan.spec.text
-    if text in wish.took:
-        other = plan.was and not plan.kept
-        return wish.took[text] * (predicted / plan.was if other else 1.0)
-    return predicted * off.get(kind(text), 1.0)
+def _corrected(wish: Wish, spec: Spec, predicted: float, off: dict[int, float]) -> float:
+    """A family's step as it was measured, else as predicted and off as those of its kind were."""
+    return wish.took.get(spec.text, predicted * off.get(kind(spec.text), 1.0))
 
 
 def _hoped(wish: Wish, plan: FamilyPlan, profile: Profile) -> float:
@@ -300,8 +294,7 @@ def _planned(live: Live, wish: Wish, spec: Spec) -> FamilyPlan:
     alphas = budgets(wish.alpha_lo, wish.notches) if "lgreco" in wish.parts else ()
     plan = family_plan(live, spec, espresso="espresso" in wish.parts, alphas=alphas, exclude=wish.exclude)
     before = wish.kept.get(spec.text)
-    # What would not pay as a switch is no reason for other rules either.
-    return keeping(live, plan, before, margin(0.0), wish.exclude) if before else plan
+    return keeping(live, plan, before, wish.exclude) if before else plan
 
 
 def _tried(live: Live, wish: Wish) -> tuple[list[FamilyPlan], list[Considered]]:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from typing import Final
 
 import numpy as np
 
@@ -30,12 +31,15 @@ from gcserver.planner.live import ALL, OWNER, BlockOption, Live, cost_of
 from gcserver.planner.payload import segment_bytes
 from gcserver.planner.profile import ProfileError
 
+#: What predictions have to promise, as a share of the step, for a plan that is not one option with one level for all:
+#: by less they do not know better, and it says less of its family.
+SURE: Final = 0.03
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FamilyPlan:
     """The best plan of one family: options by column and block, prices, the column of each block, what was forced, and
-    what each block uses with the bytes it comes to. kept: the rules it had before, if those stay; was: seconds of a
-    step as they are predicted for these, whether they stay or not, 0 where there are none."""
+    what each block uses with the bytes it comes to. kept: the rules it had before, if those stay."""
 
     spec: Spec
     levels: Levels
@@ -46,7 +50,6 @@ class FamilyPlan:
     notes: tuple[str, ...]
     chosen: tuple[BlockOption, ...]
     kept: tuple[PlannedRule, ...] = ()
-    was: float = 0.0
 
     @property
     def dense(self) -> bool:
@@ -60,7 +63,9 @@ def family_plan(
     """The best plan of one family for the blocks of ``live``. Raises ProfileError if its cost is not known.
 
     espresso: pick an option for every block; else all that can be is compressed, over owners. alphas: budgets for
-    L-GreCo; none: one level for all. exclude: globs of tensors that travel exactly.
+    L-GreCo; none: one level for all. exclude: globs of tensors that travel exactly. With Espresso some blocks are
+    dense, or tensors have levels of their own, only where that gains `SURE`. A family is compressed even where dense
+    would be shorter: it is another one that stands for dense steps.
     """
     tensors, blocks = live.profile.tensors, live.blocks
     out = {i for i, t in enumerate(tensors) if any(fnmatchcase(t.name, glob) for glob in exclude)}
@@ -68,28 +73,46 @@ def family_plan(
     lossy = {t for b, block in enumerate(blocks) if not forced[b] for t, _ in block.parts} - out
     inside = out & {t for b, block in enumerate(blocks) if not forced[b] for t, _ in block.parts}
     levels = choose_levels(live.profile, spec, sorted(lossy), alphas, sorted(inside))
-    columns: list[tuple[BlockOption, ...]] = [
-        tuple(BlockOption(DENSE, scheme) for _ in blocks) for scheme in (OWNER, ALL)
-    ]
-    if spec.name != DENSE:
-        owner = tuple(
-            BlockOption() if forced[b] else BlockOption(spec.text, OWNER, _nbytes(live, spec, levels, b))
-            for b in range(len(blocks))
-        )
-        everyone = tuple(o if o.spec == DENSE else BlockOption(o.spec, ALL, o.nbytes) for o in owner)
-        columns += [owner] if spec.name in TWO_EXCHANGES else [owner, everyone]
+    columns = _columns(live, spec, levels, forced)
+    if espresso and levels.alphas:
+        plain = choose_levels(live.profile, spec, sorted(lossy), (), sorted(inside))
+        without = _columns(live, spec, plain, forced)
+        if live.seconds(columns[-1]) >= live.seconds(without[-1]) * (1 - SURE):
+            levels, columns = plain, without
     table = live.table(columns)
-    plain = np.full(len(blocks), 0 if spec.name == DENSE else DENSE_COLUMNS, np.int64)
-    plans = [plain]
+    uniform = [np.full(len(blocks), k, np.int64) for k in range(len(columns))]
     if espresso:
         found = select(live, table, units(live)).columns
-        uniform = [np.full(len(blocks), k, np.int64) for k in range(len(columns))]
-        plans = [found, _without_spills(live, columns, found), *uniform]
+        mixed = [found, _without_spills(live, columns, found)]
+        plans = [*mixed, *uniform]
+    else:
+        mixed, plans = [], [uniform[0 if spec.name == DENSE else DENSE_COLUMNS]]
     done = [(_carried_out(live, levels, columns, plan), plan) for plan in plans]
     steps = [live.seconds(options) for options, _ in done]
-    best = next(i for i, seconds in enumerate(steps) if seconds <= min(steps) * (1 + SLACK))
+    best = _shortest(steps)
+    if mixed and spec.name != DENSE and steps[best] >= min(steps[len(mixed) :]) * (1 - SURE):
+        compressed = len(mixed) + DENSE_COLUMNS
+        best = compressed + _shortest(steps[compressed:])
     (options, chosen), seconds = done[best], steps[best]
     return FamilyPlan(spec, levels, tuple(columns), table, chosen, seconds, forced, options)
+
+
+def _shortest(steps: Sequence[float]) -> int:
+    """The first of those that are no longer than the shortest by more than what is not sure."""
+    return next(i for i, seconds in enumerate(steps) if seconds <= min(steps) * (1 + SLACK))
+
+
+def _columns(live: Live, spec: Spec, levels: Levels, forced: Sequence[str]) -> list[tuple[BlockOption, ...]]:
+    """The options of a family for every block: dense over owners and to all, then compressed likewise, if it is."""
+    blocks = range(len(live.blocks))
+    columns = [tuple(BlockOption(DENSE, scheme) for _ in blocks) for scheme in (OWNER, ALL)]
+    if spec.name == DENSE:
+        return columns
+    owner = tuple(
+        BlockOption() if forced[b] else BlockOption(spec.text, OWNER, _nbytes(live, spec, levels, b)) for b in blocks
+    )
+    everyone = tuple(o if o.spec == DENSE else BlockOption(o.spec, ALL, o.nbytes) for o in owner)
+    return [*columns, owner] if spec.name in TWO_EXCHANGES else [*columns, owner, everyone]
 
 
 def _carried_out(
@@ -126,36 +149,35 @@ def _without_spills(live: Live, columns: Sequence[Sequence[BlockOption]], plan: 
     return fixed
 
 
-def keeping(
-    live: Live, plan: FamilyPlan, before: tuple[PlannedRule, ...], gain: float, exclude: Sequence[str] = ()
-) -> FamilyPlan:
-    """A family's plan, or the one that ``before`` are the rules of, unless steps under the new one are shorter by more
-    than ``gain``, as a share.
+def keeping(live: Live, plan: FamilyPlan, before: tuple[PlannedRule, ...], exclude: Sequence[str] = ()) -> FamilyPlan:
+    """The plan of a family that ``before`` are the rules of; its best one, ``plan``, where those are of no use now.
 
-    What was measured was measured under rules, and others of the same family may be dense where those compress: where
-    they changed with every step that is measured, two measurements of a family would not be of one plan. They do not
-    stay where they lose more than they may by now or compress what is ``exclude``d.
+    What was measured was measured under rules. Others, of the same family, may be dense where those compress, and
+    predictions do not tell which of two is the shorter as well as steps tell of the one: a family whose rules changed
+    with every step that is measured would never be known. They do not stay where they lose more than they may by now
+    or compress what is ``exclude``d.
     """
     profile, names = live.profile, tuple(t.name for t in live.profile.tensors)
     try:
         options = applied(live, before)
     except ProfileError:
         return plan
-    was = live.seconds(options)
-    left_out = [name for name in names if any(fnmatchcase(name, glob) for glob in exclude)]
+    used = list(zip(live.blocks, options, strict=True))
+    inside = {names[t] for block, option in used if option.spec != DENSE for t, _ in block.parts}
+    left_out = [name for name in inside if any(fnmatchcase(name, glob) for glob in exclude)]
     if (
-        plan.seconds < was * (1.0 - gain)
-        or any(note and option.spec != DENSE for note, option in zip(plan.notes, options, strict=True))
+        any(note and option.spec != DENSE for note, option in zip(plan.notes, options, strict=True))
         or not sent_exactly(before, left_out)
         or overspent(profile, plan.spec, levels_in_force(names, before, plan.spec.text)) > 1 + OVERSPENT
     ):
-        return replace(plan, was=was)
+        return plan
     own, alphas = levels_of(before, names), plan.levels.alphas
     # Budgets of which other errors make fewer notches are not known any more.
     known = alphas if all(len(given) == len(alphas) for given in own.values()) and own else ()
     levels = Levels(own, known, "levels are those under which it was measured")
     columns = np.array([_column(plan, b, option) for b, option in enumerate(options)], np.int64)
-    return replace(plan, levels=levels, columns=columns, seconds=was, chosen=options, kept=before, was=was)
+    seconds = live.seconds(options)
+    return replace(plan, levels=levels, columns=columns, seconds=seconds, chosen=options, kept=before)
 
 
 def _column(plan: FamilyPlan, block: int, option: BlockOption) -> int:

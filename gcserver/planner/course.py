@@ -183,9 +183,14 @@ def next_act(standing: Standing, domain: int, seen: Profile, settled: int = 0, l
         return Act.MEASURE, f"{other} is measured beside {standing.family}"
     if standing.at < late_after <= settled:
         return Act.PLAN, f"low rank and sparsifiers are in question from step {late_after} on"
-    if seen.errors and settled >= max(2 * standing.at, standing.at + LOOK_AGAIN):
+    if seen.errors and settled >= _look_again(standing):
         return Act.PLAN, f"gradients may lose more or less than {settled - standing.at} steps ago"
     return Act.STAY, ""
+
+
+def _look_again(standing: Standing) -> int:
+    """The step at which what levels lose is looked at again."""
+    return max(2 * standing.at, standing.at + LOOK_AGAIN)
 
 
 def on_trial(standing: Standing) -> bool:
@@ -220,7 +225,7 @@ def judged(standing: Standing, seen: Profile) -> Standing:
     if step is None or not family:
         return done
     took, considered = standing.took, {t.family for t in standing.took[: standing.considered]}
-    if before is not None and before.family:
+    if before is not None and (same := known(took, before.family)) is not None and same.had(before.rules):
         took = told(took, before.family, before.step)
     if before is not None and before.dense and known(took, DENSE) is None:
         took = (Took(DENSE, before.step.seconds, before.step.seconds, before.step.plan), *took)
@@ -230,7 +235,7 @@ def judged(standing: Standing, seen: Profile) -> Standing:
         # What was slower than this was so on another machine, as it were.
         done = replace(done, taken_back=())
     newest = standing.proposal
-    expected = newest.hoped if newest is not None and newest.family == family else step.seconds
+    expected = newest.hoped if newest is not None and newest.family == family and standing.holds else step.seconds
     took = noted(took, family, step, expected, before is not None, standing.rules)
     news = next(i for i, t in enumerate(took) if t.family == family or t.family not in considered)
     return replace(done, took=took, considered=news)
@@ -241,9 +246,9 @@ def learned(standing: Standing, seen: Profile) -> dict[str, Any]:
     done, before = judged(standing, seen), standing.before
     took = done.took
     if before is not None and before.family == standing.family:
-        # Other rules of one family: those that come back count.
-        back = Took(before.family, before.step.seconds, before.step.seconds, before.step.plan, rules=before.rules)
-        took = tuple(back if t.family == before.family else t for t in took)
+        # Other rules of one family: what those took that come back counts.
+        kept = noted(standing.took, before.family, before.step, before.step.seconds, True, before.rules)
+        took = (*(t for t in took if t.family != before.family), kept[-1])
     return {"took": took, "considered": done.considered}
 
 
@@ -271,13 +276,16 @@ def _may_be_beaten(standing: Standing) -> bool:
     return max(min(untried, default=math.inf) * (1 - SURPRISE), proposal.compute) < least * (1 - margin(0.0))
 
 
-def unlearned(standing: Standing, seen: Profile) -> dict[str, Any]:
+def unlearned(standing: Standing, seen: Profile, settled: int = 0) -> dict[str, Any]:
     """What changes of a standing where what was learned of plans is of another time; nothing where it is not. A link
-    that was a guess until now is the one that steps were measured over."""
+    that was a guess until now is the one that steps were measured over, but families may get other rules by what it is,
+    and so they may by gradients that have changed (``settled``: steps that the model has made)."""
     if (profile := standing.profile) is not None:
         measured = profile if profile.link.samples else msgspec.structs.replace(profile, link=seen.link)
         if drift(measured, seen) <= DRIFT and departed(standing, seen) <= SURPRISE:
-            return {}
+            if measured is profile and not (seen.errors and settled >= _look_again(standing)):
+                return {}
+            return {"took": tuple(replace(t, rules=()) for t in standing.took)}
     return {"before": None, "taken_back": (), "took": (), "considered": 0, "refused": {}, "in_turn": ()}
 
 
@@ -326,6 +334,8 @@ def _judged(standing: Standing, replaced: Before, seen: Profile) -> tuple[Act, s
     # What came into force because it loses less may cost what it was let cost. (Older daemons kept no kind.)
     gave_up = max(replaced.kind, lossiest(replaced.rules))
     allowed = max(margin(noise), -margin(noise, gave_up, lossiest(standing.rules)))
+    if replaced.family == standing.family != "":
+        allowed = 0.0  # nothing else would say which of two plans of one family is the shorter
     if after.seconds > before.seconds * (1 + allowed):
         return Act.TAKE_BACK, f"{took}: that one is back"
     return Act.KEEP, took
@@ -369,6 +379,14 @@ def switch(
 def stays_dense(proposal: Proposal, in_force: Sequence[PlannedRule]) -> bool:
     """Whether a proposal is dense and so are the rules that steps are made by, those of no plan among them."""
     return proposal.family == DENSE and not lossy(effective(in_force))
+
+
+def running(standing: Standing, proposal: Proposal, in_force: Rules, made_by: Sequence[PlannedRule]) -> str:
+    """The family by which steps go on where a proposal does not come into force; empty if that is nobody's. in_force,
+    made_by: as in `switch`. Dense steps count as what was chosen: others may be better than predicted."""
+    if rules_of(proposal) == in_force or stays_dense(proposal, made_by):
+        return proposal.family
+    return standing.family or ("" if lossy(effective(made_by)) else DENSE)
 
 
 def replaced(

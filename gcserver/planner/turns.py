@@ -48,6 +48,10 @@ class Took(msgspec.Struct, frozen=True):
         """Of all measurements, with one more."""
         return (self.seconds * self.runs + seconds) / (self.runs + 1)
 
+    def had(self, rules: tuple[Rule, ...]) -> bool:
+        """Whether it was measured under these, as far as is known."""
+        return self.rules in ((), rules)
+
     def under(self, plan: int) -> bool:
         """Whether that version is, as far as is known, what it was last measured under."""
         return self.plan in (-1, plan)

@@ -1,7 +1,7 @@
 """Advice for workers: their questions over the registration socket, answered by the planning of this node.
 
 What may live here: questions under way, answers in the words of messages. What may not: connections
-(`registrations.py`), how advice comes about (`planning.py`, `gcserver.planner.advice`).
+(`registrations.py`), how advice comes about (`planstudy.py`, `gcserver.planner.advice`).
 
 Any node answers, from its own profile: advice changes nothing, so it need not come from the node that plans.
 """
@@ -70,7 +70,8 @@ class Advising:
         if domain is None or not domain.declared_as.scoped:
             return refused(TOO_SOON)
         try:
-            found, link = await planning.advise(job, domain, message.bandwidths)
+            standing = planning.course(job).standing
+            found, link = await planning.study.advise(job, standing, domain, message.bandwidths)
         except NotPlannable as error:
             return refused(str(error))
         except PlannerError as error:

@@ -129,7 +129,8 @@ class PlanAdmin:
         it costs much."""
         drawn = course.drawn
         if drawn is None or drawn[0] is not proposal or drawn[1] is not profile:
-            step = await _or_refused(self._s.planning.predict(domain, under(profile, proposal.terms), proposal.rules))
+            study, learned = self._s.planning.study, under(profile, proposal.terms)
+            step = await _or_refused(study.predict(domain, learned, proposal.rules))
             drawn = course.drawn = (proposal, profile, step)
         return drawn[2]
 
@@ -194,10 +195,12 @@ class PlanAdmin:
 
     async def advise(self, job: Job, bandwidths: tuple[float, ...]) -> tuple[said.Advice, ...]:
         """See ``Source.advise``."""
-        domain = self._s.planning.facts.model(job)
+        planning = self._s.planning
+        domain = planning.facts.model(job)
         if domain is None:
             raise AdminError(ErrorKind.PRECONDITION, f"job {job.record.label!r}: {TOO_SOON}", "job")
-        advice, link = await _or_refused(self._s.planning.advise(job, domain, bandwidths))
+        standing = planning.course(job).standing
+        advice, link = await _or_refused(planning.study.advise(job, standing, domain, bandwidths))
         return (_advice(domain.config.label, advice, link),)
 
 

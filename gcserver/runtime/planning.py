@@ -1,8 +1,8 @@
 """Plans made by the planner for the jobs of this node: when to measure, when to plan, what became of it.
 
-What may live here: the course from profile to plan, and what is said of it. What may not: its decisions
-(`gcserver.planner.course`), measuring (`profiler.py`, `plannerprocess.py`), how good a plan is (`gcserver.planner`),
-how members come to one (`gcserver.core.job_plans`).
+What may live here: the course from profile to plan, and what is said of it. What may not: questions that change no plan
+(`planstudy.py`), its decisions (`gcserver.planner.course`), measuring (`profiler.py`, `plannerprocess.py`), how good a
+plan is (`gcserver.planner`), how members come to one (`gcserver.core.job_plans`).
 
 The eldest member of a job plans for all (`JobRecord.eldest`): it alone needs a mode. A job is planned once
 ``warmup_steps`` have settled and its gradients have been timed; again when what was measured has drifted; and taken
@@ -21,33 +21,21 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from gcproto.modes import AUTO, QUALITIES, STATIC
-from gcproto.rates import say_rate
+from gcproto.modes import AUTO, STATIC
 from gcserver.core.control_domain import ControlDomain
 from gcserver.core.control_events import AnswerRequest
 from gcserver.core.job import Job
 from gcserver.logsetup import of_job
 from gcserver.planner import course as decide
-from gcserver.planner.advice import Advice
 from gcserver.planner.auto import Wish
-from gcserver.planner.auto_rules import PlannedRule
 from gcserver.planner.course import Act, Before, Rules, Standing
 from gcserver.planner.families import DENSE
-from gcserver.planner.live import LiveStep
 from gcserver.planner.profile import Profile
 from gcserver.runtime import planwish
 from gcserver.runtime.plancourse import LOOK_EVERY, LOOK_SOON, RETRY_AFTER, Course, heard, saved_or_begun
 from gcserver.runtime.planfacts import PlanFacts, newest_rules, step_now
-from gcserver.runtime.plannerlink import (
-    Advise,
-    Advised,
-    Plan,
-    Planned,
-    PlannerError,
-    PlannerLink,
-    Predict,
-    Predicted,
-)
+from gcserver.runtime.plannerlink import Plan, Planned, PlannerError, PlannerLink
+from gcserver.runtime.planstudy import PlanStudy
 from gcserver.runtime.unplannable import FAILED, TOO_SOON, MemberRefused, NotPlannable, Overtaken, planner_of
 
 if TYPE_CHECKING:
@@ -57,8 +45,6 @@ if TYPE_CHECKING:
 LINK_PATIENCE: Final = 30
 #: A plan that cannot be taken back stays after so many attempts, until there is a better one.
 REFUSED: Final = 3
-#: Links for which advice is given unless told otherwise, bytes a second: 0.1, 1, 10 and 100 Gbit/s.
-USUAL: Final = (12.5e6, 125e6, 1.25e9, 12.5e9)
 log = logging.getLogger("gcserver")
 
 
@@ -73,6 +59,7 @@ class Planning:
         self._s = supervisor
         self._link = link or PlannerLink(voice=supervisor.config.voice())
         self.facts = PlanFacts(supervisor, self._link)
+        self.study = PlanStudy(supervisor, self._link, self.facts)
         self._courses: dict[bytes, Course] = {}
 
     async def close(self) -> None:
@@ -219,7 +206,7 @@ class Planning:
                 return
             course.afresh = 0.0
             _log(job).info("job %r is planned: %s", job.record.label, why)
-            self._now(job, **decide.unlearned(course.standing, seen))
+            self._now(job, **decide.unlearned(course.standing, seen, planwish.made(domain)))
             measure = decide.in_turn(course.standing) if act is Act.MEASURE else ""
             self._begin(job, course, lambda: self._plan(job, domain, course, seen, measure))
         elif act is Act.TAKE_BACK:
@@ -287,8 +274,7 @@ class Planning:
             }  # fmt: skip
             pays, reason = decide.switch(course.standing, proposal, now, rules, wish.rules, measure)
             if not pays:
-                same = found["stayed"] or decide.rules_of(proposal) == rules
-                self._now(job, **found, running=proposal.family if same else course.standing.family)
+                self._now(job, **found, running=decide.running(course.standing, proposal, rules, wish.rules))
                 course.result = reason
                 _log(job).info("job %r: %s", job.record.label, reason)
                 return None
@@ -390,28 +376,3 @@ class Planning:
             if task.cancelled():
                 raise NotPlannable("the job ended meanwhile") from None
             raise
-
-    async def predict(self, domain: ControlDomain, profile: Profile, rules: tuple[PlannedRule, ...]) -> LiveStep:
-        """One step under these rules, job by job. Raises PlannerError."""
-        answer = await self._link.ask(Predict(profile, rules, planwish.buckets(domain), planwish.groups(domain)))
-        assert isinstance(answer, Predicted)
-        return answer.step
-
-    async def advise(self, job: Job, domain: ControlDomain, bandwidths: tuple[float, ...]) -> tuple[Advice, float]:
-        """(advice, bandwidth of the measured link or 0 where that is a guess). Raises NotPlannable, PlannerError."""
-        course, seen = self.course(job), self.facts.seen(job, domain)
-        if seen is None:
-            raise NotPlannable(TOO_SOON)
-        # Every quality is advised on, also those that the job's own plans do not take, or not yet.
-        plain = planwish.wish(course.standing, domain, self._s.config.plan)
-        plain = msgspec.structs.replace(plain, late_from=0, hope=0.0)
-        step = step_now(domain, seen)
-        lossiest = msgspec.structs.replace(plain, quality=QUALITIES[-1])
-        profile = await self.facts.measured(job, domain, seen, lossiest, errors=False)
-        now = planwish.informed(plain, course.standing, job, domain, step)
-        answer = await self._link.ask(Advise(profile, bandwidths or USUAL, plain.quality, now))
-        assert isinstance(answer, Advised)
-        if profile.link.samples:
-            return answer.advice, profile.link.bandwidth
-        said = f"{answer.advice.verdict}; the link has not been measured, {say_rate(profile.link.bandwidth)} is a guess"
-        return msgspec.structs.replace(answer.advice, verdict=said), 0.0

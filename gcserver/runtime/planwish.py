@@ -51,15 +51,20 @@ def late_after(standing: Standing, domain: ControlDomain, plan: PlanConfig) -> i
 
 
 def informed(plain: Wish, standing: Standing, job: Job, domain: ControlDomain, now: StepTime | None) -> Wish:
-    """The same, knowing what families took under which rules, and what a step takes ``now`` under which rules."""
-    took = {t.family: t.seconds for t in standing.took}
-    kept = {t.family: tuple(PlannedRule(r.pattern, r.spec, r.scheme, r.levels) for r in t.rules) for t in standing.took}
-    knowing = replace(plain, took=took, kept=kept)
+    """The same, knowing what families took, and what a step takes ``now`` under which rules."""
+    knowing = having_taken(plain, standing)
     if now is None:
         return knowing
     _, plan = in_force(job, domain)
     rules = tuple(PlannedRule(r.pattern, r.codec.spec, r.scheme, r.levels) for r in plan.rules)
     return replace(knowing, rules=rules, step=now.seconds)
+
+
+def having_taken(plain: Wish, standing: Standing) -> Wish:
+    """The same, knowing what families took under which rules."""
+    took = {t.family: t.seconds for t in standing.took}
+    kept = {t.family: tuple(PlannedRule(r.pattern, r.spec, r.scheme, r.levels) for r in t.rules) for t in standing.took}
+    return replace(plain, took=took, kept=kept)
 
 
 def buckets(domain: ControlDomain) -> tuple[int, ...]:

@@ -244,9 +244,19 @@ def test_of_two_plans_of_a_family_what_the_one_that_stays_took_is_kept() -> None
     before = Before(some, enough(0.5, 3), kind=2, family=QSGD)
     standing = running(QSGD, 4, Took(QSGD, 0.45, 0.45, 2, 2, some), before=before)
     good = judged(standing, measured(enough(0.5, 3), enough(0.3, 4))).took
-    assert good == (Took(QSGD, 0.3, pytest.approx(0.3, rel=1), 4, 1, all_),)
-    (back,) = learned(standing, measured(enough(0.5, 3), enough(0.7, 4)))["took"]
-    assert (back.seconds, back.rules, back.plan) == (0.5, some, 3)
+    assert good == (Took(QSGD, 0.3, 0.4, 4, 1, all_),)
+    slower = measured(enough(0.5, 3), enough(0.51, 4))
+    assert next_act(standing, 7, slower)[0] is Act.TAKE_BACK, "it must be shorter"
+    (back,) = learned(standing, slower)["took"]
+    assert back == Took(QSGD, pytest.approx((2 * 0.45 + 0.5) / 3), 0.5, 3, 3, some)
+
+
+def test_an_expectation_is_that_of_the_plan_in_force() -> None:
+    """Not of what was only proposed."""
+    standing = running(QSGD, 2)
+    assert judged(standing, measured(enough(0.5, 2))).took[0].expected == pytest.approx(0.4)
+    proposed = replace(standing, rules=(Rule("a", QSGD),), running=QSGD)
+    assert judged(proposed, measured(enough(0.5, 2))).took[0].expected == 0.5
 
 
 def test_what_was_tried_is_known_before_anything_else_is() -> None:

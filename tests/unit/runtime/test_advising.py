@@ -33,12 +33,17 @@ class Planning:
     def __init__(self, advice: Advice | Exception) -> None:
         self.advice_given = advice
         self.asked: list[tuple[Any, Any, tuple[float, ...]]] = []
-        self.facts = self
+        self.facts = self.study = self
+        self.standing = object()
+
+    def course(self, job: Any) -> Any:
+        return self
 
     def model(self, job: Any) -> Any:
         return job.domains.get(16)
 
-    async def advise(self, job: Any, domain: Any, bandwidths: tuple[float, ...]) -> tuple[Advice, float]:
+    async def advise(self, job: Any, standing: Any, domain: Any, bandwidths: tuple[float, ...]) -> tuple[Advice, float]:
+        assert standing is self.standing
         self.asked.append((job, domain, bandwidths))
         await asyncio.sleep(0)
         if isinstance(self.advice_given, Exception):
