@@ -9,8 +9,9 @@ The rules, in order:
 1. Families that the quality takes (`families.ladder`) and whose cost was measured are tried, each by itself; low rank
    and sparsifiers not in a model's first steps, where the quality is balanced.
 2. L-GreCo gives each tensor its levels at every notch; the rest is priced at alpha = 1, and error that a block left
-   dense does not use is not spent again.
-3. Espresso picks an option for every block by the live timeline.
+   dense does not use is not spent again. Quantisers and low rank keep one level unless levels gain `SURE`.
+3. Espresso picks an option for every block by the live timeline; all are compressed alike unless that gains `SURE`. A
+   family that was measured keeps the rules it had then.
 4. A family is in question if it gains `margin` of its kind over the best of less lossy kinds: casts, quantisers, low
    rank, sparsifiers, in this order. Dense is an answer. Of what is in question the shortest step wins; of those within
    `TIE` of it the least lossy. Errors of families are never compared.

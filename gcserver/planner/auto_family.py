@@ -20,7 +20,6 @@ from gcserver.planner.auto_rules import (
     PlannedRule,
     TensorOption,
     applied,
-    levels_in_force,
     levels_of,
     rules,
     sent_exactly,
@@ -64,8 +63,8 @@ def family_plan(
 
     espresso: pick an option for every block; else all that can be is compressed, over owners. alphas: budgets for
     L-GreCo; none: one level for all. exclude: globs of tensors that travel exactly. With Espresso some blocks are
-    dense, or tensors have levels of their own, only where that gains `SURE`. A family is compressed even where dense
-    would be shorter: it is another one that stands for dense steps.
+    dense, or tensors have levels of their own (but for sparsifiers), only where that gains `SURE`. A family is
+    compressed even where dense would be shorter: it is another one that stands for dense steps.
     """
     tensors, blocks = live.profile.tensors, live.blocks
     out = {i for i, t in enumerate(tensors) if any(fnmatchcase(t.name, glob) for glob in exclude)}
@@ -74,10 +73,12 @@ def family_plan(
     inside = out & {t for b, block in enumerate(blocks) if not forced[b] for t, _ in block.parts}
     levels = choose_levels(live.profile, spec, sorted(lossy), alphas, sorted(inside))
     columns = _columns(live, spec, levels, forced)
-    if espresso and levels.alphas:
-        plain = choose_levels(live.profile, spec, sorted(lossy), (), sorted(inside))
+    if espresso and levels.alphas and spec.name not in SPARSE:
+        # (Kernels of a sparsifier take no longer for them, and controllers move between its levels.)
+        plain = choose_levels(live.profile, spec, sorted(lossy), ())
         without = _columns(live, spec, plain, forced)
-        if live.seconds(columns[-1]) >= live.seconds(without[-1]) * (1 - SURE):
+        own, one = (min(map(live.seconds, given[DENSE_COLUMNS:])) for given in (columns, without))
+        if own >= one * (1 - SURE):
             levels, columns = plain, without
     table = live.table(columns)
     uniform = [np.full(len(blocks), k, np.int64) for k in range(len(columns))]
@@ -164,20 +165,28 @@ def keeping(live: Live, plan: FamilyPlan, before: tuple[PlannedRule, ...], exclu
         return plan
     used = list(zip(live.blocks, options, strict=True))
     inside = {names[t] for block, option in used if option.spec != DENSE for t, _ in block.parts}
+    own = levels_of(before, names)
     left_out = [name for name in inside if any(fnmatchcase(name, glob) for glob in exclude)]
     if (
         any(note and option.spec != DENSE for note, option in zip(plan.notes, options, strict=True))
         or not sent_exactly(before, left_out)
-        or overspent(profile, plan.spec, levels_in_force(names, before, plan.spec.text)) > 1 + OVERSPENT
+        or overspent(profile, plan.spec, {names[t]: given[-1] for t, given in own.items()}) > 1 + OVERSPENT
     ):
         return plan
-    own, alphas = levels_of(before, names), plan.levels.alphas
+    alphas = plan.levels.alphas
     # Budgets of which other errors make fewer notches are not known any more.
     known = alphas if all(len(given) == len(alphas) for given in own.values()) and own else ()
     levels = Levels(own, known, "levels are those under which it was measured")
     columns = np.array([_column(plan, b, option) for b, option in enumerate(options)], np.int64)
-    seconds = live.seconds(options)
-    return replace(plan, levels=levels, columns=columns, seconds=seconds, chosen=options, kept=before)
+    # What each block has stands in its column, with the bytes of its own levels.
+    given = tuple(
+        tuple(options[b] if columns[b] == k else option for b, option in enumerate(column))
+        for k, column in enumerate(plan.options)
+    )
+    return replace(
+        plan, levels=levels, options=given, table=live.table(given), columns=columns, seconds=live.seconds(options),
+        chosen=options, kept=before,
+    )  # fmt: skip
 
 
 def _column(plan: FamilyPlan, block: int, option: BlockOption) -> int:

@@ -13,7 +13,7 @@ from glob import escape
 
 import msgspec
 
-from gcserver.planner.families import DENSE, TWO_EXCHANGES, exact_level, parse
+from gcserver.planner.families import DENSE, exact_level, parse
 from gcserver.planner.live import OWNER, BlockOption, Live, cost_of
 from gcserver.planner.payload import segment_bytes
 
@@ -75,16 +75,10 @@ def rules(names: Sequence[str], wanted: Mapping[str, TensorOption]) -> tuple[Pla
 
 
 def levels_in_force(names: Sequence[str], plan: Sequence[PlannedRule], spec: str) -> dict[str, int]:
-    """The levels, at the last notch, of tensors whose rule names this codec and has levels. (Of a codec of ranks rules
-    say the highest that they give.)"""
-    index, wanted = _Index(plan), parse(spec)
-
-    def same(text: str) -> bool:
-        found = parse(text)
-        return found.key == wanted.key or (found.name == wanted.name and found.name in TWO_EXCHANGES)
-
-    rules_of = ((name, index.rule(name)) for name in names)
-    return {name: rule.levels[-1] for name, rule in rules_of if rule and rule.levels and same(rule.spec)}
+    """The levels, at the last notch, of tensors whose rule names this codec and has levels."""
+    index, key = _Index(plan), parse(spec).key
+    found = ((name, index.rule(name)) for name in names)
+    return {name: rule.levels[-1] for name, rule in found if rule and rule.levels and parse(rule.spec).key == key}
 
 
 def levels_of(plan: Sequence[PlannedRule], names: Sequence[str]) -> dict[int, tuple[int, ...]]:

@@ -227,6 +227,8 @@ def judged(standing: Standing, seen: Profile) -> Standing:
     took, considered = standing.took, {t.family for t in standing.took[: standing.considered]}
     if before is not None and (same := known(took, before.family)) is not None and same.had(before.rules):
         took = told(took, before.family, before.step)
+        # (Older daemons kept no rules.)
+        took = tuple(replace(t, rules=before.rules) if t.family == before.family else t for t in took)
     if before is not None and before.dense and known(took, DENSE) is None:
         took = (Took(DENSE, before.step.seconds, before.step.seconds, before.step.plan), *took)
         considered |= {DENSE}
@@ -278,15 +280,20 @@ def _may_be_beaten(standing: Standing) -> bool:
 
 def unlearned(standing: Standing, seen: Profile, settled: int = 0) -> dict[str, Any]:
     """What changes of a standing where what was learned of plans is of another time; nothing where it is not. A link
-    that was a guess until now is the one that steps were measured over, but families may get other rules by what it is,
-    and so they may by gradients that have changed (``settled``: steps that the model has made)."""
+    that was a guess until now is the one that steps were measured over, but what is not in force may get other rules by
+    what it is, and so it may by gradients that have changed (``settled``: steps that the model has made)."""
     if (profile := standing.profile) is not None:
         measured = profile if profile.link.samples else msgspec.structs.replace(profile, link=seen.link)
         if drift(measured, seen) <= DRIFT and departed(standing, seen) <= SURPRISE:
-            if measured is profile and not (seen.errors and settled >= _look_again(standing)):
-                return {}
-            return {"took": tuple(replace(t, rules=()) for t in standing.took)}
+            first = seen.link.samples > 0 and not profile.link.samples
+            again = bool(seen.errors) and settled >= _look_again(standing)
+            return {"took": released(standing)} if first or again else {}
     return {"before": None, "taken_back": (), "took": (), "considered": 0, "refused": {}, "in_turn": ()}
+
+
+def released(standing: Standing) -> tuple[Took, ...]:
+    """What families took, those that are not in force free to get other rules: then what they take counts anew."""
+    return tuple(t if t.family == standing.family else replace(t, rules=(), runs=0) for t in standing.took)
 
 
 def stands(standing: Standing) -> str:
@@ -381,12 +388,16 @@ def stays_dense(proposal: Proposal, in_force: Sequence[PlannedRule]) -> bool:
     return proposal.family == DENSE and not lossy(effective(in_force))
 
 
-def running(standing: Standing, proposal: Proposal, in_force: Rules, made_by: Sequence[PlannedRule]) -> str:
-    """The family by which steps go on where a proposal does not come into force; empty if that is nobody's. in_force,
-    made_by: as in `switch`. Dense steps count as what was chosen: others may be better than predicted."""
-    if rules_of(proposal) == in_force or stays_dense(proposal, made_by):
+def running(
+    standing: Standing, proposal: Proposal, now: StepTime | None, in_force: Rules, made_by: Sequence[PlannedRule]
+) -> str:
+    """The family by which steps go on where a proposal does not come into force; empty if that is nobody's. now,
+    in_force, made_by: as in `switch`. Dense steps count as what was chosen: others may be better than predicted."""
+    if rules_of(proposal) == in_force:
         return proposal.family
-    return standing.family or ("" if lossy(effective(made_by)) else DENSE)
+    # Without a step, it is not known what all the rules are that steps are made by.
+    dense = now is not None and not lossy(effective(made_by))
+    return proposal.family if dense and proposal.family == DENSE else standing.family or (DENSE if dense else "")
 
 
 def replaced(

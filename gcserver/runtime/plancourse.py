@@ -34,6 +34,9 @@ RETRY_AFTER: Final = 30.0
 DOUBLINGS: Final = 6
 #: A plan for a network that has changed waits so many seconds for steps that were made over it, then for one.
 AFRESH: Final = 60.0
+#: The first plan waits so many seconds for a measurement of the link: on a slow one, where it is missed most, thirty
+#: steps may take ten minutes.
+LINK_SECONDS: Final = 30.0
 #: Errors of gradients hold for so many steps, and until there are twice as many: plans that are tried one after the
 #: other are made with the same ones, since a look takes seconds of a core that the steps need.
 HOLD: Final = 50
@@ -54,6 +57,8 @@ class Course:
     task: asyncio.Task[AnswerRequest | None] | None = None
     #: since when steps are measured anew because the network is another one; 0: they are not
     afresh: float = 0.0
+    #: since when the link's measurement is waited for; 0: it is not
+    link_since: float = 0.0
     #: what was predicted of which proposal over which profile, when somebody last wanted to see it
     drawn: tuple[Proposal, Profile, LiveStep] | None = None
 
@@ -65,6 +70,11 @@ class Course:
     def wait(self, what: str) -> None:
         """Nothing can be done before that; it is looked for at every tick."""
         self.waits, self.looked = what, 0.0
+
+    def waits_for_link(self, now: float) -> bool:
+        """Whether a measurement of the link is still worth waiting for."""
+        self.link_since = self.link_since or now
+        return now < self.link_since + LINK_SECONDS
 
     def forget(self) -> None:
         """What was said is of plans that are somebody else's now."""

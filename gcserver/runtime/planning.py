@@ -41,7 +41,8 @@ from gcserver.runtime.unplannable import FAILED, TOO_SOON, MemberRefused, NotPla
 if TYPE_CHECKING:
     from gcserver.runtime.supervisor import Supervisor
 
-#: A plan waits so many steps for a measurement of the link. Payloads that never queue up say nothing of it.
+#: A plan waits so many steps for a measurement of the link, or `LINK_SECONDS`. Payloads that never queue up say nothing
+#: of it.
 LINK_PATIENCE: Final = 30
 #: A plan that cannot be taken back stays after so many attempts, until there is a better one.
 REFUSED: Final = 3
@@ -180,7 +181,7 @@ class Planning:
             course.wait(f"waits until the gradients of {domain.config.label} have been timed")
             return
         unsure = not seen.link.samples or (course.standing.profile is None and self._s.lanes.link.in_doubt)
-        if unsure and domain.settled < warmup + LINK_PATIENCE:
+        if unsure and domain.settled < warmup + LINK_PATIENCE and course.waits_for_link(time.monotonic()):
             course.wait("waits until the link has been measured")
             return
         late_after = planwish.late_after(course.standing, domain, self._s.config.plan)
@@ -274,7 +275,7 @@ class Planning:
             }  # fmt: skip
             pays, reason = decide.switch(course.standing, proposal, now, rules, wish.rules, measure)
             if not pays:
-                self._now(job, **found, running=decide.running(course.standing, proposal, rules, wish.rules))
+                self._now(job, **found, running=decide.running(course.standing, proposal, now, rules, wish.rules))
                 course.result = reason
                 _log(job).info("job %r: %s", job.record.label, reason)
                 return None
@@ -366,7 +367,8 @@ class Planning:
         seen = self.facts.seen(job, domain) if domain is not None else None
         if domain is None or seen is None:
             raise NotPlannable(TOO_SOON)
-        self._now(job, **{"taken_back": (), "refused": {}} | decide.unlearned(course.standing, seen))
+        free = {"taken_back": (), "refused": {}, "took": decide.released(course.standing)}
+        self._now(job, **free | decide.unlearned(course.standing, seen))
         course.looked_at = -1
         task = self._begin(job, course, lambda: self._plan(job, domain, course, seen))
         try:

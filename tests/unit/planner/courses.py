@@ -138,7 +138,7 @@ class Course:
         elif act in (Act.PLAN, Act.MEASURE):
             step = decide.step_under(seen, self.version)
             if self.standing.profile is None or (step is not None and step.steps >= decide.COMPARED):
-                self.standing = replace(self.standing, **decide.unlearned(self.standing, seen))
+                self.standing = replace(self.standing, **decide.unlearned(self.standing, seen, settled))
                 self.due = now + PLANNING, decide.in_turn(self.standing) if act is Act.MEASURE else "", seen
 
     def plan(self, seen: Profile, settled: int, measure: str) -> None:
@@ -157,7 +157,7 @@ class Course:
         }  # fmt: skip
         rules = decide.rules_of(proposal)
         if not decide.switch(was, proposal, step, self.rules, made_by, measure)[0]:
-            self.standing = replace(was, **found, running=decide.running(was, proposal, self.rules, made_by))
+            self.standing = replace(was, **found, running=decide.running(was, proposal, step, self.rules, made_by))
             return
         before = decide.replaced(was, self.rules, step, proposal, made_by)
         self.put(rules, proposal.family, before)

@@ -127,9 +127,8 @@ def test_rules_stay(rules: tuple[PlannedRule, ...]) -> None:
     found = keeping(live, plan, rules)
     assert (found.kept, found.seconds) == (rules, live.seconds(applied(live, rules)))
     assert planned_rules(live, found) == rules and found.chosen == applied(live, rules)
-    for b, option in enumerate(found.chosen):
-        now = found.options[found.columns[b]][b]
-        assert (now.spec, now.scheme) == (option.spec, option.scheme)
+    assert [found.options[k][b] for b, k in enumerate(found.columns)] == list(found.chosen)
+    assert live.run(found.table, found.columns)[0] == pytest.approx(found.seconds)
 
 
 def test_rules_with_levels_stay_with_these() -> None:

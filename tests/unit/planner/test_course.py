@@ -305,19 +305,26 @@ def test_what_was_learned_is_forgotten_with_the_time_it_is_of() -> None:
     assert (later.before, later.taken_back, later.took, later.considered) == (None, (), (), 0)
     found = measured(link=LinkCost(1e-4, 1e9, 0.0, 9))
     guessed = replace(learned, before=None, profile=measured(link=LinkCost(1e-4, 125e6)))
-    assert next_act(guessed, 7, found)[0] is Act.PLAN and unlearned(guessed, found) == {"took": learned.took}
+    assert next_act(guessed, 7, found)[0] is Act.PLAN and unlearned(guessed, found).keys() == {"took"}
     ruled = replace(guessed, took=(Took("fp16", 0.3, 0.2, rules=OLD),))
-    assert unlearned(ruled, found) == {"took": learned.took}, "by what the link is others may be the ones to choose"
+    assert unlearned(ruled, found) == {"took": (Took("fp16", 0.3, 0.2, runs=0),)}, (
+        "by what the link is others may be the ones to choose"
+    )
     assert unlearned(replace(learned, profile=found), measured(link=LinkCost(1e-4, 1e8, 0.0, 9)))
 
 
 def test_dense_steps_that_a_proposal_was_not_worth_to_replace_are_known_as_such() -> None:
     """Else they would never count as measured, and nothing else would be tried."""
-    none = Standing("auto", "fast")
-    assert running(none, proposal(), (), ()) == running(none, proposal(), OTHER, (PlannedRule("*", "none"),)) == "none"
-    assert running(none, proposal(), OLD, (PlannedRule("*", "fp16"),)) == "", "a model's own codec"
-    assert running(PLANNED, proposal(), NEW, (PlannedRule("*", "topk(ratio=0.01)", "all"),)) == "topk(ratio=0.01)"
-    assert running(replace(PLANNED, running="fp16"), proposal(), OLD, (PlannedRule("*", "fp16"),)) == "fp16"
+    none, now, fp16 = Standing("auto", "fast"), StepTime(0, 0.4, 0.01, 30), (PlannedRule("*", "fp16"),)
+    dense = replace(proposal(), family="none", rules=(PlannedRule("*", "none"),))
+    assert running(none, proposal(), now, (), ()) == running(none, dense, now, (), ()) == "none"
+    assert running(none, proposal(), now, OTHER, dense.rules) == "none"
+    assert running(none, proposal(), now, OLD, fp16) == "", "a model's own codec"
+    assert running(PLANNED, proposal(), now, NEW, proposal().rules) == "topk(ratio=0.01)"
+    assert running(replace(PLANNED, running="fp16"), proposal(), now, OLD, fp16) == "fp16"
+    # While no step was measured it is not known what all steps are made by.
+    assert running(none, dense, None, OLD, ()) == running(none, proposal(), None, (), ()) == ""
+    assert running(replace(PLANNED, running="fp16"), dense, None, OLD, ()) == "fp16"
 
 
 def test_rules_are_kept_until_gradients_are_looked_at_again() -> None:
@@ -325,7 +332,10 @@ def test_rules_are_kept_until_gradients_are_looked_at_again() -> None:
     errors = {"topk": (LevelErrors("t0", (1, 2), (0.5, 0.2), (10.0, 20.0)),)}
     seen = measured(errors=errors)
     assert unlearned(ruled, seen, 1599) == unlearned(ruled, PROFILE, 1600) == {}
-    assert unlearned(ruled, seen, 1600) == {"took": (Took("fp16", 0.3, 0.2),)}
+    assert unlearned(ruled, seen, 1600) == {"took": (Took("fp16", 0.3, 0.2, runs=0),)}
+    assert unlearned(replace(ruled, running="fp16"), seen, 1600) == {"took": ruled.took}, "it is in force"
+    guess = replace(ruled, profile=measured(link=LinkCost(1e-4, 1e8)))
+    assert unlearned(guess, guess.profile, 700) == {}, "still a guess"
 
 
 def test_a_plan_whose_steps_have_become_longer_is_of_another_time() -> None:

@@ -235,6 +235,8 @@ def test_what_other_rules_of_a_family_took_does_not_count() -> None:
     took = noted((), QSGD, step(0.4, 2), 0.4, False, some)
     assert noted(took, QSGD, step(0.3, 3), 0.3, True, some)[0].runs == 2
     assert noted(took, QSGD, step(0.3, 3), 0.3, True, all_) == (Took(QSGD, 0.3, 0.3, 3, 1, all_),)
+    free = (replace(took[0], rules=(), runs=0),)
+    assert noted(free, QSGD, step(0.3, 3), 0.3, True, all_) == (Took(QSGD, 0.3, 0.3, 3, 1, all_),)
     old = (replace(took[0], rules=()),)
     assert noted(old, QSGD, step(0.4, 3), 0.3, True, all_)[0].runs == 2, "an older daemon's, which kept no rules"
 

@@ -15,7 +15,7 @@ from gcserver.planner.course import COMPARED, JUDGED_AFTER, SURE_AFTER
 from gcserver.planner.profile import LevelErrors, LinkCost, StepTime
 from gcserver.planner.turns import Took
 from gcserver.runtime import planwish
-from gcserver.runtime.plancourse import AFRESH, HOLD, LOOK_EVERY
+from gcserver.runtime.plancourse import AFRESH, HOLD, LINK_SECONDS, LOOK_EVERY
 from gcserver.runtime.plannerlink import Measure, PlannerError
 from gcserver.runtime.planning import REFUSED
 from gcserver.runtime.unplannable import NotPlannable
@@ -256,6 +256,20 @@ def test_long_steps_do_not_hold_up_a_plan_until_there_are_four(tmp_path: Path) -
         assert "measures steps anew" in await d.look(), "one has to be known, or nothing could be compared"
         d.steps(StepTime(1, 90.0, 0.0, 1), link=LinkCost(1e-4, 1e9, 0.0, 3))
         assert "plan 2 since" in await d.look()
+
+    run(tmp_path, test)
+
+
+def test_a_slow_link_that_nothing_was_heard_of_holds_up_the_first_plan_for_half_a_minute(tmp_path: Path) -> None:
+    """Thirty steps over it may take ten minutes, and it is there that a plan is missed most."""
+
+    async def test(d: Daemon) -> None:
+        assert d.seen is not None
+        d.seen = msgspec.structs.replace(d.seen, link=LinkCost(1e-4, 1.25e8))
+        for _ in range(2):
+            assert await d.look() == "waits until the link has been measured"
+        d.course.link_since -= LINK_SECONDS + 1
+        assert "plan 1 since" in await d.look()
 
     run(tmp_path, test)
 
