@@ -91,7 +91,8 @@ def family_plan(
     done = [(_carried_out(live, levels, columns, plan), plan) for plan in plans]
     steps = [live.seconds(options) for options, _ in done]
     best = _shortest(steps)
-    if mixed and spec.name != DENSE and steps[best] >= min(steps[len(mixed) :]) * (1 - SURE):
+    compresses = spec.name != DENSE and not all(forced)
+    if mixed and compresses and steps[best] >= min(steps[len(mixed) :]) * (1 - SURE):
         compressed = len(mixed) + DENSE_COLUMNS
         best = compressed + _shortest(steps[compressed:])
     (options, chosen), seconds = done[best], steps[best]
@@ -112,7 +113,7 @@ def _columns(live: Live, spec: Spec, levels: Levels, forced: Sequence[str]) -> l
     owner = tuple(
         BlockOption() if forced[b] else BlockOption(spec.text, OWNER, _nbytes(live, spec, levels, b)) for b in blocks
     )
-    everyone = tuple(o if o.spec == DENSE else BlockOption(o.spec, ALL, o.nbytes) for o in owner)
+    everyone = tuple(BlockOption(o.spec, ALL, o.nbytes) for o in owner)
     return [*columns, owner] if spec.name in TWO_EXCHANGES else [*columns, owner, everyone]
 
 

@@ -35,6 +35,7 @@ from gcserver.planner.families import DENSE, candidates, kind
 from gcserver.planner.live import Live
 from gcserver.planner.live_layout import portions
 from gcserver.planner.profile import Profile, StepTime
+from gcserver.runtime.measurements import SETTLING
 from gcserver.runtime.plancourse import LOOK_EVERY, LOOK_SOON
 from gcserver.runtime.planwish import having_taken
 from tests.unit.planner.live_profiles import gpt
@@ -45,8 +46,6 @@ LATE: Final = 100
 PLANNING: Final = 1.0
 #: Of steps that differ by chance alone, standard deviation over mean.
 NOISE: Final = 0.04
-#: Steps after a change of plan that daemons do not count (`gcserver.runtime.measurements`).
-SETTLING: Final = 3
 #: A daemon's medians are of so many steps at most.
 WINDOW: Final = 200
 
@@ -108,7 +107,7 @@ class Course:
     def seen(self) -> Profile:
         rows = []
         for version, took in self.steps.items():
-            last = took[SETTLING:][-WINDOW:]
+            last = took[SETTLING + 1 :][-WINDOW:]
             if last:
                 middle = statistics.median(last)
                 noise = 1.4826 * statistics.median(abs(t - middle) for t in last) / middle
