@@ -35,7 +35,8 @@ OFTEN: Final = 3
 
 class Took(msgspec.Struct, frozen=True):
     """What a step under a plan of the planner's really took, and what was expected of it. plan: the version it was last
-    measured under, -1 where that is not known; runs: how often it was."""
+    measured under, -1 where that is not known; runs: how often it was; rules: of these plans, as far as they are known
+    and to be kept."""
 
     family: str
     seconds: float
@@ -92,7 +93,7 @@ def noted(
     of others."""
     before = known(took, family)
     others = tuple(t for t in took if t.family != family)
-    if before is None or (before.rules and before.rules != rules):
+    if before is None or not before.had(rules):
         return (*others, Took(family, step.seconds, expected, step.plan, rules=rules))
     if compared:
         seconds = before.mean(step.seconds)

@@ -23,9 +23,10 @@ from gcserver.planner.advice import Advice
 from gcserver.planner.auto import Proposal
 from gcserver.planner.auto_informed import under
 from gcserver.planner.controllers import controlled
-from gcserver.planner.course import Standing, step_under
+from gcserver.planner.course import step_under
 from gcserver.planner.live import LiveStep
 from gcserver.planner.profile import Profile, dump
+from gcserver.planner.standing import Standing
 from gcserver.runtime import planwish
 from gcserver.runtime.plancourse import Course
 from gcserver.runtime.plannerlink import PlannerError

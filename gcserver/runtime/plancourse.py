@@ -16,10 +16,11 @@ from gcproto.packed import UNREADABLE
 from gcserver.core.control_events import AnswerRequest
 from gcserver.core.job import Job
 from gcserver.planner.auto import Proposal
-from gcserver.planner.course import COMPARED, Standing, stands
+from gcserver.planner.course import COMPARED, stands
 from gcserver.planner.errors_sparse import EXACT
 from gcserver.planner.live import LiveStep
 from gcserver.planner.profile import Profile, StepTime
+from gcserver.planner.standing import Standing
 
 if TYPE_CHECKING:
     from gcserver.runtime.supervisor import Supervisor

@@ -13,8 +13,8 @@ from gcserver.core.control_domain import ControlDomain
 from gcserver.core.job import Job
 from gcserver.planner import course as decide
 from gcserver.planner.auto import Wish
-from gcserver.planner.course import Rules
 from gcserver.planner.profile import Profile, StepTime
+from gcserver.planner.standing import Rules
 from gcserver.runtime.peek import Watched
 from gcserver.runtime.plannerlink import Measure, Measured, PlannerLink
 from gcserver.runtime.profiler import GUESS

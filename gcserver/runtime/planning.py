@@ -28,9 +28,10 @@ from gcserver.core.job import Job
 from gcserver.logsetup import of_job
 from gcserver.planner import course as decide
 from gcserver.planner.auto import Wish
-from gcserver.planner.course import Act, Before, Rules, Standing
+from gcserver.planner.course import Act
 from gcserver.planner.families import DENSE
 from gcserver.planner.profile import Profile
+from gcserver.planner.standing import Before, Rules, Standing, rules_of
 from gcserver.runtime import planwish
 from gcserver.runtime.plancourse import LOOK_EVERY, LOOK_SOON, RETRY_AFTER, Course, heard, saved_or_begun
 from gcserver.runtime.planfacts import PlanFacts, newest_rules, step_now
@@ -281,7 +282,7 @@ class Planning:
                 return None
             before = decide.replaced(was, rules, now, proposal, wish.rules)
             try:
-                answered = await self._put(job, course, decide.rules_of(proposal), proposal.family, before)
+                answered = await self._put(job, course, rules_of(proposal), proposal.family, before)
                 break
             except MemberRefused as error:
                 # The same would be proposed again, and refused again: the next best is.

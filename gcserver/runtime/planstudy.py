@@ -16,9 +16,9 @@ from gcserver.core.control_domain import ControlDomain
 from gcserver.core.job import Job
 from gcserver.planner.advice import Advice
 from gcserver.planner.auto_rules import PlannedRule
-from gcserver.planner.course import Standing
 from gcserver.planner.live import LiveStep
 from gcserver.planner.profile import Profile
+from gcserver.planner.standing import Standing
 from gcserver.runtime import planwish
 from gcserver.runtime.planfacts import PlanFacts, step_now
 from gcserver.runtime.plannerlink import Advise, Advised, PlannerLink, Predict, Predicted

@@ -14,9 +14,10 @@ from gcserver.core.control_domain import ControlDomain
 from gcserver.core.job import Job
 from gcserver.planner.auto import PARTS, Wish
 from gcserver.planner.auto_rules import PlannedRule
-from gcserver.planner.course import SURPRISE, Standing
+from gcserver.planner.course import SURPRISE
 from gcserver.planner.live_layout import DDP_BUCKETS
 from gcserver.planner.profile import StepTime
+from gcserver.planner.standing import Rules, Standing
 from gcserver.runtime.tensors import in_force
 
 
@@ -63,8 +64,12 @@ def informed(plain: Wish, standing: Standing, job: Job, domain: ControlDomain, n
 def having_taken(plain: Wish, standing: Standing) -> Wish:
     """The same, knowing what families took under which rules."""
     took = {t.family: t.seconds for t in standing.took}
-    kept = {t.family: tuple(PlannedRule(r.pattern, r.spec, r.scheme, r.levels) for r in t.rules) for t in standing.took}
-    return replace(plain, took=took, kept=kept)
+    return replace(plain, took=took, kept={t.family: as_planned(t.rules) for t in standing.took})
+
+
+def as_planned(rules: Rules) -> tuple[PlannedRule, ...]:
+    """Rules of a plan in the planner's terms."""
+    return tuple(PlannedRule(r.pattern, r.spec, r.scheme, r.levels) for r in rules)
 
 
 def buckets(domain: ControlDomain) -> tuple[int, ...]:

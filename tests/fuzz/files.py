@@ -22,8 +22,8 @@ from gcserver.core import control_events as cx
 from gcserver.core import effects as fx
 from gcserver.core import events as ev
 from gcserver.planner import profile as profiles
-from gcserver.planner.course import Standing
 from gcserver.planner.profile import ProfileError
+from gcserver.planner.standing import Standing
 from gcserver.planner.trace import TraceError, parse_trace
 from gcserver.runtime import calibration
 from gcserver.runtime.lanelink import StepDelays

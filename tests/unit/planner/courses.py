@@ -29,15 +29,16 @@ from msgspec.structs import replace
 
 from gcserver.planner import course as decide
 from gcserver.planner.auto import Wish, compose
-from gcserver.planner.auto_rules import PlannedRule, applied
-from gcserver.planner.course import Act, Rules, Standing
+from gcserver.planner.auto_rules import applied
+from gcserver.planner.course import Act
 from gcserver.planner.families import DENSE, candidates, kind
 from gcserver.planner.live import Live
 from gcserver.planner.live_layout import portions
 from gcserver.planner.profile import Profile, StepTime
+from gcserver.planner.standing import Before, Rules, Standing, rules_of
 from gcserver.runtime.measurements import SETTLING
 from gcserver.runtime.plancourse import LOOK_EVERY, LOOK_SOON
-from gcserver.runtime.planwish import having_taken
+from gcserver.runtime.planwish import as_planned, having_taken
 from tests.unit.planner.live_profiles import gpt
 
 WARMUP: Final = 20
@@ -63,7 +64,7 @@ class Machine:
 
     def exact(self, rules: Rules) -> float:
         """Seconds of a step under these rules while nobody else uses the machine."""
-        plan = [PlannedRule(r.pattern, r.spec, r.scheme, r.levels) for r in rules]
+        plan = as_planned(rules)
         specs = {r.spec for r in rules if r.spec != DENSE}
         beyond = self.live.seconds(applied(self.live, plan)) - self.profile.compute
         return self.profile.compute + beyond * self.factors[specs.pop() if specs else DENSE]
@@ -71,7 +72,7 @@ class Machine:
     def shortest(self) -> float:
         """Of all families of the quality, as the planner would have them."""
         plans = (compose(self.profile, Wish(measure=spec)) for spec in self.factors)
-        return min(self.exact(decide.rules_of(plan)) for plan in plans)
+        return min(self.exact(rules_of(plan)) for plan in plans)
 
     def step(self, rules: Rules) -> float:
         """Make one step: the seconds it took."""
@@ -143,7 +144,7 @@ class Course:
     def plan(self, seen: Profile, settled: int, measure: str) -> None:
         """As `Planning._plan`."""
         was, step = self.standing, decide.step_under(seen, self.version)
-        made_by = tuple(PlannedRule(r.pattern, r.spec, r.scheme, r.levels) for r in self.rules)
+        made_by = as_planned(self.rules)
         hope = decide.SURPRISE if was.took else 0.0
         wish = having_taken(Wish(late_from=LATE if settled < LATE else 0, measure=measure, hope=hope), was)
         if step is not None:
@@ -154,7 +155,7 @@ class Course:
             "stayed": step is not None and decide.stays_dense(proposal, made_by),
             "in_turn": (*was.in_turn, measure) if measure else was.in_turn,
         }  # fmt: skip
-        rules = decide.rules_of(proposal)
+        rules = rules_of(proposal)
         if not decide.switch(was, proposal, step, self.rules, made_by, measure)[0]:
             self.standing = replace(was, **found, running=decide.running(was, proposal, step, self.rules, made_by))
             return
@@ -162,7 +163,7 @@ class Course:
         self.put(rules, proposal.family, before)
         self.standing = replace(self.standing, **found)
 
-    def put(self, rules: Rules, family: str, before: decide.Before | None) -> None:
+    def put(self, rules: Rules, family: str, before: Before | None) -> None:
         asked = replace(self.standing, asked=rules, asked_as=family, asked_before=before)
         self.version += 1
         self.rules, self.steps[self.version] = rules, []

@@ -17,9 +17,6 @@ from gcserver.planner.course import (
     SURE_AFTER,
     SURPRISE,
     Act,
-    Before,
-    Standing,
-    Took,
     by_hand,
     judged,
     learned,
@@ -27,7 +24,6 @@ from gcserver.planner.course import (
     noticed,
     other_network,
     replaced,
-    rules_of,
     running,
     stands,
     stays_dense,
@@ -37,6 +33,8 @@ from gcserver.planner.course import (
 )
 from gcserver.planner.families import kind
 from gcserver.planner.profile import LevelErrors, LinkCost, Profile, StepTime
+from gcserver.planner.standing import Before, Standing, rules_of
+from gcserver.planner.turns import Took
 from tests.unit.planner.live_profiles import plain
 
 OLD, NEW, OTHER = (Rule("*", "fp16"),), (Rule("*", "topk(ratio=0.01)", "all"),), (Rule("*", "none"),)

@@ -11,21 +11,9 @@ from msgspec.structs import replace
 from gcproto.messages import Rule
 from gcserver.planner.auto import Considered, Proposal
 from gcserver.planner.auto_rules import PlannedRule
-from gcserver.planner.course import (
-    JUDGED_AFTER,
-    Act,
-    Before,
-    Standing,
-    in_turn,
-    judged,
-    learned,
-    next_act,
-    noticed,
-    replaced,
-    rules_of,
-    switch,
-)
+from gcserver.planner.course import JUDGED_AFTER, Act, in_turn, judged, learned, next_act, noticed, replaced, switch
 from gcserver.planner.profile import Profile, StepTime
+from gcserver.planner.standing import Before, Standing, rules_of
 from gcserver.planner.turns import (
     CLOSE,
     NEAR,

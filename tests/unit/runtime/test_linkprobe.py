@@ -14,7 +14,7 @@ import pytest
 from gcproto import wire
 from gcserver.core.control_events import ProbeLink
 from gcserver.core.probe import PROBE_PATIENCE, Probe
-from gcserver.planner.course import Standing
+from gcserver.planner.standing import Standing
 from gcserver.runtime.linkfit import Probed
 from gcserver.runtime.linkprobe import LARGEST, MOST, PEERS, QUIET, SOONER, TIMES, LinkProbes, Prober, padding
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from gcserver.planner.course import rules_of
 from gcserver.planner.profile import StepTime
+from gcserver.planner.standing import rules_of
 from gcserver.runtime.plancourse import DOUBLINGS, RETRY_AFTER
 from gcserver.runtime.plannerlink import PlannerError
 from gcserver.runtime.unplannable import FAILED

@@ -9,8 +9,10 @@ from gcproto.manifest import Section, TensorSpec
 from gcproto.records import replace
 from gcserver.config_tables import PlanConfig
 from gcserver.core.control_domain import ControlDomain
-from gcserver.planner.course import SURPRISE, Standing, Took
+from gcserver.planner.course import SURPRISE
 from gcserver.planner.live_layout import DDP_BUCKETS
+from gcserver.planner.standing import Standing
+from gcserver.planner.turns import Took
 from gcserver.runtime import planwish
 from tests.unit.core.control_machine import declared
 
