@@ -73,14 +73,20 @@ def over(source: FixedSource, closer_every: float = 0.1) -> Iterator[str]:
         loop.close()
 
 
-def cells(page: Any, table: str, row: int = 0) -> list[str]:
-    found: list[str] = page.locator(f"#{table} tbody tr").nth(row).locator("td").all_inner_texts()
+def lines(page: Any, table: str) -> list[list[str]]:
+    """All rows in one look: the page may draw them anew between two."""
+    read = "rows => rows.map(row => [...row.cells].map(cell => cell.innerText))"
+    found: list[list[str]] = page.locator(f"#{table} tbody tr").evaluate_all(read)
     return found
+
+
+def cells(page: Any, table: str, row: int = 0) -> list[str]:
+    return lines(page, table)[row]
 
 
 def shows(page: Any, step: str) -> bool:
     """Whether the first job is at this step."""
-    return page.locator("#jobs-t tbody tr").count() > 0 and cells(page, "jobs-t")[2] == step
+    return [row[2] for row in lines(page, "jobs-t")[:1]] == [step]
 
 
 def shown_as(page: Any, size: str) -> None:
@@ -198,6 +204,7 @@ def test_two_daemons_and_a_job(browser: Any, tmp_path: Path) -> None:
             page.wait_for_selector("#live[data-state=good]")
             job.wait_mark("step 20")
             page.wait_for_selector("#step .part")
+            until("a link and a job", lambda: lines(page, "links-t") and lines(page, "jobs-t"))
             assert cells(page, "links-t")[0].startswith(b.name) and cells(page, "links-t")[1] == "up"
             until("something to be sent", lambda: not cells(page, "links-t")[2].startswith(("0 B", "–")))
             assert cells(page, "jobs-t")[:2] == ["gpt", "running"]
@@ -206,7 +213,8 @@ def test_two_daemons_and_a_job(browser: Any, tmp_path: Path) -> None:
             assert {"compute", "encode", "exchange", "decode"} <= set(names)
 
             def layers_shown() -> dict[str, list[str]]:
-                return {row[0]: row for row in (cells(page, "layers-t", i) for i in range(7))}
+                """Of which there are none until the daemon has answered what a job looks like from nearer by."""
+                return {row[0]: row for row in lines(page, "layers-t")}
 
             until("a step's layers", lambda: "–" not in layers_shown().get("0.weight", ["–"]))
             layers = layers_shown()
