@@ -13,6 +13,7 @@ from numba import njit, types
 from numba.core import cgutils
 
 from gcserver.codecs.jit import f32, i64, place, u32
+from gcserver.codecs.stream import put, settled
 from gcserver.codecs.vector import F32, I1, I8, I32, I64, MAGNITUDE, Ops, intrinsic
 
 BLOCK = 1024  #: elements between checks of capacity
@@ -32,7 +33,7 @@ def mask_block(typingctx: Any, where: Any, n: Any, scale: Any, decay: Any, below
         vbelow = ops.splat(b.trunc(args[4], I32))
         with cgutils.for_range_slice(b, I64(0), args[1], I64(32), inc=True) as (i, _):
             at = b.mul(i, I64(4))
-            x, r = ops.load(b.gep(px, [at]), F32), ops.load(b.gep(pr, [at]), F32)
+            x, r = ops.stream(b.gep(px, [at]), F32), ops.stream(b.gep(pr, [at]), F32)
             v = ops.fma_free(x, vscale, r, vdecay)
             ops.store(v, b.gep(pro, [at]))
             mask = b.bitcast(b.icmp_signed(">", ops.magnitude(v), vbelow), I32)
@@ -108,8 +109,9 @@ def collect(x, r, ro, n, first, scale, decay, below, at, limit, work):
     Returns their number, or -1 as soon as there are more than ``limit`` (work holds at + limit + MARGIN). ro receives
     v, and 0 where an element was collected. r = 0: no residual; ro = 0: nobody wants the new one.
     """
-    zeros, sink, masks = work[2], work[3], place(work[5])
+    zeros, pro, masks = place(work[2]), place(work[3]), place(work[5])
     idx, val = place(work[0]), place(work[1])
+    residual = f32(pro, BLOCK)
     words32 = u32(masks, BLOCK // 32)
     found: Any = at
     last = at + limit
@@ -117,10 +119,8 @@ def collect(x, r, ro, n, first, scale, decay, below, at, limit, work):
     for start in range(0, n, BLOCK):
         size = min(BLOCK, n - start)
         px = x + 4 * start
-        pr = place(zeros) if r == 0 else r + 4 * start
-        pro = place(sink) if ro == 0 else ro + 4 * start
+        pr = zeros if r == 0 else r + 4 * start
         whole = size & ~31
-        residual = f32(pro, size)
         if size < BLOCK:
             words32[:] = 0
         mask_block((px, pr, pro, masks), whole, scale, decay, below)
@@ -133,8 +133,11 @@ def collect(x, r, ro, n, first, scale, decay, below, at, limit, work):
                     tail |= np.uint32(1) << np.uint32(i - whole)
             words32[whole // 32] = tail
         found = extract(first + start, pro, found, idx, val, masks)
+        if ro != 0:
+            put(pro, ro + 4 * start, size)
         if found > last:
             return -1
+    settled()
     return found - at
 
 

@@ -40,7 +40,7 @@ def _sums(terms: Callable[[Ops, Any], list[Any]]) -> Any:
             largest = cgutils.alloca_once_value(b, ops.load(where[width], I32))
             with cgutils.for_range_slice(b, I64(0), args[3], I64(LANES), inc=True) as (i, _):
                 at = b.mul(i, I64(4))
-                v = ops.fma_free(ops.load(b.gep(px, [at]), F32), vscale, ops.load(b.gep(pr, [at]), F32), vdecay)
+                v = ops.fma_free(ops.stream(b.gep(px, [at]), F32), vscale, ops.stream(b.gep(pr, [at]), F32), vdecay)
                 for memory_lanes, term in zip(sums, terms(ops, v), strict=True):
                     b.store(b.fadd(b.load(memory_lanes), term), memory_lanes)
                 magnitude, before = ops.magnitude(v), b.load(largest)
@@ -84,7 +84,7 @@ def count_block(typingctx: Any, where: Any, n: Any, scale: Any, decay: Any) -> A
         sums = [cgutils.alloca_once_value(b, b.load(b.gep(counts, [I64(j)]))) for j in range(BOUNDS)]
         with cgutils.for_range_slice(b, I64(0), args[1], I64(32), inc=True) as (i, _):
             at = b.mul(i, I64(4))
-            v = ops.fma_free(ops.load(b.gep(px, [at]), F32), vscale, ops.load(b.gep(pr, [at]), F32), vdecay)
+            v = ops.fma_free(ops.stream(b.gep(px, [at]), F32), vscale, ops.stream(b.gep(pr, [at]), F32), vdecay)
             magnitude = ops.magnitude(v)
             for bound, total in zip(bounds, sums, strict=True):
                 mask = b.bitcast(b.icmp_signed(">", magnitude, bound), I32)

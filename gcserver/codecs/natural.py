@@ -22,10 +22,11 @@ from numba.core import cgutils
 
 from gcserver.codecs.base import U32, Codec, CodecError, Encoded, Param, register
 from gcserver.codecs.framed import ADD, CHECK, OK, Call, Graded
-from gcserver.codecs.jit import address, i64, kernel, place, u8, u32
+from gcserver.codecs.jit import address, hold, i64, kernel, place, u8, u32
 from gcserver.codecs.quantise import value_both, value_plain
 from gcserver.codecs.segmented import PADDING, RULES, WORD, segments_check
 from gcserver.codecs.stochastic import key, stochastic
+from gcserver.codecs.stream import put, settled
 from gcserver.codecs.vector import F32 as F
 from gcserver.codecs.vector import I8, I32, Ops, elementwise, intrinsic
 from gcserver.codecs.vector import I64 as L
@@ -150,7 +151,7 @@ def natural_encode(x, r, ro, out, table, levels, m, scale, decay, k0, k1):
             part, where = min(BLOCK, n - start), first + start
             px, chance = x + 4 * where, (where, k0, k1)
             pr = r + 4 * where if r else place(zeros)
-            pro = ro + 4 * where if ro else place(sink)
+            pro = place(sink)
             if bits == 8:
                 if r or ro:
                     odd = eight_feedback((px, pr, at + start, pro), part, chance, (scale, decay))
@@ -169,9 +170,13 @@ def natural_encode(x, r, ro, out, table, levels, m, scale, decay, k0, k1):
                 pack_signs(place(values), place(words), (part + 31) // 32)
                 size = (part + 7) // 8
                 u8(at + n + start // 8, size)[:] = words[:size]
+            if ro:
+                put(pro, ro + 4 * where, part)
             bad += odd[0]
             saturated += odd[1]
         at += n if bits == 8 else n + (n + 7) // 8
+    settled()
+    hold(sink)
     return at - out, bad, saturated
 
 
@@ -198,6 +203,7 @@ def natural_decode(payload, out, scale, add):
     m = np.int64(u32(payload, 1)[0])
     head = u32(payload + 4, 2 * m)
     signs, words = np.empty(BLOCK, np.uint8), np.empty(BLOCK // 8, np.uint8)
+    decoded = np.empty(BLOCK, np.float32)
     at: Any = payload + 4 + 8 * m
     target: Any = out
     for s in range(m):
@@ -207,7 +213,10 @@ def natural_decode(payload, out, scale, add):
             if add:
                 eight_add((target, at, target), n, (1.0,))
             else:
-                eight_store((at, target), n, (scale,))
+                for start in range(0, n, BLOCK):
+                    part = min(BLOCK, n - start)
+                    eight_store((at + start, place(decoded)), part, (scale,))
+                    put(place(decoded), target + 4 * start, part)
             at += n
         else:
             for start in range(0, n, BLOCK):
@@ -218,9 +227,12 @@ def natural_decode(payload, out, scale, add):
                 if add:
                     nine_add((here, at + start, place(signs), here), part, (1.0,))
                 else:
-                    nine_store((at + start, place(signs), here), part, (scale,))
+                    nine_store((at + start, place(signs), place(decoded)), part, (scale,))
+                    put(place(decoded), here, part)
             at += n + (n + 7) // 8
         target += 4 * n
+    hold(decoded)
+    settled()
 
 
 @register

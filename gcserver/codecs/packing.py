@@ -22,30 +22,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
-from numba import njit, types
+from numba import njit
 
 from gcproto.layouts import EIGHT, EXACT, GAPS, MAX_SHIFT, SIXTEEN, VALUES
 from gcserver.codecs.jit import f32, place, u8, u16, u32, u64
-from gcserver.codecs.vector import I8, I32, INFINITE, MAGNITUDE, intrinsic
+from gcserver.codecs.vector import INFINITE, MAGNITUDE
 
 MAX_SHIFT_16, MAX_SHIFT_8 = MAX_SHIFT[SIXTEEN], MAX_SHIFT[EIGHT]
-
-
-@intrinsic
-def prefetch(typingctx: Any, where: Any) -> Any:
-    """Ask for the line at an address to be brought to the second level of cache; never faults."""
-
-    def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        # To the second level: asking for the first is no faster than waiting for the loads themselves.
-        byte = I8.as_pointer()
-        function = b.module.declare_intrinsic(
-            "llvm.prefetch", [byte], ir.FunctionType(ir.VoidType(), [byte, *[I32] * 3])
-        )
-        b.call(function, [b.inttoptr(args[0], byte), I32(0), I32(2), I32(1)])
-        return context.get_dummy_value()
-
-    return types.void(types.int64), codegen
 
 
 @njit(nogil=True)

@@ -28,6 +28,7 @@ from gcserver.codecs.bitpack import pack, unpack
 from gcserver.codecs.jit import f32, hold, i64, kernel, place, u32
 from gcserver.codecs.segmented import segments_check
 from gcserver.codecs.stochastic import stochastic
+from gcserver.codecs.stream import put, settled
 from gcserver.codecs.vector import F32 as F
 from gcserver.codecs.vector import F64, I8, I32, Ops, elementwise, intrinsic
 from gcserver.codecs.vector import I64 as L
@@ -63,9 +64,9 @@ def _scan(squares: bool, feedback: bool) -> Any:
                 vscale, vdecay = (ops.splat(s) for s in scales)
                 with cgutils.for_range_slice(b, start, stop, L(lanes), inc=True) as (i, _):
                     offset = b.mul(i, L(4))
-                    value = b.fmul(ops.load(b.gep(px, [offset]), F), vscale)
+                    value = b.fmul(ops.stream(b.gep(px, [offset]), F), vscale)
                     if feedback:
-                        value = b.fadd(value, b.fmul(ops.load(b.gep(pr, [offset]), F), vdecay))
+                        value = b.fadd(value, b.fmul(ops.stream(b.gep(pr, [offset]), F), vdecay))
                     ops.store(value, b.gep(pv, [offset]))
                     where = [p if at is None else at(p, i) for p in parts]
                     top, rest = where[0], where[1:]
@@ -281,13 +282,15 @@ def uniform_encode(x, r, ro, out, table, words, m, clip, scale, decay, k0, k1):
                         value_plain((x + 4 * where, v), part, (scale, decay))
                 target = stream if bits == 8 else pc
                 if ro:
-                    round_feedback((v, target, ro + 4 * where), part, (where, k0, k1), scalars)
+                    round_feedback((v, target, v), part, (where, k0, k1), scalars)
+                    put(v, ro + 4 * where, part)
                 else:
                     round_plain((v, target), part, (where, k0, k1), scalars)
                 if bits != 8:
                     pack(bits, pc, stream, part)
                 stream += (part * bits + 7) // 8
         at += code_bytes
+    settled()
     hold(values)
     hold(codes)
     return at - out, bad, saturated
@@ -317,7 +320,7 @@ def uniform_decode(payload, out, scale, add):
     """out = decoded*scale, or out += decoded, for a checked payload."""
     m = np.int64(u32(payload, 1)[0])
     head = u32(payload + 4, 2 * m)
-    codes = np.empty(BLOCK, np.uint8)
+    codes, decoded = np.empty(BLOCK, np.uint8), np.empty(BLOCK, np.float32)
     at: Any = payload + 4 + 8 * m
     target: Any = out
     for s in range(m):
@@ -342,7 +345,10 @@ def uniform_decode(payload, out, scale, add):
                 if add:
                     level_add((target, source, target), part, (low, step, np.float64(steps)))
                 else:
-                    level_store((source, target), part, (low, step, np.float64(steps), scale))
+                    level_store((source, place(decoded)), part, (low, step, np.float64(steps), scale))
+                    put(place(decoded), target, part)
                 stream += (part * bits + 7) // 8
                 target += 4 * part
         at += code_bytes
+    hold(decoded)
+    settled()

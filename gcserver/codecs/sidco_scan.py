@@ -23,6 +23,7 @@ from gcserver.codecs.collect import BLOCK, extract, mask_block
 from gcserver.codecs.jit import f32, i32, place, u32
 from gcserver.codecs.select import LINE, values_block, walk
 from gcserver.codecs.sidco_fit import ln
+from gcserver.codecs.stream import put, settled
 from gcserver.codecs.vector import F32, F64, I8, I32, I64, MAGNITUDE, Ops, intrinsic, ir
 
 LANES = 8
@@ -220,17 +221,16 @@ def scan(x, r, ro, n, first, scale, decay, below, at, limit, cuts, used, unit, s
     (all, exceedances). Returns the number of candidates, or -1 as soon as there are more than
     ``limit``; ro holds 0 in their place. ro = 0: nobody wants it; r = 0: no residual.
     """
-    zeros, sink, words = work[2], work[3], place(work[5])
+    zeros, pro, words = place(work[2]), place(work[3]), place(work[5])
     idx, val = place(work[0]), place(work[1])
     lanes = np.empty(2 * LANES, np.float32)
     found, last = at, at + limit
     for start in range(0, n, BLOCK):
         size = min(BLOCK, n - start)
         px = x + 4 * start
-        pr = place(zeros) if r == 0 else r + 4 * start
-        pro = place(sink) if ro == 0 or size < BLOCK else ro + 4 * start
+        pr = zeros if r == 0 else r + 4 * start
         if size < BLOCK:
-            # The last block goes through the sink, filled up with zeros, which change no sum.
+            # The last block is filled up with zeros, which change no sum.
             values, bits = f32(pro, BLOCK), u32(pro, BLOCK)
             values[:] = np.float32(0.0)
             values_block((px, pr, pro), size, (scale, decay))
@@ -247,8 +247,9 @@ def scan(x, r, ro, n, first, scale, decay, below, at, limit, cuts, used, unit, s
         if with_logs:
             add_logs(pro, BLOCK, unit, lanes, logs)
         found = extract(first + start, pro, found, idx, val, words)
-        if size < BLOCK and ro != 0:
-            f32(ro + 4 * start, size)[:] = f32(pro, size)
+        if ro != 0:
+            put(pro, ro + 4 * start, size)
         if found > last:
             return -1
+    settled()
     return found - at

@@ -22,7 +22,7 @@ from numba.core import cgutils
 
 from gcserver.codecs.chance import bits64
 from gcserver.codecs.framed import ADD, CHECK, OK, Framed
-from gcserver.codecs.jit import f32, i64, kernel, place, u8, u32, u64
+from gcserver.codecs.jit import f32, hold, i64, kernel, place, u8, u32, u64
 from gcserver.codecs.segmented import LENGTHS, PADDING, RULES, SHORT, SIZE
 from gcserver.codecs.signscan import (
     BLOCK,
@@ -37,6 +37,7 @@ from gcserver.codecs.signscan import (
     votes_state,
     zero_words,
 )
+from gcserver.codecs.stream import put, settled
 from gcserver.codecs.vector import F32 as F
 from gcserver.codecs.vector import I8, I32, INFINITE, Ops, intrinsic
 from gcserver.codecs.vector import I64 as L
@@ -158,7 +159,10 @@ def means_encode(numbers, x, r, ro, out, table, m, scale, decay):
             for start in range(0, length, BLOCK):
                 size, where = min(BLOCK, length - start), 4 * (first + start)
                 pr = place(zeros) if r == 0 else r + where
-                residual_block((x + where, pr, ro + where), size, (scale, decay, np.float64(low), np.float64(high)))
+                both = (scale, decay, np.float64(low), np.float64(high))
+                residual_block((x + where, pr, place(x_pad)), size, both)
+                put(place(x_pad), ro + where, size)
+    settled()
     return at - out, bad
 
 
@@ -249,6 +253,7 @@ def signs_decode(numbers, payload, out, scale, add):
     """out = (or +=) decoded*scale for a checked payload."""
     at, factor = payload + 4, np.float32(scale)
     header = 4 + 4 * numbers
+    decoded = np.empty(BLOCK, np.float32)
     for _ in range(np.int64(u32(payload, 1)[0])):
         length = np.int64(u32(at, 1)[0])
         number = f32(at + 4, numbers)
@@ -262,13 +267,18 @@ def signs_decode(numbers, payload, out, scale, add):
         if add:
             unpack_add(at + header, out, groups, low, high)
         else:
-            unpack_store(at + header, out, groups, low, high)
+            for start in range(0, groups, BLOCK // 32):
+                some: Any = min(BLOCK // 32, groups - start)
+                unpack_store(at + header + 4 * start, place(decoded), some, low, high)
+                put(place(decoded), out + 128 * start, 32 * some)
         bits, target = u8(at + header, (length + 7) // 8), f32(out, length)
         for i in range(groups * 32, length):
             value = low if (bits[i >> 3] >> (i & 7)) & 1 else high
             target[i] = np.float32(target[i] + value) if add else value
         at += header + (length + 7) // 8
         out += 4 * length
+    hold(decoded)
+    settled()
 
 
 class Signs(Framed):

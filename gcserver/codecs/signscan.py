@@ -73,9 +73,9 @@ def _scan(kind: Kind, residual: bool, store: bool) -> Any:
                 parts: tuple[list[Any], list[Any]] = [], []
                 for row in range(STEP // ROW):
                     at = b.mul(b.add(i, I64(ROW * row)), I64(4))
-                    v = b.fmul(ops.load(b.gep(px, [at]), F32), vscale)
+                    v = b.fmul(ops.stream(b.gep(px, [at]), F32), vscale)
                     if residual:
-                        v = b.fadd(v, b.fmul(ops.load(b.gep(pr, [at]), F32), vdecay))
+                        v = b.fadd(v, b.fmul(ops.stream(b.gep(pr, [at]), F32), vdecay))
                     if store:
                         ops.store(v, b.gep(pv, [at]))
                     magnitude = ops.magnitude(v)

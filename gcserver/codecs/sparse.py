@@ -26,18 +26,19 @@ the width of values: 0 float32, 1 sixteen bits, 2 eight bits. Other forms are re
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numba import njit
 
 from gcproto.layouts import EXACT, MOST_SEGMENTS, PACKED
 from gcserver.codecs.collect import BLOCK, collect, room, workspace
 from gcserver.codecs.framed import CHECK, DECODE, OK
-from gcserver.codecs.jit import f32, kernel, place, u32
+from gcserver.codecs.jit import f32, hold, kernel, place, u32
 from gcserver.codecs.packing import (
     gap_bytes,
     pack_gaps,
     pack_values,
-    prefetch,
     unpack_gaps,
     unpack_values,
     valid_headers,
@@ -45,6 +46,7 @@ from gcserver.codecs.packing import (
     value_groups,
 )
 from gcserver.codecs.select import magnitudes_block, select
+from gcserver.codecs.stream import prefetch, put, settled
 from gcserver.codecs.vector import INFINITE, MAGNITUDE
 
 __all__ = ["above", "bits_below", "finish", "reaching", "room", "select", "workspace"]
@@ -131,7 +133,12 @@ def finish(out, m, total, form, ro, u, work):
         at += pack_values(val, u32(out + 4, m), m, total, width, at)
     if ro != 0 and (u != 0 or width != EXACT):
         residual = f32(ro, 1 << 32)
-        for i in range(total):
+        # A pass that has just gone around the caches left none of these lines there.
+        ready = max(0, total - AHEAD)
+        for i in range(ready):
+            prefetch(ro + 4 * np.int64(idx[i + AHEAD]))
+            residual[np.int64(idx[i])] = val[i]
+        for i in range(ready, total):
             residual[np.int64(idx[i])] = val[i]
     if u != 0:
         momentum = f32(u, 1 << 32)
@@ -211,19 +218,32 @@ def sparse_apply(payload, nbytes, out, n, scale, mode):
 @njit(nogil=True)
 def scatter(where, value, total, out, n, factor, mode, alive):
     """out[where] += value, or out = 0 but value*factor where; ``alive`` keeps the memory at those addresses."""
-    index, values, target = u32(where, total), f32(value, total), f32(out, n)
+    index, values = u32(where, total), f32(value, total)
+    if mode == DECODE:
+        spread(index, values, total, out, n, factor)
+        return
+    target = f32(out, n)
     # Asked for early enough, lines come several at a time; the order of additions stays that of the payload.
     ready = max(0, total - AHEAD)
-    if mode == DECODE:
-        target[:] = np.float32(0.0)
-        for i in range(ready):
-            prefetch(out + 4 * np.int64(index[i + AHEAD]))
-            target[np.int64(index[i])] = values[i] * factor
-        for i in range(ready, total):
-            target[np.int64(index[i])] = values[i] * factor
-        return
     for i in range(ready):
         prefetch(out + 4 * np.int64(index[i + AHEAD]))
         target[np.int64(index[i])] += values[i]
     for i in range(ready, total):
         target[np.int64(index[i])] += values[i]
+
+
+@njit(nogil=True)
+def spread(index, values, total, out, n, factor):
+    """out = 0, but value*factor where there is one; ``index`` ascends."""
+    block = np.zeros(BLOCK, np.float32)
+    i: Any = 0
+    for start in range(0, n, BLOCK):
+        first, end = i, start + BLOCK
+        while i < total and np.int64(index[i]) < end:
+            block[np.int64(index[i]) - start] = values[i] * factor
+            i += 1
+        put(place(block), out + 4 * start, min(BLOCK, n - start))
+        for j in range(first, i):
+            block[np.int64(index[j]) - start] = np.float32(0.0)
+    settled()
+    hold(block)
