@@ -16,7 +16,7 @@ import numpy as np
 from numba import njit
 
 from gcserver.codecs.casts import store_raw
-from gcserver.codecs.jit import f32, place
+from gcserver.codecs.jit import f32, hold, place
 from gcserver.codecs.lowrank_tiles import (
     WIDTH,
     expand11,
@@ -41,6 +41,7 @@ from gcserver.codecs.lowrank_tiles import (
     whole22,
     whole24,
 )
+from gcserver.codecs.stream import put, settled
 from gcserver.codecs.vector import F32, Ops, elementwise
 
 STRIP = 4096  #: columns worked on at a time, so that a block of rows stays in the caches for all ranks
@@ -116,13 +117,16 @@ def project_rows(x, r, v, rows, n, q, rank, scale, decay, sums):
     """
     sums[:] = 0.0
     part, high = sums[2 * rank :], packed(n, 1)
+    block = np.empty(2 * STRIP, np.float32)
     bad = np.int64(0)
     for start in range(0, n, STRIP):
         size = min(STRIP, n - start)
         for i in range(rows):
             at = 4 * (i * n + start)
-            bad += correct(x + at, 0 if r == 0 else r + at, v + at, size, scale, decay)
-        matrix, k = (v + 4 * start, 4 * n), 0
+            line = place(block) + 4 * i * STRIP
+            bad += correct(x + at, 0 if r == 0 else r + at, line, size, scale, decay)
+            put(line, v + at, size)
+        matrix, k = (place(block), 4 * STRIP), 0
         while k < rank:
             width = tile_width(rank, k)
             thin = q + 4 * (k * high + start * width)
@@ -145,6 +149,8 @@ def project_rows(x, r, v, rows, n, q, rank, scale, decay, sums):
                 for j in range(width):
                     sums[i * rank + k + j] += part[i * width + j]
             k += width
+    settled()
+    hold(block)
     return bad
 
 
@@ -189,12 +195,14 @@ def expand_matrix(out, v, rows, n, p, sums, own, rank, factor):
     high = packed(n, 1)
     # Both thin matrices' strips are read again for every two rows, so they should stay in the second-level cache.
     strip = STRIP if rank <= 8 else 2048 if rank <= 16 else 1024
+    block = np.empty(2 * strip, np.float32)
+    line = 4 * strip
     for start in range(0, n, strip):
         size, i = min(strip, n - start), 0
         while i < rows:
             step = 2 if rows - i >= 2 else 1
             at = 4 * (i * n + start)
-            target, rest, left = (out + at, 4 * n), (v + at, 4 * n), (p + 4 * i, 4 * rows)
+            target, rest, left = (place(block), line), (v + at, 4 * n), (p + 4 * i, 4 * rows)
             if step == 2 and rank == 4:
                 bad += whole24(target, rest, left, sums + 16 * start, own + 16 * start, size, factor)
             elif step == 2 and rank == 2:
@@ -203,7 +211,11 @@ def expand_matrix(out, v, rows, n, p, sums, own, rank, factor):
                 bad += whole21(target, rest, left, sums + 4 * start, own + 4 * start, size, factor)
             else:
                 bad += _expand_by_tiles(target, rest, left, sums, own, start, size, high, step, rank, factor)
+            for row in range(step):
+                put(target[0] + row * line, out + at + 4 * row * n, size)
             i += step
+    settled()
+    hold(block)
     return bad
 
 
