@@ -64,9 +64,9 @@ def _scan(squares: bool, feedback: bool) -> Any:
                 vscale, vdecay = (ops.splat(s) for s in scales)
                 with cgutils.for_range_slice(b, start, stop, L(lanes), inc=True) as (i, _):
                     offset = b.mul(i, L(4))
-                    value = b.fmul(ops.stream(b.gep(px, [offset]), F), vscale)
+                    value = b.fmul(ops.load(b.gep(px, [offset]), F), vscale)
                     if feedback:
-                        value = b.fadd(value, b.fmul(ops.stream(b.gep(pr, [offset]), F), vdecay))
+                        value = b.fadd(value, b.fmul(ops.load(b.gep(pr, [offset]), F), vdecay))
                     ops.store(value, b.gep(pv, [offset]))
                     where = [p if at is None else at(p, i) for p in parts]
                     top, rest = where[0], where[1:]
@@ -160,8 +160,9 @@ def _round_body(ops: Ops, values: list[Any], scalars: list[Any], words: Any) -> 
     return [code, b.fsub(v, b.fadd(b.fmul(q, step), low))]
 
 
-round_plain = stochastic([F], [I8], lambda *args: _round_body(*args)[:1])
-round_feedback = stochastic([F], [I8, F], _round_body)
+# Rounding takes its time, in which what follows of gradient and residual comes to the caches.
+round_plain = stochastic([F], [I8], lambda *args: _round_body(*args)[:1], asked=1)
+round_feedback = stochastic([F], [I8, F], _round_body, asked=2)
 
 
 def _level(ops: Ops, code: Any, scalars: list[Any]) -> Any:
@@ -281,11 +282,13 @@ def uniform_encode(x, r, ro, out, table, words, m, clip, scale, decay, k0, k1):
                     else:
                         value_plain((x + 4 * where, v), part, (scale, decay))
                 target = stream if bits == 8 else pc
+                following = 4 * (where + part)
                 if ro:
-                    round_feedback((v, target, v), part, (where, k0, k1), scalars)
+                    asked = x + following, (r or x) + following
+                    round_feedback((v, target, v, *asked), part, (where, k0, k1), scalars)
                     put(v, ro + 4 * where, part)
                 else:
-                    round_plain((v, target), part, (where, k0, k1), scalars)
+                    round_plain((v, target, x + following), part, (where, k0, k1), scalars)
                 if bits != 8:
                     pack(bits, pc, stream, part)
                 stream += (part * bits + 7) // 8

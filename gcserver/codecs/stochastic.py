@@ -51,10 +51,11 @@ def words(ops: Ops, first: Any, k0: Any, k1: Any) -> Any:
 Body = Callable[[Ops, list[Any], list[Any], Any], list[Any]]
 
 
-def stochastic(inputs: list[Any], outputs: list[Any], body: Body, width: int = 32) -> Any:
+def stochastic(inputs: list[Any], outputs: list[Any], body: Body, width: int = 32, asked: int = 0) -> Any:
     """``elementwise`` with chance: an intrinsic ``f(addresses, n, (first, k0, k1), scalars) -> (count, count)``.
 
-    As in `vector.elementwise`, and the body's fourth argument is the words of elements first, first + 1, ...
+    As in `vector.elementwise`, and the body's fourth argument is the words of elements first, first + 1, ... The last
+    ``asked`` addresses are only asked for, as in `vector.emit`.
     """
 
     @intrinsic
@@ -70,7 +71,7 @@ def stochastic(inputs: list[Any], outputs: list[Any], body: Body, width: int = 3
                 drawn = words(ops, b.add(b.trunc(i, I32), first), k0, ops.splat(k1))
                 return body(ops, values, scalars, drawn)
 
-            totals = emit(b, inputs, outputs, (args[0], args[1], args[3]), each, width)
+            totals = emit(b, inputs, outputs, (args[0], args[1], args[3]), each, width, asked)
             return context.make_tuple(b, result, totals)
 
         return result(addresses, types.int64, chance, scalars), codegen

@@ -63,10 +63,14 @@ class Ops:
 
     def stream(self, pointer: Any, element: Any) -> Any:
         """`load` in a pass over memory: asks for what is AHEAD of it too."""
-        if self.width > 1:
-            for line in range(AHEAD, AHEAD + self.width * _SIZES[element], LINE):
-                request(self.b, self.b.gep(pointer, [I64(line)]))
+        self.ask(pointer, element, AHEAD)
         return self.load(pointer, element)
+
+    def ask(self, pointer: Any, element: Any, beyond: int = 0) -> None:
+        """Ask for as many elements as there are lanes, so many bytes beyond a pointer; nothing for single ones."""
+        if self.width > 1:
+            for line in range(beyond, beyond + self.width * _SIZES[element], LINE):
+                request(self.b, self.b.gep(pointer, [I64(line)]))
 
     def store(self, value: Any, pointer: Any) -> None:
         self.b.store(value, self.b.bitcast(pointer, value.type.as_pointer()), align=1)
@@ -108,10 +112,13 @@ def emit(
     args: Any,
     body: Callable[[Ops, Any, list[Any], list[Any]], list[Any]],
     width: int = WIDTH,
+    asked: int = 0,
 ) -> list[Any]:
     """Write the loops of `elementwise`, whose arguments ``args`` are: the totals of the two counters.
 
-    body(ops, i, inputs, scalars): as there, i the number of the first lane's element. width: elements a step.
+    body(ops, i, inputs, scalars): as there, i the number of the first lane's element. width: elements a step. asked:
+    so many addresses of float32 at the end of args are only asked for, a step as many as there are lanes: what is
+    needed next, where the inputs are in the cache already.
     """
     where, scalars = cgutils.unpack_tuple(b, args[0]), cgutils.unpack_tuple(b, args[2])
     pointers = [b.inttoptr(a, I8.as_pointer()) for a in where]
@@ -126,10 +133,14 @@ def emit(
         for count in counts:
             b.store(zero, count)
         with cgutils.for_range_slice(b, start, stop, I64(lanes), inc=True) as (i, _):
-            at = [b.gep(p, [b.mul(i, I64(_SIZES[e]))]) for p, e in zip(pointers, inputs + outputs, strict=True)]
-            values = [ops.stream(p, e) for p, e in zip(at, inputs, strict=False)]
+            elements = inputs + outputs + [F32] * asked
+            at = [b.gep(p, [b.mul(i, I64(_SIZES[e]))]) for p, e in zip(pointers, elements, strict=True)]
+            take = ops.load if asked else ops.stream
+            values = [take(p, e) for p, e in zip(at, inputs, strict=False)]
+            for p in at[len(inputs + outputs) :]:
+                ops.ask(p, F32)
             stored = body(ops, i, values, vectors)
-            for value, p in zip(stored, at[len(inputs) :], strict=True):
+            for value, p in zip(stored, at[len(inputs) : len(inputs + outputs)], strict=True):
                 ops.store(value, p)
         for count, total in zip(counts, totals, strict=True):
             packed = b.load(count)
