@@ -15,7 +15,7 @@ from numba.core import cgutils
 from gcserver.codecs.base import U32, Codec, CodecError, Encoded, register
 from gcserver.codecs.framed import ADD, DECODE, OK, Call, Framed
 from gcserver.codecs.jit import hold, kernel, place
-from gcserver.codecs.stream import put, settled
+from gcserver.codecs.stream import ordered, put
 from gcserver.codecs.vector import F16, I16, I32, INFINITE, Ops, elementwise
 from gcserver.codecs.vector import F32 as F
 
@@ -151,7 +151,7 @@ def cast_load(kind, out, payload, n, scale):
         else:
             load_bfloat((at, place(block)), part, (scale,))
         put(place(block), out + 4 * start, part)
-    settled()
+    ordered()
     hold(block)
 
 

@@ -13,7 +13,7 @@ from numba import njit, types
 from numba.core import cgutils
 
 from gcserver.codecs.jit import f32, i64, place, u32
-from gcserver.codecs.stream import put, settled
+from gcserver.codecs.stream import ordered, put
 from gcserver.codecs.vector import F32, I1, I8, I32, I64, MAGNITUDE, Ops, intrinsic
 
 BLOCK = 1024  #: elements between checks of capacity
@@ -21,21 +21,21 @@ BLOCK = 1024  #: elements between checks of capacity
 
 @intrinsic
 def mask_block(typingctx: Any, where: Any, n: Any, scale: Any, decay: Any, below: Any) -> Any:
-    """v = x*scale + r*decay to ro, and one bit an element: whether its magnitude is > below.
+    """v = x*scale + r*decay to a block, and one bit an element: whether its magnitude is > below.
 
-    where: addresses (x, r, ro, words); n: a multiple of 32; words: uint32[n/32].
+    where: addresses (x, r, block, words); n: a multiple of 32; words: uint32[n/32].
     """
 
     def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
         ops = Ops(b, 32)
-        px, pr, pro, pwords = (b.inttoptr(a, I8.as_pointer()) for a in cgutils.unpack_tuple(b, args[0]))
+        px, pr, block, pwords = (b.inttoptr(a, I8.as_pointer()) for a in cgutils.unpack_tuple(b, args[0]))
         vscale, vdecay = (ops.splat(b.fptrunc(a, F32)) for a in args[2:4])
         vbelow = ops.splat(b.trunc(args[4], I32))
         with cgutils.for_range_slice(b, I64(0), args[1], I64(32), inc=True) as (i, _):
             at = b.mul(i, I64(4))
             x, r = ops.stream(b.gep(px, [at]), F32), ops.stream(b.gep(pr, [at]), F32)
             v = ops.fma_free(x, vscale, r, vdecay)
-            ops.store(v, b.gep(pro, [at]))
+            ops.store(v, b.gep(block, [at]))
             mask = b.bitcast(b.icmp_signed(">", ops.magnitude(v), vbelow), I32)
             word = b.bitcast(b.gep(pwords, [b.lshr(i, I64(3))]), I32.as_pointer())
             b.store(mask, word, align=1)
@@ -109,9 +109,9 @@ def collect(x, r, ro, n, first, scale, decay, below, at, limit, work):
     Returns their number, or -1 as soon as there are more than ``limit`` (work holds at + limit + MARGIN). ro receives
     v, and 0 where an element was collected. r = 0: no residual; ro = 0: nobody wants the new one.
     """
-    zeros, pro, masks = place(work[2]), place(work[3]), place(work[5])
+    zeros, block, masks = place(work[2]), place(work[3]), place(work[5])
     idx, val = place(work[0]), place(work[1])
-    residual = f32(pro, BLOCK)
+    residual = f32(block, BLOCK)
     words32 = u32(masks, BLOCK // 32)
     found: Any = at
     last = at + limit
@@ -123,21 +123,22 @@ def collect(x, r, ro, n, first, scale, decay, below, at, limit, work):
         whole = size & ~31
         if size < BLOCK:
             words32[:] = 0
-        mask_block((px, pr, pro, masks), whole, scale, decay, below)
+        mask_block((px, pr, block, masks), whole, scale, decay, below)
         if whole < size:
-            xs, rs, bits = f32(px, size), f32(pr, size), u32(pro, size)
+            xs, rs, bits = f32(px, size), f32(pr, size), u32(block, size)
             tail = np.uint32(0)
             for i in range(whole, size):
                 residual[i] = np.float32(xs[i] * scale32) + np.float32(rs[i] * decay32)
                 if np.int64(bits[i]) & MAGNITUDE > below:
                     tail |= np.uint32(1) << np.uint32(i - whole)
             words32[whole // 32] = tail
-        found = extract(first + start, pro, found, idx, val, masks)
+        found = extract(first + start, block, found, idx, val, masks)
         if ro != 0:
-            put(pro, ro + 4 * start, size)
+            put(block, ro + 4 * start, size)
         if found > last:
+            ordered()
             return -1
-    settled()
+    ordered()
     return found - at
 
 
@@ -145,7 +146,7 @@ def collect(x, r, ro, n, first, scale, decay, below, at, limit, work):
 def workspace(slots):
     """Memory of one encode: so many indices and values collected, and a block's worth of each kernel's scratch.
 
-    (idx uint32, val float32, zeros float32, sink float32, keys uint16, words uint32, histogram uint32). The first two
+    (idx uint32, val float32, zeros float32, block float32, keys uint16, words uint32, histogram uint32). The first two
     are where elements are collected and stay until the payload is written; the others are nobody's between calls.
     """
     return (

@@ -41,7 +41,7 @@ from gcserver.codecs.lowrank_tiles import (
     whole22,
     whole24,
 )
-from gcserver.codecs.stream import put, settled
+from gcserver.codecs.stream import ordered, put
 from gcserver.codecs.vector import F32, Ops, elementwise
 
 STRIP = 4096  #: columns worked on at a time, so that a block of rows stays in the caches for all ranks
@@ -110,14 +110,14 @@ def pack_array(source, target, n, rank):
 
 
 @njit(nogil=True)
-def project_rows(x, r, v, rows, n, q, rank, scale, decay, sums):
+def project_rows(x, r, v, rows, n, q, rank, scale, decay, sums, block):
     """V = x*scale + r*decay for 1 or 2 rows of n columns, and sums[i*rank + k] = (V Q)[i, k].
 
-    q: packed; sums: float64[2*rank + 8]. Returns the number of non-finite elements of V.
+    q: packed; sums: float64[2*rank + 8]; block: float32[2*STRIP] of scratch. Returns the number of non-finite elements
+    of V, after which `ordered` is due.
     """
     sums[:] = 0.0
     part, high = sums[2 * rank :], packed(n, 1)
-    block = np.empty(2 * STRIP, np.float32)
     bad = np.int64(0)
     for start in range(0, n, STRIP):
         size = min(STRIP, n - start)
@@ -149,8 +149,6 @@ def project_rows(x, r, v, rows, n, q, rank, scale, decay, sums):
                 for j in range(width):
                     sums[i * rank + k + j] += part[i * width + j]
             k += width
-    settled()
-    hold(block)
     return bad
 
 
@@ -212,9 +210,9 @@ def expand_matrix(out, v, rows, n, p, sums, own, rank, factor):
             else:
                 bad += _expand_by_tiles(target, rest, left, sums, own, start, size, high, step, rank, factor)
             for row in range(step):
-                put(target[0] + row * line, out + at + 4 * row * n, size)
+                put(place(block) + row * line, out + at + 4 * row * n, size)
             i += step
-    settled()
+    ordered()
     hold(block)
     return bad
 

@@ -26,12 +26,12 @@ from gcserver.codecs.jit import address, hold, i64, kernel, place, u8, u32
 from gcserver.codecs.quantise import value_both, value_plain
 from gcserver.codecs.segmented import PADDING, RULES, WORD, segments_check
 from gcserver.codecs.stochastic import key, stochastic
-from gcserver.codecs.stream import put, settled
+from gcserver.codecs.stream import ordered, put
 from gcserver.codecs.vector import F32 as F
 from gcserver.codecs.vector import I8, I32, Ops, elementwise, intrinsic
 from gcserver.codecs.vector import I64 as L
 
-BLOCK = 1024
+BLOCK = 1024  #: elements worked on at a time, in the L1 cache
 BIAS = 40  #: what an 8-bit code lacks to float32's biased exponent
 
 
@@ -140,7 +140,7 @@ def natural_encode(x, r, ro, out, table, levels, m, scale, decay, k0, k1):
     """Encode m segments at 8 or 9 bits; r and ro are 0 for none. Returns (bytes, non-finite, saturated)."""
     bounds, how, head = i64(table, m + 1), u32(levels, m), u32(out + 4, 2 * m)
     u32(out, 1)[0] = m
-    zeros, sink, values = np.zeros(BLOCK, np.float32), np.empty(BLOCK, np.float32), np.zeros(BLOCK, np.float32)
+    zeros, rest, values = np.zeros(BLOCK, np.float32), np.empty(BLOCK, np.float32), np.zeros(BLOCK, np.float32)
     words = np.empty(BLOCK // 8, np.uint8)
     at: Any = out + 4 + 8 * m
     bad, saturated = np.int64(0), np.int64(0)
@@ -151,10 +151,9 @@ def natural_encode(x, r, ro, out, table, levels, m, scale, decay, k0, k1):
             part, where = min(BLOCK, n - start), first + start
             px, chance = x + 4 * where, (where, k0, k1)
             pr = r + 4 * where if r else place(zeros)
-            pro = place(sink)
             if bits == 8:
                 if r or ro:
-                    odd = eight_feedback((px, pr, at + start, pro), part, chance, (scale, decay))
+                    odd = eight_feedback((px, pr, at + start, place(rest)), part, chance, (scale, decay))
                 else:
                     odd = eight_plain((px, at + start), part, chance, (scale, decay))
             else:
@@ -163,7 +162,7 @@ def natural_encode(x, r, ro, out, table, levels, m, scale, decay, k0, k1):
                 else:
                     value_plain((px, place(values)), part, (scale, decay))
                 if ro:
-                    odd = nine_feedback((place(values), at + start, pro), part, chance, (1.0,))
+                    odd = nine_feedback((place(values), at + start, place(rest)), part, chance, (1.0,))
                 else:
                     odd = nine_plain((place(values), at + start), part, chance, (1.0,))
                 values[part:] = 0.0
@@ -171,12 +170,12 @@ def natural_encode(x, r, ro, out, table, levels, m, scale, decay, k0, k1):
                 size = (part + 7) // 8
                 u8(at + n + start // 8, size)[:] = words[:size]
             if ro:
-                put(pro, ro + 4 * where, part)
+                put(place(rest), ro + 4 * where, part)
             bad += odd[0]
             saturated += odd[1]
         at += n if bits == 8 else n + (n + 7) // 8
-    settled()
-    hold(sink)
+    ordered()
+    hold(rest)
     return at - out, bad, saturated
 
 
@@ -232,7 +231,7 @@ def natural_decode(payload, out, scale, add):
             at += n + (n + 7) // 8
         target += 4 * n
     hold(decoded)
-    settled()
+    ordered()
 
 
 @register

@@ -27,6 +27,7 @@ from gcserver.codecs.casts import store_raw
 from gcserver.codecs.chance import bits64
 from gcserver.codecs.jit import address, f32, f32_address, i64, kernel, place, u8_address
 from gcserver.codecs.lowrank import (
+    STRIP,
     correct,
     expand_matrix,
     gather_matrix,
@@ -37,6 +38,7 @@ from gcserver.codecs.lowrank import (
 )
 from gcserver.codecs.lowrank_tiles import WIDTH
 from gcserver.codecs.orthonormal import orthonormalise
+from gcserver.codecs.stream import ordered
 from gcserver.codecs.tworounds import Shape, TwoRounds
 
 RANKS = (1, 64)
@@ -143,6 +145,7 @@ def keep_columns(sums, new, n, rank, room):
 def powersgd_begin(x, r, v, q, work, out, table, m, scale, decay, seed):
     """V and the payload of round 0; r, q: 0 for none. Returns the non-finite elements of V."""
     rows_of, bad = i64(table, 10 * m), 0
+    block = np.empty(2 * STRIP, np.float32)
     for s in range(m):
         row = rows_of[10 * s : 10 * s + 10]
         first, rows, cols, rank = row[FIRST], row[ROWS], row[COLS], row[RANK]
@@ -159,10 +162,12 @@ def powersgd_begin(x, r, v, q, work, out, table, m, scale, decay, seed):
         for i in range(0, rows, 2):
             step, at = min(2, rows - i), 4 * i * cols
             before = 0 if old == 0 else old + at
-            bad += project_rows(source + at, before, v + 4 * first + at, step, cols, thin, rank, scale, decay, sums)
+            place_of_v = v + 4 * first + at
+            bad += project_rows(source + at, before, place_of_v, step, cols, thin, rank, scale, decay, sums, block)
             for k in range(rank):
                 for j in range(step):
                     left[k * rows + i + j] = np.float32(sums[j * rank + k])
+    ordered()
     return bad
 
 

@@ -28,7 +28,7 @@ from gcserver.codecs.bitpack import pack, unpack
 from gcserver.codecs.jit import f32, hold, i64, kernel, place, u32
 from gcserver.codecs.segmented import segments_check
 from gcserver.codecs.stochastic import stochastic
-from gcserver.codecs.stream import put, settled
+from gcserver.codecs.stream import ordered, put
 from gcserver.codecs.vector import F32 as F
 from gcserver.codecs.vector import F64, I8, I32, Ops, elementwise, intrinsic
 from gcserver.codecs.vector import I64 as L
@@ -64,6 +64,7 @@ def _scan(squares: bool, feedback: bool) -> Any:
                 vscale, vdecay = (ops.splat(s) for s in scales)
                 with cgutils.for_range_slice(b, start, stop, L(lanes), inc=True) as (i, _):
                     offset = b.mul(i, L(4))
+                    # Rounding the block before has asked for this one.
                     value = b.fmul(ops.load(b.gep(px, [offset]), F), vscale)
                     if feedback:
                         value = b.fadd(value, b.fmul(ops.load(b.gep(pr, [offset]), F), vdecay))
@@ -293,7 +294,7 @@ def uniform_encode(x, r, ro, out, table, words, m, clip, scale, decay, k0, k1):
                     pack(bits, pc, stream, part)
                 stream += (part * bits + 7) // 8
         at += code_bytes
-    settled()
+    ordered()
     hold(values)
     hold(codes)
     return at - out, bad, saturated
@@ -354,4 +355,4 @@ def uniform_decode(payload, out, scale, add):
                 target += 4 * part
         at += code_bytes
     hold(decoded)
-    settled()
+    ordered()

@@ -23,7 +23,7 @@ from gcserver.codecs.collect import BLOCK, extract, mask_block
 from gcserver.codecs.jit import f32, i32, place, u32
 from gcserver.codecs.select import LINE, values_block, walk
 from gcserver.codecs.sidco_fit import ln
-from gcserver.codecs.stream import put, settled
+from gcserver.codecs.stream import ordered, put
 from gcserver.codecs.vector import F32, F64, I8, I32, I64, MAGNITUDE, Ops, intrinsic, ir
 
 LANES = 8
@@ -221,7 +221,7 @@ def scan(x, r, ro, n, first, scale, decay, below, at, limit, cuts, used, unit, s
     (all, exceedances). Returns the number of candidates, or -1 as soon as there are more than
     ``limit``; ro holds 0 in their place. ro = 0: nobody wants it; r = 0: no residual.
     """
-    zeros, pro, words = place(work[2]), place(work[3]), place(work[5])
+    zeros, block, words = place(work[2]), place(work[3]), place(work[5])
     idx, val = place(work[0]), place(work[1])
     lanes = np.empty(2 * LANES, np.float32)
     found, last = at, at + limit
@@ -231,25 +231,26 @@ def scan(x, r, ro, n, first, scale, decay, below, at, limit, cuts, used, unit, s
         pr = zeros if r == 0 else r + 4 * start
         if size < BLOCK:
             # The last block is filled up with zeros, which change no sum.
-            values, bits = f32(pro, BLOCK), u32(pro, BLOCK)
+            values, bits = f32(block, BLOCK), u32(block, BLOCK)
             values[:] = np.float32(0.0)
-            values_block((px, pr, pro), size, (scale, decay))
+            values_block((px, pr, block), size, (scale, decay))
             masks = u32(words, BLOCK // GROUP)
             masks[:] = 0
             for i in range(size):
                 if np.int64(bits[i]) & MAGNITUDE > below:
                     masks[i >> 5] |= np.uint32(1) << np.uint32(i & 31)
         else:
-            mask_block((px, pr, pro, words), BLOCK, scale, decay, below)
-        add_all(pro, BLOCK, squares[0], unit, sums)
+            mask_block((px, pr, block, words), BLOCK, scale, decay, below)
+        add_all(block, BLOCK, squares[0], unit, sums)
         for i in range(used):
-            add_above(pro, BLOCK, cuts[i], squares[1], unit, sums, i + 1)
+            add_above(block, BLOCK, cuts[i], squares[1], unit, sums, i + 1)
         if with_logs:
-            add_logs(pro, BLOCK, unit, lanes, logs)
-        found = extract(first + start, pro, found, idx, val, words)
+            add_logs(block, BLOCK, unit, lanes, logs)
+        found = extract(first + start, block, found, idx, val, words)
         if ro != 0:
-            put(pro, ro + 4 * start, size)
+            put(block, ro + 4 * start, size)
         if found > last:
+            ordered()
             return -1
-    settled()
+    ordered()
     return found - at

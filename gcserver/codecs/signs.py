@@ -37,7 +37,7 @@ from gcserver.codecs.signscan import (
     votes_state,
     zero_words,
 )
-from gcserver.codecs.stream import put, settled
+from gcserver.codecs.stream import ordered, put
 from gcserver.codecs.vector import F32 as F
 from gcserver.codecs.vector import I8, I32, INFINITE, Ops, intrinsic
 from gcserver.codecs.vector import I64 as L
@@ -159,10 +159,10 @@ def means_encode(numbers, x, r, ro, out, table, m, scale, decay):
             for start in range(0, length, BLOCK):
                 size, where = min(BLOCK, length - start), 4 * (first + start)
                 pr = place(zeros) if r == 0 else r + where
-                both = (scale, decay, np.float64(low), np.float64(high))
-                residual_block((x + where, pr, place(x_pad)), size, both)
+                scalars = (scale, decay, np.float64(low), np.float64(high))
+                residual_block((x + where, pr, place(x_pad)), size, scalars)
                 put(place(x_pad), ro + where, size)
-    settled()
+    ordered()
     return at - out, bad
 
 
@@ -278,7 +278,7 @@ def signs_decode(numbers, payload, out, scale, add):
         at += header + (length + 7) // 8
         out += 4 * length
     hold(decoded)
-    settled()
+    ordered()
 
 
 class Signs(Framed):

@@ -46,8 +46,10 @@ from gcserver.codecs.packing import (
     value_groups,
 )
 from gcserver.codecs.select import magnitudes_block, select
-from gcserver.codecs.stream import prefetch, put, settled
+from gcserver.codecs.stream import ordered, prefetch, put
 from gcserver.codecs.vector import INFINITE, MAGNITUDE
+
+AHEAD = 64  #: elements between asking for a line and using it
 
 __all__ = ["above", "bits_below", "finish", "reaching", "room", "select", "workspace"]
 
@@ -132,23 +134,25 @@ def finish(out, m, total, form, ro, u, work):
     else:
         at += pack_values(val, u32(out + 4, m), m, total, width, at)
     if ro != 0 and (u != 0 or width != EXACT):
-        residual = f32(ro, 1 << 32)
-        # A pass that has just gone around the caches left none of these lines there.
-        ready = max(0, total - AHEAD)
-        for i in range(ready):
-            prefetch(ro + 4 * np.int64(idx[i + AHEAD]))
-            residual[np.int64(idx[i])] = val[i]
-        for i in range(ready, total):
-            residual[np.int64(idx[i])] = val[i]
+        restore(idx, val, total, ro)
     if u != 0:
-        momentum = f32(u, 1 << 32)
-        for i in range(total):
-            momentum[np.int64(idx[i])] = 0.0
+        val[:total] = np.float32(0.0)
+        restore(idx, val, total, u)
     return at - out
 
 
+@njit(nogil=True)
+def restore(idx, val, total, target):
+    """target[idx] = val, of float32 at an address, that a pass went around the caches for or that are long gone."""
+    places, ready = f32(target, 1 << 32), max(0, total - AHEAD)
+    for i in range(ready):
+        prefetch(target + 4 * np.int64(idx[i + AHEAD]))
+        places[np.int64(idx[i])] = val[i]
+    for i in range(ready, total):
+        places[np.int64(idx[i])] = val[i]
+
+
 SHORT, FORM, SIZE, ORDER, RANGE, HEADER = range(1, 7)
-AHEAD = 64  #: elements between asking for a line and using it
 
 #: what a payload lacks that breaks a rule
 RULES = {
@@ -245,5 +249,5 @@ def spread(index, values, total, out, n, factor):
         put(place(block), out + 4 * start, min(BLOCK, n - start))
         for j in range(first, i):
             block[np.int64(index[j]) - start] = np.float32(0.0)
-    settled()
+    ordered()
     hold(block)

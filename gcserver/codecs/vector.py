@@ -25,10 +25,10 @@ I1, I8, I16, I32, I64 = (ir.IntType(b) for b in (1, 8, 16, 32, 64))
 #: Elements a step: four AVX2 or two AVX-512 registers of float32, enough to hide latencies.
 WIDTH = 32
 
-LINE = 64  #: bytes of a cache line
+LINE_BYTES = 64  #: of a cache line
 #: Bytes between asking for what a pass reads and reading it. Passes go from block to block, a page (1024 float32)
 #: each: a processor's own prefetching ends where a page does, and past branches that nobody foresees it cannot look.
-AHEAD = 2048
+BYTES_AHEAD = 2048
 
 MAGNITUDE = 0x7FFFFFFF  #: float32 bits without the sign
 INFINITE = 0x7F800000  #: magnitudes from here on are infinity or NaN
@@ -62,14 +62,14 @@ class Ops:
         return self.b.load(self.b.bitcast(pointer, self.type(element).as_pointer()), align=1)
 
     def stream(self, pointer: Any, element: Any) -> Any:
-        """`load` in a pass over memory: asks for what is AHEAD of it too."""
-        self.ask(pointer, element, AHEAD)
+        """`load` in a pass over memory: asks for what is BYTES_AHEAD of it too."""
+        self.ask(pointer, element, BYTES_AHEAD)
         return self.load(pointer, element)
 
     def ask(self, pointer: Any, element: Any, beyond: int = 0) -> None:
         """Ask for as many elements as there are lanes, so many bytes beyond a pointer; nothing for single ones."""
         if self.width > 1:
-            for line in range(beyond, beyond + self.width * _SIZES[element], LINE):
+            for line in range(beyond, beyond + self.width * _SIZES[element], LINE_BYTES):
                 request(self.b, self.b.gep(pointer, [I64(line)]))
 
     def store(self, value: Any, pointer: Any) -> None:
@@ -135,12 +135,14 @@ def emit(
         with cgutils.for_range_slice(b, start, stop, I64(lanes), inc=True) as (i, _):
             elements = inputs + outputs + [F32] * asked
             at = [b.gep(p, [b.mul(i, I64(_SIZES[e]))]) for p, e in zip(pointers, elements, strict=True)]
+            ends = len(inputs), len(inputs + outputs)
+            sources, targets, following = at[: ends[0]], at[ends[0] : ends[1]], at[ends[1] :]
             take = ops.load if asked else ops.stream
-            values = [take(p, e) for p, e in zip(at, inputs, strict=False)]
-            for p in at[len(inputs + outputs) :]:
+            values = [take(p, e) for p, e in zip(sources, inputs, strict=True)]
+            for p in following:
                 ops.ask(p, F32)
             stored = body(ops, i, values, vectors)
-            for value, p in zip(stored, at[len(inputs) : len(inputs + outputs)], strict=True):
+            for value, p in zip(stored, targets, strict=True):
                 ops.store(value, p)
         for count, total in zip(counts, totals, strict=True):
             packed = b.load(count)
@@ -160,7 +162,7 @@ def elementwise(inputs: list[Any], outputs: list[Any], body: Body) -> Any:
     inputs, outputs: LLVM element types; ``addresses`` is the tuple of int64 addresses, inputs first. An
     output may be the same memory as an input, not overlap it otherwise. ``scalars``: a tuple of float64,
     handed to the body rounded to float32 and splatted (at least one). body(ops, inputs, scalars) returns the
-    output vectors; what it counted with ``ops.count`` is the result.
+    output vectors; what it counted with ``ops.count`` is the result. Asks for what follows its inputs in memory.
     """
 
     @intrinsic

@@ -213,7 +213,7 @@ def test_two_daemons_and_a_job(browser: Any, tmp_path: Path) -> None:
             assert {"compute", "encode", "exchange", "decode"} <= set(names)
 
             def layers_shown() -> dict[str, list[str]]:
-                """Of which there are none until the daemon has answered what a job looks like from nearer by."""
+                """The rows by name; none until the daemon has answered what a job looks like from nearer by."""
                 return {row[0]: row for row in lines(page, "layers-t")}
 
             until("a step's layers", lambda: "–" not in layers_shown().get("0.weight", ["–"]))

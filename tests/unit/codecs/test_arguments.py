@@ -46,6 +46,34 @@ def test_read_only_and_unaligned_arrays_give_the_same_bytes(spec):
 
 
 @pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("offset", [1, 2, 3, 4, 60, 64])
+def test_results_and_states_may_lie_anywhere_and_nothing_beside_them_is_written(spec, offset):
+    codec = parse(spec)
+    x = vectors.normal(2100)
+    state = old_state(codec, x.size)
+    payload, new = encode(codec, x, state)
+    decoded = np.empty_like(x)
+    codec.decode(payload, decoded)
+
+    def guarded(n):
+        raw = np.full(4 * n + 256, 0xA5, np.uint8)
+        at = -raw.ctypes.data % 64 + offset
+        return raw, raw[at : at + 4 * n].view(np.float32)
+
+    raw, out = guarded(x.size)
+    codec.decode(payload, out)
+    assert np.array_equal(out, decoded)
+    out[:] = np.frombuffer(b"\xa5" * 4, np.float32)
+    assert np.all(raw == 0xA5)
+    if new is not None:
+        raw, kept = guarded(new.size)
+        codec.encode(x, state, kept, np.zeros(codec.max_bytes(x.size), np.uint8), None)
+        assert np.array_equal(kept, new)
+        kept[:] = np.frombuffer(b"\xa5" * 4, np.float32)
+        assert np.all(raw == 0xA5)
+
+
+@pytest.mark.parametrize("spec", SPECS)
 def test_wrong_arrays_are_refused(spec):
     codec, n = parse(spec), 100
     x = vectors.normal(n)

@@ -22,7 +22,7 @@ SPECS = [
 
 
 def digests():
-    """Of payload, new state and what decode_add makes of it, a line a spec."""
+    """Of payload, new state and what decode_add and decode make of it, a line a spec."""
     n = 100_003
     x = vectors.normal(n) * np.exp(vectors.normal(n, 1, 3))
     lines = []
@@ -34,7 +34,9 @@ def digests():
         new, out, acc = np.zeros_like(state), np.zeros(codec.max_bytes(n, 3), np.uint8), vectors.normal(n, 3)
         size = codec.encode(x, state, new, out, np.array([0, 30_001, 30_001, n]), 1 / 3, seed=9).nbytes
         codec.decode_add(out[:size], acc)
-        lines.append(hashlib.sha256(out[:size].tobytes() + new.tobytes() + acc.tobytes()).hexdigest())
+        average = np.zeros_like(acc)
+        codec.decode(out[:size], average)
+        lines.append(hashlib.sha256(b"".join(a.tobytes() for a in (out[:size], new, acc, average))).hexdigest())
     return "\n".join(lines)
 
 

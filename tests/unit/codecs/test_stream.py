@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import platform
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numba import njit
 
-from gcserver.codecs.stream import prefetch, put, settled
+from gcserver.codecs.stream import ordered, prefetch, put
 
 
 @njit("void(int64, int64, int64)")
 def copy(source: int, target: int, n: int) -> None:
     put(source, target, n)
-    settled()
+    ordered()
 
 
 @njit("void(int64)")
@@ -37,6 +39,14 @@ def test_puts_n_elements_and_nothing_beside_them(n: int, source: int, target: in
     wanted[begin : begin + 4 * n] = numbers[source : source + 4 * n]
     copy(numbers.ctypes.data + source, places.ctypes.data + begin, n)
     assert np.array_equal(places, wanted)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="looks for instructions of x86-64")
+def test_the_processor_is_told_so():
+    (copied,) = copy.inspect_asm().values()
+    assert "movnt" in copied and ("mfence" in copied or "lock" in copied)
+    (asked,) = ask.inspect_asm().values()
+    assert "prefetch" in asked
 
 
 @pytest.mark.parametrize("where", [0, 1, 1 << 46])
