@@ -230,8 +230,8 @@ def natural_decode(payload, out, scale, add):
                     put(place(decoded), here, part)
             at += n + (n + 7) // 8
         target += 4 * n
-    hold(decoded)
     ordered()
+    hold(decoded)
 
 
 @register

@@ -354,5 +354,5 @@ def uniform_decode(payload, out, scale, add):
                 stream += (part * bits + 7) // 8
                 target += 4 * part
         at += code_bytes
-    hold(decoded)
     ordered()
+    hold(decoded)

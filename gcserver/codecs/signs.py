@@ -160,6 +160,7 @@ def means_encode(numbers, x, r, ro, out, table, m, scale, decay):
                 size, where = min(BLOCK, length - start), 4 * (first + start)
                 pr = place(zeros) if r == 0 else r + where
                 scalars = (scale, decay, np.float64(low), np.float64(high))
+                # What padded the first pass is free in the second.
                 residual_block((x + where, pr, place(x_pad)), size, scalars)
                 put(place(x_pad), ro + where, size)
     ordered()
@@ -277,8 +278,8 @@ def signs_decode(numbers, payload, out, scale, add):
             target[i] = np.float32(target[i] + value) if add else value
         at += header + (length + 7) // 8
         out += 4 * length
-    hold(decoded)
     ordered()
+    hold(decoded)
 
 
 class Signs(Framed):
