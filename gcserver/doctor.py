@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from gcproto.manifest import MAX_SECTION_ELEMENTS
-from gcserver import checks, checks_logind, checks_ucx, keychecks
+from gcserver import checks, checks_logind, checks_ucx, copies, keychecks
 from gcserver.checks import Check
 from gcserver.config import Config
 from gcserver.runtime.memory_parts import PRIVATE, SHARED, Part, listed, total
@@ -115,7 +115,7 @@ def examine(config: Config, parts: list[Part] | None = None, timeout: float = 2.
         found.append(Check("peers", "ok", "none configured: torchrun's store or a single node"))
     found.append(checks.shared_memory(config, need))
     found.append(checks.locked_memory(need or checks.one_partition(config)))
-    found += [checks.open_files(config), checks.clock(), _malloc()]
+    found += [checks.open_files(config), checks.clock(), _malloc(), _copies(config)]
     for kind in (SHARED, PRIVATE) if parts else ():
         most = "" if kind == SHARED else "at most "
         text = (
@@ -187,6 +187,18 @@ def _malloc() -> Check:
         text = f"LD_PRELOAD={preload} replaces glibc's malloc, which the lanes tell to keep its pages"
         return Check("malloc", "warn", text, "start gcserver without it")
     return Check("malloc", "ok", f"glibc {version}, told by the lanes to keep its pages")
+
+
+def _copies(config: Config) -> Check:
+    """Lanes are started so that they copy blocks around the caches; who trains is not."""
+    least, block = copies.threshold(), config.partition_bytes
+    if least is None:
+        return Check("copies", "ok", "the C library does not say how it copies blocks")
+    if least <= block:
+        return Check("copies", "ok", f"glibc copies {human_size(least)} and more around the caches")
+    size, until = human_size(block), human_size(least)
+    text = f"glibc copies blocks ({size}) through the caches, as all below {until}: half as fast"
+    return Check("copies", "warn", text, f"train under gcrun, or with {copies.VARIABLE}={copies.SETTING}")
 
 
 def as_text(found: list[Check]) -> str:

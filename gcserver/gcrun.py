@@ -23,6 +23,7 @@ from typing import Final
 from gcproto.switches import read_switch
 from gcserver import cli, commandline, derivedkeys, private
 from gcserver.config import ConfigError
+from gcserver.copies import around_caches
 from gcserver.parent import ends_with_parent
 
 _FAILED: Final = 1
@@ -95,7 +96,7 @@ def _run(command: list[str], daemon: private.Private) -> int:
         os.sched_setaffinity(0, cores)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
-    environ = {**os.environ, "GC_NODE_SOCKET": str(daemon.socket)}
+    environ = {**os.environ, **around_caches(os.environ), "GC_NODE_SOCKET": str(daemon.socket)}
     derivedkeys.take(environ)  # the daemon has it
     if daemon.admin:
         environ["GC_NODE_ADMIN"] = daemon.admin

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 import time
@@ -19,6 +20,7 @@ import msgspec
 
 from benchmarks.lab import daemons, netns, ports, processes
 from benchmarks.lab.jsonlog import JsonLog
+from gcserver.copies import around_caches
 
 
 class WorkerError(RuntimeError):
@@ -26,13 +28,15 @@ class WorkerError(RuntimeError):
 
 
 def alone(rank: int, size: int) -> dict[str, str]:
-    """The variables torchrun would set for a rank that is the only one of its machine, but for the rendezvous."""
+    """The variables torchrun and gcrun would set for a rank that is the only one of its machine, but for the rendezvous
+    and the daemon's."""
     return {
         "RANK": str(rank),
         "WORLD_SIZE": str(size),
         "LOCAL_RANK": "0",
         "LOCAL_WORLD_SIZE": "1",
         "OMP_NUM_THREADS": "1",
+        **around_caches(os.environ),
     }
 
 

@@ -23,6 +23,7 @@ from gcproto import wire
 from gcproto.channel import ChannelClosed
 from gcproto.packed import MessageError
 from gcserver.config_keys import ZMQ
+from gcserver.copies import around_caches
 from gcserver.core import control_events as cx
 from gcserver.core.link import DEFAULT_CREDIT
 from gcserver.runtime.lanelink import (
@@ -257,7 +258,7 @@ def start_process(argv: Sequence[str], link: int) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-m", "gcserver.runtime.lane", *argv],
         pass_fds=[link],
-        env={**os.environ, **MALLOC, **THREADS},
+        env={**os.environ, **MALLOC, **THREADS, **around_caches(os.environ)},
         stdin=subprocess.DEVNULL,
     )
 

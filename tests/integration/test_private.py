@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gcserver.admin import gcctl
+from gcserver.copies import around_caches
 from tests.integration.cluster import Cluster
 from tests.integration.daemon import ROOT
 from tests.integration.forked import ends_with_parent
@@ -150,7 +151,9 @@ def test_one_secret_is_all_that_machines_need_for_keys(tmp_path: Path) -> None:
         for file in [runs[0].log, *(f for f in folder.rglob("*") if f.is_file())]:
             assert secret.encode() not in file.read_bytes(), file
         for lane in _children(runs[0].daemon()):
-            assert secret.encode() not in Path(f"/proc/{lane}/environ").read_bytes()
+            variables = Path(f"/proc/{lane}/environ").read_bytes().split(b"\0")
+            assert not any(secret.encode() in variable for variable in variables)
+            assert {f"{name}={text}".encode() for name, text in around_caches({}).items()} <= set(variables)
         assert secret.encode() not in Path(f"/proc/{runs[0].said['pid']}/environ").read_bytes(), "nor has the command"
         assert [stat.S_IMODE(key.stat().st_mode) for key in folder.glob("*.key")] == [0o600]
     finally:

@@ -74,7 +74,7 @@ def test_examine_asks_everything(tmp_path: Path) -> None:
     names = {check.name for check in found}
     assert names == {
         "python", "kernels", "cores", "ports", "socket", "advertise", "state", "keys", "peers", "shared memory",
-        "memlock", "open files", "clock", "malloc", "shared need", "private need",
+        "memlock", "open files", "clock", "malloc", "copies", "shared need", "private need",
     }  # fmt: skip
     assert all(check.fix for check in found if check.result != "ok")
     assert all(not check.fix for check in found if check.result == "ok")

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from gcserver import gcrun
+from gcserver.copies import VARIABLE, around_caches
 from gcserver.private import Private
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -62,6 +63,13 @@ def test_the_command_has_the_daemons_address_and_its_own_status(tmp_path: Path) 
     out, err = run.communicate(timeout=30)
     assert (out.split(), err, run.returncode) == (["/run/job/daemon.sock", "unix:/run/job/admin.sock", "--y"], "", 3)
     assert (tmp_path / "kept").exists(), "it has waited for the daemon's end"
+
+
+def test_the_command_copies_blocks_around_the_caches_unless_told_otherwise(tmp_path: Path) -> None:
+    own = "glibc.cpu.x86_non_temporal_threshold=8388608"
+    for given, told in (("", around_caches({}).get(VARIABLE, "")), (own, own)):
+        run = _start(tmp_path, "--", "sh", "-c", f"echo ${VARIABLE}", **{VARIABLE: given})
+        assert run.communicate(timeout=30)[0].strip() == told
 
 
 def test_a_command_that_a_signal_ends_ends_gcrun_by_the_same(tmp_path: Path) -> None:
