@@ -48,7 +48,7 @@ LATE: Final = TWO_EXCHANGES | SPARSE
 #: What auto may use, by how much it may lose. Each kind has to be worth it over those before it: the gain, as a share
 #: of the step, that it must bring (docs/planner.md says what that was measured by).
 KINDS: Final = (frozenset({DENSE}), frozenset(CASTS), frozenset({"qsgd"}), TWO_EXCHANGES, SPARSE)
-GAINS: Final = (0.05, 0.05, 0.05, 0.08, 0.08)
+GAINS: Final = (0.05, 0.05, 0.05, 0.06, 0.06)
 
 _ORDER: Final = (DENSE, *CASTS, "qsgd", "powersgd", "sidco-e", "topk")
 #: family -> (parameter, the least of it that each quality accepts)

@@ -80,7 +80,7 @@ def test_of_two_as_fast_the_less_lossy_wins() -> None:
     assert all(c.expected >= found.expected / 1.02 for c in lossier)
 
 
-@pytest.mark.parametrize(("gain", "kind"), [(0.01, "qsgd"), (0.07, "qsgd"), (0.09, "sidco-e")])
+@pytest.mark.parametrize(("gain", "kind"), [(0.01, "qsgd"), (0.05, "qsgd"), (0.07, "sidco-e")])
 def test_a_lossier_kind_has_to_be_worth_it(gain: float, kind: str) -> None:
     """A sparsifier that is hardly faster than a quantiser is not taken, however much both gain over dense."""
     took = dict.fromkeys(ladder("balanced"), 1.0) | {"qsgd(bits=4)": 0.2}
@@ -209,8 +209,8 @@ def test_noise_asks_for_more() -> None:
 def test_a_switch_has_to_be_worth_it() -> None:
     found = compose(gpt(2, GBIT1), Wish(family="qsgd(bits=4)"))
     assert (margin(0.0), margin(0.02), margin(0.1)) == (0.05, 0.05, 0.2)
-    assert [margin(0.0, before=2, then=then) for then in (3, 4)] == [0.08, 0.08] and margin(0.1, 2, 4) == 0.2
-    assert [margin(0.0, before, then) for before, then in ((4, 2), (3, 0), (4, 3))] == [-0.08] * 3
+    assert [margin(0.0, before=2, then=then) for then in (3, 4)] == [0.06, 0.06] and margin(0.1, 2, 4) == 0.2
+    assert [margin(0.0, before, then) for before, then in ((4, 2), (3, 0), (4, 3))] == [-0.06] * 3
     assert [margin(0.0, before, then) for before, then in ((4, 4), (2, 1), (1, 0))] == [0.05] * 3
     assert worth(found.expected / 0.94, found)[0]
     assert not worth(found.expected / 0.96, found)[0]
