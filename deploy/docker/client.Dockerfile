@@ -23,8 +23,10 @@ RUN python3 -m venv --system-site-packages /opt/gradcomm \
 COPY examples /opt/gradcomm/examples
 RUN groupadd --gid 10001 gradcomm \
     && useradd --uid 10001 --gid 10001 --create-home --shell /bin/bash gradcomm
+# GLIBC_TUNABLES: blocks of gradients are copied around the caches, as docs/operating.md has it
 ENV PATH=/opt/gradcomm/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
+    GLIBC_TUNABLES=glibc.cpu.x86_non_temporal_threshold=1048576 \
     GC_NODE_SOCKET=/run/gradcomm/daemon.sock
 USER 10001:10001
 WORKDIR /home/gradcomm

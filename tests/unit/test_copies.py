@@ -12,6 +12,7 @@ import pytest
 
 from gcserver import config, copies, doctor
 
+ROOT = Path(__file__).resolve().parents[2]
 GLIBC = platform.machine() == "x86_64" and platform.libc_ver()[0] == "glibc"
 
 
@@ -85,3 +86,9 @@ def test_doctor_says_when_blocks_are_copied_through_the_caches(
     found = doctor._copies(config.load(flags={"partition_bytes": "8MiB"}))
     assert (found.result, words in found.text) == (result, True), found.text
     assert (copies.SETTING in found.fix) is (result == "warn")
+
+
+@pytest.mark.parametrize("file", ["deploy/docker/client.Dockerfile", "deploy/slurm/train.sbatch", "docs/operating.md"])
+def test_what_starts_training_elsewhere_says_the_same(file: str) -> None:
+    text = (ROOT / file).read_text()
+    assert copies.VARIABLE in text and copies.SETTING in text
