@@ -4,9 +4,9 @@ What may live here: what processes are started with for that, what the C library
 What may not: copies of our own kernels (`gcserver.codecs.stream`), malloc's settings (`gcserver.runtime.lanes`).
 
 A gradient that goes into the arena, and an average that comes back, is in no cache when it is needed next. glibc copies
-around the caches from three quarters of what it takes for a thread's share of the last level, and before that
-overwrites lines that it has fetched for nothing. Virtual machines often show a guest of few cores the host's whole
-cache: then no block is ever large enough.
+around the caches from a size on that it takes from the last level (three quarters of a thread's share, since 2.38 a
+quarter of the whole), and below it overwrites lines that it has fetched for nothing. Virtual machines often show a
+guest of few cores the host's whole cache: then no block is ever large enough.
 """
 
 from __future__ import annotations
@@ -41,10 +41,9 @@ def around_caches(environ: Mapping[str, str]) -> dict[str, str]:
 def threshold() -> int | None:
     """From how many bytes on copies of a process with this one's environment go around the caches; None where the C
     library does not say."""
-    loader = _loader()
-    if loader is None:
-        return None
     try:
+        if (loader := _loader()) is None:
+            return None
         listed = subprocess.run([loader, "--list-tunables"], capture_output=True, text=True, timeout=5, check=True)
     except (OSError, subprocess.SubprocessError):
         return None  # glibc before 2.33, or another C library
@@ -54,7 +53,7 @@ def threshold() -> int | None:
 
 def _loader() -> str | None:
     """The path of the dynamic loader that started this process."""
-    for line in Path("/proc/self/maps").read_text().splitlines():
+    for line in Path("/proc/self/maps").read_text(errors="surrogateescape").splitlines():
         path = line.partition("/")[2]
         if Path(path).name.startswith("ld-"):
             return f"/{path}"

@@ -197,7 +197,7 @@ def _copies(config: Config) -> Check:
     if least <= block:
         return Check("copies", "ok", f"glibc copies {human_size(least)} and more around the caches")
     size, until = human_size(block), human_size(least)
-    text = f"glibc copies blocks ({size}) through the caches, as all below {until}: half as fast"
+    text = f"glibc copies blocks ({size}) through the caches, as all below {until}: slower"
     return Check("copies", "warn", text, f"train under gcrun, or with {copies.VARIABLE}={copies.SETTING}")
 
 

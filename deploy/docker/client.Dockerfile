@@ -26,7 +26,7 @@ RUN groupadd --gid 10001 gradcomm \
 # GLIBC_TUNABLES: blocks of gradients are copied around the caches, as docs/operating.md has it
 ENV PATH=/opt/gradcomm/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
-    GLIBC_TUNABLES=glibc.cpu.x86_non_temporal_threshold=1048576 \
+    GLIBC_TUNABLES=glibc.cpu.x86_non_temporal_threshold=1048576${GLIBC_TUNABLES:+:$GLIBC_TUNABLES} \
     GC_NODE_SOCKET=/run/gradcomm/daemon.sock
 USER 10001:10001
 WORKDIR /home/gradcomm
