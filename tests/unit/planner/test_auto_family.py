@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from fnmatch import fnmatchcase
 
+import msgspec
 import pytest
 
 from gcserver.planner.auto_family import FamilyPlan, family_plan, keeping, planned_rules
 from gcserver.planner.auto_levels import budgets
-from gcserver.planner.auto_rules import PlannedRule, applied
+from gcserver.planner.auto_rules import PlannedRule, applied, levels_of
 from gcserver.planner.families import parse
 from gcserver.planner.live import Live
-from tests.unit.planner.live_profiles import GBIT1, MBIT100, gpt, with_errors
+from gcserver.planner.profile import CodecCost
+from tests.unit.planner.live_profiles import GBIT1, MBIT100, gpt, line, with_errors
 
 
 def planned(bandwidth: float = MBIT100, spec: str = "sidco-e(ratio=0.01)", **more: object) -> tuple[Live, FamilyPlan]:
@@ -42,6 +44,21 @@ def test_levels_are_priced_at_the_full_budget() -> None:
     assert sent[0] < sent[1]
     tight = planned(espresso=False, alphas=(0.6,))[1]
     assert sum(o.nbytes for o in tight.chosen) > sum(o.nbytes for o in plan.chosen)
+
+
+def test_error_that_dense_blocks_do_not_use_is_not_spent_again() -> None:
+    """DESIGN section 7, rule 3: levels are those of a plan that compresses everything, whatever goes dense."""
+    spec, alphas = "sidco-e(ratio=0.01)", budgets(0.6, 3)
+    slow = CodecCost(line(0.1), line(45.0), line(130.0), 0.02)
+    profile = with_errors(gpt(4, bandwidth=1e8), "topk")
+    live = Live(msgspec.structs.replace(profile, codecs=profile.codecs | {spec: slow}))
+    mixed, whole = (family_plan(live, parse(spec), alphas=alphas, espresso=espresso) for espresso in (True, False))
+    assert {o.spec for o in mixed.chosen} == {"none", spec} and {o.spec for o in whole.chosen} == {spec}
+    assert mixed.levels.levels == whole.levels.levels and len(mixed.levels.levels) == len(live.profile.tensors)
+    in_force = levels_of(planned_rules(live, mixed), [t.name for t in live.profile.tensors])
+    used = zip(live.blocks, mixed.chosen, strict=True)
+    inside = {tensor for block, option in used if option.spec == spec for tensor, _ in block.parts} & set(in_force)
+    assert inside and all(in_force[tensor] == whole.levels.levels[tensor] for tensor in inside)
 
 
 def test_excluded_leaders_force_all_their_blocks() -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import product
 
 import numpy as np
 import pytest
 
+from gcserver.planner import auto_options
 from gcserver.planner.auto_options import DENSE_COLUMNS, SLACK, Selected, select, units
+from gcserver.planner.errors import I64
 from gcserver.planner.live import ALL, OWNER, BlockOption, Live
 from gcserver.planner.profile import CodecCost, Curve, Profile
 from tests.unit.planner.live_profiles import GBIT1, MBIT100, gpt, plain
@@ -50,6 +53,21 @@ def test_latency_asks_for_everyone_and_many_nodes_for_the_owner() -> None:
     slow = plain([MILLION] * 8, [0.0] * 8, nodes=8, bandwidth=1e4, codecs=FREE)
     _, found = decide(slow)
     assert found.columns.tolist() == [2] * 8
+
+
+def test_units_before_a_bubble_that_a_decision_makes_leave_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The largest, decided first, makes room before the last; the first, still dense, is not tried any more."""
+    left: list[list[int]] = []
+    removed = auto_options._Search._removed
+
+    def seen(search: auto_options._Search, plan: I64, units: Sequence[int]) -> list[int]:
+        left.append(removed(search, plan, units))
+        return left[-1]
+
+    monkeypatch.setattr(auto_options._Search, "_removed", seen)
+    _, found = decide(plain([MILLION, 8 * MILLION, MILLION], [0.0, 0.01, 0.3], bandwidth=1e8, codecs=FREE))
+    assert left[:2] == [[1, 2, 0], [2]]
+    assert [c >= DENSE_COLUMNS for c in found.columns] == [False, True, True]
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from benchmarks import traces
+from gcserver.planner import espresso_kernels as kernels
 from gcserver.planner.baselines import CRIPPLED, SYSTEMS, fp32, plan_time, upper_bound
 from gcserver.planner.costs import CostError, clusters, codec_costs
-from gcserver.planner.espresso import algorithm1, prepare, priority, quickest, select
+from gcserver.planner.espresso import algorithm1, candidates, prepare, priority, quickest, select
 from gcserver.planner.options import Constraints, Device
 from gcserver.planner.options_schemes import ALLTOALL_ALLTOALL, scheme
 from gcserver.planner.timeline import Training
@@ -35,6 +36,24 @@ def test_tensors_before_a_bubble_stay_uncompressed() -> None:
     training = Training(trace, space.table)
     plan, _, _ = algorithm1(training, space.compresses, space.main, quickest(training, ~space.compresses))
     assert [bool(space.compresses[c]) for c in plan] == [False, True, True]
+
+
+def test_a_bubble_that_a_decision_makes_removes_the_tensors_before_it() -> None:
+    """The largest, decided first, makes room before the last; the first is not tried any more, and need not be."""
+    cluster = clusters(2)[2]
+    space = prepare(cluster, codec_costs("randomk", cluster))
+    tensors = (("a", 10**7, 0.01), ("b", 10**8, 0.02), ("c", 10**6, 0.3))
+    training = Training(Trace("made", tuple(TracedTensor(*t) for t in tensors)), space.table)
+    dense = quickest(training, ~space.compresses)
+    assert training.bubbles(dense) == []
+    length, columns = candidates(training, space.main)
+    timelines, plans = [], []
+    for sticky in (True, False):
+        plans.append(dense.copy())
+        rest = length, columns, space.compresses, training.arrays, training.priced, plans[-1]
+        timelines.append(kernels.greedy(priority(training), sticky, 1, 1 << 62, *rest)[1])
+    assert training.bubbles(plans[0]) == [2] and space.compresses[plans[0]].tolist()[:2] == [False, True]
+    assert plans[0].tolist() == plans[1].tolist() and timelines[0] < timelines[1]
 
 
 @pytest.mark.parametrize("model", ["LSTM", "vgg16"])
