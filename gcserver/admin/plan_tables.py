@@ -7,7 +7,11 @@ a message.
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
 from typing import Any
+
+import msgspec
 
 from gcproto.modes import STATIC
 from gcproto.rates import say_rate
@@ -16,6 +20,8 @@ from gcserver.values import human_duration, human_size
 
 #: so many alternatives and tensors are shown; `--json` has all
 _MOST = 40
+#: so many levels of an error curve are shown, the first and the last among them
+_LEVELS = 8
 
 
 def plan(answer: dict[str, Any]) -> str:
@@ -128,6 +134,9 @@ def _profile(d: dict[str, Any]) -> str:
     ]
     if codecs:
         parts.append(table(("CODEC", "RATIO", "ENCODE 1 Mi", "DECODE", "DECODE AND ADD"), codecs))
+    errors = [row for family, curves in _curves(d["json"]).items() for row in _levels(family, curves)]
+    if errors:
+        parts.append(table(("FAMILY", "LEVEL", "TENSORS", "ERROR", "SENDS"), errors))
     tensors = [(t["name"], t["elements"], human_duration(t["ready_seconds"])) for t in d["tensors"]]
     shown = tensors if len(tensors) <= _MOST else tensors[: _MOST - 1] + tensors[-1:]
     if shown:
@@ -135,6 +144,44 @@ def _profile(d: dict[str, Any]) -> str:
     if len(shown) < len(tensors):
         parts.append(f"({len(tensors) - len(shown)} tensors in between; --json has all)")
     return "\n".join(parts)
+
+
+class _Curve(msgspec.Struct):
+    """How one tensor's error falls with the level, and its bytes: as `gcserver.planner.profile` has them."""
+
+    levels: list[int]
+    errors: list[float]
+    sizes: list[float]
+
+
+class _Errors(msgspec.Struct):
+    errors: dict[str, list[_Curve]] = {}
+
+
+def _curves(profile: str) -> dict[str, list[_Curve]]:
+    """Of each family the error curves of the tensors; none where the text, which is another's, is no profile."""
+    try:
+        known = msgspec.json.decode(profile, type=_Errors).errors
+    except msgspec.DecodeError:
+        return {}
+    return {
+        family: [c for c in curves if c.levels and len(c.levels) == len(c.errors) == len(c.sizes)]
+        for family, curves in known.items()
+    }
+
+
+def _levels(family: str, curves: list[_Curve]) -> list[Row]:
+    """The norm of all tensors' errors and what a contribution comes to, by level; a tensor has its own next below."""
+    levels = sorted({level for curve in curves for level in curve.levels})
+    spread = min(_LEVELS, len(levels))
+    shown = [levels[round(i * (len(levels) - 1) / max(spread - 1, 1))] for i in range(spread)]
+    rows: list[Row] = []
+    for level in shown:
+        at = [(curve, max(bisect_right(curve.levels, level) - 1, 0)) for curve in curves]
+        error = math.hypot(*(curve.errors[i] for curve, i in at))
+        size = human_size(sum(curve.sizes[i] for curve, i in at))
+        rows.append((clean(family), level, len(at), f"{error:.4g}", size))
+    return rows
 
 
 def _link(d: dict[str, Any]) -> str:

@@ -5,9 +5,13 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+import msgspec
+
 from gcproto import admin_pb2 as pb
 from gcserver.admin import convert, plan_tables
+from gcserver.planner.profile import LevelErrors
 from tests.unit.admin.source import PLAN, PROFILE
+from tests.unit.planner.live_profiles import gpt
 
 
 def test_a_step_that_is_not_known_is_not_shown_as_none_at_all() -> None:
@@ -26,6 +30,24 @@ def test_a_link_that_was_not_measured_is_said_to_be_a_guess() -> None:
 
     assert re.search("100 Mbit/s .noise 2%, 40 samples., 100 µs one way$", link(40))
     assert "not measured" in link(0) and "100 Mbit/s assumed" in link(0) and "samples" not in link(0)
+
+
+def test_error_curves_are_shown_by_family_over_all_tensors() -> None:
+    """Norms of errors are added as such; a tensor without a level counts with its own next below."""
+    given = LevelErrors("a", tuple(range(1, 21)), tuple(30.0 / level for level in range(1, 21)), tuple(range(1, 21)))
+    errors = {"powersgd": (given, LevelErrors("b", (1, 4), (40.0, 10.0), (1000.0, 4000.0))), "topk": ()}
+    text = msgspec.json.encode(msgspec.structs.replace(gpt(), errors=errors)).decode()
+    seen = convert.plain(convert.alike(pb.DomainProfile, replace(PROFILE, json=text)))
+    rows = [line.split() for line in plan_tables.profile({"domains": [seen]}).splitlines() if line[:8] == "powersgd"]
+    assert [row[1] for row in rows] == ["1", "4", "6", "9", "12", "15", "17", "20"]
+    assert rows[0] == ["powersgd", "1", "2", "50", "0.978", "KiB"]
+    assert rows[-1] == ["powersgd", "20", "2", "10.11", "3.93", "KiB"]
+
+
+def test_a_profile_that_cannot_be_read_has_no_error_curves() -> None:
+    for text in ("", "{", '{"errors": 3}', '{"errors": {"topk": [{"levels": [1], "errors": [], "sizes": [1]}]}}'):
+        seen = convert.plain(convert.alike(pb.DomainProfile, replace(PROFILE, json=text)))
+        assert "FAMILY" not in plan_tables.profile({"domains": [seen]})
 
 
 def test_what_no_rule_is_for_takes_one_line() -> None:
