@@ -213,7 +213,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--seconds", type=float, default=180.0, help="timed steps begin within this (default 180)")
     parser.add_argument(
-        "--auto-warmup", type=command.count, default=40, help="steps in which auto may settle (default 40)"
+        "--auto-warmup", type=command.count, default=400, help="steps in which auto may settle (default 400)"
     )
     parser.add_argument("--seeds", type=command.count, default=3, help="for losses (default 3)")
     parser.add_argument(

@@ -22,20 +22,33 @@ TORCH, LAYERS, MERGED, MERGECOMP = "torch", "layers", "merged", "mergecomp"
 KINDS: Final = (TORCH, LAYERS, MERGED, MERGECOMP)
 COMPUTE, AUTO = "compute", "auto"
 DDP: Final = ("ddp", "ddp-fp16", "ddp-powersgd")
+#: every codec there is, as its paper or most users set it
 CODECS: Final = (
     "fp16",
+    "bf16",
+    "natural",
     "qsgd(bits=4)",
+    "terngrad",
     "onebit",
+    "signsgd",
+    "signum",
+    "efsignsgd",
     "topk(ratio=0.01)",
     "topk(ratio=0.001)",
+    "randomk(ratio=0.01)",
+    "threshold(value=0.001)",
+    "redsync(ratio=0.01)",
+    "gaussiank(ratio=0.01)",
     "sidco-e(ratio=0.01)",
+    "sidco-gp(ratio=0.01)",
+    "sidco-p(ratio=0.01)",
     "powersgd(rank=4)",
     "dgc(ratio=0.01)",
 )
 #: How daemons are set where steps are timed: as after a model's first steps, whose plans are other ones.
 LATER: Final = {"plan.late_after": "0"}
-#: without ``auto``, which is asked for by name
-DEFAULT: Final = (COMPUTE, *DDP, "none", *CODECS)
+#: ``auto`` beside the buckets that most systems are fastest with
+DEFAULT: Final = (COMPUTE, *DDP, "none", *CODECS, f"{AUTO}@{MERGED}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from benchmarks.lab import daemons, netns, workers
 from benchmarks.training_report import Cell
 from benchmarks.training_systems import System
 from benchmarks.training_worker import Task
+from gcserver.codecs import registry
 
 CELL = Cell("gpt", 2, "1gbit")
 
@@ -93,9 +94,15 @@ def test_a_list_splits_outside_parentheses_and_repeats_for_each_kind_of_buckets(
 def test_the_default_systems_can_all_be_read_and_auto_tells_the_daemons() -> None:
     systems = [training_systems.read(text) for text in training_systems.DEFAULT]
     assert [s.comm for s in systems[:5]] == ["compute", "ddp", "ddp-fp16", "ddp-powersgd", "gradcomm"]
-    assert [s.own_momentum for s in systems if s.codec] == [False] * (len(systems) - 5) + [True]  # dgc
+    assert [s.codec for s in systems if s.own_momentum] == ["dgc(ratio=0.01)"]
+    assert systems[-1] == training_systems.System("auto", buckets="merged")
     assert training_systems.read("auto").settings == {"plan.mode": "auto"}
     assert not training_systems.read("none").settings
+
+
+def test_the_default_systems_have_every_codec() -> None:
+    found = [registry.parse(text).name for text in training_systems.CODECS]
+    assert sorted({"none", *found}) == sorted(registry.names())
 
 
 # ------------------------------------------------------------------------------------------------ figures
@@ -241,11 +248,11 @@ def test_items_take_turns_at_each_place() -> None:
     found = [(i.place.network, i.system.method, i.task.unshaped, i.task.settle) for i in training.items(args)]
     assert found == [
         ("1gbit", "ddp", 3, 1),
-        ("1gbit", "auto@layers", 0, 40),
-        ("1gbit", "auto@merged", 0, 40),
+        ("1gbit", "auto@layers", 0, 400),
+        ("1gbit", "auto@merged", 0, 400),
         ("loopback", "ddp", 0, 4),
-        ("loopback", "auto@layers", 0, 40),
-        ("loopback", "auto@merged", 0, 40),
+        ("loopback", "auto@layers", 0, 400),
+        ("loopback", "auto@merged", 0, 400),
     ]
     args = training.parse(["--models", "tiny", "--nodes", "2", "--rates", "loopback", "--systems", "ddp,compute"])
     assert [(i.round, i.system.method) for i in training.items(args)] == [
