@@ -148,7 +148,8 @@ V100_US = {
 }
 #: Microseconds per 2**20 elements of every further payload on a V100: what its memory traffic takes at 700 GB/s.
 V100_ADD_US = {"randomk": 1.0, "dgc": 1.5, "efsignsgd": 12.0}
-#: GB/s of fp32 on one core: encode with error feedback, decode, decode_add (docs/benchmarks.md).
+#: GB/s of fp32 on one core: encode with error feedback, decode, decode_add, as measured on 2026-11-21, before kernels
+#: got faster (docs/benchmarks.md). The study's figures are of these; live plans measure their own.
 CORE_GBS = {"randomk": (7.8, 21.7, 50.6), "dgc": (3.1, 25.2, 107.2), "efsignsgd": (5.9, 26.2, 23.3)}
 #: Bytes per element at a ratio of 1 %, at least, header: values only for the shared seed of randomk.
 WIRE = {"randomk": (0.04, 4.0, 0.0), "dgc": (0.08, 8.0, 0.0), "efsignsgd": (0.125, 1.0, 4.0)}
