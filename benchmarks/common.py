@@ -18,6 +18,7 @@ import platform
 import re
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,18 @@ def show_seconds(seconds: float) -> str:
 
 def _digits(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A rule that a benchmark judges by. ``met`` None: what it needs was not measured, or it does not apply here."""
+
+    rule: str
+    met: bool | None
+    detail: str
+
+    def __str__(self) -> str:
+        return f"{self.rule}: {'not judged' if self.met is None else 'met' if self.met else 'MISSED'} ({self.detail})"
 
 
 class Table:

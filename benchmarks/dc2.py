@@ -4,17 +4,19 @@
 is sent: steps are those of ``gcserver.planner.dc2_link``, ResNet-50 over links of 1 Gbit/s times 1, 1/2, 1/5 or 1/10, a
 new rate every 100 steps, all nodes' links alike (``--apart``: each its own). Columns: mean ratio, lowest and highest
 tenth, how often the ratio turned back (share of steps), mean and 95th percentile of the network's delay, time of the
-run. Deterministic for a seed.
+run. Then for each seed whether mean ratios come in the paper's order. Deterministic for a seed.
 """
 
 from __future__ import annotations
 
 import argparse
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.common import Row, Table, write_json
+from benchmarks import common
+from benchmarks.common import Row, Table
 from gcserver.planner.dc2 import LAWS, Controller, Dc2Config
 from gcserver.planner.dc2_link import Played, RateProfile, Workload, play
 
@@ -47,6 +49,20 @@ def row(system: str, seed: int, played: Played) -> Row:
         "turns": turns(played.ratios), "delay_mean_s": float(played.delays.mean()),
         "delay_p95_s": float(np.quantile(played.delays, 0.95)), "total_s": played.seconds,
     }  # fmt: skip
+
+
+#: the paper's order of mean ratios, lowest first, those of one place in any order
+ORDER = (("DA2",), ("DA4", "DA5"), ("DA3",))
+
+
+def verdict(rows: list[Row], seed: int) -> common.Verdict:
+    """Whether a seed's mean ratios come in the paper's order."""
+    mean = {row["system"]: row["ratio_mean"] for row in rows if row["seed"] == seed}
+    met = all(mean[a] < mean[b] for low, high in pairwise(ORDER) for a in low for b in high)
+    detail = ", ".join(f"{law} {mean[law]:.3f}" for laws in ORDER for law in laws)
+    return common.Verdict(
+        f"mean ratios of seed {seed} in the order {' < '.join(map(' and '.join, ORDER))}", met, detail
+    )
 
 
 def plot(path: Path, runs: dict[str, Played]) -> None:
@@ -103,9 +119,10 @@ def main() -> None:
                 table.line(f"{seed}, {system}", *ratios, f"{r['turns']:.2f}", *delays, f"{r['total_s']:.0f}"),
                 flush=True,
             )
+        print(verdict(rows, seed), flush=True)
         if args.plot and seed == args.seeds[0]:
             plot(args.plot, runs)
-    write_json(args.json, rows)
+    common.write_json(args.json, rows)
 
 
 if __name__ == "__main__":

@@ -46,18 +46,6 @@ class Loss:
     seeds: int
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """A rule in a cell. ``met`` None: what it needs was not measured, or it does not apply here."""
-
-    rule: str
-    met: bool | None
-    detail: str
-
-    def __str__(self) -> str:
-        return f"{self.rule}: {'not judged' if self.met is None else 'met' if self.met else 'MISSED'} ({self.detail})"
-
-
 def cells(rows: Iterable[common.Row]) -> dict[Cell, dict[str, common.Row]]:
     """The timed rows of each cell by method, in the order they were first measured; rounds are merged.
 
@@ -109,7 +97,7 @@ def losses(rows: Iterable[common.Row], model: str, nodes: int) -> dict[str, Loss
     return out
 
 
-def judge(cell: Cell, timed: Mapping[str, common.Row], trained: Mapping[str, Loss]) -> list[Verdict]:
+def judge(cell: Cell, timed: Mapping[str, common.Row], trained: Mapping[str, Loss]) -> list[common.Verdict]:
     """The rules of acceptance in one cell; only the best of auto's rows is judged. No rows of auto: no verdicts."""
     good = {m: r for m, r in timed.items() if "error" not in r}
     auto = _fastest(good.values(), "comm", AUTO)
@@ -141,10 +129,10 @@ def _ratio(trained: Mapping[str, Loss], row: common.Row) -> float | None:
     return known.ratio if known is not None else None
 
 
-def _near_best(auto: common.Row, static: Sequence[common.Row], trained: Mapping[str, Loss]) -> Verdict:
+def _near_best(auto: common.Row, static: Sequence[common.Row], trained: Mapping[str, Loss]) -> common.Verdict:
     rule = f"auto within {NEAR_BEST - 1:.0%} of the best static system, at a loss within {NEAR_LOSS - 1:.0%}"
     if not static:
-        return Verdict(rule, None, "no static system was measured")
+        return common.Verdict(rule, None, "no static system was measured")
     best, own = static[0], _ratio(trained, auto)
     theirs, seconds = _ratio(trained, best), auto["median_s"]
     detail = f"{seconds / best['median_s']:.2f} of {best['method']}"
@@ -155,27 +143,27 @@ def _near_best(auto: common.Row, static: Sequence[common.Row], trained: Mapping[
     sure = [r for r in static if _ratio(trained, r) is not None]
     lost = own is not None and not own <= NEAR_LOSS  # also where it diverged: no number is below NaN
     if lost or (sure and seconds > NEAR_BEST * sure[0]["median_s"]):
-        return Verdict(rule, False, detail)
+        return common.Verdict(rule, False, detail)
     known = own is not None and theirs is not None
-    return Verdict(rule, True if known and seconds <= NEAR_BEST * best["median_s"] else None, detail)
+    return common.Verdict(rule, True if known and seconds <= NEAR_BEST * best["median_s"] else None, detail)
 
 
-def _faster_than_ddp(auto: float, timed: Mapping[str, common.Row]) -> Verdict:
+def _faster_than_ddp(auto: float, timed: Mapping[str, common.Row]) -> common.Verdict:
     ratios = {m: timed[m]["median_s"] / auto for m in DDP if m in timed}
     detail = ", ".join(f"{m} takes {ratio:.2f} of it" for m, ratio in ratios.items()) or "no hook was measured"
     lost = any(ratio <= 1.0 for ratio in ratios.values())
-    return Verdict(
+    return common.Verdict(
         "auto faster than every DDP hook", False if lost else True if len(ratios) == len(DDP) else None, detail
     )
 
 
-def _of_compute(auto: float, cell: Cell, timed: Mapping[str, common.Row]) -> Verdict:
+def _of_compute(auto: float, cell: Cell, timed: Mapping[str, common.Row]) -> common.Verdict:
     limit = compute_limit(cell)
     rule = f"auto at most {limit} times computing alone"
     if COMPUTE not in timed:
-        return Verdict(rule, None, "computing alone was not measured")
+        return common.Verdict(rule, None, "computing alone was not measured")
     ratio = auto / timed[COMPUTE]["median_s"]
-    return Verdict(rule, ratio <= limit, f"{ratio:.2f}")
+    return common.Verdict(rule, ratio <= limit, f"{ratio:.2f}")
 
 
 def compute_limit(cell: Cell) -> float:
@@ -184,16 +172,16 @@ def compute_limit(cell: Cell) -> float:
     return OF_COMPUTE["slow" if slow else "fast"]
 
 
-def _not_slower_than_none(auto: float, static: Sequence[common.Row]) -> Verdict:
+def _not_slower_than_none(auto: float, static: Sequence[common.Row]) -> common.Verdict:
     rule = "auto not slower than none where compression cannot help"
     dense = [r for r in static if r["codec"] == "none"]
     compressed = [r for r in static if r["codec"] != "none"]
     if not dense or not compressed:
-        return Verdict(rule, None, "none or every codec is missing")
+        return common.Verdict(rule, None, "none or every codec is missing")
     if compressed[0]["median_s"] < dense[0]["median_s"]:
-        return Verdict(rule, None, f"it helps here: {compressed[0]['method']} is faster than none")
+        return common.Verdict(rule, None, f"it helps here: {compressed[0]['method']} is faster than none")
     ratio = auto / dense[0]["median_s"]
-    return Verdict(rule, ratio <= NOISE, f"{ratio:.2f} of none; medians within {NOISE - 1:.0%} count as equal")
+    return common.Verdict(rule, ratio <= NOISE, f"{ratio:.2f} of none; medians within {NOISE - 1:.0%} count as equal")
 
 
 # ------------------------------------------------------------------------------------------------ text

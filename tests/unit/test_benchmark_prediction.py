@@ -49,7 +49,8 @@ def test_steps_belong_to_the_plan_they_were_made_under() -> None:
     assert first["error"] == pytest.approx(0.25)
     assert (second["plan"], second["runs"]) == (2, 13)
     assert second["error"] == pytest.approx(0.0), "and the third plan had too few steps to say anything"
-    assert prediction.show(first).split() == ["1", "onebit", "200", "ms", "250", "ms", "10", "+25", "%"]
+    assert prediction.show(first).split() == ["1", "onebit", "200", "ms", "250", "ms", "10", "+25", "%", "MISSED"]
+    assert prediction.show(dense).endswith("met")
     assert prediction.rows(Watch(), took) == []
 
 

@@ -155,6 +155,16 @@ def test_the_mean_ratios_are_in_the_papers_order(runs: dict[str, Played]) -> Non
     assert mean["DA2"] < min(mean["DA4"], mean["DA5"]) and max(mean["DA4"], mean["DA5"]) < mean["DA3"]
 
 
+def test_the_benchmark_judges_the_order_of_each_seed() -> None:
+    def rows(**ratios: float) -> list[bench.Row]:
+        return [{"system": law, "seed": 1, "ratio_mean": ratio} for law, ratio in ratios.items()]
+
+    good = rows(DA1=0.5, DA2=0.1, DA3=0.4, DA4=0.3, DA5=0.2)
+    assert bench.verdict([*good, {"system": "DA2", "seed": 2, "ratio_mean": 9.0}], 1).met
+    assert "DA2 < DA4 and DA5 < DA3" in str(bench.verdict(good, 1))
+    assert not bench.verdict(rows(DA2=0.1, DA3=0.4, DA4=0.3, DA5=0.5), 1).met
+
+
 def test_da1_oscillates(runs: dict[str, Played]) -> None:
     turned = {law: bench.turns(played.ratios) for law, played in runs.items()}
     assert turned.pop("DA1") > 1.5 * max(turned.values())

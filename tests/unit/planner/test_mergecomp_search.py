@@ -42,6 +42,13 @@ def test_fitted_under_noise_thirty_steps_find_the_best(model: str, codec: str) -
         assert step_time(step, merge(measured, most=2, alpha=0.0).grouping) <= 1.01 * optimum(step)
 
 
+def test_the_benchmark_judges_the_worst_row() -> None:
+    row = {"search_asked": 25, "opt2_s": 1.0, "search_s": 1.0, "fitted_s": 1.005}
+    assert [v.met for v in cases.verdicts([row, row | {"search_s": 1.0005}])] == [True, True, True]
+    worst = row | {"search_asked": 51, "search_s": 1.002, "fitted_s": 1.02}
+    assert [v.met for v in cases.verdicts([row, worst])] == [False, False, False]
+
+
 @all_traces
 def test_more_groups_by_measuring_come_near_the_model(model: str) -> None:
     step = merge_model(TRACES[model], *cases.costs("onebit", 8))
