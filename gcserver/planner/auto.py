@@ -44,11 +44,11 @@ from gcserver.planner.families import (
     DENSE,
     GAINS,
     KINDS,
-    LATE,
     SPARSE,
     TWO_EXCHANGES,
     Spec,
     candidates,
+    first_step,
     kind,
     ladder,
     parse,
@@ -77,10 +77,11 @@ class Wish(msgspec.Struct, frozen=True):
     tensors one by one. groups: names of those it brings together, where it was told to. regroup: whether the proposal's
     groups come into force together with it. alpha_lo, notches: the budgets of L-GreCo. rules, step: those in force and
     the seconds that a step takes under them, as measured (0: not yet). took: seconds of a step under families that were
-    in force, which count instead of predictions. late_from: the step from which codecs of `LATE` are in question; 0:
-    they are. hope: the share by which the steps of families that were never in force may be shorter than predicted, so
-    that they are tried. kept: rules under which families took that. refused: families that are not in question, and
-    why. measure: a family to be put in force to see what its steps take; empty if none is.
+    in force, which count instead of predictions. made, late_after: steps of the model, and after how many low rank and,
+    later, sparsifiers are in question (`families.first_step`); 0: at once. hope: the share by which the steps of
+    families that were never in force may be shorter than predicted, so that they are tried. kept: rules under which
+    families took that. refused: families that are not in question, and why. measure: a family to be put in force to
+    see what its steps take; empty if none is.
     """
 
     quality: str = "balanced"
@@ -96,7 +97,8 @@ class Wish(msgspec.Struct, frozen=True):
     step: float = 0.0
     took: dict[str, float] = {}
     kept: dict[str, tuple[PlannedRule, ...]] = {}
-    late_from: int = 0
+    made: int = 0
+    late_after: int = 0
     hope: float = 0.0
     refused: dict[str, str] = {}
     measure: str = ""
@@ -316,8 +318,8 @@ def _tried(live: Live, wish: Wish) -> tuple[list[FamilyPlan], list[Considered]]:
     for spec in specs:
         if spec.name in TWO_EXCHANGES and not live.layout.whole:
             unknown.append(Considered(spec.text, 0.0, _WHOLE))
-        elif wish.late_from and spec.name in LATE:
-            unknown.append(Considered(spec.text, 0.0, f"in question from step {wish.late_from} on"))
+        elif wish.made < (first := first_step(spec, wish.late_after)):
+            unknown.append(Considered(spec.text, 0.0, f"in question from step {first} on"))
         elif spec.name != DENSE and spec.text in wish.refused:
             unknown.append(Considered(spec.text, 0.0, wish.refused[spec.text]))
         else:

@@ -20,7 +20,7 @@ from gcserver.planner.auto import Proposal, margin, uncertainty, worth
 from gcserver.planner.auto_levels import OVERSPENT
 from gcserver.planner.auto_rules import PlannedRule
 from gcserver.planner.drift import drift, link_drift
-from gcserver.planner.families import DENSE, kind
+from gcserver.planner.families import DENSE, kind, late_steps
 from gcserver.planner.profile import Profile, StepTime
 from gcserver.planner.standing import Before, Rules, Standing, rules_of
 from gcserver.planner.turns import OFTEN, Took, beaten, known, moved, next_in_turn, noted, surpasses, told
@@ -80,7 +80,7 @@ def noticed(standing: Standing, version: int, rules: Rules, planned: bool = Fals
 
 def next_act(standing: Standing, domain: int, seen: Profile, settled: int = 0, late_after: int = 0) -> tuple[Act, str]:
     """(what to do, why), from what is measured now of the job's model, which has made so many steps (``settled``);
-    late_after: how many there must be for codecs of `families.LATE`."""
+    late_after: how many there must be for low rank (`families.late_steps`)."""
     if standing.profile is None:
         return Act.PLAN, "the first plan"
     if domain != standing.domain:
@@ -104,8 +104,9 @@ def next_act(standing: Standing, domain: int, seen: Profile, settled: int = 0, l
             return Act.PLAN, f"{new.family} took {new.seconds:.3g} s a step, {new.expected:.3g} s were expected"
     if other := in_turn(standing):
         return Act.MEASURE, f"{other} is measured beside {standing.family}"
-    if standing.at < late_after <= settled:
-        return Act.PLAN, f"low rank and sparsifiers are in question from step {late_after} on"
+    for codecs, first in zip(("low rank is", "sparsifiers are"), late_steps(late_after), strict=True):
+        if standing.at < first <= settled:
+            return Act.PLAN, f"{codecs} in question from step {first} on"
     if seen.errors and settled >= _look_again(standing):
         return Act.PLAN, f"gradients may lose more or less than {settled - standing.at} steps ago"
     return Act.STAY, ""

@@ -43,8 +43,9 @@ LADDER: Final[dict[str, tuple[str, ...]]] = {
     ),
 }  # fmt: skip
 
-#: Those that send a small part of a gradient at a time, and the rest of it many steps late.
-LATE: Final = TWO_EXCHANGES | SPARSE
+#: So many times later than low rank a sparsifier is in question in a model's training: what it does not send error
+#: feedback keeps for some 1/ratio steps, which has to be little beside the steps made (docs/planner.md).
+SPARSE_LATER: Final = 10
 #: What auto may use, by how much it may lose. Each kind has to be worth it over those before it: the gain, as a share
 #: of the step, that it must bring (docs/planner.md says what that was measured by).
 KINDS: Final = (frozenset({DENSE}), frozenset(CASTS), frozenset({"qsgd"}), TWO_EXCHANGES, SPARSE)
@@ -127,6 +128,18 @@ def kind(text: str) -> int:
     """Of which of `KINDS` a spec is; as dense for codecs that auto never takes, of which nothing is known."""
     name = parse(text).name
     return next((i for i, names in enumerate(KINDS) if name in names), 0)
+
+
+def first_step(spec: Spec, late_after: int) -> int:
+    """The step of a model's training from which a spec is in question; ``late_after``: low rank. Both send a small part
+    of a gradient at a time, and the rest of it many steps late."""
+    late, sparse = late_steps(late_after)
+    return late if spec.name in TWO_EXCHANGES else sparse if spec.name in SPARSE else 0
+
+
+def late_steps(late_after: int) -> tuple[int, int]:
+    """The steps from which low rank and sparsifiers are in question."""
+    return late_after, late_after * SPARSE_LATER
 
 
 def refused(spec: Spec, quality: str) -> str:

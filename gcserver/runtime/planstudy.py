@@ -52,7 +52,7 @@ class PlanStudy:
         if seen is None:
             raise NotPlannable(TOO_SOON)
         # Every quality is advised on, also those that the job's own plans do not take, or not yet.
-        plain = replace(planwish.wish(standing, domain, self._s.config.plan), late_from=0, hope=0.0)
+        plain = replace(planwish.wish(standing, domain, self._s.config.plan), late_after=0, hope=0.0)
         profile = await self._facts.measured(job, domain, seen, replace(plain, quality=QUALITIES[-1]), errors=False)
         now = planwish.informed(plain, standing, job, domain, step_now(domain, seen))
         answer = await self._link.ask(Advise(profile, bandwidths or USUAL, plain.quality, now))

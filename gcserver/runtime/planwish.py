@@ -25,10 +25,10 @@ def wish(standing: Standing, domain: ControlDomain, plan: PlanConfig) -> Wish:
     """Which parts, within which quality; nothing of what is in force. ``plan``: the daemon's, of which what is left
     out and which codecs are not in question yet counts; what the model leaves out comes with it."""
     parts = PARTS if standing.mode in (AUTO, STATIC) else frozenset({standing.mode})
-    left_out, steps = (*plan.exclude, *domain.declared_as.exclude), late_after(standing, domain, plan)
+    left_out = (*plan.exclude, *domain.declared_as.exclude)
     return Wish(
         quality(standing, domain), parts, exclude=left_out, buckets=buckets(domain), groups=groups(domain),
-        late_from=steps if made(domain) < steps else 0,
+        made=made(domain), late_after=late_after(standing, domain, plan),
         hope=SURPRISE if standing.took else 0.0,  # once what was chosen was measured, what may be better is tried
         refused=standing.refused,
     )  # fmt: skip
@@ -46,8 +46,8 @@ def made(domain: ControlDomain) -> int:
 
 
 def late_after(standing: Standing, domain: ControlDomain, plan: PlanConfig) -> int:
-    """How many steps a domain has to make before codecs of `families.LATE` are in question. Quality safe never takes
-    them, and whoever says fast wants them at once."""
+    """How many steps a domain has to make before low rank is in question (`families.late_steps`). Quality safe never
+    takes it, and whoever says fast wants all at once."""
     return plan.late_after if quality(standing, domain) == BALANCED else 0
 
 

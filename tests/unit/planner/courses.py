@@ -42,7 +42,8 @@ from gcserver.runtime.planwish import as_planned, having_taken
 from tests.unit.planner.live_profiles import gpt
 
 WARMUP: Final = 20
-LATE: Final = 100
+#: low rank is in question at once, sparsifiers from step 100 on: within the steps that are played
+LATE: Final = 10
 #: Seconds in which a plan is made, while steps go on.
 PLANNING: Final = 1.0
 #: Of steps that differ by chance alone, standard deviation over mean.
@@ -146,7 +147,7 @@ class Course:
         was, step = self.standing, decide.step_under(seen, self.version)
         made_by = as_planned(self.rules)
         hope = decide.SURPRISE if was.took else 0.0
-        wish = having_taken(Wish(late_from=LATE if settled < LATE else 0, measure=measure, hope=hope), was)
+        wish = having_taken(Wish(made=settled, late_after=LATE, measure=measure, hope=hope), was)
         if step is not None:
             wish = replace(wish, rules=made_by, step=step.seconds)
         proposal = compose(seen, wish)

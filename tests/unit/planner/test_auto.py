@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from gcserver.planner.auto import AutoError, Proposal, Wish, compose, margin, worth
 from gcserver.planner.auto_family import SURE
 from gcserver.planner.auto_rules import PlannedRule, applied
-from gcserver.planner.families import LATE, ladder, parse
+from gcserver.planner.families import ladder, parse, refused
 from gcserver.planner.live import Live
 from gcserver.planner.live_layout import portions
 from gcserver.planner.profile import Profile, StepTime
@@ -90,20 +90,29 @@ def test_a_lossier_kind_has_to_be_worth_it(gain: float, kind: str) -> None:
 
 
 @pytest.mark.parametrize("quality", ["balanced", "fast"])
-def test_late_codecs_are_not_in_question_in_first_steps(quality: str) -> None:
-    """Low rank and sparsifiers are listed, with the step from which they are; the rest competes as ever."""
-    found = compose(gpt(2, MBIT100), Wish(quality=quality, late_from=100))
-    assert found.family == "qsgd(bits=4)"
-    late = [c for c in found.considered if parse(c.spec).name in LATE]
-    assert late and all(c.expected == 0.0 for c in late)
-    assert "in question from step 100 on" in {c.why_not for c in late}
-    asked = compose(gpt(2, MBIT100), Wish(quality=quality, late_from=100, family="topk(ratio=0.01)"))
+@pytest.mark.parametrize(
+    ("made", "family", "waits"),
+    [(99, "qsgd", {"powersgd": 100, "sidco-e": 1000}), (100, "powersgd", {"sidco-e": 1000}), (1000, "sidco-e", {})],
+)
+def test_late_codecs_are_not_in_question_in_first_steps(
+    quality: str, made: int, family: str, waits: dict[str, int]
+) -> None:
+    """Low rank and then sparsifiers are listed, with the step from which they are; the rest competes as ever."""
+    profile = gpt(2, MBIT100, whole=True)
+    found = compose(profile, Wish(quality=quality, made=made, late_after=100))
+    assert found.family.startswith(family)
+    for name in ("powersgd", "sidco-e"):
+        listed = [c for c in found.considered if parse(c.spec).name == name and not refused(parse(c.spec), quality)]
+        listed = [c for c in listed if c.why_not != "its cost was not measured"]
+        waiting = f"in question from step {waits[name]} on" if name in waits else ""
+        assert listed and all((c.why_not == waiting and not c.expected) is bool(waiting) for c in listed)
+    asked = compose(profile, Wish(quality=quality, late_after=100, family="topk(ratio=0.01)"))
     assert asked.family == "topk(ratio=0.01)"
 
 
 def test_what_was_refused_is_listed_with_the_reason_and_not_proposed() -> None:
     refused = {"qsgd(bits=4)": "b: no such codec", "none": "cannot be refused"}
-    found = compose(gpt(2, MBIT100), Wish(quality="balanced", late_from=100, refused=refused))
+    found = compose(gpt(2, MBIT100), Wish(quality="balanced", late_after=100, refused=refused))
     assert found.family not in refused
     why = {c.spec: c.why_not for c in found.considered}
     assert why["qsgd(bits=4)"] == "b: no such codec" and "refused" not in why["none"]

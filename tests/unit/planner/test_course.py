@@ -201,8 +201,11 @@ def test_codecs_that_wait_for_first_steps_are_planned_for_after_them_once() -> N
     standing = replace(PLANNED, before=None, at=18)
     assert next_act(standing, 7, PROFILE, 99, 100)[0] is Act.STAY
     act, why = next_act(standing, 7, PROFILE, 100, 100)
-    assert act is Act.PLAN and "from step 100 on" in why
-    assert next_act(replace(standing, at=100), 7, PROFILE, 300, 100)[0] is Act.STAY
+    assert act is Act.PLAN and why == "low rank is in question from step 100 on"
+    assert next_act(replace(standing, at=100), 7, PROFILE, 999, 100)[0] is Act.STAY
+    act, why = next_act(replace(standing, at=100), 7, PROFILE, 1000, 100)
+    assert act is Act.PLAN and why == "sparsifiers are in question from step 1000 on"
+    assert next_act(replace(standing, at=1000), 7, PROFILE, 1900, 100)[0] is Act.STAY
     assert next_act(standing, 7, PROFILE, 300, 0)[0] is Act.STAY, "nothing waits"
     assert next_act(replace(PLANNED, at=18), 7, PROFILE, 100, 100)[0] is Act.STAY, "the plan is judged first"
 

@@ -44,17 +44,15 @@ def test_how_gradients_are_brought(
     assert (planwish.buckets(found), planwish.groups(found)) == (buckets, groups)
 
 
-@pytest.mark.parametrize(
-    ("quality", "settled", "late_from"),
-    [("balanced", 10, 100), ("balanced", 99, 100), ("balanced", 100, 0), ("fast", 10, 0), ("safe", 10, 0)],
-)
-def test_late_codecs_wait_for_a_models_first_steps(quality: str, settled: int, late_from: int) -> None:
+@pytest.mark.parametrize(("quality", "late_after"), [("balanced", 100), ("fast", 0), ("safe", 0)])
+def test_late_codecs_wait_for_a_models_first_steps(quality: str, late_after: int) -> None:
     plan = PlanConfig("auto", "safe", 10, 100, ("b",), "none", 120.0, None)
     found = domain("ddp.0", section(0, "abcd"))
-    found.settled = settled
+    found.settled = 99
     wish = planwish.wish(Standing("auto", quality), found, plan)
-    assert (wish.quality, wish.exclude, wish.late_from, wish.hope) == (quality, ("b",), late_from, 0.0)
-    found.settled, found.config = 0, replace(found.config, ahead=settled)
+    assert (wish.quality, wish.exclude, wish.hope) == (quality, ("b",), 0.0)
+    assert (wish.made, wish.late_after) == (99, late_after)
+    found.settled, found.config = 0, replace(found.config, ahead=99)
     assert planwish.wish(Standing("auto", quality), found, plan) == wish, "steps before it was resumed are its own"
     measured = Standing("auto", quality, took=(Took("fp16", 0.3, 0.3),))
     assert planwish.wish(measured, found, plan).hope == SURPRISE
