@@ -16,6 +16,7 @@ import msgspec
 from gcproto.modes import STATIC
 from gcproto.rates import say_rate
 from gcserver.admin.tables import Row, clean, facts, table
+from gcserver.planner.profile import LevelErrors
 from gcserver.values import human_duration, human_size
 
 #: so many alternatives and tensors are shown; `--json` has all
@@ -146,19 +147,13 @@ def _profile(d: dict[str, Any]) -> str:
     return "\n".join(parts)
 
 
-class _Curve(msgspec.Struct):
-    """How one tensor's error falls with the level, and its bytes: as `gcserver.planner.profile` has them."""
-
-    levels: list[int]
-    errors: list[float]
-    sizes: list[float]
-
-
 class _Errors(msgspec.Struct):
-    errors: dict[str, list[_Curve]] = {}
+    """Of a profile (`gcserver.planner.profile`), of which other daemons may have another form, what is shown."""
+
+    errors: dict[str, list[LevelErrors]] = {}
 
 
-def _curves(profile: str) -> dict[str, list[_Curve]]:
+def _curves(profile: str) -> dict[str, list[LevelErrors]]:
     """Of each family the error curves of the tensors; none where the text, which is another's, is no profile."""
     try:
         known = msgspec.json.decode(profile, type=_Errors).errors
@@ -170,7 +165,7 @@ def _curves(profile: str) -> dict[str, list[_Curve]]:
     }
 
 
-def _levels(family: str, curves: list[_Curve]) -> list[Row]:
+def _levels(family: str, curves: list[LevelErrors]) -> list[Row]:
     """The norm of all tensors' errors and what a contribution comes to, by level; a tensor has its own next below."""
     levels = sorted({level for curve in curves for level in curve.levels})
     spread = min(_LEVELS, len(levels))

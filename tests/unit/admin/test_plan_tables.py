@@ -45,7 +45,8 @@ def test_error_curves_are_shown_by_family_over_all_tensors() -> None:
 
 
 def test_a_profile_that_cannot_be_read_has_no_error_curves() -> None:
-    for text in ("", "{", '{"errors": 3}', '{"errors": {"topk": [{"levels": [1], "errors": [], "sizes": [1]}]}}'):
+    torn = '{"errors": {"topk": [{"name": "a", "levels": [1], "errors": [], "sizes": [1]}]}}'
+    for text in ("", "{", '{"errors": 3}', torn):
         seen = convert.plain(convert.alike(pb.DomainProfile, replace(PROFILE, json=text)))
         assert "FAMILY" not in plan_tables.profile({"domains": [seen]})
 
