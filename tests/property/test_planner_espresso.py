@@ -82,6 +82,39 @@ def test_what_the_search_says_is_what_the_timeline_says(case) -> None:
     assert found.seconds == pytest.approx(plan_time(trace, cluster, codec, found.options), rel=1e-9)
 
 
+@given(cases(most=5))
+@settings(max_examples=15, deadline=None)
+def test_algorithm_1_decides_one_tensor_after_another_for_the_best_of_all_options(case) -> None:
+    """GetBestOption by trying every option, one timeline each, and property 1: what Remove leaves out would not help.
+
+    Given all options, not a shortlist of them: one whose work another one beats on every resource may still be better
+    by chance, as where its first job takes just so long that a link is free when it is over.
+    """
+    trace, cluster, codec = case
+    space = prepare(cluster, codec)
+    training = Training(trace, space.table)
+    every = np.flatnonzero(space.main)
+    sizes = len(training.prices.work)
+    length, columns = np.full(sizes, len(every)), np.repeat(every[None], sizes, axis=0)
+    order = espresso.priority(training)
+    start = quickest(training, ~space.compresses)
+
+    def after(decisions: int) -> np.ndarray:
+        plan = start.copy()
+        rest = length, columns, space.compresses, training.arrays, training.priced, plan
+        espresso_kernels.greedy(order[:decisions], True, 1, 1 << 62, *rest)
+        return plan
+
+    plan = start
+    for k, tensor in enumerate(order.tolist()):
+        before, plan = plan, after(k + 1)
+        assert [i for i in range(len(plan)) if plan[i] != before[i]] in ([], [tensor])
+        trials = np.repeat(before[None], len(every), axis=0)
+        trials[:, tensor] = every
+        best = min(training.time(before), min(map(training.time, trials)))
+        assert training.time(plan) == pytest.approx(best, rel=1e-8)
+
+
 @given(cases(most=2), st.integers(0, 2**32 - 1))
 @settings(max_examples=12, deadline=None)
 def test_exhaustive_search_misses_nothing(case, seed: int) -> None:
