@@ -24,6 +24,7 @@ from typing import Final
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from gcclient import tolerance
 from gcclient.corewait import CoreWait
 from gcclient.device import Memory
 from gcproto.timings import TensorTimes
@@ -59,6 +60,7 @@ class Timing:
     """
 
     def __init__(self, domain: int, send: Callable[[TensorTimes], None]) -> None:
+        tolerance.watch()
         self.on = False
         self._domain, self._send = domain, send
         self._cores = CoreWait()
@@ -191,6 +193,7 @@ class Timing:
             self._copied,
             _micros(self._copying),
             tuple(self._buckets),
+            tolerance.tolerant(),
         )
 
 

@@ -11,9 +11,10 @@ from typing import Final
 STATIC: Final = "static"
 AUTO: Final = "auto"
 BALANCED: Final = "balanced"
+FAST: Final = "fast"
 #: operators; the planner with all of its parts; the planner with one of them
 MODES: Final = (STATIC, AUTO, "espresso", "mergecomp", "lgreco")
-QUALITIES: Final = ("safe", BALANCED, "fast")
+QUALITIES: Final = ("safe", BALANCED, FAST)
 
 
 def unknown(mode: str, quality: str) -> str:

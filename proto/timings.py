@@ -25,7 +25,8 @@ class TensorTimes(Message, frozen=True, tag="times"):
     ``copied`` bytes went into the arena in ``copying``. None of these counts what the worker waited for a core.
     ``between``: from the end of the backward pass before to this one's, all of it; ``typical``: the median of these
     over the last steps. ``buckets``: bytes of those in which gradients were brought, in order; empty where they were
-    brought as they got ready.
+    brought as they got ready. ``tolerant``: whether the worker's optimizers are known to stand gradients that come
+    many steps late.
     """
 
     domain: int
@@ -37,3 +38,4 @@ class TensorTimes(Message, frozen=True, tag="times"):
     copied: Annotated[int, msgspec.Meta(ge=0, le=1 << 62)] = 0
     copying: Micros = 0
     buckets: Annotated[tuple[Bytes, ...], msgspec.Meta(max_length=MAX_TENSORS)] = ()
+    tolerant: bool = False

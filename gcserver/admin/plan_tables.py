@@ -112,12 +112,14 @@ def profile(answer: dict[str, Any]) -> str:
 
 
 def _profile(d: dict[str, Any]) -> str:
+    known = _shown(d["json"])
     pairs = [
         ("job", f"{d['job']}, {d['domain']}, {d['nodes']} nodes"),
         ("computes", f"{human_duration(d['forward_seconds'])} before the first gradient, "
                      f"{human_duration(d['backward_seconds'])} to the last"),
         ("link", f"{_link(d)}, {human_duration(d['link_latency_seconds'])} one way"),
         ("kernels", f"{d['busy']:.2f} times as long as on an idle machine"),
+        ("optimizer", "stands late gradients" if known.tolerant else "not known to stand late gradients"),
     ]  # fmt: skip
     parts = [facts(pairs)]
     steps = [
@@ -135,7 +137,7 @@ def _profile(d: dict[str, Any]) -> str:
     ]
     if codecs:
         parts.append(table(("CODEC", "RATIO", "ENCODE 1 Mi", "DECODE", "DECODE AND ADD"), codecs))
-    errors = [row for family, curves in _curves(d["json"]).items() for row in _levels(family, curves)]
+    errors = [row for family, curves in _curves(known).items() for row in _levels(family, curves)]
     if errors:
         parts.append(table(("FAMILY", "LEVEL", "TENSORS", "ERROR", "SENDS"), errors))
     tensors = [(t["name"], t["elements"], human_duration(t["ready_seconds"])) for t in d["tensors"]]
@@ -147,21 +149,26 @@ def _profile(d: dict[str, Any]) -> str:
     return "\n".join(parts)
 
 
-class _Errors(msgspec.Struct):
+class _Shown(msgspec.Struct):
     """Of a profile (`gcserver.planner.profile`), of which other daemons may have another form, what is shown."""
 
     errors: dict[str, list[LevelErrors]] = {}
+    tolerant: bool = False
 
 
-def _curves(profile: str) -> dict[str, list[LevelErrors]]:
-    """Of each family the error curves of the tensors; none where the text, which is another's, is no profile."""
+def _shown(profile: str) -> _Shown:
+    """Nothing is known where the text, which is another's, is no profile."""
     try:
-        known = msgspec.json.decode(profile, type=_Errors).errors
+        return msgspec.json.decode(profile, type=_Shown)
     except msgspec.DecodeError:
-        return {}
+        return _Shown()
+
+
+def _curves(known: _Shown) -> dict[str, list[LevelErrors]]:
+    """Of each family the error curves of the tensors."""
     return {
         family: [c for c in curves if c.levels and len(c.levels) == len(c.errors) == len(c.sizes)]
-        for family, curves in known.items()
+        for family, curves in known.errors.items()
     }
 
 

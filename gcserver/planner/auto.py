@@ -7,7 +7,8 @@ not: the rules of the parts (`auto_levels`, `auto_groups`, `auto_options`, `auto
 The rules, in order:
 
 1. Families that the quality takes (`families.ladder`) and whose cost was measured are tried, each by itself; low rank
-   and sparsifiers not in a model's first steps, where the quality is balanced.
+   and sparsifiers not in a model's first steps, and sparsifiers only with optimizers that stand late gradients, where
+   the quality is balanced.
 2. L-GreCo gives each tensor its levels at every notch; the rest is priced at alpha = 1, and error that a block left
    dense does not use is not spent again. Quantisers and low rank keep one level unless levels gain `SURE`.
 3. Espresso picks an option for every block by the live timeline; all are compressed alike unless that gains `SURE`. A
@@ -53,6 +54,7 @@ from gcserver.planner.families import (
     ladder,
     parse,
     refused,
+    tolerated,
 )
 from gcserver.planner.live import Live
 from gcserver.planner.live_layout import DDP_BUCKETS, portions
@@ -318,6 +320,8 @@ def _tried(live: Live, wish: Wish) -> tuple[list[FamilyPlan], list[Considered]]:
     for spec in specs:
         if spec.name in TWO_EXCHANGES and not live.layout.whole:
             unknown.append(Considered(spec.text, 0.0, _WHOLE))
+        elif not tolerated(spec, wish.quality, profile.tolerant):
+            unknown.append(Considered(spec.text, 0.0, INTOLERANT))
         elif wish.made < (first := first_step(spec, wish.late_after)):
             unknown.append(Considered(spec.text, 0.0, f"in question from step {first} on"))
         elif spec.name != DENSE and spec.text in wish.refused:
@@ -327,6 +331,7 @@ def _tried(live: Live, wish: Wish) -> tuple[list[FamilyPlan], list[Considered]]:
     return plans, unknown
 
 
+INTOLERANT: Final = "the optimizer is not known to stand late gradients (SGD without momentum and Adafactor are)"
 _WHOLE: Final = "blocks may cut matrices; make the state with whole=True for codecs of matrices"
 
 

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from gcproto.messages import Rule
 from gcproto.modes import STATIC
-from gcserver.planner.auto import Proposal, margin, uncertainty, worth
+from gcserver.planner.auto import INTOLERANT, Proposal, margin, uncertainty, worth
 from gcserver.planner.auto_levels import OVERSPENT
 from gcserver.planner.auto_rules import PlannedRule
 from gcserver.planner.drift import drift, link_drift
@@ -90,6 +90,11 @@ def next_act(standing: Standing, domain: int, seen: Profile, settled: int = 0, l
         return _judged(standing, standing.before, seen)
     if (change := drift(standing.profile, seen)) > DRIFT:
         return Act.PLAN, f"what was measured has drifted by {change:.0%}"
+    if seen.tolerant != standing.profile.tolerant:
+        return (
+            Act.PLAN,
+            f"the model has an optimizer that {'stands' if seen.tolerant else 'may not stand'} late gradients",
+        )
     if _unnoted(standing, step_under(seen, standing.plan)):
         return Act.KEEP, f"enough steps under plan {standing.plan}"
     if on_trial(standing):
@@ -104,7 +109,8 @@ def next_act(standing: Standing, domain: int, seen: Profile, settled: int = 0, l
             return Act.PLAN, f"{new.family} took {new.seconds:.3g} s a step, {new.expected:.3g} s were expected"
     if other := in_turn(standing):
         return Act.MEASURE, f"{other} is measured beside {standing.family}"
-    for codecs, first in zip(("low rank is", "sparsifiers are"), late_steps(late_after), strict=True):
+    late = ("low rank is", "sparsifiers are") if seen.tolerant else ("low rank is",)
+    for codecs, first in zip(late, late_steps(late_after), strict=False):
         if standing.at < first <= settled:
             return Act.PLAN, f"{codecs} in question from step {first} on"
     if seen.errors and settled >= _look_again(standing):
@@ -296,6 +302,8 @@ def switch(
     if proposal.overspent > 1 + OVERSPENT:
         # No step is so short that it pays for more error than was agreed on.
         return True, f"levels in force lose {proposal.overspent - 1:.0%} more than they may; {proposal.reason}"
+    if _barred(standing, proposal):
+        return True, f"{standing.family} has to go: {INTOLERANT}; {proposal.reason}"
     if proposal.family == measure and now is not None:
         return True, proposal.reason
     if rules in standing.taken_back:
@@ -305,6 +313,11 @@ def switch(
         return False, f"the plan in force stays, no step under it has been measured yet ({proposal.reason})"
     good, reason = worth(now, proposal, before=lossiest(effective(made_by))) if now is not None else (True, "")
     return good, proposal.reason if good else f"the plan in force stays: {reason} ({proposal.reason})"
+
+
+def _barred(standing: Standing, proposal: Proposal) -> bool:
+    """Whether the family in force is none for the model's optimizer any more."""
+    return any(c.spec == standing.family and c.why_not == INTOLERANT for c in proposal.considered)
 
 
 def stays_dense(proposal: Proposal, in_force: Sequence[PlannedRule]) -> bool:
@@ -329,7 +342,7 @@ def replaced(
 ) -> Before | None:
     """What the next plan is judged by; None where too few steps were measured to judge it, or it is not for speed.
     standing: as it was until now; in_force: all rules that steps were made by, those of no plan among them."""
-    if now is None or now.steps < COMPARED or proposal.overspent > 1 + OVERSPENT:
+    if now is None or now.steps < COMPARED or proposal.overspent > 1 + OVERSPENT or _barred(standing, proposal):
         return None
     decide = effective(in_force)
     dense = not lossy(decide)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
-from gcproto.modes import QUALITIES
+from gcproto.modes import FAST, QUALITIES
 from gcserver.planner.errors import TableError
 
 DENSE: Final = "none"
@@ -140,6 +140,12 @@ def first_step(spec: Spec, late_after: int) -> int:
 def late_steps(late_after: int) -> tuple[int, int]:
     """The steps from which low rank and sparsifiers are in question."""
     return late_after, late_after * SPARSE_LATER
+
+
+def tolerated(spec: Spec, quality: str, tolerant: bool) -> bool:
+    """Whether a model's optimizer lets ``quality`` take a spec: sparsifiers for none that is not known to stand late
+    gradients (``tolerant``), unless the quality is fast."""
+    return tolerant or quality == FAST or spec.name not in SPARSE
 
 
 def refused(spec: Spec, quality: str) -> str:

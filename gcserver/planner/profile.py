@@ -121,6 +121,7 @@ class Profile(msgspec.Struct, frozen=True):
     which a step grows for each second of CPU time that lanes and the network take, from 0 (cores of their own) to 1
     (the workers' cores). whole: no block cuts a tensor, as codecs of whole matrices need it. buckets: bytes of those in
     which the worker brings gradients, in order; empty where that is not known, or it brings them as they get ready.
+    tolerant: whether the model's optimizer is known to stand gradients of which most come many steps late.
     """
 
     job: str
@@ -144,6 +145,7 @@ class Profile(msgspec.Struct, frozen=True):
     form: int = FORM
     whole: bool = False
     buckets: tuple[int, ...] = ()
+    tolerant: bool = False
 
     @property
     def elements(self) -> int:

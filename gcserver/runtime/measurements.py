@@ -84,6 +84,10 @@ class Readiness:
         """Bytes of the buckets in which gradients were brought last; empty where they come as they get ready."""
         return max((found[-1] for found in self._all()), key=lambda sample: sample.step).buckets if self.count else ()
 
+    def tolerant(self) -> bool:
+        """Whether the optimizers of all ranks stand late gradients, as they said last."""
+        return self.count > 0 and all(found[-1].tolerant for found in self._all())
+
     def _all(self) -> Iterable[deque[TensorTimes]]:
         return self._samples.values()
 

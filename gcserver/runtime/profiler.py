@@ -167,9 +167,9 @@ class Profiler:
         kept, measured = watched.kept, watched.readiness
         if measured.count:
             tensors, forward = _tensors(watched.domain, measured.ready()), measured.forward()
-            buckets = measured.buckets()
+            buckets, tolerant = measured.buckets(), measured.tolerant()
         elif kept is not None:
-            tensors, forward, buckets = kept.tensors, kept.forward, kept.buckets
+            tensors, forward, buckets, tolerant = kept.tensors, kept.forward, kept.buckets, kept.tolerant
         else:
             return None
         c, lanes = watched.domain.config, self._s.config.node.lanes
@@ -185,7 +185,7 @@ class Profiler:
             watched.job.record.label, c.label, len(c.members), c.local_ranks, lanes, forward, tensors,
             partition_bytes=c.partition_bytes, min_compress_bytes=c.min_compress_bytes,
             blocks=_blocks(watched.domain, lanes), steps=watched.paces.steps(),
-            whole=c.whole, buckets=buckets, **known,
+            whole=c.whole, buckets=buckets, tolerant=tolerant, **known,
         )  # fmt: skip
 
     def knows_link(self, job: bytes, domain: int) -> bool:

@@ -36,6 +36,7 @@ def profiles(draw: st.DrawFn) -> Profile:
     profile = Profile(
         "job", "ddp.0", draw(st.sampled_from([1, 2, 3, 4, 12])), 1, draw(st.integers(1, 2)), draw(st.floats(0, 0.3)),
         tensors, link, 1 << 20, 1 << 16, busy=draw(st.sampled_from([1.0, 2.5])), codecs=costs(),
+        tolerant=draw(st.booleans()),
     )  # fmt: skip
     return with_errors(profile, "topk", "qsgd") if draw(st.booleans()) else profile
 

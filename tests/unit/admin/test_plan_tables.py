@@ -49,6 +49,13 @@ def test_a_profile_that_cannot_be_read_has_no_error_curves() -> None:
     for text in ("", "{", '{"errors": 3}', torn):
         seen = convert.plain(convert.alike(pb.DomainProfile, replace(PROFILE, json=text)))
         assert "FAMILY" not in plan_tables.profile({"domains": [seen]})
+        assert re.search(r"optimizer +not known to stand late gradients\n", plan_tables.profile({"domains": [seen]}))
+
+
+def test_a_profile_says_what_is_known_of_the_optimizer() -> None:
+    text = msgspec.json.encode(gpt()).decode()
+    seen = convert.plain(convert.alike(pb.DomainProfile, replace(PROFILE, json=text)))
+    assert re.search(r"optimizer +stands late gradients\n", plan_tables.profile({"domains": [seen]}))
 
 
 def test_what_no_rule_is_for_takes_one_line() -> None:

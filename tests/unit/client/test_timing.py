@@ -5,13 +5,15 @@ What may live here: tests of `gcclient/timing.py`. What may not: what the daemon
 
 from __future__ import annotations
 
+from weakref import WeakKeyDictionary
+
 import pytest
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gcclient
-from gcclient import timing
+from gcclient import timing, tolerance
 from gcclient.timing import DEPARTED_STEPS, EVERY, FIRST, FIRST_STEPS, WINDOW, Timing, measured
 from gcproto.messages import DeclareSection
 from gcproto.timings import TensorTimes
@@ -229,12 +231,29 @@ def test_who_comes_into_a_job_looks_at_a_whole_window_first(worker: Worker) -> N
     assert [m.step for m in worker.sent] == [1002]
 
 
-def test_ddp_tells_the_daemon_of_its_gradients(alone: FakeDaemon) -> None:
+@pytest.mark.parametrize("stands", [True, False])
+def test_a_measured_step_says_whether_the_optimizer_stands_late_gradients(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch, stands: bool
+) -> None:
+    monkeypatch.setattr(tolerance, "tolerant", lambda: stands)
+    worker.until(FIRST)
+    worker.ready(0, 0.1)
+    worker.end()
+    assert [message.tolerant for message in worker.sent] == [stands]
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_ddp_tells_the_daemon_of_its_gradients(
+    alone: FakeDaemon, monkeypatch: pytest.MonkeyPatch, momentum: float
+) -> None:
+    monkeypatch.setattr(tolerance, "_stepped", WeakKeyDictionary())
     net = nn.Sequential(nn.Linear(20, 300), nn.Linear(300, 300), nn.Linear(300, 7))
     model = DistributedDataParallel(net, bucket_cap_mb=0.1)
     model.register_comm_hook(gcclient.state(model), gcclient.ddp_hook)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-6, momentum=momentum)
     for _ in range(FIRST + FIRST_STEPS + 2):
         model(torch.ones(4, 20)).sum().backward()
+        optimizer.step()
     alone.wait(lambda: sum(isinstance(m, TensorTimes) for m in alone.heard[-1]) == FIRST_STEPS)
     (section,) = (m.section for m in alone.heard[-1] if isinstance(m, DeclareSection))
     layers = [int(t.name.partition(".")[0]) for t in section.tensors]
@@ -250,3 +269,4 @@ def test_ddp_tells_the_daemon_of_its_gradients(alone: FakeDaemon) -> None:
         known = model._get_ddp_logging_data()["rebuilt_bucket_sizes"]
         assert list(message.buckets) == [int(size) for size in known.split(",")]
         assert len(message.buckets) > 1
+        assert message.tolerant is (not momentum)

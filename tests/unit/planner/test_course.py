@@ -38,7 +38,7 @@ from gcserver.planner.turns import Took
 from tests.unit.planner.live_profiles import plain
 
 OLD, NEW, OTHER = (Rule("*", "fp16"),), (Rule("*", "topk(ratio=0.01)", "all"),), (Rule("*", "none"),)
-PROFILE = plain([100_000], [0.1], forward=0.1)
+PROFILE = plain([100_000], [0.1], forward=0.1, tolerant=True)
 
 
 def proposal(expected: float = 0.2) -> Proposal:
@@ -207,6 +207,9 @@ def test_codecs_that_wait_for_first_steps_are_planned_for_after_them_once() -> N
     assert act is Act.PLAN and why == "sparsifiers are in question from step 1000 on"
     assert next_act(replace(standing, at=1000), 7, PROFILE, 1900, 100)[0] is Act.STAY
     assert next_act(standing, 7, PROFILE, 300, 0)[0] is Act.STAY, "nothing waits"
+    intolerant = measured(tolerant=False)
+    alike = replace(standing, profile=intolerant, at=100)
+    assert next_act(alike, 7, intolerant, 1000, 100)[0] is Act.STAY, "sparsifiers never are"
     assert next_act(replace(PLANNED, at=18), 7, PROFILE, 100, 100)[0] is Act.STAY, "the plan is judged first"
 
 

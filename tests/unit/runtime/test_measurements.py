@@ -48,6 +48,14 @@ def test_buckets_are_those_of_the_newest_step() -> None:
     assert found.buckets() == (80, 40)
 
 
+def test_optimizers_stand_late_gradients_if_all_ranks_said_so_last() -> None:
+    found = Readiness(1)
+    assert not found.tolerant()
+    for rank, says, all_do in ((0, True, True), (1, False, False), (1, True, True), (0, False, False)):
+        found.add(rank, msgspec.structs.replace(sample(5_000), tolerant=says))
+        assert found.tolerant() is all_do
+
+
 def test_what_is_not_known_does_not_count() -> None:
     found = Readiness(3)
     found.add(0, sample(0, -1, 4_000, forward=-1))
