@@ -44,3 +44,4 @@ def test_both_daemons_know_when_gradients_are_ready(tmp_path: Path) -> None:
         # Workers may know that the last step is settled, and leave, before a daemon does.
         assert STEPS - 2 - SETTLING <= pace.steps <= STEPS - 1 - SETTLING
         assert profile.copy > 0 and profile.busy == 1.0, "no codec was calibrated"
+        assert profile.tolerant, "SGD without momentum"
