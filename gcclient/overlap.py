@@ -15,6 +15,7 @@ from typing import Any, Final, NoReturn
 import torch
 from torch.optim import Optimizer
 
+from gcclient import tolerance
 from gcclient.audit import Audit
 from gcclient.averaging import Distributed
 from gcclient.awaited import Awaited
@@ -152,6 +153,7 @@ class Overlapped(Refusing):
         if only_makes_state():
             return self._make_state()
         self._check_known()
+        tolerance.steps(self)  # torch's hooks do not run here
         exchange = averaging.bring_rest()
         assert isinstance(exchange, Exchange)
         check_unchanged(exchange.brought)

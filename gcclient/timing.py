@@ -81,6 +81,8 @@ class Timing:
         #: (below 0: less), how many there have to be, the step to look at next, and the last one of a series for it
         self._usual, self._departed, self._windows = 0.0, 0, WINDOWS
         self._look_at, self._until = FIRST + FIRST_STEPS + WINDOW, 0
+        #: what was said last of the optimizers; None: nothing yet
+        self._tolerant: bool | None = None
 
     def watch(self, tensors: Iterable[torch.Tensor]) -> list[RemovableHandle]:
         """These parameters are declared next, in this order. Returns the handles of their hooks."""
@@ -150,7 +152,8 @@ class Timing:
             self._send(self._message(step, between))
         if step >= self._look_at:
             self._look(step)
-        self.on = measured(step + 1) or step < self._until
+        changed = self._tolerant is not None and tolerance.tolerant() is not self._tolerant
+        self.on = measured(step + 1) or step < self._until or changed
         if self.on:
             self._clear()
 
@@ -179,6 +182,7 @@ class Timing:
             self._back = (step, self.clock())
 
     def _message(self, step: int, between: float) -> TensorTimes:
+        self._tolerant = tolerance.tolerant()
         first = min((t for t in self._ready if t), default=0.0)
         before, at = self._back
         # Another step's end says nothing; nor does one after the first gradient, of passes that overlap.
@@ -193,7 +197,7 @@ class Timing:
             self._copied,
             _micros(self._copying),
             tuple(self._buckets),
-            tolerance.tolerant(),
+            self._tolerant,
         )
 
 

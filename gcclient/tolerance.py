@@ -11,15 +11,26 @@ order, and Adafactor's one scale a row and column hardly sees it; of other optim
 
 from __future__ import annotations
 
-from typing import Any
-from weakref import WeakKeyDictionary
+import threading
+from typing import Any, Final
+from weakref import ref
 
 import torch
 from torch.optim import SGD, Adafactor, Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-#: optimizers that have made a step and are still there, and whether they stood late gradients in their last one
-_stepped: WeakKeyDictionary[Optimizer, bool] = WeakKeyDictionary()
+#: Classes from elsewhere may do more in a step than what they derive from.
+_KNOWN_MODULES: Final = frozenset({"torch", "gcclient", "builtins"})
+#: Adafactor scales rows and columns of a tensor's last two dimensions if both are so long, by about so many elements at
+#: once; kernels of convolutions and vectors by next to one.
+_FACTORED: Final = 16
+#: and such tensors have to hold so much of the elements.
+_MOST: Final = 0.9
+
+_lock = threading.Lock()
+#: optimizers that have made a step, and whether they stood late gradients in their last one, by id: those of others may
+#: not be hashable
+_stepped: dict[int, tuple[ref[Optimizer], bool]] = {}
 _watching = False
 
 
@@ -27,21 +38,40 @@ def watch() -> None:
     """From now on it is noticed which optimizers of torch's step, wrapped ones and those of a DDP model alike."""
     global _watching
     if not _watching:
-        register_optimizer_step_pre_hook(_steps)
+        register_optimizer_step_pre_hook(steps)
         _watching = True
 
 
 def tolerant() -> bool:
     """Whether all optimizers that have made a step stand late gradients; False while none has."""
-    found = list(_stepped.values())
-    return bool(found) and all(found)
+    with _lock:
+        for number in [n for n, (optimizer, _) in _stepped.items() if optimizer() is None]:
+            del _stepped[number]
+        return bool(_stepped) and all(stands for _, stands in _stepped.values())
 
 
-def _steps(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    if not torch.compiler.is_compiling():
-        _stepped[optimizer] = _stands(optimizer)
+@torch.compiler.disable
+def steps(optimizer: Optimizer, *_: Any) -> None:
+    """``optimizer`` makes a step. Called by torch; by who steps in another way, too."""
+    with _lock:
+        known, stood = _stepped.get(id(optimizer), (None, False))
+    # A schedule may change a momentum; what Adafactor holds hardly changes, and looking at all of it takes a while.
+    again = known is None or known() is not optimizer or isinstance(optimizer, SGD)
+    stands = _stands(optimizer) if again else stood
+    with _lock:
+        _stepped[id(optimizer)] = ref(optimizer), stands
 
 
 def _stands(optimizer: Optimizer) -> bool:
-    plain = isinstance(optimizer, SGD) and not any(group["momentum"] for group in optimizer.param_groups)
-    return plain or isinstance(optimizer, Adafactor)
+    if not all(t.__module__.partition(".")[0] in _KNOWN_MODULES for t in type(optimizer).__mro__):
+        return False
+    if isinstance(optimizer, SGD):
+        return not any(group["momentum"] for group in optimizer.param_groups)
+    return isinstance(optimizer, Adafactor) and _factored(optimizer) >= _MOST
+
+
+def _factored(optimizer: Optimizer) -> float:
+    """The share of the elements in tensors that Adafactor scales by rows and columns."""
+    tensors = [p for group in optimizer.param_groups for p in group["params"]]
+    long = sum(p.numel() for p in tensors if p.dim() > 1 and min(p.shape[-2:]) >= _FACTORED)
+    return long / max(sum(p.numel() for p in tensors), 1)

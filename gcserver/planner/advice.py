@@ -112,7 +112,8 @@ def profile_of(
     """A profile of a model that does not run yet: ``shapes`` by name in the order of the forward pass, float32.
 
     ``compute``: seconds of a step without exchange; a third is taken for the forward pass, and of the rest each
-    gradient takes its share of elements. whole: as in `gcclient.state(whole=True)`. Raises ProfileError.
+    gradient takes its share of elements. Of its optimizer nothing is known. whole: as in
+    `gcclient.state(whole=True)`. Raises ProfileError.
     """
     if not shapes or compute < 0 or nodes < 1:
         raise ProfileError(f"expected shapes, compute from 0 on and a node, got {len(shapes)}, {compute}, {nodes}")

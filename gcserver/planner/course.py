@@ -20,7 +20,7 @@ from gcserver.planner.auto import INTOLERANT, Proposal, margin, uncertainty, wor
 from gcserver.planner.auto_levels import OVERSPENT
 from gcserver.planner.auto_rules import PlannedRule
 from gcserver.planner.drift import drift, link_drift
-from gcserver.planner.families import DENSE, kind, late_steps
+from gcserver.planner.families import DENSE, kind, late_steps, parse, tolerated
 from gcserver.planner.profile import Profile, StepTime
 from gcserver.planner.standing import Before, Rules, Standing, rules_of
 from gcserver.planner.turns import OFTEN, Took, beaten, known, moved, next_in_turn, noted, surpasses, told
@@ -78,23 +78,24 @@ def noticed(standing: Standing, version: int, rules: Rules, planned: bool = Fals
     return by_hand(standing)
 
 
-def next_act(standing: Standing, domain: int, seen: Profile, settled: int = 0, late_after: int = 0) -> tuple[Act, str]:
+def next_act(
+    standing: Standing, domain: int, seen: Profile, settled: int = 0, late_after: int = 0, barred: bool = False
+) -> tuple[Act, str]:
     """(what to do, why), from what is measured now of the job's model, which has made so many steps (``settled``);
-    late_after: how many there must be for low rank (`families.late_steps`)."""
+    late_after: how many there must be for low rank (`families.late_steps`). barred: see `is_barred`."""
     if standing.profile is None:
         return Act.PLAN, "the first plan"
     if domain != standing.domain:
         return Act.PLAN, "another model is the largest"
+    if barred:
+        return Act.PLAN, "the plan in force has sparsifiers, and the optimizer is not known to stand late gradients"
     # Steps over another network say nothing of which of two plans is the better one.
     if standing.before is not None and not other_network(standing, seen):
         return _judged(standing, standing.before, seen)
     if (change := drift(standing.profile, seen)) > DRIFT:
         return Act.PLAN, f"what was measured has drifted by {change:.0%}"
-    if seen.tolerant != standing.profile.tolerant:
-        return (
-            Act.PLAN,
-            f"the model has an optimizer that {'stands' if seen.tolerant else 'may not stand'} late gradients",
-        )
+    if seen.tolerant and not standing.profile.tolerant:
+        return Act.PLAN, "the optimizer is known to stand late gradients now"
     if _unnoted(standing, step_under(seen, standing.plan)):
         return Act.KEEP, f"enough steps under plan {standing.plan}"
     if on_trial(standing):
@@ -292,18 +293,19 @@ def switch(
     in_force: Rules,
     made_by: Sequence[PlannedRule],
     measure: str = "",
+    barred: bool = False,
 ) -> tuple[bool, str]:
     """(whether to put a proposal in force, why). in_force: the rules of the job's plan. ``now``: the measured step
     under them and what they leave to its models, if there is one; made_by: all of these. measure: the family that is to
-    be measured, whatever is expected of it."""
+    be measured, whatever is expected of it. barred: see `is_barred`."""
     rules = rules_of(proposal)
     if rules == in_force:
         return False, f"the plan in force stays, it is the one to choose: {proposal.reason}"
     if proposal.overspent > 1 + OVERSPENT:
         # No step is so short that it pays for more error than was agreed on.
         return True, f"levels in force lose {proposal.overspent - 1:.0%} more than they may; {proposal.reason}"
-    if _barred(standing, proposal):
-        return True, f"{standing.family} has to go: {INTOLERANT}; {proposal.reason}"
+    if barred:
+        return True, f"sparsifiers have to go: {INTOLERANT}; {proposal.reason}"
     if proposal.family == measure and now is not None:
         return True, proposal.reason
     if rules in standing.taken_back:
@@ -315,9 +317,10 @@ def switch(
     return good, proposal.reason if good else f"the plan in force stays: {reason} ({proposal.reason})"
 
 
-def _barred(standing: Standing, proposal: Proposal) -> bool:
-    """Whether the family in force is none for the model's optimizer any more."""
-    return any(c.spec == standing.family and c.why_not == INTOLERANT for c in proposal.considered)
+def is_barred(in_force: Rules, quality: str, tolerant: bool) -> bool:
+    """Whether the rules of a job's plan have sparsifiers, which ``quality`` does not take with its optimizer: they go,
+    whatever that costs."""
+    return any(not tolerated(parse(rule.spec), quality, tolerant) for rule in in_force)
 
 
 def stays_dense(proposal: Proposal, in_force: Sequence[PlannedRule]) -> bool:
@@ -338,11 +341,17 @@ def running(
 
 
 def replaced(
-    standing: Standing, rules: Rules, now: StepTime | None, proposal: Proposal, in_force: Sequence[PlannedRule]
+    standing: Standing,
+    rules: Rules,
+    now: StepTime | None,
+    proposal: Proposal,
+    in_force: Sequence[PlannedRule],
+    barred: bool = False,
 ) -> Before | None:
     """What the next plan is judged by; None where too few steps were measured to judge it, or it is not for speed.
-    standing: as it was until now; in_force: all rules that steps were made by, those of no plan among them."""
-    if now is None or now.steps < COMPARED or proposal.overspent > 1 + OVERSPENT or _barred(standing, proposal):
+    standing: as it was until now; in_force: all rules that steps were made by, those of no plan among them. barred: see
+    `is_barred`."""
+    if now is None or now.steps < COMPARED or proposal.overspent > 1 + OVERSPENT or barred:
         return None
     decide = effective(in_force)
     dense = not lossy(decide)

@@ -43,12 +43,14 @@ class Readiness:
         #: measured steps so far, the most of any rank
         self.count = 0
         self._counts: dict[int, int] = {}
+        self._tolerant: dict[int, bool] = {}
         self._medians: list[float] | None = None
 
     def add(self, rank: int, sample: TensorTimes) -> bool:
         """Whether the sample counts. Raises ValueError for one of another number of tensors."""
         if len(sample.ready) != self._tensors:
             raise ValueError(f"expected the times of {self._tensors} tensors, got {len(sample.ready)}")
+        self._tolerant[rank] = sample.tolerant
         if sample.between > DISTURBED * sample.typical > 0 or not any(t >= 0 for t in sample.ready):
             return False
         self._samples.setdefault(rank, deque(maxlen=STEPS)).append(sample)
@@ -85,8 +87,9 @@ class Readiness:
         return max((found[-1] for found in self._all()), key=lambda sample: sample.step).buckets if self.count else ()
 
     def tolerant(self) -> bool:
-        """Whether the optimizers of all ranks stand late gradients, as they said last."""
-        return self.count > 0 and all(found[-1].tolerant for found in self._all())
+        """Whether the optimizers of all ranks of this node that measured a step stand late gradients, as they said
+        last."""
+        return bool(self._tolerant) and all(self._tolerant.values())
 
     def _all(self) -> Iterable[deque[TensorTimes]]:
         return self._samples.values()

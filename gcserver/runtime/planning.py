@@ -186,7 +186,10 @@ class Planning:
             course.wait("waits until the link has been measured")
             return
         late_after = planwish.late_after(course.standing, domain, self._s.config.plan)
-        act, why = decide.next_act(course.standing, domain.config.domain, seen, planwish.made(domain), late_after)
+        barred = decide.is_barred(newest_rules(job), planwish.quality(course.standing, domain), seen.tolerant)
+        act, why = decide.next_act(
+            course.standing, domain.config.domain, seen, planwish.made(domain), late_after, barred
+        )
         plans = act in (Act.PLAN, Act.MEASURE)
         if not plans or not decide.other_network(course.standing, seen):
             course.afresh = 0.0  # a network that is again as it was has to change once more
@@ -274,13 +277,14 @@ class Planning:
                 "at": settled, "stayed": now is not None and decide.stays_dense(proposal, wish.rules),
                 "in_turn": (*was.in_turn, measure) if measure else was.in_turn,
             }  # fmt: skip
-            pays, reason = decide.switch(course.standing, proposal, now, rules, wish.rules, measure)
+            barred = decide.is_barred(rules, wish.quality, profile.tolerant)
+            pays, reason = decide.switch(course.standing, proposal, now, rules, wish.rules, measure, barred)
             if not pays:
                 self._now(job, **found, running=decide.running(course.standing, proposal, now, rules, wish.rules))
                 course.result = reason
                 _log(job).info("job %r: %s", job.record.label, reason)
                 return None
-            before = decide.replaced(was, rules, now, proposal, wish.rules)
+            before = decide.replaced(was, rules, now, proposal, wish.rules, barred)
             try:
                 answered = await self._put(job, course, rules_of(proposal), proposal.family, before)
                 break

@@ -357,7 +357,7 @@ class Pair:
         for me in (0, 1):
             self.say(
                 me,
-                TensorTimes(0, 1, (5, 9), 100, 300, 310, 4096, 7),
+                TensorTimes(0, 1, (5, 9), 100, 300, 310, 4096, 7, (), True),
                 AuditReport(0, 1, 0.5, 0.9, 1.0, (TensorError("w", 0.5, 0.9, 1.0),), 1, 0, 0.1, True),
                 AskAdvice(1, -1, (1e6,)),
                 WorkerSpans(7, 1, ((number, 0, 1),), bytes(2 * RECORD_BYTES)),

@@ -5,8 +5,6 @@ What may live here: tests of `gcclient/timing.py`. What may not: what the daemon
 
 from __future__ import annotations
 
-from weakref import WeakKeyDictionary
-
 import pytest
 import torch
 from torch import nn
@@ -242,11 +240,21 @@ def test_a_measured_step_says_whether_the_optimizer_stands_late_gradients(
     assert [message.tolerant for message in worker.sent] == [stands]
 
 
+def test_another_optimizer_is_told_of_with_the_next_step(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    stands = True
+    monkeypatch.setattr(tolerance, "tolerant", lambda: stands)
+    worker.until(FIRST + FIRST_STEPS + 20)
+    told = len(worker.sent)
+    stands = False
+    worker.until(FIRST + FIRST_STEPS + 40)
+    assert [m.tolerant for m in worker.sent[told:]] == [False], "once"
+
+
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_ddp_tells_the_daemon_of_its_gradients(
     alone: FakeDaemon, monkeypatch: pytest.MonkeyPatch, momentum: float
 ) -> None:
-    monkeypatch.setattr(tolerance, "_stepped", WeakKeyDictionary())
+    monkeypatch.setattr(tolerance, "_stepped", {})
     net = nn.Sequential(nn.Linear(20, 300), nn.Linear(300, 300), nn.Linear(300, 7))
     model = DistributedDataParallel(net, bucket_cap_mb=0.1)
     model.register_comm_hook(gcclient.state(model), gcclient.ddp_hook)

@@ -101,7 +101,7 @@ SAMPLES: list[packed.Message] = [
     AskSpans(1 << 62, 1 << 20),
     SpansPart(1 << 62, 0, RECORD_BYTES, 5, bytes(RECORD_BYTES), ((b"j" * 16, 0, 3),), ("rank 0 did not answer",)),
     SpansPart(1 << 62, 0, 0, 0, b"", error="it knows nothing of this trace"),
-    TensorTimes(0, 5, (0, 1500, -1), 20_000, 90_000, 88_000, 4096, 12, (1024, 3072)),
+    TensorTimes(0, 5, (0, 1500, -1), 20_000, 90_000, 88_000, 4096, 12, (1024, 3072), True),
     AuditReport(16, 100, 0.9, 0.4, 0.4, (TensorError("w", math.inf, -1.0, 0.0),), 1, 0, 0.5, True),
     AuditAnswer(16, 2, 104),
     advice.AskAdvice(3, 16, (12.5e6,)),

@@ -11,12 +11,11 @@ import pytest
 from msgspec.structs import replace
 
 from gcproto.messages import Rule
-from gcserver.planner.auto import INTOLERANT, Proposal, Wish, compose
-from gcserver.planner.auto_rules import PlannedRule
-from gcserver.planner.course import Act, next_act, replaced, switch
+from gcserver.planner.auto import INTOLERANT, Wish, compose
+from gcserver.planner.course import Act, is_barred, next_act, replaced, switch
 from gcserver.planner.families import SPARSE, candidates, parse
 from gcserver.planner.profile import Profile, StepTime
-from gcserver.planner.standing import Standing, rules_of
+from gcserver.planner.standing import Before, Standing, rules_of
 from tests.unit.planner.live_profiles import MBIT100, gpt
 
 
@@ -47,31 +46,56 @@ def test_a_sparsifier_that_an_operator_asks_for_is_planned_whatever_the_optimize
     assert compose(job(False), Wish(family="topk(ratio=0.01)")).family == "topk(ratio=0.01)"
 
 
-def test_another_optimizer_is_planned_for_at_once() -> None:
-    standing = Standing("auto", "balanced", domain=7, profile=job(True), at=2000)
-    assert next_act(standing, 7, job(True), 2500, 100)[0] is Act.STAY
-    act, why = next_act(standing, 7, job(False), 2500, 100)
-    assert act is Act.PLAN and why == "the model has an optimizer that may not stand late gradients"
-    standing = replace(standing, profile=job(False))
+def ruled(codec: str, *more: Rule) -> tuple[Rule, ...]:
+    return (Rule("*", codec), *more)
+
+
+@pytest.mark.parametrize(
+    ("rules", "quality", "tolerant", "barred"),
+    [
+        (ruled("topk(ratio=0.01)"), "balanced", False, True),
+        (ruled("topk(ratio=0.01)"), "safe", False, True),
+        (ruled("topk(ratio=0.01)"), "fast", False, False),
+        (ruled("topk(ratio=0.01)"), "balanced", True, False),
+        (ruled("fp16", Rule("h.*", "sidco-e(ratio=0.01,packed=1)", "all", (5000, 3000))), "balanced", False, True),
+        (ruled("powersgd(rank=4)"), "balanced", False, False),
+        ((), "balanced", False, False),
+    ],
+)
+def test_rules_in_force_are_barred_if_a_sparsifier_is_among_them(
+    rules: tuple[Rule, ...], quality: str, tolerant: bool, barred: bool
+) -> None:
+    assert is_barred(rules, quality, tolerant) is barred
+
+
+@pytest.mark.parametrize("on_trial", [None, Before(ruled("fp16"), StepTime(2, 0.4, 0.01, 30), kind=1)])
+def test_what_is_barred_is_planned_away_at_once_also_while_it_is_on_trial(on_trial: Before | None) -> None:
+    standing = Standing("auto", "balanced", domain=7, profile=job(True), at=2000, before=on_trial)
+    act, why = next_act(standing, 7, job(False), 2500, 100, barred=True)
+    assert act is Act.PLAN and why.startswith("the plan in force has sparsifiers, and the optimizer")
+    assert next_act(standing, 7, job(False), 2500, 100)[0] is Act.STAY, "nothing in force is barred"
+
+
+def test_an_optimizer_that_stands_late_gradients_is_planned_for_once() -> None:
+    standing = Standing("auto", "balanced", domain=7, profile=job(False), at=2000)
     act, why = next_act(standing, 7, job(True), 2500, 100)
-    assert act is Act.PLAN and why == "the model has an optimizer that stands late gradients"
+    assert act is Act.PLAN and why == "the optimizer is known to stand late gradients now"
+    assert next_act(replace(standing, profile=job(True)), 7, job(True), 2500, 100)[0] is Act.STAY
 
 
-def test_a_sparsifier_in_force_goes_when_the_optimizer_may_not_stand_it_however_long_steps_get() -> None:
-    def standing(found: Proposal, profile: Profile) -> Standing:
-        return Standing("auto", "balanced", rules_of(found), domain=7, profile=profile, proposal=found, plan=3)
-
-    def planned(found: Proposal) -> tuple[tuple[Rule, ...], tuple[PlannedRule, ...]]:
-        return rules_of(found), found.rules
-
+@pytest.mark.parametrize("inherited", [False, True])
+def test_a_sparsifier_in_force_goes_however_long_steps_get_and_does_not_come_back(inherited: bool) -> None:
+    """Also one that the planner did not choose: an operator's before the mode was given, or of another quality."""
     sparse = compose(job(True), Wish())
-    now, wish = StepTime(3, sparse.expected, 0.01, 100), Wish(rules=sparse.rules, step=sparse.expected)
-    in_force, made_by = planned(sparse)
+    rules, now = rules_of(sparse), StepTime(3, sparse.expected, 0.01, 100)
+    was = Standing(
+        "auto", "balanced", rules, domain=7, profile=job(True), plan=3, proposal=None if inherited else sparse
+    )
+    wish = Wish(rules=sparse.rules, step=sparse.expected)
     slower = msgspec.structs.replace(compose(job(False), wish), expected=2 * sparse.expected)
-    was = standing(sparse, job(True))
-    puts, why = switch(was, slower, now, in_force, made_by)
-    assert puts and why.startswith(f"{sparse.family} has to go: the optimizer is not known to stand late gradients")
-    assert replaced(was, in_force, now, slower, made_by) is None, "it is not to come back for shorter steps"
-
-    same = msgspec.structs.replace(compose(job(True), Wish(family="qsgd(bits=4)")), expected=2 * sparse.expected)
-    assert not switch(was, same, now, in_force, made_by)[0], "nothing else would be put in force that is slower"
+    barred = is_barred(rules, "balanced", False)
+    puts, why = switch(was, slower, now, rules, sparse.rules, barred=barred)
+    assert puts and why.startswith("sparsifiers have to go: the optimizer is not known to stand late gradients")
+    assert replaced(was, rules, now, slower, sparse.rules, barred) is None, "it is not to come back for shorter steps"
+    assert not is_barred(rules_of(slower), "balanced", False), "which ends it"
+    assert not switch(was, slower, now, rules, sparse.rules)[0], "nothing else that is slower would be put in force"

@@ -54,6 +54,8 @@ def test_optimizers_stand_late_gradients_if_all_ranks_said_so_last() -> None:
     for rank, says, all_do in ((0, True, True), (1, False, False), (1, True, True), (0, False, False)):
         found.add(rank, msgspec.structs.replace(sample(5_000), tolerant=says))
         assert found.tolerant() is all_do
+    assert not found.add(0, msgspec.structs.replace(sample(5_000, between=30_000), tolerant=True))
+    assert found.tolerant(), "also of a step that was disturbed"
 
 
 def test_what_is_not_known_does_not_count() -> None:

@@ -15,7 +15,7 @@ from tests.unit.runtime.planned_job import HAND, TOPK, Daemon, proposal, run
 
 def test_a_restart_goes_on_from_what_was_saved(tmp_path: Path) -> None:
     async def test(d: Daemon) -> None:
-        d.planning.set_mode(d.job, "lgreco", "safe")
+        d.planning.set_mode(d.job, "lgreco", "fast")
         await d.look()
         before = d.course.standing
         d.again()
@@ -25,7 +25,7 @@ def test_a_restart_goes_on_from_what_was_saved(tmp_path: Path) -> None:
         assert "that one is back" in await d.look(), "judged by what an earlier life measured"
         d.planning.by_hand(d.job)
         d.again()
-        assert (d.course.standing.mode, d.course.standing.quality) == ("static", "safe")
+        assert (d.course.standing.mode, d.course.standing.quality) == ("static", "fast")
 
     run(tmp_path, test)
 
