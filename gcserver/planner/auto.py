@@ -52,6 +52,7 @@ from gcserver.planner.families import (
     first_step,
     kind,
     ladder,
+    least_level,
     parse,
     refused,
     tolerated,
@@ -297,9 +298,10 @@ def _check(wish: Wish) -> None:
 
 def _planned(live: Live, wish: Wish, spec: Spec) -> FamilyPlan:
     alphas = budgets(wish.alpha_lo, wish.notches) if "lgreco" in wish.parts else ()
-    plan = family_plan(live, spec, espresso="espresso" in wish.parts, alphas=alphas, exclude=wish.exclude)
+    least = least_level(spec, wish.quality)
+    plan = family_plan(live, spec, espresso="espresso" in wish.parts, alphas=alphas, exclude=wish.exclude, least=least)
     before = wish.kept.get(spec.text)
-    return keeping(live, plan, before, wish.exclude) if before else plan
+    return keeping(live, plan, before, wish.exclude, least) if before else plan
 
 
 def _tried(live: Live, wish: Wish) -> tuple[list[FamilyPlan], list[Considered]]:

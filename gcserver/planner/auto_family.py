@@ -57,21 +57,28 @@ class FamilyPlan:
 
 
 def family_plan(
-    live: Live, spec: Spec, *, espresso: bool = True, alphas: Sequence[float] = (), exclude: Sequence[str] = ()
+    live: Live,
+    spec: Spec,
+    *,
+    espresso: bool = True,
+    alphas: Sequence[float] = (),
+    exclude: Sequence[str] = (),
+    least: int = 0,
 ) -> FamilyPlan:
     """The best plan of one family for the blocks of ``live``. Raises ProfileError if its cost is not known.
 
     espresso: pick an option for every block; else all that can be is compressed, over owners. alphas: budgets for
-    L-GreCo; none: one level for all. exclude: globs of tensors that travel exactly. With Espresso some blocks are
-    dense, or tensors have levels of their own (but for sparsifiers), only where that gains `SURE`. A family is
-    compressed even where dense would be shorter: it is another one that stands for dense steps.
+    L-GreCo; none: one level for all. least: no tensor has a level below it. exclude: globs of tensors that travel
+    exactly. With Espresso some blocks are dense, or tensors have levels of their own (but for sparsifiers), only where
+    that gains `SURE`. A family is compressed even where dense would be shorter: it is another one that stands for dense
+    steps.
     """
     tensors, blocks = live.profile.tensors, live.blocks
     out = {i for i, t in enumerate(tensors) if any(fnmatchcase(t.name, glob) for glob in exclude)}
     forced = _forced(live, spec, out)
     lossy = {t for b, block in enumerate(blocks) if not forced[b] for t, _ in block.parts} - out
     inside = out & {t for b, block in enumerate(blocks) if not forced[b] for t, _ in block.parts}
-    levels = choose_levels(live.profile, spec, sorted(lossy), alphas, sorted(inside))
+    levels = choose_levels(live.profile, spec, sorted(lossy), alphas, sorted(inside), least)
     columns = _columns(live, spec, levels, forced)
     if espresso and levels.alphas and spec.name not in SPARSE:
         # (Kernels of a sparsifier take no longer for them, and controllers move between its levels.)
@@ -151,13 +158,15 @@ def _without_spills(live: Live, columns: Sequence[Sequence[BlockOption]], plan: 
     return fixed
 
 
-def keeping(live: Live, plan: FamilyPlan, before: tuple[PlannedRule, ...], exclude: Sequence[str] = ()) -> FamilyPlan:
+def keeping(
+    live: Live, plan: FamilyPlan, before: tuple[PlannedRule, ...], exclude: Sequence[str] = (), least: int = 0
+) -> FamilyPlan:
     """The plan of a family that ``before`` are the rules of; its best one, ``plan``, where those are of no use now.
 
     What was measured was measured under rules. Others, of the same family, may be dense where those compress, and
     predictions do not tell which of two is the shorter as well as steps tell of the one: a family whose rules changed
-    with every step that is measured would never be known. They do not stay where they lose more than they may by now
-    or compress what is ``exclude``d.
+    with every step that is measured would never be known. They do not stay where they lose more than they may by now,
+    have levels below ``least`` or compress what is ``exclude``d.
     """
     profile, names = live.profile, tuple(t.name for t in live.profile.tensors)
     try:
@@ -171,6 +180,7 @@ def keeping(live: Live, plan: FamilyPlan, before: tuple[PlannedRule, ...], exclu
     if (
         any(note and option.spec != DENSE for note, option in zip(plan.notes, options, strict=True))
         or not sent_exactly(before, left_out)
+        or any(level < least for given in own.values() for level in given)
         or overspent(profile, plan.spec, {names[t]: given[-1] for t, given in own.items()}) > 1 + OVERSPENT
     ):
         return plan

@@ -51,13 +51,18 @@ def budgets(alpha_lo: float, notches: int) -> tuple[float, ...]:
 
 
 def choose_levels(
-    profile: Profile, spec: Spec, tensors: Collection[int], alphas: Sequence[float], exact: Collection[int] = ()
+    profile: Profile,
+    spec: Spec,
+    tensors: Collection[int],
+    alphas: Sequence[float],
+    exact: Collection[int] = (),
+    least: int = 0,
 ) -> Levels:
     """The levels of ``tensors`` (indices) under budgets of alpha * E_max, E_max being the spec's own level for all.
 
-    exact: tensors that lose nothing at any notch, as far as the family can (sparsifiers).
+    exact: tensors that lose nothing at any notch, as far as the family can (sparsifiers). least: no level below it.
     """
-    found = _solved(profile, spec, tensors, alphas) if alphas else Levels({}, (), "not asked for")
+    found = _solved(profile, spec, tensors, alphas, least) if alphas else Levels({}, (), "not asked for")
     if spec.name in SPARSE and exact:
         notches = found.alphas or (1.0,)
         kept = {i: (exact_level(spec),) * len(notches) for i in exact}
@@ -95,13 +100,16 @@ def _known(profile: Profile, spec: Spec, tensors: Collection[int]) -> tuple[tupl
     return (rows, common) if len(common) > 1 else ((), [])
 
 
-def _solved(profile: Profile, spec: Spec, tensors: Collection[int], alphas: Sequence[float]) -> Levels:
+def _solved(profile: Profile, spec: Spec, tensors: Collection[int], alphas: Sequence[float], least: int) -> Levels:
     if not spec.level:
         return Levels({}, (), f"{spec.name} has no levels")
     index = {profile.tensors[i].name: i for i in tensors}
     rows, common = _known(profile, spec, tensors)
     if not common:
         return Levels({}, (), f"one level for all: no errors of {spec.name} are known")
+    common = [level for level in common if level >= least]
+    if len(common) < 2:
+        return Levels({}, (), f"one level for all: the quality takes none below {least}")
     # A default between two levels counts as the more precise one, so that the budget is no larger for it.
     default = next((level for level in common if level >= spec.level), common[-1])
     table = _table(profile, spec, rows, common, default)

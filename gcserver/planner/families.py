@@ -168,6 +168,14 @@ def refused(spec: Spec, quality: str) -> str:
     return ""
 
 
+def least_level(spec: Spec, quality: str) -> int:
+    """The lowest level that ``quality`` lets a tensor have in a plan of ``spec``; 0: any. What a quantiser without
+    error feedback loses nothing brings back: no tensor has fewer bits than the quality takes at all. Of those that keep
+    what they do not send some tensors may have less than others at no more error together."""
+    parameter, least = _LEAST.get(spec.name, ("", {}))
+    return int(least.get(quality, 0)) if parameter == "bits" else 0
+
+
 def candidates(specs: Iterable[str], quality: str) -> list[Spec]:
     """Of ``specs``, those that ``quality`` takes, the least lossy first."""
     ladder(quality)  # checks the word

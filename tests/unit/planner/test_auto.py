@@ -396,9 +396,26 @@ def test_a_family_compresses_all_alike_unless_more_is_gained_than_prices_tell() 
 
 def test_levels_are_given_where_they_shorten_the_step() -> None:
     for bandwidth, given in ((MBIT100, True), (10 * GBIT10, False)):
-        found = compose(with_errors(gpt(4, bandwidth), "qsgd"), Wish(measure="qsgd(bits=4)"))
-        assert (found.family, any(rule.levels for rule in found.rules)) == ("qsgd(bits=4)", given)
-    alone = compose(with_errors(gpt(4, 10 * GBIT10), "qsgd"), Wish(parts=frozenset({"lgreco"}), family="qsgd(bits=4)"))
+        found = compose(with_errors(gpt(4, bandwidth, whole=True), "powersgd"), Wish(measure="powersgd(rank=4)"))
+        assert (found.family, any(rule.levels for rule in found.rules)) == ("powersgd(rank=4)", given)
+    fast = with_errors(gpt(4, 10 * GBIT10, whole=True), "powersgd")
+    alone = compose(fast, Wish(parts=frozenset({"lgreco"}), family="powersgd(rank=4)"))
     sparse = compose(with_errors(gpt(4, 10 * GBIT10), "topk"), Wish(measure="sidco-e(ratio=0.01,packed=1)"))
     assert any(rule.levels for rule in sparse.rules), "controllers move between them"
     assert any(rule.levels for rule in alone.rules), "who asks for L-GreCo alone gets its levels"
+
+
+@pytest.mark.parametrize(("quality", "spec", "least"), [("safe", 8, 8), ("balanced", 4, 4), ("balanced", 8, 4)])
+def test_no_tensor_has_fewer_bits_than_the_quality_takes(quality: str, spec: int, least: int) -> None:
+    """A quantiser has no error feedback that would bring back what it loses."""
+    profile, family = with_errors(gpt(4, MBIT100), "qsgd"), f"qsgd(bits={spec})"
+    found = compose(profile, Wish(quality=quality, parts=frozenset({"lgreco"}), family=family))
+    levels = [level for rule in found.rules for level in rule.levels]
+    assert found.family == family and all(level >= least for level in levels)
+    assert bool(levels) is (quality == "balanced")
+    if levels:
+        before = tuple(msgspec.structs.replace(r, levels=(3,) * len(r.levels)) for r in found.rules)
+        again = compose(
+            profile, Wish(quality=quality, parts=frozenset({"lgreco"}), family=family, kept={family: before})
+        )
+        assert again.rules == found.rules, "rules of another quality do not stay"

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from gcserver.planner import auto_levels
-from gcserver.planner.auto_levels import budgets, choose_levels, overspent
+from gcserver.planner.auto_levels import Levels, budgets, choose_levels, overspent
 from gcserver.planner.families import parse
 from gcserver.planner.payload import sparse_payload
 from gcserver.planner.profile import Profile
@@ -152,3 +152,12 @@ def test_what_levels_in_force_lose_by_the_errors_of_now() -> None:
     assert overspent(profile, spec, dict.fromkeys(names, 1_000)) > 1.2
     assert overspent(profile, spec, dict.fromkeys(names, 10_001)) == pytest.approx(1.0), "as the next lower level"
     assert overspent(gpt(), spec, in_force) == 0.0
+
+
+def test_levels_are_as_low_as_they_may_be_and_no_lower() -> None:
+    profile, spec = with_errors(gpt(), "qsgd"), parse("qsgd(bits=5)")
+    free, bound = (choose_levels(profile, spec, large(profile), (0.8, 1.0), least=least) for least in (0, 4))
+    lowest = [min(min(levels) for levels in found.levels.values()) for found in (free, bound)]
+    assert lowest[0] < 4 == lowest[1] and bound.alphas == free.alphas
+    none = choose_levels(profile, spec, large(profile), (1.0,), least=8)
+    assert none == Levels({}, (), "one level for all: the quality takes none below 8")
