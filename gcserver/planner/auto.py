@@ -80,8 +80,8 @@ class Wish(msgspec.Struct, frozen=True):
     tensors one by one. groups: names of those it brings together, where it was told to. regroup: whether the proposal's
     groups come into force together with it. alpha_lo, notches: the budgets of L-GreCo. rules, step: those in force and
     the seconds that a step takes under them, as measured (0: not yet). took: seconds of a step under families that were
-    in force, which count instead of predictions. made, late_after: steps of the model, and after how many low rank and,
-    later, sparsifiers are in question (`families.first_step`); 0: at once. hope: the share by which the steps of
+    in force, which count instead of predictions. made, late_after: steps of the model, and after how many low rank and
+    sparsifiers are in question (`families.late_steps`); 0: at once. hope: the share by which the steps of
     families that were never in force may be shorter than predicted, so that they are tried. kept: rules under which
     families took that. refused: families that are not in question, and why. measure: a family to be put in force to
     see what its steps take; empty if none is.
@@ -324,7 +324,7 @@ def _tried(live: Live, wish: Wish) -> tuple[list[FamilyPlan], list[Considered]]:
             unknown.append(Considered(spec.text, 0.0, _WHOLE))
         elif not tolerated(spec, wish.quality, profile.tolerant):
             unknown.append(Considered(spec.text, 0.0, INTOLERANT))
-        elif wish.made < (first := first_step(spec, wish.late_after)):
+        elif wish.made < (first := first_step(spec, wish.late_after, profile.tolerant)):
             unknown.append(Considered(spec.text, 0.0, f"in question from step {first} on"))
         elif spec.name != DENSE and spec.text in wish.refused:
             unknown.append(Considered(spec.text, 0.0, wish.refused[spec.text]))

@@ -82,7 +82,7 @@ def next_act(
     standing: Standing, domain: int, seen: Profile, settled: int = 0, late_after: int = 0, barred: bool = False
 ) -> tuple[Act, str]:
     """(what to do, why), from what is measured now of the job's model, which has made so many steps (``settled``);
-    late_after: how many there must be for low rank (`families.late_steps`). barred: see `is_barred`."""
+    late_after: see `families.late_steps`. barred: see `is_barred`."""
     if standing.profile is None:
         return Act.PLAN, "the first plan"
     if domain != standing.domain:
@@ -111,7 +111,7 @@ def next_act(
     if other := in_turn(standing):
         return Act.MEASURE, f"{other} is measured beside {standing.family}"
     late = ("low rank is", "sparsifiers are") if seen.tolerant else ("low rank is",)
-    for codecs, first in zip(late, late_steps(late_after), strict=False):
+    for codecs, first in zip(late, late_steps(late_after, seen.tolerant), strict=False):
         if standing.at < first <= settled:
             return Act.PLAN, f"{codecs} in question from step {first} on"
     if seen.errors and settled >= _look_again(standing):

@@ -44,8 +44,9 @@ LADDER: Final[dict[str, tuple[str, ...]]] = {
 }  # fmt: skip
 
 #: So many times later than low rank a sparsifier is in question in a model's training: what it does not send error
-#: feedback keeps for some 1/ratio steps, which has to be little beside the steps made (docs/planner.md).
-SPARSE_LATER: Final = 10
+#: feedback keeps for some 1/ratio steps, which has to be little beside the steps made. Low rank, which keeps less,
+#: waits as long where the optimizer is not known to stand late gradients (docs/planner.md).
+LATER: Final = 10
 #: What auto may use, by how much it may lose. Each kind has to be worth it over those before it: the gain, as a share
 #: of the step, that it must bring (docs/planner.md says what that was measured by).
 KINDS: Final = (frozenset({DENSE}), frozenset(CASTS), frozenset({"qsgd"}), TWO_EXCHANGES, SPARSE)
@@ -130,16 +131,17 @@ def kind(text: str) -> int:
     return next((i for i, names in enumerate(KINDS) if name in names), 0)
 
 
-def first_step(spec: Spec, late_after: int) -> int:
-    """The step of a model's training from which a spec is in question; ``late_after``: low rank. Both send a small part
-    of a gradient at a time, and the rest of it many steps late."""
-    late, sparse = late_steps(late_after)
-    return late if spec.name in TWO_EXCHANGES else sparse if spec.name in SPARSE else 0
+def first_step(spec: Spec, late_after: int, tolerant: bool) -> int:
+    """The step of a model's training from which a spec is in question; late_after, tolerant: as in `late_steps`. Both
+    low rank and sparsifiers send a small part of a gradient at a time, and the rest of it many steps late."""
+    low_rank, sparse = late_steps(late_after, tolerant)
+    return low_rank if spec.name in TWO_EXCHANGES else sparse if spec.name in SPARSE else 0
 
 
-def late_steps(late_after: int) -> tuple[int, int]:
-    """The steps from which low rank and sparsifiers are in question."""
-    return late_after, late_after * SPARSE_LATER
+def late_steps(late_after: int, tolerant: bool) -> tuple[int, int]:
+    """The steps from which low rank and sparsifiers are in question: ``late_after`` for low rank if the optimizer is
+    known to stand late gradients (``tolerant``)."""
+    return late_after if tolerant else late_after * LATER, late_after * LATER
 
 
 def tolerated(spec: Spec, quality: str, tolerant: bool) -> bool:

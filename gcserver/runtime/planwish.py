@@ -46,8 +46,8 @@ def made(domain: ControlDomain) -> int:
 
 
 def late_after(standing: Standing, domain: ControlDomain, plan: PlanConfig) -> int:
-    """How many steps a domain has to make before low rank is in question (`families.late_steps`). Quality safe never
-    takes it, and whoever says fast wants all at once."""
+    """How many steps a domain has to make before codecs that send late are in question (`families.late_steps`). Quality
+    safe never takes them, and whoever says fast wants all at once."""
     return plan.late_after if quality(standing, domain) == BALANCED else 0
 
 

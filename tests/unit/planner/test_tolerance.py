@@ -42,6 +42,17 @@ def test_a_plan_has_sparsifiers_where_the_optimizer_stands_late_gradients(
     assert sparse and barred == (sparse if family == "powersgd" else set())
 
 
+@pytest.mark.parametrize(
+    ("tolerant", "made", "family"), [(True, 100, "powersgd"), (False, 999, "qsgd"), (False, 1000, "powersgd")]
+)
+def test_low_rank_waits_ten_times_as_long_for_an_optimizer_that_may_not(tolerant: bool, made: int, family: str) -> None:
+    found = compose(job(tolerant), Wish(made=made, late_after=100))
+    assert parse(found.family).name == family
+    waiting = {parse(c.spec).name for c in found.considered if c.why_not == "in question from step 1000 on"}
+    assert waiting <= SPARSE if tolerant else waiting <= {"powersgd"}
+    assert bool(waiting) is (tolerant or made < 1000)
+
+
 def test_a_sparsifier_that_an_operator_asks_for_is_planned_whatever_the_optimizer_is() -> None:
     assert compose(job(False), Wish(family="topk(ratio=0.01)")).family == "topk(ratio=0.01)"
 
