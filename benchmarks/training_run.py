@@ -207,13 +207,14 @@ def speed_row(lines: Lines, task: Task) -> common.Row:
 
 
 def loss_row(lines: Lines, task: Task) -> common.Row:
-    """The mean of the last training losses, and the loss of batches nobody trained on."""
+    """The mean of the last training losses, all of them, and the loss of batches nobody trained on."""
     losses = lines.losses()
     return {
         "seed": task.seed,
         "steps": len(losses),
         "loss": statistics.fmean(losses[-LAST:]),
         "loss_held_out": lines.held_out,
+        "losses": [round(loss, 6) for loss in losses],
         "ddp_buckets": list(lines.buckets),
         "step_bytes": lines.sent(1),
     }

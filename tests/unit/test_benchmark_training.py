@@ -140,6 +140,7 @@ def test_a_step_lasts_from_the_end_of_one_to_the_end_of_the_next_on_the_slowest_
     )
     trained = training_run.loss_row(lines, task)
     assert (trained["seed"], trained["steps"], trained["loss"], trained["loss_held_out"]) == (3, 5, 2.5, 1.5)
+    assert trained["losses"] == lines.losses()
 
 
 def test_losses_are_compared_seed_by_seed_and_shared_by_all_buckets() -> None:
