@@ -93,7 +93,9 @@ def next_act(
     if standing.before is not None and not other_network(standing, seen):
         return _judged(standing, standing.before, seen)
     if (change := drift(standing.profile, seen)) > DRIFT:
-        return Act.PLAN, f"what was measured has drifted by {change:.0%}"
+        moved_on = f"has drifted by {change:.0%}"
+        other = "cannot be compared with what the plan was made for"
+        return Act.PLAN, f"what was measured {moved_on if change < math.inf else other}"
     if seen.tolerant and not standing.profile.tolerant:
         return Act.PLAN, "the optimizer is known to stand late gradients now"
     if _unnoted(standing, step_under(seen, standing.plan)):

@@ -44,7 +44,7 @@ def test_a_link_that_recovers_or_falls_under_a_compressed_job_is_noticed(tmp_pat
                 assert "has drifted" not in said
                 lab.set_rate(rate)
                 changed = True
-            elif changed and re.search(r"is planned: what was measured has drifted by (\d+%|inf)", said):
+            elif changed and re.search(r"is planned: what was measured (has drifted by \d+%|cannot be compared)", said):
                 raise Enough
 
         with contextlib.suppress(Enough):
