@@ -53,6 +53,13 @@ def test_low_rank_waits_ten_times_as_long_for_an_optimizer_that_may_not(tolerant
     assert bool(waiting) is (tolerant or made < 1000)
 
 
+def test_low_rank_stays_when_an_optimizer_comes_that_may_not_stand_it() -> None:
+    in_force = rules_of(compose(job(True), Wish(made=150, late_after=100)))
+    assert parse(in_force[-1].spec).name == "powersgd" and not is_barred(in_force, "balanced", False)
+    standing = Standing("auto", "balanced", in_force, domain=7, profile=job(True), at=150)
+    assert next_act(standing, 7, job(False), 200, 100)[0] is Act.STAY
+
+
 def test_a_sparsifier_that_an_operator_asks_for_is_planned_whatever_the_optimizer_is() -> None:
     assert compose(job(False), Wish(family="topk(ratio=0.01)")).family == "topk(ratio=0.01)"
 
