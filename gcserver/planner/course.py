@@ -93,9 +93,10 @@ def next_act(
     if standing.before is not None and not other_network(standing, seen):
         return _judged(standing, standing.before, seen)
     if (change := drift(standing.profile, seen)) > DRIFT:
-        moved_on = f"has drifted by {change:.0%}"
-        other = "cannot be compared with what the plan was made for"
-        return Act.PLAN, f"what was measured {moved_on if change < math.inf else other}"
+        how = f"has drifted by {change:.0%}"
+        if change == math.inf:
+            how = "cannot be compared with what the plan was made for"
+        return Act.PLAN, f"what was measured {how}"
     if seen.tolerant and not standing.profile.tolerant:
         return Act.PLAN, "the optimizer is known to stand late gradients now"
     if _unnoted(standing, step_under(seen, standing.plan)):
