@@ -292,10 +292,15 @@ def complete(future: torch.futures.Future[torch.Tensor], result: torch.Tensor, m
     """Complete ``future`` with ``result`` once what was queued on ``memory`` is done.
 
     On CUDA nobody waits here: the future takes the side stream's position with it, and whoever uses the result
-    makes its own stream wait for that.
+    makes its own stream wait for that. Raises what the device does; whoever waits for the future hears of it as well.
     """
-    if isinstance(memory, CudaMemory):
-        with torch.cuda.stream(memory.stream):
+    try:
+        if isinstance(memory, CudaMemory):
+            with torch.cuda.stream(memory.stream):
+                future.set_result(result)
+        else:
             future.set_result(result)
-    else:
-        future.set_result(result)
+    except BaseException as error:
+        if not future.done():
+            future.set_exception(error)  # type: ignore[arg-type]
+        raise

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import gc
 import weakref
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 import gcclient
-from gcclient.device import SAMPLED, host_bytes, sample
+from gcclient.device import SAMPLED, HostMemory, complete, future_for, host_bytes, sample, unchanged
 from gcproto import lane_messages
 from tests.unit.client.fake import FakeDaemon
 
@@ -90,3 +91,29 @@ def test_a_tensor_that_only_says_it_is_negated_is_exchanged_as_what_it_says(join
     assert torch.equal(gcclient.push_pull(negated, "n"), -values)
     assert torch.equal(gcclient.push_pull_(negated, "n"), -torch.arange(4.0))
     assert torch.equal(values, torch.arange(4.0))
+
+
+def test_whoever_waits_for_a_result_hears_that_its_device_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_result: Any = torch.futures.Future.set_result
+
+    def fails(self: torch.futures.Future[torch.Tensor], result: object) -> None:
+        if isinstance(result, torch.Tensor):  # errors, which are set in this way too, are on no device
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        set_result(self, result)
+
+    monkeypatch.setattr(torch.futures.Future, "set_result", fails)
+    result = torch.ones(3)
+    future = future_for(result)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        complete(future, result, HostMemory(result))
+    assert future.done(), "else it would be waited for"
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        future.wait()
+
+
+def test_a_result_that_is_there_stays() -> None:
+    result = torch.ones(3)
+    future = unchanged(result)
+    with pytest.raises(RuntimeError):
+        complete(future, result + 1, HostMemory(result))
+    assert future.wait() is result
