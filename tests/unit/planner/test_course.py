@@ -27,13 +27,12 @@ from gcserver.planner.course import (
     running,
     stands,
     stays_dense,
-    step_under,
     switch,
     unlearned,
 )
 from gcserver.planner.families import kind
 from gcserver.planner.profile import LevelErrors, LinkCost, Profile, StepTime
-from gcserver.planner.standing import Before, Standing, rules_of
+from gcserver.planner.standing import Before, Standing
 from gcserver.planner.turns import Took
 from tests.unit.planner.live_profiles import plain
 
@@ -280,19 +279,6 @@ def test_few_steps_judge_nothing() -> None:
     assert replaced(began, (), enough, proposal(), lossless) == Before((), enough, True, family="none")
     exact = msgspec.structs.replace(proposal(), overspent=1 + 2 * OVERSPENT)
     assert replaced(began, OLD, enough, exact, fp16) is None, "what is not for speed is not taken back for want of it"
-
-
-def test_a_forecast_is_of_a_plan_only_while_that_is_in_force() -> None:
-    assert PLANNED.forecast_plan == 3
-    assert replace(PLANNED, rules=OLD).forecast_plan == 0
-    assert Standing("auto", "fast").forecast_plan == 0
-
-
-def test_a_standing_is_read_as_it_was_written() -> None:
-    standing = replace(PLANNED, asked=OTHER, taken_back=(OLD, OTHER))
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(standing), type=Standing) == standing
-    assert rules_of(proposal()) == NEW
-    assert step_under(measured(StepTime(2, 0.4, 0.0, 9)), 2) == StepTime(2, 0.4, 0.0, 9)
 
 
 def test_steps_over_another_link_judge_no_plan() -> None:
