@@ -27,6 +27,7 @@ from gcserver.planner.course import (
     running,
     stands,
     stays_dense,
+    step_under,
     switch,
     unlearned,
 )
@@ -279,6 +280,10 @@ def test_few_steps_judge_nothing() -> None:
     assert replaced(began, (), enough, proposal(), lossless) == Before((), enough, True, family="none")
     exact = msgspec.structs.replace(proposal(), overspent=1 + 2 * OVERSPENT)
     assert replaced(began, OLD, enough, exact, fp16) is None, "what is not for speed is not taken back for want of it"
+
+
+def test_a_step_is_found_by_the_version_it_was_made_under() -> None:
+    assert step_under(measured(StepTime(2, 0.4, 0.0, 9)), 2) == StepTime(2, 0.4, 0.0, 9)
 
 
 def test_steps_over_another_link_judge_no_plan() -> None:
