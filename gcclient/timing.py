@@ -46,6 +46,8 @@ DEPARTED: Final = 0.15
 WINDOWS: Final = 2
 #: for so many steps: the newest are to be the most of those that the daemon looks at.
 DEPARTED_STEPS: Final = 8
+#: The time and what was waited for are read together at most so often until they are of one moment.
+READINGS: Final = 8
 
 
 def measured(step: int) -> bool:
@@ -138,7 +140,14 @@ class Timing:
 
     def clock(self) -> float:
         """The same, on one that stood still also while the thread of the backward pass waited for a core."""
-        return self._now() - self._cores.seconds()
+        waited = self._cores.seconds()
+        for _ in range(READINGS):
+            now, before = self._now(), waited
+            waited = self._cores.seconds()
+            if waited == before:
+                break
+            # It lost its core between the two: the wait is in one and not in the other, and time would go backward.
+        return now - waited
 
     def closed(self, step: int) -> None:
         """The backward pass of ``step`` is over and pushed."""

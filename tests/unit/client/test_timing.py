@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gcclient
 from gcclient import timing, tolerance
-from gcclient.timing import DEPARTED_STEPS, EVERY, FIRST, FIRST_STEPS, WINDOW, Timing, measured
+from gcclient.timing import DEPARTED_STEPS, EVERY, FIRST, FIRST_STEPS, READINGS, WINDOW, Timing, measured
 from gcproto.messages import DeclareSection
 from gcproto.timings import TensorTimes
 from tests.unit.client.fake import FakeDaemon
@@ -219,6 +219,24 @@ def test_windows_that_differ_to_either_side_are_no_change(worker: Worker) -> Non
             worker.ready(0, 0.1 if window < 2 else (0.2, 0.05)[window % 2])
             worker.end()
     assert [m.step for m in worker.sent] == list(range(FIRST, FIRST + FIRST_STEPS))
+
+
+def test_a_core_lost_while_the_clock_is_read_does_not_turn_it_back(worker: Worker) -> None:
+    """The thread lets others run as it reads; what it waits then is in the second of two numbers only."""
+    lost = [0.003] * 3
+
+    class Losing(Cores):
+        def seconds(self) -> float:
+            if lost:
+                worker.wait_for_a_core(lost.pop())
+            return self.waited
+
+    began = worker.timing.clock()
+    worker.cores = worker.timing._cores = Losing()
+    assert worker.timing.clock() == pytest.approx(began) and not lost
+    lost += [0.003] * (3 * READINGS)
+    worker.timing.clock()
+    assert len(lost) >= READINGS, "who always loses it is not held up"
 
 
 def test_who_comes_into_a_job_looks_at_a_whole_window_first(worker: Worker) -> None:
