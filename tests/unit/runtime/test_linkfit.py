@@ -152,6 +152,24 @@ def test_trains_that_differ_are_a_lower_bound_only() -> None:
     assert fit([], trains, LinkCost(0.0, 1e6)).bandwidth == 4e7
 
 
+@pytest.mark.parametrize(
+    ("nbytes", "speed", "differ", "known"),
+    [
+        (40_000_000, 12e6, 0.5, True),  # four nodes with dense gradients at 100 Mbit/s
+        (40_000_000, 12e6, 0.9, False),  # some of these had pauses, or were no link's at all
+        (10_000_000, 3e6, 0.5, False),  # bursts of a slow worker, as long
+        (40_000_000, 120e6, 0.5, False),  # so quick that kernels may have paced them
+        (40_000_000, 120e6, 0.1, True),
+    ],
+)
+def test_long_trains_that_take_seconds_may_differ_more(nbytes: int, speed: float, differ: float, known: bool) -> None:
+    rates = [speed * (1 - differ * k / 4) for k in range(5)]
+    trains = [Train(100.0 * i, 100.0 * i + nbytes / r, nbytes) for i, r in enumerate(rates)]
+    cost = fit([], trains, GUESS)
+    assert cost.samples == (5 if known else 0)
+    assert cost.bandwidth == (pytest.approx(rates[1]) if known else GUESS.bandwidth)
+
+
 def test_payloads_compressed_from_the_first_step_on_measure_nothing() -> None:
     link = Link(1.25e9)
     for _ in range(300):
