@@ -23,7 +23,7 @@ from gcserver.planner.drift import drift, link_drift
 from gcserver.planner.families import DENSE, kind, late_steps, parse, tolerated
 from gcserver.planner.profile import Profile, StepTime
 from gcserver.planner.standing import Before, Rules, Standing, rules_of
-from gcserver.planner.turns import OFTEN, Took, beaten, known, moved, next_in_turn, noted, surpasses, told
+from gcserver.planner.turns import OFTEN, Took, beaten, known, moved, next_in_turn, noted, surpasses, told, undecided
 
 #: Planned again when compute or link have changed by so much.
 DRIFT: Final = 0.2
@@ -137,7 +137,8 @@ def in_turn(standing: Standing) -> str:
     """The family that is to be put in force to be measured beside the one that is; empty if there is none."""
     if standing.proposal is None or on_trial(standing):
         return ""
-    done = {*standing.in_turn, *standing.refused}
+    decided = {other for other in standing.in_turn if not undecided(standing.took, standing.family, other)}
+    done = {*decided, *standing.refused}
     return next_in_turn(standing.proposal.considered, standing.family, standing.took, done)
 
 

@@ -31,6 +31,10 @@ NEAR: Final = 0.05
 #: A plan that is back is measured so often, and what was slower than it is in question again where the machine has
 #: changed.
 OFTEN: Final = 3
+#: What is measured in turns with the plan in force is again where what it gains and what it must bring differ by less
+#: than this share, until it was in force so often.
+NARROW: Final = 0.03
+UNTIL: Final = 4
 
 
 class Took(msgspec.Struct, frozen=True):
@@ -115,6 +119,16 @@ def surpasses(new: Took, old: Took, unsure: float = 0.0, alike: float = 0.0) -> 
     by more than ``alike``. unsure: standard deviation of the measurements, as a share."""
     then, before = kind(new.family), kind(old.family)
     return new.seconds < old.seconds * (1.0 - (alike if then == before else margin(unsure, before, then)))
+
+
+def undecided(took: Sequence[Took], family: str, other: str) -> bool:
+    """Whether another turn of ``other`` may change which of both is to stay, ``family`` being in force."""
+    mine, new = known(took, family), known(took, other)
+    if mine is None or new is None or new.runs >= UNTIL:
+        return False
+    then, before = kind(other), kind(family)
+    gain, wanted = 1.0 - new.seconds / mine.seconds, 0.0 if then == before else margin(0.0, before, then)
+    return abs(gain - wanted) < NARROW
 
 
 def next_in_turn(considered: Sequence[Considered], family: str, took: Sequence[Took], done: Collection[str]) -> str:

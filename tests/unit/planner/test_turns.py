@@ -18,6 +18,7 @@ from gcserver.planner.turns import (
     CLOSE,
     NEAR,
     OFTEN,
+    UNTIL,
     Took,
     beaten,
     moved,
@@ -25,10 +26,11 @@ from gcserver.planner.turns import (
     noted,
     surpasses,
     told,
+    undecided,
 )
 from tests.unit.planner.live_profiles import plain
 
-FP16, QSGD, TOPK = "fp16", "qsgd(bits=4)", "topk(ratio=0.01)"
+FP16, QSGD, POWERSGD, TOPK = "fp16", "qsgd(bits=4)", "powersgd(rank=4)", "topk(ratio=0.01)"
 
 
 def step(seconds: float, plan: int = 5, noise: float = 0.01) -> StepTime:
@@ -157,7 +159,10 @@ def test_a_plan_that_is_back_is_measured_again_and_tells_of_what_was_tried() -> 
     assert not beaten(standing.took, FP16), "0.489 s are no gain of a twentieth over 0.5 s"
     settled = replace(standing, considered=2)
     assert next_act(settled, 7, seen) == (Act.MEASURE, f"{QSGD} is measured beside {FP16}"), "it came close"
-    assert next_act(replace(settled, in_turn=(QSGD,)), 7, seen)[0] is Act.STAY
+    once = replace(settled, in_turn=(QSGD,))
+    assert next_act(once, 7, seen)[0] is Act.MEASURE, "2 % of the 5 that it must bring: once more"
+    often = tuple(replace(t, runs=UNTIL) for t in once.took)
+    assert next_act(replace(once, took=often), 7, seen)[0] is Act.STAY
     standing = judged(running(FP16, 4, Took(FP16, 0.4, 0.4, 1), Took(QSGD, 0.42, 0.4, 2)), measured(enough(0.5, 4)))
     act, why = next_act(standing, 7, measured(enough(0.5, 4)))
     assert act is Act.PLAN and "0.5 s" in why, "0.467 s are one"
@@ -182,6 +187,34 @@ def test_what_is_measured_in_turn_is_put_in_force_whatever_is_expected() -> None
     assert not switch(back, other, None, rules(FP16), made_by, QSGD)[0], "nothing to compare it with"
     assert not switch(back, proposal(TOPK, 0.44), now, rules(FP16), made_by, QSGD)[0], "a member refuses qsgd"
     assert replaced(standing, rules(FP16), now, other, made_by) == Before(rules(FP16), now, False, 1, FP16)
+
+
+@pytest.mark.parametrize(
+    ("mine", "other", "seconds_", "narrow"),
+    [
+        (FP16, QSGD, 0.38, True),  # just the 5 % that it must bring
+        (FP16, QSGD, 0.37, True),
+        (FP16, QSGD, 0.36, False),  # 10 %
+        (FP16, QSGD, 0.391, True),
+        (FP16, QSGD, 0.40, False),
+        (QSGD, FP16, 0.38, True),
+        (QSGD, FP16, 0.42, False),
+        (POWERSGD, QSGD, 0.42, True),  # nearly what it may cost to lose less
+        (POWERSGD, QSGD, 0.40, False),  # less than it may
+        (FP16, "bf16", 0.39, True),  # of one kind the shorter
+        (FP16, "bf16", 0.42, False),
+    ],
+)
+def test_a_narrow_decision_is_measured_in_more_turns(mine: str, other: str, seconds_: float, narrow: bool) -> None:
+    took = (Took(mine, 0.4, 0.4, 3), Took(other, seconds_, 0.4, 2, UNTIL - 1))
+    assert undecided(took, mine, other) is narrow
+    assert not undecided((took[0], replace(took[1], runs=UNTIL)), mine, other), "that has to do"
+    assert not undecided(took[:1], mine, other) and not undecided(took[1:], mine, other)
+    measured_ = running(mine, 3, *took, turns=(other,))
+    considered = (Considered(other, 0.4, 0.9), Considered(mine, 0.4, 0.9))
+    assert measured_.proposal is not None
+    measured_ = replace(measured_, proposal=replace(measured_.proposal, considered=considered))
+    assert in_turn(measured_) == (other if narrow else "")
 
 
 @pytest.mark.parametrize(
