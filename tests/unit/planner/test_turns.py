@@ -215,6 +215,7 @@ def test_a_narrow_decision_is_measured_in_more_turns(mine: str, other: str, seco
     assert measured_.proposal is not None
     measured_ = replace(measured_, proposal=replace(measured_.proposal, considered=considered))
     assert in_turn(measured_) == (other if narrow else "")
+    assert in_turn(replace(measured_, in_turn=(other,) * UNTIL)) == "", "whatever its rules were each time"
 
 
 @pytest.mark.parametrize(
