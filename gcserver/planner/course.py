@@ -23,19 +23,7 @@ from gcserver.planner.drift import drift, link_drift
 from gcserver.planner.families import DENSE, kind, late_steps, parse, tolerated
 from gcserver.planner.profile import Profile, StepTime
 from gcserver.planner.standing import Before, Rules, Standing, rules_of
-from gcserver.planner.turns import (
-    OFTEN,
-    UNTIL,
-    Took,
-    beaten,
-    known,
-    moved,
-    next_in_turn,
-    noted,
-    surpasses,
-    told,
-    undecided,
-)
+from gcserver.planner.turns import OFTEN, Took, beaten, decided, known, moved, next_in_turn, noted, surpasses, told
 
 #: Planned again when compute or link have changed by so much.
 DRIFT: Final = 0.2
@@ -149,10 +137,7 @@ def in_turn(standing: Standing) -> str:
     """The family that is to be put in force to be measured beside the one that is; empty if there is none."""
     if standing.proposal is None or on_trial(standing):
         return ""
-    # Rules that cannot be kept make each measurement the first one: so turns are counted, too.
-    often = {other for other in standing.in_turn if standing.in_turn.count(other) >= UNTIL}
-    decided = {other for other in standing.in_turn if not undecided(standing.took, standing.family, other)}
-    done = {*often, *decided, *standing.refused}
+    done = {*decided(standing.in_turn, standing.took, standing.family), *standing.refused}
     return next_in_turn(standing.proposal.considered, standing.family, standing.took, done)
 
 

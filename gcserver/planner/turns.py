@@ -117,8 +117,13 @@ def beaten(took: Sequence[Took], family: str) -> bool:
 def surpasses(new: Took, old: Took, unsure: float = 0.0, alike: float = 0.0) -> bool:
     """Whether what was measured of ``new`` is as much shorter than ``old`` as its kind must bring; of two of one kind,
     by more than ``alike``. unsure: standard deviation of the measurements, as a share."""
-    then, before = kind(new.family), kind(old.family)
-    return new.seconds < old.seconds * (1.0 - (alike if then == before else margin(unsure, before, then)))
+    return new.seconds < old.seconds * (1.0 - _wanted(new.family, old.family, unsure, alike))
+
+
+def _wanted(new: str, old: str, unsure: float = 0.0, alike: float = 0.0) -> float:
+    """The share by which steps of a family must be shorter than those of another; see `surpasses`."""
+    then, before = kind(new), kind(old)
+    return alike if then == before else margin(unsure, before, then)
 
 
 def undecided(took: Sequence[Took], family: str, other: str) -> bool:
@@ -126,14 +131,18 @@ def undecided(took: Sequence[Took], family: str, other: str) -> bool:
     mine, new = known(took, family), known(took, other)
     if mine is None or new is None or new.runs >= UNTIL:
         return False
-    then, before = kind(other), kind(family)
-    gain, wanted = 1.0 - new.seconds / mine.seconds, 0.0 if then == before else margin(0.0, before, then)
-    return abs(gain - wanted) < NARROW
+    return abs(1.0 - new.seconds / mine.seconds - _wanted(other, family)) < NARROW
+
+
+def decided(in_turn: Sequence[str], took: Sequence[Took], family: str) -> set[str]:
+    """Of the families that were in turn, one after the other, those that need no other turn beside ``family``."""
+    # Rules that cannot be kept make each measurement of a family its first one: so turns are counted, too.
+    return {f for f in in_turn if in_turn.count(f) >= UNTIL or not undecided(took, family, f)}
 
 
 def next_in_turn(considered: Sequence[Considered], family: str, took: Sequence[Took], done: Collection[str]) -> str:
     """The family to be measured beside ``family``, which is in force; empty if there is none. considered: those of the
-    newest proposal; done: those that were in turn before.
+    newest proposal; done: those that are not to be.
 
     These are what was in force and took at most `CLOSE` longer; and what was not, but is of a kind that was (casts
     differ by their kernels alone, which are measured), and is at most `NEAR` longer by what predictions of its kind are
