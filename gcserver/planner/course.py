@@ -20,7 +20,7 @@ from gcserver.planner.auto import INTOLERANT, Proposal, margin, uncertainty, wor
 from gcserver.planner.auto_levels import OVERSPENT
 from gcserver.planner.auto_rules import PlannedRule
 from gcserver.planner.drift import drift, link_drift
-from gcserver.planner.families import DENSE, kind, late_steps, parse, tolerated
+from gcserver.planner.families import DENSE, kind, late_steps, parse, tolerated, too_lossy
 from gcserver.planner.profile import Profile, StepTime
 from gcserver.planner.standing import Before, Rules, Standing, rules_of
 from gcserver.planner.turns import OFTEN, Took, beaten, decided, known, moved, next_in_turn, noted, surpasses, told
@@ -79,16 +79,16 @@ def noticed(standing: Standing, version: int, rules: Rules, planned: bool = Fals
 
 
 def next_act(
-    standing: Standing, domain: int, seen: Profile, settled: int = 0, late_after: int = 0, barred: bool = False
+    standing: Standing, domain: int, seen: Profile, settled: int = 0, late_after: int = 0, why_not: str = ""
 ) -> tuple[Act, str]:
     """(what to do, why), from what is measured now of the job's model, which has made so many steps (``settled``);
-    late_after: see `families.late_steps`. barred: see `is_barred`."""
+    late_after: see `families.late_steps`. why_not: see `barred`."""
     if standing.profile is None:
         return Act.PLAN, "the first plan"
     if domain != standing.domain:
         return Act.PLAN, "another model is the largest"
-    if barred:
-        return Act.PLAN, "the plan in force has sparsifiers, and the optimizer is not known to stand late gradients"
+    if why_not:
+        return Act.PLAN, why_not
     # Steps over another network say nothing of which of two plans is the better one.
     if standing.before is not None and not other_network(standing, seen):
         return _judged(standing, standing.before, seen)
@@ -296,19 +296,19 @@ def switch(
     in_force: Rules,
     made_by: Sequence[PlannedRule],
     measure: str = "",
-    barred: bool = False,
+    why_not: str = "",
 ) -> tuple[bool, str]:
     """(whether to put a proposal in force, why). in_force: the rules of the job's plan. ``now``: the measured step
     under them and what they leave to its models, if there is one; made_by: all of these. measure: the family that is to
-    be measured, whatever is expected of it. barred: see `is_barred`."""
+    be measured, whatever is expected of it. why_not: see `barred`."""
     rules = rules_of(proposal)
     if rules == in_force:
         return False, f"the plan in force stays, it is the one to choose: {proposal.reason}"
     if proposal.overspent > 1 + OVERSPENT:
         # No step is so short that it pays for more error than was agreed on.
         return True, f"levels in force lose {proposal.overspent - 1:.0%} more than they may; {proposal.reason}"
-    if barred:
-        return True, f"sparsifiers have to go: {INTOLERANT}; {proposal.reason}"
+    if why_not:
+        return True, f"{why_not}; {proposal.reason}"
     if proposal.family == measure and now is not None:
         return True, proposal.reason
     if rules in standing.taken_back:
@@ -320,10 +320,16 @@ def switch(
     return good, proposal.reason if good else f"the plan in force stays: {reason} ({proposal.reason})"
 
 
-def is_barred(in_force: Rules, quality: str, tolerant: bool) -> bool:
-    """Whether the rules of a job's plan have sparsifiers, which ``quality`` does not take with its optimizer: they go,
-    whatever that costs."""
-    return any(not tolerated(parse(rule.spec), quality, tolerant) for rule in in_force)
+def barred(in_force: Rules, quality: str, tolerant: bool, planned: bool = False) -> str:
+    """Why the rules of a job's plan have to go, whatever that costs; empty if they may stay: sparsifiers, which
+    ``quality`` does not take with its optimizer, and of a planner (``planned``) all that loses more than this quality
+    lets it. What an operator chose otherwise stays until something is faster."""
+    for spec in (parse(rule.spec) for rule in in_force):
+        if not tolerated(spec, quality, tolerant):
+            return f"sparsifiers have to go: {INTOLERANT}"
+        if planned and (why := too_lossy(spec, quality)):
+            return f"{spec.text} has to go: {why}"
+    return ""
 
 
 def stays_dense(proposal: Proposal, in_force: Sequence[PlannedRule]) -> bool:
@@ -349,12 +355,12 @@ def replaced(
     now: StepTime | None,
     proposal: Proposal,
     in_force: Sequence[PlannedRule],
-    barred: bool = False,
+    why_not: str = "",
 ) -> Before | None:
     """What the next plan is judged by; None where too few steps were measured to judge it, or it is not for speed.
-    standing: as it was until now; in_force: all rules that steps were made by, those of no plan among them. barred: see
-    `is_barred`."""
-    if now is None or now.steps < COMPARED or proposal.overspent > 1 + OVERSPENT or barred:
+    standing: as it was until now; in_force: all rules that steps were made by, those of no plan among them. why_not:
+    see `barred`."""
+    if now is None or now.steps < COMPARED or proposal.overspent > 1 + OVERSPENT or why_not:
         return None
     decide = effective(in_force)
     dense = not lossy(decide)

@@ -108,8 +108,9 @@ class Spec:
 
 @lru_cache(maxsize=1024)
 def parse(text: str) -> Spec:
-    """Raises TableError for a text that is no spec."""
-    match = _SPEC.fullmatch(text.strip())
+    """Raises TableError for a text that is no spec. Spaces mean nothing, as in what operators write."""
+    text = "".join(text.split())
+    match = _SPEC.fullmatch(text)
     if match is None:
         raise TableError("spec", "a codec such as topk(ratio=0.01)", repr(text))
     values = tuple(tuple(part.strip() for part in v.split("=", 1)) for v in (match[2] or "").split(",") if v.strip())
@@ -160,12 +161,19 @@ def refused(spec: Spec, quality: str) -> str:
         return "not a family of auto"
     parameter, least = _LEAST[spec.name]
     values = dict(spec.own)
+    packing = _PACKING if spec.name in SPARSE else frozenset()
+    known = parameter in values and not set(values) - {parameter} - packing and spec.width >= NARROWEST
+    if quality in least and not known:
+        return f"auto takes no other parameters than {parameter}" + (", packed and values=16" if packing else "")
+    return too_lossy(spec, quality)
+
+
+def too_lossy(spec: Spec, quality: str) -> str:
+    """Why a spec of auto's families loses more than ``quality`` lets it; empty if it does not."""
+    parameter, least = _LEAST.get(spec.name, ("", {quality: 0.0}))
     if quality not in least:
         return f"{spec.name} is too lossy for quality {quality}"
-    packing = _PACKING if spec.name in SPARSE else frozenset()
-    if parameter not in values or set(values) - {parameter} - packing or spec.width < NARROWEST:
-        return f"auto takes no other parameters than {parameter}" + (", packed and values=16" if packing else "")
-    if float(values[parameter]) < least[quality]:
+    if parameter and float(dict(spec.values).get(parameter, math.inf)) < least[quality]:
         return f"quality {quality} takes {parameter} from {least[quality]:g} on"
     return ""
 

@@ -54,6 +54,12 @@ def _log(job: Job) -> logging.LoggerAdapter[logging.Logger]:
     return of_job(log, job.record.label)
 
 
+def _why_not(job: Job, quality: str, seen: Profile) -> str:
+    """Why the job's plan has to go (`course.barred`)."""
+    planned = job.newest is not None and job.newest.planned
+    return decide.barred(newest_rules(job), quality, seen.tolerant, planned)
+
+
 class Planning:
     """All jobs this node plans for."""
 
@@ -186,9 +192,9 @@ class Planning:
             course.wait("waits until the link has been measured")
             return
         late_after = planwish.late_after(course.standing, domain, self._s.config.plan)
-        barred = decide.is_barred(newest_rules(job), planwish.quality(course.standing, domain), seen.tolerant)
+        why_not = _why_not(job, planwish.quality(course.standing, domain), seen)
         act, why = decide.next_act(
-            course.standing, domain.config.domain, seen, planwish.made(domain), late_after, barred
+            course.standing, domain.config.domain, seen, planwish.made(domain), late_after, why_not
         )
         plans = act in (Act.PLAN, Act.MEASURE)
         if not plans or not decide.other_network(course.standing, seen):
@@ -277,21 +283,22 @@ class Planning:
                 "at": settled, "stayed": now is not None and decide.stays_dense(proposal, wish.rules),
                 "in_turn": (*was.in_turn, measure) if measure else was.in_turn,
             }  # fmt: skip
-            barred = decide.is_barred(rules, wish.quality, profile.tolerant)
-            pays, reason = decide.switch(course.standing, proposal, now, rules, wish.rules, measure, barred)
+            why_not = _why_not(job, wish.quality, profile)
+            pays, reason = decide.switch(course.standing, proposal, now, rules, wish.rules, measure, why_not)
             if not pays:
                 self._now(job, **found, running=decide.running(course.standing, proposal, now, rules, wish.rules))
                 course.result = reason
                 _log(job).info("job %r: %s", job.record.label, reason)
                 return None
-            before = decide.replaced(was, rules, now, proposal, wish.rules, barred)
+            before = decide.replaced(was, rules, now, proposal, wish.rules, why_not)
             try:
                 answered = await self._put(job, course, rules_of(proposal), proposal.family, before)
                 break
             except MemberRefused as error:
                 # The same would be proposed again, and refused again: the next best is.
                 wish = self._without(job, course, wish, proposal.family, error)
-        if course.standing.mode != STATIC:
+        # Whoever changed the mode or the quality meanwhile wants another plan, which then is the first one.
+        if (course.standing.mode, course.standing.quality) == wanted:
             if before is None:
                 # Its steps are compared with nothing, not with those of other rules of its family either.
                 took = tuple(t for t in course.standing.took if t.family != proposal.family)

@@ -125,6 +125,9 @@ def _states(
             content = (folder / f"{domain.config.domain:08x}.{lane}.records{section}").read_bytes()
         except FileNotFoundError:
             continue  # opened by no lane yet
-        for r in np.frombuffer(content, RECORD, sum(b.lane == lane for b in blocks)):
+        count = sum(b.lane == lane for b in blocks)
+        if len(content) < count * RECORD.itemsize:
+            continue  # a lane is about to make it, or was ended while it did
+        for r in np.frombuffer(content, RECORD, count):
             found[int(r["key"])] = bool(r["residual_at"]), bool(r["owner_at"])
     return found

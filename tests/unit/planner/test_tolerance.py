@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from gcproto.messages import Rule
 from gcserver.planner.auto import INTOLERANT, Wish, compose
-from gcserver.planner.course import Act, is_barred, next_act, replaced, switch
+from gcserver.planner.course import Act, barred, next_act, replaced, switch
 from gcserver.planner.families import SPARSE, candidates, parse
 from gcserver.planner.profile import Profile, StepTime
 from gcserver.planner.standing import Before, Standing, rules_of
@@ -37,9 +37,9 @@ def test_a_plan_has_sparsifiers_where_the_optimizer_stands_late_gradients(
 ) -> None:
     found = compose(job(tolerant), Wish(quality=quality))
     assert parse(found.family).name == family
-    barred = {c.spec for c in found.considered if c.why_not == INTOLERANT}
+    left_out = {c.spec for c in found.considered if c.why_not == INTOLERANT}
     sparse = {s.text for s in candidates(job(tolerant).codecs, quality) if s.name in SPARSE}
-    assert sparse and barred == (sparse if family == "powersgd" else set())
+    assert sparse and left_out == (sparse if family == "powersgd" else set())
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_low_rank_waits_ten_times_as_long_for_an_optimizer_that_may_not(tolerant
 
 def test_low_rank_stays_when_an_optimizer_comes_that_may_not_stand_it() -> None:
     in_force = rules_of(compose(job(True), Wish(made=150, late_after=100)))
-    assert parse(in_force[-1].spec).name == "powersgd" and not is_barred(in_force, "balanced", False)
+    assert parse(in_force[-1].spec).name == "powersgd" and not barred(in_force, "balanced", False, planned=True)
     standing = Standing("auto", "balanced", in_force, domain=7, profile=job(True), at=150)
     assert next_act(standing, 7, job(False), 200, 100)[0] is Act.STAY
 
@@ -69,7 +69,7 @@ def ruled(codec: str, *more: Rule) -> tuple[Rule, ...]:
 
 
 @pytest.mark.parametrize(
-    ("rules", "quality", "tolerant", "barred"),
+    ("rules", "quality", "tolerant", "goes"),
     [
         (ruled("topk(ratio=0.01)"), "balanced", False, True),
         (ruled("topk(ratio=0.01)"), "safe", False, True),
@@ -81,16 +81,32 @@ def ruled(codec: str, *more: Rule) -> tuple[Rule, ...]:
     ],
 )
 def test_rules_in_force_are_barred_if_a_sparsifier_is_among_them(
-    rules: tuple[Rule, ...], quality: str, tolerant: bool, barred: bool
+    rules: tuple[Rule, ...], quality: str, tolerant: bool, goes: bool
 ) -> None:
-    assert is_barred(rules, quality, tolerant) is barred
+    assert bool(barred(rules, quality, tolerant)) is goes
+
+
+@pytest.mark.parametrize(
+    ("codec", "quality", "why"),
+    [
+        ("qsgd(bits=4)", "safe", "qsgd(bits=4) has to go: quality safe takes bits from 8 on"),
+        ("powersgd(rank=4)", "safe", "powersgd(rank=4) has to go: powersgd is too lossy for quality safe"),
+        ("topk( ratio = 0.005 )", "balanced", "topk(ratio=0.005) has to go: quality balanced takes ratio from 0.01 on"),
+        ("qsgd(bits=8)", "safe", ""),
+        ("qsgd(bits=4)", "balanced", ""),
+        ("none", "safe", ""),
+    ],
+)
+def test_what_a_lower_quality_does_not_take_goes_if_a_planner_chose_it(codec: str, quality: str, why: str) -> None:
+    assert barred(ruled(codec), quality, True, planned=True) == why
+    assert barred(ruled(codec), quality, True) == "", "an operator's stays until something is faster"
 
 
 @pytest.mark.parametrize("on_trial", [None, Before(ruled("fp16"), StepTime(2, 0.4, 0.01, 30), kind=1)])
 def test_what_is_barred_is_planned_away_at_once_also_while_it_is_on_trial(on_trial: Before | None) -> None:
     standing = Standing("auto", "balanced", domain=7, profile=job(True), at=2000, before=on_trial)
-    act, why = next_act(standing, 7, job(False), 2500, 100, barred=True)
-    assert act is Act.PLAN and why.startswith("the plan in force has sparsifiers, and the optimizer")
+    act, why = next_act(standing, 7, job(False), 2500, 100, "sparsifiers have to go: of this")
+    assert act is Act.PLAN and why == "sparsifiers have to go: of this"
     assert next_act(standing, 7, job(False), 2500, 100)[0] is Act.STAY, "nothing in force is barred"
 
 
@@ -111,9 +127,9 @@ def test_a_sparsifier_in_force_goes_however_long_steps_get_and_does_not_come_bac
     )
     wish = Wish(rules=sparse.rules, step=sparse.expected)
     slower = msgspec.structs.replace(compose(job(False), wish), expected=2 * sparse.expected)
-    barred = is_barred(rules, "balanced", False)
-    puts, why = switch(was, slower, now, rules, sparse.rules, barred=barred)
+    why_not = barred(rules, "balanced", False)
+    puts, why = switch(was, slower, now, rules, sparse.rules, why_not=why_not)
     assert puts and why.startswith("sparsifiers have to go: the optimizer is not known to stand late gradients")
-    assert replaced(was, rules, now, slower, sparse.rules, barred) is None, "it is not to come back for shorter steps"
-    assert not is_barred(rules_of(slower), "balanced", False), "which ends it"
+    assert replaced(was, rules, now, slower, sparse.rules, why_not) is None, "it is not to come back for shorter steps"
+    assert not barred(rules_of(slower), "balanced", False, planned=True), "which ends it"
     assert not switch(was, slower, now, rules, sparse.rules)[0], "nothing else that is slower would be put in force"

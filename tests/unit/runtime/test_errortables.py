@@ -18,7 +18,7 @@ from gcserver.planner.errors_lowrank import lowrank_errors
 from gcserver.planner.errors_quantised import qsgd_errors
 from gcserver.planner.errors_sparse import sparse_bytes, sparse_errors
 from gcserver.runtime.blocks import DomainMemory
-from gcserver.runtime.errortables import LEVELS, SPOTS, ErrorTables
+from gcserver.runtime.errortables import LEVELS, ROWS, SPOTS, ErrorTables, _errors, _look
 from gcserver.runtime.peek import JobGone, Peek, Watched
 from tests.unit.runtime.test_peek import lanes, push, random, watched
 
@@ -140,3 +140,13 @@ def test_a_sample_waits_for_busy_cores_only_so_long(tmp_path: Path) -> None:
     with Peek(w) as peek:
         tables = ErrorTables(peek, {"topk": LEVELS["topk"]}, clock=lambda: 0.0, wall=lambda: float(next(passed)))
         assert tables.sample(1.0) == 1, "5 s passed and no CPU time"
+
+
+def test_of_vectors_low_rank_looks_at_a_few_elements() -> None:
+    """It loses nothing of them. A flat shard of gigabytes was copied three times to find that out."""
+    look = _look("powersgd", (1 << 28,))
+    assert look.picks is not None and look.picks.size == ROWS and look.factor * ROWS == 1 << 28
+    assert not _errors("powersgd", np.ones(look.shape, np.float32), np.array([1, 4])).any()
+    for shape in ((), (3,)):
+        few = _look("powersgd", shape).picks
+        assert few is not None and few.tolist() == list(range(max((1, *shape))))

@@ -1,4 +1,5 @@
-"""A job whose optimizer may not stand the sparsifiers in force: they go at once, and nothing brings them back.
+"""A job whose plan in force may not be any more: sparsifiers that the optimizer may not stand, and what a quality that
+was lowered does not take. They go at once, and nothing brings them back.
 
 What may live here: that course of `planning.py`. What may not: the rule (`tests/unit/planner/test_tolerance.py`).
 """
@@ -10,9 +11,11 @@ from typing import Any
 
 from gcproto.messages import Rule
 from gcserver.planner.profile import StepTime
+from gcserver.runtime.resolve import resolve
 from tests.unit.runtime.planned_job import HAND, TOPK, Daemon, proposal, run
 
 Q4 = (Rule("*", "qsgd(bits=4)", "owner"),)
+Q8 = (Rule("*", "qsgd(bits=8)", "owner"),)
 
 
 def test_a_sparsifier_on_trial_is_replaced_by_what_is_slower_and_stays_away(tmp_path: Path) -> None:
@@ -56,5 +59,59 @@ def test_other_codecs_of_an_operator_stay_where_nothing_is_faster(tmp_path: Path
         d.steps(StepTime(1, 0.2, 0.01, 30))
         d.link.proposal = proposal("qsgd(bits=4)", 0.8)
         assert "stays" in await d.look() and not d.given
+
+    run(tmp_path, test)
+
+
+def test_a_lower_quality_takes_the_lossier_plan_away_though_that_is_faster(tmp_path: Path) -> None:
+    async def test(d: Daemon) -> None:
+        d.job.resolve = resolve
+        d.newest(Q4, planned=True)
+        d.planning.set_mode(d.job, "auto", "safe")
+        d.steps(StepTime(1, 0.2, 0.01, 30))
+        d.link.proposal = proposal("qsgd(bits=8)", 0.25)
+        said = await d.look()
+        assert "qsgd(bits=4) has to go: quality safe takes bits from 8 on" in said and d.given == [Q8]
+        assert d.course.standing.before is None, "it is not judged by the steps of what had to go"
+        d.domain.settled += 30
+        d.steps(StepTime(1, 0.2, 0.01, 30), StepTime(2, 0.25, 0.01, 30))
+        for _ in range(3):
+            await d.look()
+        assert d.given == [Q8] and len(d.link.plans()) <= 2, "nor is it planned again and again"
+
+    run(tmp_path, test)
+
+
+def test_a_quality_lowered_while_a_plan_comes_into_force_is_planned_for(tmp_path: Path) -> None:
+    async def test(d: Daemon) -> None:
+        d.job.resolve = resolve
+        d.planning.set_mode(d.job, "auto", "balanced")
+        d.link.proposal = proposal("qsgd(bits=4)", 0.2)
+
+        def lowered() -> None:
+            d.planning.set_mode(d.job, "auto", "safe")
+            d.link.proposal = proposal("qsgd(bits=8)", 0.25)
+            d.meanwhile = lambda: None
+
+        d.meanwhile = lowered
+        d.steps(StepTime(0, 0.4, 0.01, 9))
+        await d.look()
+        assert d.given == [Q4] and d.course.standing.quality == "safe"
+        d.domain.settled += 30
+        d.steps(StepTime(0, 0.4, 0.01, 9), StepTime(1, 0.2, 0.01, 30))
+        await d.look()
+        assert d.given == [Q4, Q8] and [p.wish.quality for p in d.link.plans()] == ["balanced", "safe"]
+
+    run(tmp_path, test)
+
+
+def test_a_spec_with_spaces_is_planned_like_any_other(tmp_path: Path) -> None:
+    async def test(d: Daemon) -> None:
+        d.job.resolve = resolve
+        d.newest((Rule("*", "topk( ratio = 0.01 ) + ef( decay = 0.9 )"),))
+        d.planning.set_mode(d.job, "auto", "balanced")
+        d.steps(StepTime(1, 0.2, 0.01, 30))
+        d.link.proposal = proposal("qsgd(bits=4)", 0.8)
+        assert "sparsifiers have to go" in await d.look() and d.given == [Q4]
 
     run(tmp_path, test)

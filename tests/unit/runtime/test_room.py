@@ -80,6 +80,18 @@ def test_blocks_that_have_states_need_no_more(tmp_path: Path, monkeypatch: pytes
     assert refused(tmp_path, job, Rule("*", TOPK)) == ""
 
 
+def test_records_that_a_lane_was_ended_before_it_made_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    short_of(monkeypatch, 0)
+    job = a_job()
+    (domain,) = job.domains.values()
+    folder = tmp_path / "jobs" / job.id.hex()
+    DomainMemory(domain.config, 1, 0, folder).open_section(LARGE)
+    (records,) = folder.glob("*.records0")
+    for left in (b"", records.read_bytes()[:7]):
+        records.write_bytes(left)
+        assert refused(tmp_path, job, Rule("*", TOPK)).startswith("its codecs keep 2 MiB of shared memory more")
+
+
 def test_tensors_that_do_not_fit_are_refused_with_all_they_would_come_to_need(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
