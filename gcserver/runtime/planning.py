@@ -54,9 +54,11 @@ def _log(job: Job) -> logging.LoggerAdapter[logging.Logger]:
     return of_job(log, job.record.label)
 
 
-def _why_not(job: Job, quality: str, seen: Profile) -> str:
+def _why_not(job: Job, standing: Standing, quality: str, seen: Profile) -> str:
     """Why the job's plan has to go (`course.barred`)."""
-    planned = job.newest is not None and job.newest.planned
+    # Rules of no family are an operator's that came back when a plan was taken back.
+    ours = standing.profile is None or standing.family != ""
+    planned = job.newest is not None and job.newest.planned and ours
     return decide.barred(newest_rules(job), quality, seen.tolerant, planned)
 
 
@@ -192,7 +194,7 @@ class Planning:
             course.wait("waits until the link has been measured")
             return
         late_after = planwish.late_after(course.standing, domain, self._s.config.plan)
-        why_not = _why_not(job, planwish.quality(course.standing, domain), seen)
+        why_not = _why_not(job, course.standing, planwish.quality(course.standing, domain), seen)
         act, why = decide.next_act(
             course.standing, domain.config.domain, seen, planwish.made(domain), late_after, why_not
         )
@@ -283,7 +285,7 @@ class Planning:
                 "at": settled, "stayed": now is not None and decide.stays_dense(proposal, wish.rules),
                 "in_turn": (*was.in_turn, measure) if measure else was.in_turn,
             }  # fmt: skip
-            why_not = _why_not(job, wish.quality, profile)
+            why_not = _why_not(job, course.standing, wish.quality, profile)
             pays, reason = decide.switch(course.standing, proposal, now, rules, wish.rules, measure, why_not)
             if not pays:
                 self._now(job, **found, running=decide.running(course.standing, proposal, now, rules, wish.rules))

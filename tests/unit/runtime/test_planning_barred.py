@@ -82,6 +82,27 @@ def test_a_lower_quality_takes_the_lossier_plan_away_though_that_is_faster(tmp_p
     run(tmp_path, test)
 
 
+def test_an_operators_codec_that_came_back_stays_though_the_planner_would_not_take_it(tmp_path: Path) -> None:
+    async def test(d: Daemon) -> None:
+        d.job.resolve = resolve
+        strong = (Rule("*", "topk(ratio=0.001)"),)
+        d.newest(strong)
+        d.planning.set_mode(d.job, "auto", "balanced")
+        d.steps(StepTime(1, 0.3, 0.01, 30), tolerant=True)
+        d.link.proposal = proposal("qsgd(bits=4)", 0.2)
+        await d.look()
+        d.domain.settled += 30
+        d.steps(StepTime(1, 0.3, 0.01, 30), StepTime(2, 0.5, 0.01, 30), tolerant=True)
+        assert "that one is back" in await d.look() and d.given == [Q4, strong]
+        d.domain.settled += 30
+        d.steps(StepTime(2, 0.5, 0.01, 30), StepTime(3, 0.3, 0.01, 30), tolerant=True)
+        for _ in range(3):
+            await d.look()
+        assert d.given == [Q4, strong]
+
+    run(tmp_path, test)
+
+
 def test_a_quality_lowered_while_a_plan_comes_into_force_is_planned_for(tmp_path: Path) -> None:
     async def test(d: Daemon) -> None:
         d.job.resolve = resolve
