@@ -64,6 +64,8 @@ class Prober:
     _took: list[float] = field(default_factory=list)
     _exact: bool = True
     _spent: float = 0.0
+    #: rounds in a row that a peer left unanswered
+    _silent: int = 0
     _found: list[Probed] = field(default_factory=list)
 
     def ask(
@@ -106,7 +108,7 @@ class Prober:
         """A probe is back after ``trip`` seconds, a plain heartbeat takes ``usual``; with a round's last its result."""
         if self._waits is None or (peer, nbytes) != (self._left[0], self._size):
             return None
-        self._waits = None
+        self._waits, self._silent = None, 0
         took = max(trip - usual, 1e-6)
         self._spent += took
         exact = took >= max(LONG, TRIPS * usual)
@@ -135,9 +137,13 @@ class Prober:
         return not before or min(before) * (1 - FASTER) > min(self._took)
 
     def _end(self, now: float) -> None:
+        self._free = self._begun + QUIET * self._spent
         if self._waits is not None:
-            self._spent += now - self._waits
-        self._waits, self._free = None, self._begun + QUIET * self._spent
+            # Mostly the peer was away, and nothing was sent. Only a link that has become hundreds of times slower takes
+            # that long: for its sake the pauses double, up to what that would have cost it.
+            self._free = max(self._free, now + min(QUIET * (now - self._waits), self.every * 2.0**self._silent))
+            self._silent = min(self._silent + 1, 30)
+        self._waits = None
         self._left.clear()
 
 

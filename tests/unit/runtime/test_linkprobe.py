@@ -5,6 +5,7 @@ What may live here: tests of `gcserver/runtime/linkprobe.py` over a link that is
 
 from __future__ import annotations
 
+import itertools
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -150,12 +151,25 @@ def test_a_peer_that_does_not_answer_ends_the_round() -> None:
     network = Network(b=1.2e7)
     network.run(PROBE_PATIENCE, answered=False)
     assert len(network.asked) == 1, "one at a time"
-    network.run(EVERY, answered=False)
-    assert len(network.asked) == 1 and not network.found, "what it may have cost the link is paid for first"
     peer, nbytes = network.asked[0][1:]
+    network.run(EVERY, answered=False)
     assert network.prober.on_echo(peer, nbytes, 1.0, 0.0, network.now) is None, "too late"
-    network.run(QUIET * 2 * PROBE_PATIENCE)
-    assert len(network.found) >= 1
+    network.run(PROBE_PATIENCE)
+    assert len(network.found) == 1, "a peer that was away for a moment does not leave its link unknown for hours"
+
+
+def test_a_peer_that_stays_silent_is_probed_less_and_less_often() -> None:
+    """What the probes of a link cost that has become so slow that none comes back is little all the same."""
+    network = Network(b=1.2e7)
+    network.run(40 * EVERY, answered=False)
+    begun = [now for now, _, _ in network.asked]
+    pauses = [later - now for now, later in itertools.pairwise(begun)]
+    assert len(pauses) > 3 and pauses == pytest.approx(
+        [PROBE_PATIENCE + EVERY * 2**i for i in range(len(pauses))], abs=2 * TICK
+    )
+    network.run(QUIET * PROBE_PATIENCE + EVERY)
+    assert len(network.found) > 1, "and as usual once it has answered"
+    assert network.found[-1].at - network.found[-2].at == pytest.approx(EVERY, abs=5 * TICK)
 
 
 class Daemon:
