@@ -162,8 +162,8 @@ def refused(spec: Spec, quality: str) -> str:
     parameter, least = _LEAST[spec.name]
     values = dict(spec.own)
     packing = _PACKING if spec.name in SPARSE else frozenset()
-    known = parameter in values and not set(values) - {parameter} - packing and spec.width >= NARROWEST
-    if quality in least and not known:
+    other = parameter not in values or set(values) - {parameter} - packing or spec.width < NARROWEST
+    if quality in least and other:
         return f"auto takes no other parameters than {parameter}" + (", packed and values=16" if packing else "")
     return too_lossy(spec, quality)
 

@@ -160,8 +160,9 @@ def _look(family: str, shape: tuple[int, ...]) -> Look:
     if family == "powersgd":
         rows, cols = errors_lowrank.matrix_shape(shape)
         if not cols:  # sent as it is: nothing of it is lost, so that a few elements tell as much as all
-            return Look(np.arange(min(n, ROWS), dtype=np.int64), (min(n, ROWS),), n / max(1, min(n, ROWS)))
-        used = max(ROWS, AREA // max(cols, 1))
+            few = min(n, ROWS)
+            return Look(np.arange(few, dtype=np.int64), (few,), n / max(few, 1))
+        used = max(ROWS, AREA // cols)
         if used >= rows:
             return Look(None, shape, 1.0)
         picked = np.arange(used, dtype=np.int64) * rows // used
