@@ -31,9 +31,9 @@ from gcserver.core.job_faults import AGAIN
 SKIP = "skip"
 #: Who has lost most of the members may be the one that is cut off: it lets the others ask first, seconds.
 MINORITY_WAITS = 10.0
-#: Numbers of plans made in an epoch start at so many times the number of epochs before it: a first member that was
-#: lost may have numbered one that not all have heard of.
-NUMBERS = 1 << 20
+#: So many numbers of plans are left out with every epoch that begins: a first member that was lost may have given some
+#: that no other has heard of. Of the 2**32 that there are, `job_records.MAX_EPOCH` epochs leave out half.
+NUMBERS = 1 << 12
 
 
 def on_step(job: Job, lane: int, report: ReportStep) -> list[ControlEffect]:
@@ -226,7 +226,7 @@ def _enter(job: Job) -> list[ControlEffect]:
         job.left.pop(node, None)
     if record.admissions > before.admissions:
         job.pausing.clear()
-    job.numbered = max(job.numbered, (record.epoch - 1) * NUMBERS)
+    job.numbered += (record.epoch - before.epoch) * NUMBERS
     out.append(job.save())
     for key, domain in job.domains.items():
         # Once it is saved why: a restart before that would take a skipped step for one that was run.

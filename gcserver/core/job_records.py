@@ -18,8 +18,9 @@ from gcserver.core.job_faults import AGAIN
 from gcserver.core.plan import unusable
 
 JOB_BYTES = len(wire.NO_JOB)
-#: An epoch has 32 bits in a frame header; a partition travels in one frame.
-MAX_EPOCH = 2**32 - 1
+#: So many epochs, of which one begins with a loss or a return, leave numbers for plans (`epochs.NUMBERS`).
+MAX_EPOCH = 1 << 19
+#: A partition travels in one frame.
 MAX_PARTITION = 1 << 31
 #: An epoch skips no more steps of a domain than one can have begun: a call on every tensor is one each.
 MAX_SKIPPED = MAX_TENSORS

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gcproto import messages
+from gcproto import messages, packed
 from gcproto.epoch_messages import DomainState, EpochStart, Frozen, StepReady
 from gcproto.manifest import Section, TensorSpec
 from gcproto.messages import DeclareDomain, DeclareSection, Fault, SectionOffer
@@ -21,6 +21,7 @@ from gcserver.core import epochs, waiting
 from gcserver.core.control import ControlMachine
 from gcserver.core.effects import Count, ReportStep, ReportWaiting, Send
 from gcserver.core.events import DomainOpened, PeerAdded, Settled, Tick
+from gcserver.core.job_records import MAX_EPOCH
 from tests.unit.core.control_machine import (
     B,
     control_from_b,
@@ -289,6 +290,22 @@ def test_what_is_said_of_a_later_epoch_waits_for_it() -> None:
     following = msgspec.structs.replace(record, epoch=2, lost=((),), starts=(EpochStart(2, 0, 1, 1),))
     m.on(control_from_b(following, 5), 1.0)
     assert settled(finish(m, 2, epoch=2)) == [(2, False)]
+
+
+@pytest.mark.parametrize("epoch", [2, 4])
+def test_an_epoch_leaves_out_the_numbers_of_plans_that_a_lost_node_may_have_given(epoch: int) -> None:
+    """Also where nothing was heard of those in between; and what was heard of counts, however many there were."""
+    m, record = pair()
+    (job,) = m.jobs.values()
+    job.numbered = 5 * epochs.NUMBERS
+    m.on(control_from_b(msgspec.structs.replace(record, epoch=epoch, lost=((),) * (epoch - 1)), 3), 1.0)
+    assert (job.record.epoch, job.numbered) == (epoch, (4 + epoch) * epochs.NUMBERS)
+
+
+def test_the_last_epoch_there_can_be_leaves_as_many_numbers_as_all_before_left_out() -> None:
+    assert epochs.NUMBERS * MAX_EPOCH <= 1 << 31
+    text = messages.PlanText(b"j" * 16, epochs.NUMBERS * MAX_EPOCH, 1, ())
+    assert packed.Decoder[messages.PlanText](messages.PlanText)(packed.encode(text)) == text
 
 
 def test_who_speaks_of_an_epoch_that_is_over_hears_of_the_next() -> None:
