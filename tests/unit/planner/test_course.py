@@ -73,6 +73,14 @@ def test_the_same_rules_under_another_number_are_a_change_of_controller() -> Non
     assert noticed(PLANNED, 4, NEW) == replace(PLANNED, plan=4)
     began = Standing("auto", "fast", OLD)
     assert noticed(began, 4, OLD) == replace(began, plan=4)
+    chosen = replace(PLANNED, running="topk")
+    assert noticed(chosen, 4, NEW, planned=True) == replace(chosen, plan=4), "whose rules they are stays"
+    assert noticed(chosen, 3, NEW) == chosen, "an older daemon did not say who had made a plan"
+
+
+def test_somebody_who_gives_the_planners_rules_wants_them_to_stay() -> None:
+    chosen = replace(PLANNED, running="topk")
+    assert noticed(chosen, 4, NEW) == by_hand(chosen)
 
 
 @pytest.mark.parametrize("standing", [PLANNED, Standing("auto", "fast", OLD, asked=NEW)])
