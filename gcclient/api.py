@@ -56,23 +56,25 @@ def init(
     seed: int | None = None,
     plan: str | None = None,
     quality: str | None = None,
+    controller: str | None = None,
 ) -> None:
     """Join the job through this node's daemon; returns once all ranks have. Must be called on every rank.
 
-    Ranks come from the arguments, else from an initialised torch.distributed, else from torchrun's, Slurm's or
-    Open MPI's variables, else this is process 0 of 1. ``job`` is the job's name (GC_JOB; two jobs at once on one
-    daemon need different ones), ``socket`` the daemon's socket (GC_NODE_SOCKET), ``deadline`` (GC_JOB_DEADLINE)
-    the longest any rank waits for another, seconds or text such as "30s", "5m" (rank 0's counts; default: the
-    daemon's job.deadline), ``on_loss`` (GC_JOB_ON_LOSS) the job's policy, ``seed`` (GC_SEED; rank 0's counts) what
-    codecs that draw random numbers draw from: with the same one a run can be repeated bit by bit (default: drawn
-    afresh for every job). ``plan`` (GC_PLAN; rank 0's counts) says who makes the job's plans: "static" (operators),
-    "auto" (the planner), or one of its parts ("espresso", "mergecomp", "lgreco"); ``quality`` (GC_QUALITY; rank 0's
-    counts) what automatic plans may lose: "safe", "balanced" or "fast" (default of both: plan.mode and plan.quality of
-    rank 0's daemon). GC_JOB_TOKEN, if set, is a secret of the job: daemons let only workers with the same one join
-    (default: drawn by rank 0 where ranks meet in torch's store). GC_AUTOSTART=1: where nobody names a socket, the job
-    has a private daemon on this machine, which its first worker here starts and which ends with the last; on several
-    machines its daemons have keys by GC_JOB_SECRET. GC_DISABLE=1: there is no daemon, and every call of gcclient uses
-    torch's own collectives.
+    Ranks come from the arguments, else from an initialised torch.distributed, else from torchrun's, Slurm's or Open
+    MPI's variables, else this is process 0 of 1. ``job`` is the job's name (GC_JOB; two jobs at once on one daemon need
+    different ones), ``socket`` the daemon's socket (GC_NODE_SOCKET), ``deadline`` (GC_JOB_DEADLINE) the longest any
+    rank waits for another, seconds or text such as "30s", "5m" (rank 0's counts; default: the daemon's job.deadline),
+    ``on_loss`` (GC_JOB_ON_LOSS) the job's policy, ``seed`` (GC_SEED; rank 0's counts) what codecs that draw random
+    numbers draw from: with the same one a run can be repeated bit by bit (default: drawn afresh for every job).
+    ``plan`` (GC_PLAN; rank 0's counts) says who makes the job's plans: "static" (operators), "auto" (the planner), or
+    one of its parts ("espresso", "mergecomp", "lgreco"); ``quality`` (GC_QUALITY; rank 0's counts) what automatic plans
+    may lose: "safe", "balanced" or "fast"; ``controller`` (GC_CONTROLLER; rank 0's counts) what steers compression
+    while the job runs: "dc2-da1" to "dc2-da5", with parameters in parentheses, or "none" (default of all three:
+    plan.mode, plan.quality and plan.controller of rank 0's daemon). GC_JOB_TOKEN, if set, is a secret of the job:
+    daemons let only workers with the same one join (default: drawn by rank 0 where ranks meet in torch's store).
+    GC_AUTOSTART=1: where nobody names a socket, the job has a private daemon on this machine, which its first worker
+    here starts and which ends with the last; on several machines its daemons have keys by GC_JOB_SECRET. GC_DISABLE=1:
+    there is no daemon, and every call of gcclient uses torch's own collectives.
 
     Raises TypeError and ValueError that name the argument (ranks that do not fit, no duration, no seed, no such word),
     :class:`~gcclient.NoDaemon`, :class:`~gcclient.NotAuthorised`, :class:`~gcclient.JoinRefused`,
@@ -97,6 +99,7 @@ def init(
         arguments.read_seed(seed, environ),
         arguments.read_word(plan, "plan", environ, "GC_PLAN", modes.MODES),
         arguments.read_word(quality, "quality", environ, "GC_QUALITY", modes.QUALITIES),
+        arguments.read_setting(controller, "controller", environ, "GC_CONTROLLER"),
     )
     token = arguments.read_setting(None, "token", environ, "GC_JOB_TOKEN")
     patience = terms.deadline or JOIN_FOR

@@ -25,7 +25,7 @@ from gcproto.messages import LAST_SEED
 class Terms:
     """What a worker wants of its job; rank 0's counts. Where it is 0, empty or None the daemon decides.
 
-    ``deadline`` in seconds; ``plan`` and ``quality`` are words of `gcproto.modes`.
+    ``deadline`` in seconds; ``plan`` and ``quality`` are words of `gcproto.modes`; ``controller`` the daemon knows.
     """
 
     deadline: float = 0.0
@@ -33,6 +33,7 @@ class Terms:
     seed: int | None = None
     plan: str = ""
     quality: str = ""
+    controller: str = ""
 
 
 _SHAPE_FORM: Final = "whole numbers from 0 on, or one tuple of them"

@@ -106,7 +106,7 @@ class Session:
         self._ask(Register(
             self.label, world.rank, world.size, world.local_rank, world.local_size, self.pid, number, terms.deadline,
             terms.on_loss, introduction.peers, VERSION, terms.seed, terms.plan, terms.quality, introduction.keys,
-            introduction.token,
+            introduction.token, terms.controller,
         ))  # fmt: skip
         self.wait_for(lambda: self.registered is not None, "the job to form", "join", patience + GRACE)
         assert self.registered is not None

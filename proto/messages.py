@@ -254,11 +254,11 @@ Link = Hello | Refuse | Beat | Nack
 class Register(Message, frozen=True, tag="register"):
     """A worker's first message. ``number`` is drawn by global rank 0 (empty elsewhere).
 
-    ``seed`` is what stochastic codecs draw from instead of the number; ``plan`` and ``quality`` are words of `modes.py`
-    (empty: the daemon's); of all three rank 0's count. ``peers`` are (name, address) pairs learned through torch's
-    store, for clusters without a static list, ``keys`` the (name, public key) that those nodes' daemons go by (empty:
-    it has none). ``version``: as in Hello; a message that the other release cannot read is refused by what is wrong
-    with it. ``token``: only workers with the same one become a job.
+    ``seed`` is what stochastic codecs draw from instead of the number; ``plan`` and ``quality`` are words of
+    `modes.py`, ``controller`` is what steers the job (empty: the daemon's); of all four rank 0's count. ``peers`` are
+    (name, address) pairs learned through torch's store, for clusters without a static list, ``keys`` the (name, public
+    key) that those nodes' daemons go by (empty: it has none). ``version``: as in Hello; a message that the other
+    release cannot read is refused by what is wrong with it. ``token``: only workers with the same one become a job.
     """
 
     label: Label
@@ -277,6 +277,7 @@ class Register(Message, frozen=True, tag="register"):
     quality: str = ""
     keys: tuple[tuple[str, str], ...] = ()
     token: Token = b""
+    controller: Label = ""
 
 
 class Reattach(Message, frozen=True, tag="reattach"):

@@ -83,8 +83,9 @@ class ControlMachine:
     def __post_init__(self) -> None:
         self.peers = Peers(self.config, self.out)
         self.formation = Formation(
-            self.config, self.peers, self.out, lambda m: why_unusable(m, self.config, self.resolve, self.no_controller)
-        )
+            self.config, self.peers, self.out, lambda m: why_unusable(m, self.config, self.resolve, self.no_controller),
+            self.no_controller,
+        )  # fmt: skip
         self.entrance = Entrance(self.formation, self.peers)
 
     @property

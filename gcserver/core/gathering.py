@@ -76,12 +76,13 @@ class Gathering:
 @dataclass(slots=True)
 class Formation:
     """The gatherings of a node, and the joins of all. ``out`` is the machine's list of effects; ``unusable`` says why
-    a record cannot be followed here."""
+    a record cannot be followed here, ``no_controller`` why a controller cannot be run."""
 
     config: ControlConfig
     peers: Peers
     out: list[ControlEffect]
     unusable: Callable[[EpochDecided], tuple[str, str] | None]
+    no_controller: Callable[[str], str]
     gatherings: dict[str, Gathering] = field(default_factory=dict)
     joins: dict[str, dict[str, JobJoin]] = field(default_factory=dict)
     #: (label, node) -> newest nonce that made it into a job
@@ -117,6 +118,9 @@ class Formation:
             return
         if why := modes.unknown(m.plan, m.quality):
             self._refuse(connection, "JoinRefused", why, "correct plan or quality (GC_PLAN, GC_QUALITY)")
+            return
+        if m.controller and (why := self.no_controller(m.controller)):
+            self._refuse(connection, "JoinRefused", why, "correct the controller (GC_CONTROLLER)")
             return
         self.peers.meet(m.peers)
         g = self.gatherings.get(m.label)
@@ -221,7 +225,7 @@ class Formation:
         record = EpochDecided(
             join.label, first.number, 1, g.world_size, tuple(j.member for j in chosen), tuple(j.nonce for j in chosen),
             c.rules, c.partition_bytes, c.min_compress_bytes, first.deadline or c.deadline, first.on_loss or c.on_loss,
-            first.seed, c.controller, first.plan or c.mode, first.quality or c.quality,
+            first.seed, first.controller or c.controller, first.plan or c.mode, first.quality or c.quality,
         )  # fmt: skip
         if bad := self.unusable(record):
             # A third party's codec of its configuration that fails only now.

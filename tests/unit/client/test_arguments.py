@@ -77,6 +77,17 @@ def test_plan_and_quality_come_from_arguments_or_the_environment(
     assert (register.plan, register.quality) == words
 
 
+@pytest.mark.parametrize(
+    ("given", "variable", "found"),
+    [("dc2-da2", "dc2-da5", "dc2-da2"), (None, "none", "none"), (None, None, "")],
+)
+def test_a_controller_comes_from_the_argument_or_the_environment(
+    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, given: str | None, variable: str | None, found: str
+) -> None:
+    _set(monkeypatch, "GC_CONTROLLER", variable)
+    assert _registered(daemon, controller=given).controller == found
+
+
 def test_another_plan_or_quality_is_refused_by_name(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GC_PLAN", "clever")
     with pytest.raises(ValueError, match="GC_PLAN=clever: expected one of static, auto"):

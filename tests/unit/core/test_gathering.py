@@ -123,6 +123,7 @@ def test_who_waits_is_told_what_for() -> None:
         ({"on_loss": "panic"}, "expected one of fail, skip, shrink"),
         ({"plan": "clever"}, "plan='clever': expected one of static, auto"),
         ({"quality": "best"}, "quality='best': expected one of safe"),
+        ({"controller": "pid"}, "unknown controller 'pid'"),
     ],
 )
 def test_registrations_this_release_cannot_serve_are_refused(change: dict[str, Any], part: str) -> None:

@@ -38,17 +38,23 @@ def test_the_seed_of_rank_0_reaches_every_domain() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "mode", "quality"),
-    [({}, "lgreco", "safe"), ({"plan": "auto"}, "auto", "safe"), ({"quality": "fast"}, "lgreco", "fast")],
+    ("asked", "mode", "quality", "controller"),
+    [
+        ({}, "lgreco", "safe", "dc2-da5"),
+        ({"plan": "auto"}, "auto", "safe", "dc2-da5"),
+        ({"quality": "fast"}, "lgreco", "fast", "dc2-da5"),
+        ({"controller": "none"}, "lgreco", "safe", "none"),
+    ],
 )
 def test_the_mode_that_rank_0_wants_or_its_node_has_reaches_every_worker(
-    asked: dict[str, str], mode: str, quality: str
+    asked: dict[str, str], mode: str, quality: str, controller: str
 ) -> None:
-    m = machine(mode="lgreco", quality="safe")
+    m = machine(mode="lgreco", quality="safe", controller="dc2-da5")
     said(m, 1, replace(register(0, 2, 0, 2), **asked))
-    out = said(m, 2, replace(register(1, 2, 1, 2), plan="mergecomp", quality="balanced"))
+    out = said(m, 2, replace(register(1, 2, 1, 2), plan="mergecomp", quality="balanced", controller="dc2-da2"))
     (arbitrate,) = (e for e in out if isinstance(e, ce.Arbitrate))
     assert (arbitrate.record.mode, arbitrate.record.quality) == (mode, quality)
+    assert arbitrate.record.controller == controller
     out = m.on(ce.EpochWon(arbitrate.record), 0.0)
     assert [told(out, worker)[0].mode for worker in (1, 2)] == [mode, mode]
     memory = next(e.memory for e in out if isinstance(e, ce.SaveJob))
