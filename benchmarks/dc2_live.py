@@ -1,14 +1,15 @@
 """DC2 on a running job whose links change their rate, beside ratios that never change.
 
 ``python -m benchmarks.dc2_live [--nodes 2,4] [--systems uniform-0.1,uniform-0.001,none,da2,da5] [--seconds 75]
-[--base 100mbit] [--period 8] [--seed 1] [--loss L] [--json FILE] [--plot FILE.png]``
+[--base 100mbit] [--period 8] [--seeds 1] [--links all|first] [--loss L] [--json FILE] [--plot FILE.png]``
 
 Each system trains the small GPT of ``examples`` with DistributedDataParallel on the hosts of a network lab, one worker
-and one daemon a host, for the same time. While it trains the rate of all links goes through the same seeded profile:
-``--base`` times 1, 1/2, 1/5 or 1/10, another every ``--period`` seconds, counted from the end of the first step. Needs
-namespaces (``benchmarks.lab.netns``). Columns: steps done, median and 95th percentile of a step, megabytes a host sent
-a step, mean ratio over the steps (share of the elements that the first host sends), loss at the end, and the time to
-the loss that all systems but ``none`` reached (or ``--loss``).
+and one daemon a host, for the same time. While it trains the rate of all links, or of the first host's while those of
+the others stay at ``--base``, goes through the same seeded profile: ``--base`` times 1, 1/2, 1/5 or 1/10, another every
+``--period`` seconds, counted from the end of the first step. Needs namespaces (``benchmarks.lab.netns``). Columns:
+steps done, median and 95th percentile of a step, megabytes a host sent a step, mean ratios over the steps of the first
+and of the last host (share of the elements that it sends), loss at the end, and the time to the loss that all systems
+but ``none`` reached (or ``--loss``).
 
 What may live here: this measurement and what is said of it. What may not: training, the lab, the daemons.
 """
@@ -17,6 +18,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
+import itertools
 import math
 import re
 import statistics
@@ -58,18 +61,26 @@ class System:
 
 @dataclass(slots=True)
 class Live:
-    """A finished run. ``rates``: (second, bit/s) of all links; ``ratios``: (second, ratio) of the first host; seconds
-    from the first step's beginning on, ascending."""
+    """A finished run. ``rates``: (second, bit/s) of the links that change; ``ratios``: (second, ratio) of each host;
+    seconds from the first step's beginning on, ascending."""
 
     system: System
     record: Record
     rates: list[tuple[float, float]] = field(default_factory=list)
-    ratios: list[tuple[float, float]] = field(default_factory=list)
+    ratios: list[list[tuple[float, float]]] = field(default_factory=list)
 
-    def ratio_at(self, second: float) -> float | None:
-        """The ratio in force; None before the first, and without compression."""
-        at = bisect_right(self.ratios, (second, math.inf)) - 1
-        return self.ratios[at][1] if at >= 0 else self.system.ratio
+    def ratio_at(self, second: float, host: int = 0) -> float | None:
+        """The ratio in force at a host; None before the first, and without compression."""
+        at = bisect_right(self.ratios[host], (second, math.inf)) - 1
+        return self.ratios[host][at][1] if at >= 0 else self.system.ratio
+
+    def ratio_means(self) -> list[float | None]:
+        """Of each host, over the steps that count."""
+        found: list[float | None] = []
+        for host in range(len(self.ratios)):
+            known = [r for s in self.record.steps[SKIP:] if (r := self.ratio_at(s.seconds, host)) is not None]
+            found.append(statistics.fmean(known) if known else None)
+        return found
 
     def losses(self) -> list[float]:
         """Smoothed loss after each step."""
@@ -99,7 +110,7 @@ def system(name: str, codec: str) -> System:
 
 # ------------------------------------------------------------------------------------------------ running
 class Weather:
-    """Changes the rate of all links every ``period`` seconds from :meth:`begin` on, in a thread; a context manager.
+    """Changes the rate of links every ``period`` seconds from :meth:`begin` on, in a thread; a context manager.
 
     ``changed``: (wall clock, bit/s) of what was done. An error of the lab comes out at the end of the context.
     """
@@ -146,14 +157,18 @@ def rate_text(bits: float) -> str:
     return f"{bits:.0f}bit"
 
 
-def run(what: System, nodes: int, rates: Sequence[float], period: float, seconds: float) -> Live:
-    """One system on a lab of its own. Raises LabError, DaemonError or what a worker ends with."""
+def run(what: System, nodes: int, rates: Sequence[float], period: float, seconds: float, rest: str = "") -> Live:
+    """One system on a lab of its own; where ``rest`` is a rate, the links of all but the first host have it.
+
+    Raises LabError, DaemonError or what a worker ends with.
+    """
     settings = {"codec.default": what.codec, "plan.controller": what.controller, "log.level": "debug"}
     with contextlib.ExitStack() as stack:
-        lab = stack.enter_context(netns.Lab(nodes))
+        lab = stack.enter_context(netns.Lab(nodes, rest or None))
         cluster = stack.enter_context(daemons.Daemons(lab.hosts, settings))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dc2-live-")))
-        weather = stack.enter_context(Weather(lab.set_rate, rates, period))
+        changing = functools.partial(lab.set_rate, only=lab.hosts[0] if rest else None)
+        weather = stack.enter_context(Weather(changing, rates, period))
         zero = math.inf
 
         def on_step(record: Record) -> None:
@@ -165,9 +180,9 @@ def run(what: System, nodes: int, rates: Sequence[float], period: float, seconds
             Run(Method(what.name, "gradcomm"), lab.hosts, cluster, folder, seconds=seconds, job=f"dc2-{what.name}")
         )
         record = training.follow(on_step, seconds + GRACE)
-        log = cluster[0].log.read_text(errors="replace")
+        logs = [cluster[i].log.read_text(errors="replace") for i in range(nodes)]
         rates_seen = [(at - zero, rate) for at, rate in weather.changed]
-        return Live(what, record, rates_seen, [(at - zero, ratio) for at, ratio in tuned(log)])
+        return Live(what, record, rates_seen, [[(at - zero, ratio) for at, ratio in tuned(log)] for log in logs])
 
 
 def tuned(log: str) -> list[tuple[float, float]]:
@@ -194,27 +209,28 @@ def row(live: Live, loss: float, **more: object) -> Row:
         raise ValueError(
             f"{live.system.name}: expected more than {SKIP + 1} steps, got {len(record.steps)}: run longer"
         )
-    ratios = [r for s in record.steps[SKIP:] if (r := live.ratio_at(s.seconds)) is not None]
+    ratios = live.ratio_means()
     durations = record.durations(SKIP)
     return {
         "system": live.system.name, **more, "steps": len(record.steps), "median_s": record.step_seconds(SKIP),
         "mean_s": statistics.fmean(durations), "p95_s": float(np.quantile(durations, 0.95)),
-        "step_bytes": record.step_bytes(SKIP), "ratio_mean": statistics.fmean(ratios) if ratios else None,
+        "step_bytes": record.step_bytes(SKIP), "ratio_mean": ratios[0], "ratio_means": ratios,
         "loss_end": live.losses()[-1], "loss": loss, "seconds_to_loss": live.seconds_to(loss), "runs": 1,
     }  # fmt: skip
 
 
 TABLE: Final = Table(
-    {"system": 16, "steps": 7, "median": 10, "p95": 10, "MB/step": 9, "ratio": 9, "loss": 8, "to loss": 10}
+    {"system": 16, "steps": 7, "median": 10, "p95": 10, "MB/step": 9, "ratio": 9, "last's": 9, "loss": 8, "to loss": 10}
 )
 
 
 def line(r: Row) -> str:
     """A row as text."""
-    reached, ratio = r["seconds_to_loss"], r["ratio_mean"]
+    reached, ratios = r["seconds_to_loss"], r["ratio_means"]
+    first, last = ("-" if ratio is None else f"{ratio:.4f}" for ratio in (ratios[0], ratios[-1]))
     return TABLE.line(
         r["system"], str(r["steps"]), show_seconds(r["median_s"]), show_seconds(r["p95_s"]),
-        f"{r['step_bytes'] / 1e6:.2f}", "-" if ratio is None else f"{ratio:.4f}", f"{r['loss_end']:.3f}",
+        f"{r['step_bytes'] / 1e6:.2f}", first, last, f"{r['loss_end']:.3f}",
         "-" if reached is None else show_seconds(reached),
     )  # fmt: skip
 
@@ -264,14 +280,17 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         "--base", type=command.rate, default="100mbit", help="the rate of the links at its highest (default 100mbit)"
     )
     parser.add_argument("--period", type=float, default=8.0, help="seconds between changes of the rate (default 8)")
-    parser.add_argument("--seed", type=int, default=1, help="of the profile of rates")
+    parser.add_argument("--seeds", type=command.counts, default="1", help="of profiles of rates, as 1 or 1,2,3")
+    parser.add_argument(
+        "--links", choices=("all", "first"), default="all", help="whose rate changes: all, or the first host's alone"
+    )
     parser.add_argument("--loss", type=float, help="the loss that is raced to, nats a character")
     parser.add_argument("--json", metavar="FILE")
-    parser.add_argument("--plot", metavar="FILE.png", type=Path, help="the runs of the first number of hosts")
+    parser.add_argument("--plot", metavar="FILE.png", type=Path, help="the runs of the first seed and number of hosts")
     args = parser.parse_args(argv)
     try:
         args.systems = [system(name, args.codec) for name in args.systems.split(",")]
-        args.profile = RateProfile(args.seed, netns.bits_per_second(args.base), args.period)
+        args.profiles = [RateProfile(seed, netns.bits_per_second(args.base), args.period) for seed in args.seeds]
     except ValueError as error:
         parser.error(str(error))
     return args
@@ -281,19 +300,24 @@ def main() -> None:
     args = parse()
     if netns.shaping() is None:
         raise SystemExit(netns.probe().reason)
-    rates = args.profile.rates(args.seconds + GRACE)
-    print("links: " + ", ".join(f"{r / 1e6:g}" for r in args.profile.rates(args.seconds)) + " Mbit/s")
     rows: list[Row] = []
-    for nodes in args.nodes:
+    rest = args.base if args.links == "first" else ""
+    for profile, nodes in itertools.product(args.profiles, args.nodes):
+        rates = profile.rates(args.seconds + GRACE)
         with processes.exits_on_signals():
-            runs = {what.name: run(what, nodes, rates, args.period, args.seconds) for what in args.systems}
+            runs = {what.name: run(what, nodes, rates, args.period, args.seconds, rest) for what in args.systems}
         loss = target(runs) if args.loss is None else args.loss
-        print(f"{nodes} hosts, {args.seconds:g} s each, to loss {loss:.3f}\n{TABLE.head()}")
+        print(
+            f"links of {args.links}, seed {profile.seed}: "
+            f"{', '.join(f'{r / 1e6:g}' for r in profile.rates(args.seconds))} Mbit/s\n"
+            f"{nodes} hosts, {args.seconds:g} s each, to loss {loss:.3f}\n{TABLE.head()}"
+        )
+        about = {"network": args.base, "links": args.links, "period_s": args.period, "seed": profile.seed}
         for live in runs.values():
-            rows.append(row(live, loss, nodes=nodes, network=args.base, period_s=args.period, seed=args.seed))
+            rows.append(row(live, loss, nodes=nodes, **about))
             print(line(rows[-1]), flush=True)
         write_json(args.json, rows)
-        if args.plot and nodes == args.nodes[0]:
+        if args.plot and (profile.seed, nodes) == (args.seeds[0], args.nodes[0]):
             plot(args.plot, runs)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -37,13 +37,17 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """What a codec (or a hook of DDP's) trains to: means over seeds, and over DDP's float32 with the same seeds."""
+    """What a codec (or a hook of DDP's) trains to: means over seeds, and over DDP's float32 with the same seeds.
+
+    ``elsewhere`` says with what it was measured where that is other nodes or links than asked for.
+    """
 
     loss: float
     held_out: float
     ratio: float | None
     held_out_ratio: float | None
     seeds: int
+    elsewhere: str = ""
 
 
 def cells(rows: Iterable[common.Row]) -> dict[Cell, dict[str, common.Row]]:
@@ -82,7 +86,10 @@ def _name(row: common.Row) -> str:
 def losses(rows: Iterable[common.Row], model: str, nodes: int) -> dict[str, Loss]:
     """By codec or comm: those of ``nodes`` nodes where there are any, else of however many were measured."""
     measured = [r for r in rows if r["mode"] == "loss" and r["model"] == model and "error" not in r]
-    measured = [r for r in measured if r["nodes"] == nodes] or measured
+    here = [r for r in measured if r["nodes"] == nodes]
+    counts = sorted({r["nodes"] for r in measured})
+    elsewhere = "" if here else f" ({' and '.join(map(str, counts))} nodes)"
+    measured = here or measured
     exact = {(r["nodes"], r["seed"]): r for r in measured if r["comm"] == "ddp"}
     out = {}
     for name in dict.fromkeys(map(_name, measured)):
@@ -93,7 +100,7 @@ def losses(rows: Iterable[common.Row], model: str, nodes: int) -> dict[str, Loss
             return statistics.fmean(r[key] / base[key] for r, base in pairs) if pairs else None
 
         means = [statistics.fmean(r[key] for r in own) for key in ("loss", "loss_held_out")]
-        out[name] = Loss(means[0], means[1], ratio("loss"), ratio("loss_held_out"), len(own))
+        out[name] = Loss(means[0], means[1], ratio("loss"), ratio("loss_held_out"), len(own), elsewhere)
     return out
 
 
@@ -120,13 +127,23 @@ def acceptable(timed: Mapping[str, common.Row], trained: Mapping[str, Loss]) -> 
 
 
 def _known(trained: Mapping[str, Loss], row: common.Row) -> Loss | None:
-    """What the system of a timed row trains to. For auto that on links of no rate stands in."""
-    return trained.get(_name(row), trained.get(row["comm"]))
+    """What the system of a timed row trains to. For auto that on links of no rate stands in, and says so."""
+    found, other = trained.get(_name(row)), trained.get(row["comm"])
+    if found is None and other is not None and _name(row) != row["comm"]:
+        return replace(other, elsewhere=f"{other.elsewhere} (unshaped)")
+    return found or other
 
 
 def _ratio(trained: Mapping[str, Loss], row: common.Row) -> float | None:
     known = _known(trained, row)
     return known.ratio if known is not None else None
+
+
+def _loss(trained: Mapping[str, Loss], row: common.Row) -> str:
+    known = _known(trained, row)
+    if known is None or known.ratio is None:
+        return "was not measured"
+    return f"x {known.ratio:.3f}{known.elsewhere}"
 
 
 def _near_best(auto: common.Row, static: Sequence[common.Row], trained: Mapping[str, Loss]) -> common.Verdict:
@@ -135,10 +152,10 @@ def _near_best(auto: common.Row, static: Sequence[common.Row], trained: Mapping[
         return common.Verdict(rule, None, "no static system was measured")
     best, own = static[0], _ratio(trained, auto)
     theirs, seconds = _ratio(trained, best), auto["median_s"]
-    detail = f"{seconds / best['median_s']:.2f} of {best['method']}"
-    detail += f"; loss x {own:.3f}" if own is not None else "; its loss was not measured"
-    detail += (
-        f", that of {best['method']} x {theirs:.3f}" if theirs is not None else f", that of {best['method']} was not"
+    # A timed job may use at once what one that is trained waits with: see docs/training.md.
+    detail = (
+        f"{seconds / best['median_s']:.2f} of {best['method']}; loss, late families waiting for their time: "
+        f"{_loss(trained, auto)}, that of {best['method']} {_loss(trained, best)}"
     )
     sure = [r for r in static if _ratio(trained, r) is not None]
     lost = own is not None and not own <= NEAR_LOSS  # also where it diverged: no number is below NaN
@@ -215,8 +232,8 @@ def table(timed: Mapping[str, common.Row], trained: Mapping[str, Loss]) -> str:
                     f"{row['median_s'] / base:.2f}" if base else "",
                     f"{common.show_seconds(row['worker_cpu_s'])} + {common.show_seconds(row['daemon_cpu_s'])}",
                     f"{row['step_bytes'] / 1e6:.2f}",
-                    _show(known.ratio if known else None),
-                    _show(known.held_out_ratio if known else None),
+                    _show(known.ratio, known.elsewhere) if known else "",
+                    _show(known.held_out_ratio, known.elsewhere) if known else "",
                 ]
             )
         )
@@ -237,8 +254,8 @@ def _line(parts: Iterable[str]) -> str:
     return f"| {' | '.join(parts)} |"
 
 
-def _show(ratio: float | None) -> str:
-    return "" if ratio is None else f"{ratio:.3f}"
+def _show(ratio: float | None, elsewhere: str = "") -> str:
+    return "" if ratio is None else f"{ratio:.3f}{elsewhere}"
 
 
 def summary(cell: Cell, timed: Mapping[str, common.Row], trained: Mapping[str, Loss]) -> str:

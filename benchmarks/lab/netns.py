@@ -111,6 +111,7 @@ class Lab(processes.Owner):
         self.means: Means | None = means or shaping()
         self._keepers: list[subprocess.Popen[Any]] = []
         self._enter_switch: tuple[str, ...] = ()
+        self._shaped: set[int] = set()
         if self.means is None:
             raise LabError(probe().reason)
 
@@ -127,19 +128,24 @@ class Lab(processes.Owner):
                     keeper.stdout.close()
             processes.end(keepers, grace=1.0)
 
-    def set_rate(self, rate: str | None) -> None:
-        """Shapes every link, both ways, from now on; None takes the shaping away. Live connections notice at once."""
-        verb = ["qdisc", "del"] if rate is None else ["qdisc", "replace"]
+    def set_rate(self, rate: str | None, only: Host | None = None) -> None:
+        """Shapes every link, or that of one host, both ways, from now on; None takes the shaping away. Live connections
+        notice at once. ``rate`` of the lab stays that of all links."""
         how = [] if rate is None else tbf(bits_per_second(rate))
-        if rate is None and self.rate is None:
-            return
-        if rate is not None and self.rate is not None:
-            # A segment that waits in the queue may be longer than the new, smaller bucket, and would never leave it.
-            self.set_rate(None)
-        for host in self.hosts:
-            self._run([*host.enter, _tool("tc"), *verb, "dev", "eth0", "root", *how])
-            self._run([*self._enter_switch, _tool("tc"), *verb, "dev", f"port{host.index}", "root", *how])
-        self.rate = rate
+        for host in self.hosts if only is None else (only,):
+            if host.index in self._shaped:
+                # Before another rate too: a segment that waits in the queue may be longer than the new, smaller bucket,
+                # and would never leave it.
+                self._shape(host, "del")
+            if rate is not None:
+                self._shape(host, "replace", how)
+        if only is None:
+            self.rate = rate
+
+    def _shape(self, host: Host, verb: str, how: Sequence[str] = ()) -> None:
+        self._run([*host.enter, _tool("tc"), "qdisc", verb, "dev", "eth0", "root", *how])
+        self._run([*self._enter_switch, _tool("tc"), "qdisc", verb, "dev", f"port{host.index}", "root", *how])
+        (self._shaped.discard if verb == "del" else self._shaped.add)(host.index)
 
     def shared_memory(self, nbytes: int) -> tuple[tuple[Host, ...], Path]:
         """A /dev/shm of ``nbytes`` that the lab has to itself: the hosts as commands see it on them (their working
@@ -170,8 +176,7 @@ class Lab(processes.Owner):
             self._run([*enter, ip, "link", "set", "eth0", "up"])
             hosts.append(Host(i, f"{NETWORK}.{i + 1}", "eth0", enter))
         self.hosts = tuple(hosts)
-        rate, self.rate = self.rate, None
-        self.set_rate(rate)
+        self.set_rate(self.rate)
 
     def _keep(self, prefix: Sequence[str]) -> int:
         """Starts a process in a new namespace that waits for the end of its input; its pid, once it is inside."""

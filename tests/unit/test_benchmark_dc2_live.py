@@ -23,7 +23,7 @@ def live(name: str, durations: list[float], losses: list[float], ratios: list[tu
         for i, (end, loss) in enumerate(zip(ends, losses, strict=True))
     ]
     record = Record(Method(name, "gradcomm"), steps)
-    return Live(dc2_live.system(name, "topk"), record, [(0.0, 1e8), (3.0, 1e7)], ratios)
+    return Live(dc2_live.system(name, "topk"), record, [(0.0, 1e8), (3.0, 1e7)], [ratios, [(0.5, 0.2)] * bool(ratios)])
 
 
 FALLING = [4.0, 3.0, 2.0, 1.0, 1.0, 1.0]
@@ -44,18 +44,19 @@ def test_a_run_in_numbers() -> None:
     assert (r["system"], r["nodes"], r["steps"]) == ("da2", 2, 6)
     assert (r["median_s"], r["mean_s"], r["step_bytes"]) == (3.0, 3.0, 3_000_000)
     assert r["ratio_mean"] == pytest.approx((0.1 + 3 * 0.02) / 4), "steps ended after 4, 6, 10 and 14 s"
+    assert r["ratio_means"] == [r["ratio_mean"], pytest.approx(0.2)], "of each host"
     assert r["loss_end"] == pytest.approx(2.0), "of all, since there are fewer than ten"
     assert r["seconds_to_loss"] == 6.0, "the first four steps have a mean of 2.5"
     assert dc2_live.row(steered, 0.5)["seconds_to_loss"] is None
     words = dc2_live.line(r).split()
-    assert words == ["da2", "6", "3.00", "s", "4.00", "s", "3.00", "0.0400", "2.000", "6.00", "s"]
+    assert words == ["da2", "6", "3.00", "s", "4.00", "s", "3.00", "0.0400", "0.2000", "2.000", "6.00", "s"]
 
 
 def test_a_ratio_that_never_changes_and_none() -> None:
     uniform = dc2_live.row(live("uniform-0.001", [1.0] * 6, FALLING, []), 0.0)
     plain = dc2_live.row(live("none", [1.0] * 6, FALLING, []), 0.0)
     assert (uniform["ratio_mean"], plain["ratio_mean"]) == (0.001, None)
-    assert dc2_live.line(plain).split()[-3:] == ["-", "2.000", "-"]
+    assert dc2_live.line(plain).split()[-4:] == ["-", "-", "2.000", "-"]
 
 
 def test_a_run_too_short_to_say_anything_is_an_error() -> None:
@@ -122,9 +123,10 @@ def test_the_picture_is_drawn(tmp_path: Path) -> None:
 
 
 def test_arguments_are_checked_before_anything_starts(capsys: pytest.CaptureFixture[str]) -> None:
-    args = dc2_live.parse(["--nodes", "2,4", "--systems", "none,da4", "--base", "1gbit"])
+    args = dc2_live.parse(["--nodes", "2,4", "--systems", "none,da4", "--base", "1gbit", "--seeds", "3,4"])
     assert args.nodes == [2, 4] and [s.name for s in args.systems] == ["none", "da4"]
-    assert set(args.profile.rates(1000.0)) == {1e9, 5e8, 2e8, 1e8}
+    assert [p.seed for p in args.profiles] == [3, 4]
+    assert set(args.profiles[0].rates(1000.0)) == {1e9, 5e8, 2e8, 1e8}
     for wrong in (["--systems", "da9"], ["--base", "fast"], ["--nodes", "two"], ["--period", "0"]):
         with pytest.raises(SystemExit):
             dc2_live.parse(wrong)

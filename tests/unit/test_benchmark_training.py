@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -149,7 +150,8 @@ def test_losses_are_compared_seed_by_seed_and_shared_by_all_buckets() -> None:
     assert known["topk(ratio=0.01)"].held_out == pytest.approx(2 * 3.03)
     assert known["ddp"].seeds == 3
     assert "onebit" not in known
-    assert training_report.losses(TRAINED, "gpt", 4) == known  # none with four nodes: those with two stand in
+    elsewhere = training_report.losses(TRAINED, "gpt", 4)  # none with four nodes: those with two stand in
+    assert elsewhere == {name: replace(found, elsewhere=" (2 nodes)") for name, found in known.items()}
     assert not training_report.losses(TRAINED, "cnn", 2)
 
 
@@ -161,6 +163,15 @@ def test_autos_loss_is_that_of_links_of_the_same_rate() -> None:
     assert met(cell(), [*TRAINED, *AUTO, *shaped])[0] is False
     elsewhere = [row | {"network": "10gbit"} for row in shaped]
     assert met(cell(), [*TRAINED, *AUTO, *elsewhere])[0] is True, "that on links of no rate stands in"
+    text = training_report.report([*cell().values(), *TRAINED, *AUTO])
+    assert "x 1.015 (unshaped), that of topk(ratio=0.01)@merged x 1.010" in text
+
+
+def test_a_loss_of_another_number_of_nodes_says_so() -> None:
+    four = [row | {"nodes": 4} for row in cell().values()]
+    text = training_report.report([*four, *TRAINED, *AUTO])
+    assert "x 1.015 (2 nodes) (unshaped), that of topk(ratio=0.01)@merged x 1.010 (2 nodes)" in text
+    assert "| 1.010 (2 nodes) | 1.010 (2 nodes) |" in text
 
 
 def test_rounds_are_merged_and_one_that_failed_does_not_count() -> None:
