@@ -27,9 +27,10 @@ def levels(log: str) -> list[int]:
 
 @pytest.mark.parametrize(("ratio", "lanes"), [(0.005, 1), pytest.param(0.3, 2, marks=pytest.mark.long)])
 def test_payloads_follow_the_ratio(tmp_path: Path, ratio: float, lanes: int) -> None:
-    controller = f"dc2-da2(k_min={ratio},k_max={ratio})"
-    with reachable(Cluster(tmp_path, nodes=2, lanes=lanes, options=options(controller))) as cluster:
-        job = cluster.start(TRAINING, [0, 1], steps=150, compressions=[CODEC])
+    """The controller is the one that the first rank's worker names, whatever the daemons' is."""
+    environ = {"GC_CONTROLLER": f"dc2-da2(k_min={ratio},k_max={ratio})"}
+    with reachable(Cluster(tmp_path, nodes=2, lanes=lanes, options=options("dc2-da4"))) as cluster:
+        job = cluster.start(TRAINING, [0, 1], environ=environ, steps=150, compressions=[CODEC])
         job.wait_mark(f"{CODEC} 20")
         for daemon in cluster.daemons:
             found = ask(daemon, "tensors")["tensors"]
@@ -41,7 +42,7 @@ def test_payloads_follow_the_ratio(tmp_path: Path, ratio: float, lanes: int) -> 
 
 
 def test_ratios_move_and_outlive_lanes_and_daemons(tmp_path: Path) -> None:
-    with Cluster(tmp_path, nodes=2, options=options("dc2-da2")) as cluster:
+    with Cluster(tmp_path, nodes=2, options=options("dc2-da5")) as cluster:
         killed = cluster.daemons[1]
         job = cluster.start(TRAINING, [0, 1], steps=60, compressions=[CODEC])
         job.wait_mark(f"{CODEC} 20")
@@ -56,6 +57,8 @@ def test_ratios_move_and_outlive_lanes_and_daemons(tmp_path: Path) -> None:
     for log in logs:
         told = levels(log)
         assert all(5_000 <= level <= 300_000 for level in told) and len(set(told)) > 1, "the delays of steps differ"
+    here, there = map(levels, logs)
+    assert set(here) - set(there), "each node has its own"
     died, at = before.split("starting it again", 1)
     assert levels(at)[0] == levels(died)[-1], "the new lane is told what the old one was told last"
     assert levels(logs[1][len(before) :])[0] in levels(before), "the new daemon goes on from what was saved"
