@@ -69,6 +69,8 @@ def breakdown(jobs: Iterable[TimelineJob]) -> list[JSON]:
     pushes = []
     for job in jobs:
         kind = job.what.partition(" ")[0]
+        if job.resource == "worker":
+            continue  # told by pushes, below
         if kind == "push":
             pushes.append(job.start_seconds)
         else:

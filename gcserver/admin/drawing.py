@@ -37,7 +37,8 @@ _WIDTH, _ROW = 1000, 18
 _LETTER = 6.2
 _ABOUT: Final = {
     "predicted": "as the planner expects it, all nodes",
-    "measured": "one step of the node that was asked, as its lanes worked it off; what runs in workers is not traced",
+    "measured": "one step of the node that was asked, as its lanes worked it off; what its workers computed is told by "
+    "their pushes",
 }
 
 Job = dict[str, Any]

@@ -31,7 +31,7 @@ from gcserver.runtime import planwish
 from gcserver.runtime.plancourse import Course
 from gcserver.runtime.plannerlink import PlannerError
 from gcserver.runtime.planstatus import plan_status
-from gcserver.runtime.steptrace import AskTrace, TracedStep
+from gcserver.runtime.steptrace import AskTrace, TracedJob, TracedStep
 from gcserver.runtime.tensors import space
 from gcserver.runtime.unplannable import TOO_SOON, NotPlannable, planner_of
 
@@ -136,7 +136,7 @@ class PlanAdmin:
         return drawn[2]
 
     async def _traced(self, domain: ControlDomain) -> tuple[said.TimelineJob, ...]:
-        """One step as this node's lanes worked it off."""
+        """One step as this node's lanes worked it off, and what its workers did meanwhile as far as pushes tell."""
         async with self._tracing:
             found: list[TracedStep] = await self._s.questions.ask(
                 lambda number: AskTrace(number, domain.config.id), TRACE_TIMEOUT
@@ -146,10 +146,10 @@ class PlanAdmin:
             for section, blocks in zip(domain.sections, space(domain, len(self._s.lanes.table)).blocks, strict=True)
             for block in blocks
         }
+        traced = [j for step in found for j in step.jobs]
         return tuple(
             said.TimelineJob(f"{j.what} {names.get(j.key, j.key)}", j.resource, self._s.node, j.start, j.end)
-            for step in found
-            for j in step.jobs
+            for j in (*computed(traced), *traced)
         )
 
     # ---------------------------------------------------------------------------------------- requests
@@ -241,6 +241,19 @@ def _forecast(p: Proposal, plan: int, measured: float) -> said.Forecast:
     return said.Forecast(
         plan, p.expected, p.dense, p.compute, p.reason, measured, groups, considered, p.alphas, proposed, p.caps
     )
+
+
+def computed(traced: Sequence[TracedJob]) -> list[TracedJob]:
+    """What workers did in a traced step, as far as lanes can tell: from the end of the step before to the first push,
+    and from each push to the next, they computed (or waited for a core) what was pushed then. What they do after the
+    last push is waiting."""
+    found: list[TracedJob] = []
+    before = 0.0
+    for push in sorted((j for j in traced if j.what == "push"), key=lambda j: j.start):
+        if push.start > before:
+            found.append(TracedJob("compute", "worker", push.key, before, push.start))
+            before = push.start
+    return found
 
 
 def _predicted(step: LiveStep, profile: Profile, members: Sequence[str]) -> tuple[said.TimelineJob, ...]:

@@ -139,6 +139,8 @@ def test_a_job_is_planned_by_its_first_node_and_steered_by_operators(cluster: Cl
             assert status == 0, complained
         events = json.loads((tmp_path / "step.json").read_text())["traceEvents"]
         assert {e["cat"] for e in events if e["ph"] == "X"} == {"predicted", "measured"}
+        computing = {e["cat"] for e in events if e["ph"] == "X" and e["name"].startswith("compute ")}
+        assert computing == {"predicted", "measured"}, "of both sides, what workers compute"
         assert "measured" in (tmp_path / "step.html").read_text()
 
         # The other node does not plan. A planning process that dies is another one the next time.

@@ -87,7 +87,7 @@ def test_a_steps_parts_are_for_how_long_anything_of_a_kind_went_on() -> None:
         TimelineJob("push w", "push", "a", 0.3, 0.3), TimelineJob("push v", "push", "a", 0.2, 0.2),
         TimelineJob("encode w", "lane 0", "a", 0.3, 0.5), TimelineJob("encode v", "lane 1", "a", 0.4, 0.6),
         TimelineJob("decode w", "lane 0", "a", 0.9, 1.0), TimelineJob("exchange w", "exchange", "a", 0.5, 0.9),
-        TimelineJob("warp w", "lane 0", "a", 0.0, 0.1),
+        TimelineJob("warp w", "lane 0", "a", 0.0, 0.1), TimelineJob("compute v", "worker", "a", 0.0, 0.2),
     ]  # fmt: skip
     found = {p["what"]: (pytest.approx(p["seconds"]), p["count"]) for p in breakdown(jobs)}
     assert found == {

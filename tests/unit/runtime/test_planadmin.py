@@ -24,7 +24,7 @@ from gcserver.planner.auto_informed import Terms
 from gcserver.planner.auto_why import GroupWhy
 from gcserver.planner.live import LiveJob, LiveStep
 from gcserver.planner.profile import LinkCost, StepTime, load
-from gcserver.runtime.planadmin import PlanAdmin, tunable
+from gcserver.runtime.planadmin import PlanAdmin, computed, tunable
 from gcserver.runtime.plannerlink import Advise, Advised, Measure, PlannerError, Predict, Predicted, Request
 from gcserver.runtime.planstatus import EMPTY_NOTE
 from gcserver.runtime.steering import Steered
@@ -212,6 +212,17 @@ def test_a_step_as_predicted_and_as_measured(tmp_path: Path) -> None:
         await refused(d.admin.plan(d.job, timeline=True), ErrorKind.UNAVAILABLE, "killed")
 
     run(tmp_path, test)
+
+
+def test_pushes_tell_what_workers_computed() -> None:
+    def job(what: str, key: int, at: float) -> TracedJob:
+        return TracedJob(what, what, key, at, at + (what != "push") * 0.1)
+
+    # As lanes say it: each its own pushes; those of one bucket come at once.
+    traced = [job("push", 2, 0.5), job("encode", 2, 0.5), job("push", 1, 0.5), job("push", 3, 0.3), job("push", 4, 0.9)]
+    found = [(j.resource, j.key, j.start, j.end) for j in computed(traced)]
+    assert found == [("worker", 3, 0.0, 0.3), ("worker", 2, 0.3, 0.5), ("worker", 4, 0.5, 0.9)]
+    assert computed([job("encode", 2, 0.5)]) == []
 
 
 def test_one_step_is_traced_at_a_time(tmp_path: Path) -> None:
