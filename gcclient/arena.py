@@ -49,11 +49,13 @@ class BlockPlace:
     """One block in the arena, and what this worker knows of its newest round.
 
     ``step`` is the newest step pushed, ``done`` whether its result was announced, ``nonfinite`` whether that
-    is not finite, ``skipped`` whether there is none. ``op`` is who waits for the result: ``op.deliver(places)`` is
-    called once.
+    is not finite, ``skipped`` whether there is none, ``epoch`` the one whose members it was made with (0: not known).
+    ``op`` is who waits for the result: ``op.deliver(places)`` is called once.
     """
 
-    __slots__ = ("block", "slot", "memory", "input", "output", "index", "step", "done", "nonfinite", "skipped", "op")
+    __slots__ = (
+        "block", "slot", "memory", "input", "output", "index", "step", "done", "nonfinite", "skipped", "epoch", "op",
+    )  # fmt: skip
 
     def __init__(self, block: Block, slot: Slot, memory: memoryview, chunk: Bytes, index: int) -> None:
         self.block = block
@@ -67,6 +69,7 @@ class BlockPlace:
         self.done = True
         self.nonfinite = False
         self.skipped = False
+        self.epoch = 0
         self.op: Any = None
 
     def expect(self, step: int) -> None:

@@ -27,7 +27,7 @@ from gcclient.audit import F64, Audit, Finding, Sums, finding
 from gcclient.device import Bytes
 from gcclient.domain import Domain, Step
 from gcclient.session import GRACE, Session, log
-from gcproto.audits import AuditAnswer, AuditReport, TensorError
+from gcproto.audits import AUDIT_OF, AuditAnswer, AuditReport, TensorError
 from gcproto.dtypes import DType
 from gcproto.manifest import USED, Section, TensorSpec
 from gcproto.messages import DeclareDomain
@@ -77,10 +77,12 @@ class Auditor:
         #: every node's first rank reports, so that each node's daemon knows
         self._reports = domain.arenas[0].index == 0
         # All ranks must agree on it, and what they compare is this.
-        label = f"audit of {self.label}" + (f" over {options.window} steps" if options.window > 1 else "")
+        label = f"{AUDIT_OF}{self.label}" + (f" over {options.window} steps" if options.window > 1 else "")
         self._exact = session.domain(DeclareDomain(label, domain_number(domain.id), ranks, codec="none"))
         #: of the window that is under way: whether a step of it was void; sums by (section, first element)
         self._void = False
+        #: epochs that its results and the audit's were made in
+        self._epochs: set[int] = set()
         self._sums: dict[tuple[int, int], npt.NDArray[np.float32]] = {}
         #: steps up to this one are not audited: some rank has not got them
         self._since = domain.step
@@ -125,6 +127,8 @@ class Auditor:
         self._wait(lambda: all(place.done for place in places))
         if left == window - 1:
             self._void = False
+            self._epochs.clear()
+        self._epochs.update(place.epoch for place in places if place.step == step)
         # Void on all ranks or on none: they go on alike.
         self._void |= any(place.nonfinite or place.skipped for place in places if place.step == step)
         tensors: dict[str, Sums] = {}
@@ -133,7 +137,21 @@ class Auditor:
                 tensors |= self._compare(section, inside, stages)
         if not left:
             self._sums.clear()
-            self._tell(step, None if self._void else finding(self.label, tensors))
+            found = None if self._void else finding(self.label, tensors)
+            if found is None:
+                self._skip(step, "a result was not finite")
+            elif not self._same_members():
+                self._skip(step, "nodes were lost or came back meanwhile")
+            else:
+                self._tell(step, found)
+
+    def _same_members(self) -> bool:
+        """Whether what was delivered and what is exact are averages over the same ranks. Each rank knows of its own
+        results alone: what is exchanged must not depend on it."""
+        members = self.session.membership
+        if 0 in self._epochs and max(members.epoch, members.announced) > 1:
+            return False
+        return len(self._epochs - {0}) < 2
 
     def _compare(self, section: Section, places: list[BlockPlace], stages: list[list[BlockPlace]]) -> dict[str, Sums]:
         """Exchange what this rank brought of a section, and set what was delivered against the result."""
@@ -170,6 +188,7 @@ class Auditor:
         self._wait(lambda: piece.missing == 0)
         # Given up with a lost node: there is nothing to compare with.
         self._void |= any(place.skipped for place in piece.places)
+        self._epochs.update(place.epoch for place in piece.places)
         exact = _doubles(np.concatenate([p.output for p in piece.places]), section.dtype)
         delivered = _doubles(self._joined(places, piece, [p.output for p in places]), section.dtype)
         if self.options.window > 1:
@@ -210,12 +229,12 @@ class Auditor:
         self.session.wait_for(ready, f"an audit of {self.label}", "exchange", self.session.job.deadline + GRACE)
 
     # ----------------------------------------------------------------------------------------- telling
-    def _tell(self, step: int, found: Finding | None) -> None:
-        if found is None:
-            self.skipped += 1
-            if self._first:
-                log.info("audit of %s, step %d: skipped, a result was not finite", self.label, step)
-            return
+    def _skip(self, step: int, why: str) -> None:
+        self.skipped += 1
+        if self._first:
+            log.info("audit of %s, step %d: skipped, %s", self.label, step, why)
+
+    def _tell(self, step: int, found: Finding) -> None:
         self.audits += 1
         limit, window, whole = self.options.limit, self.options.window, found.whole
         above = limit is not None and whole.error > limit

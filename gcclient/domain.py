@@ -198,6 +198,7 @@ class Domain:
             if place is not None and place.step == message.step and not place.done:
                 place.nonfinite = message.nonfinite
                 place.skipped = message.skipped
+                place.epoch = message.epoch
                 place.done = True
                 if message.skipped:
                     # What training then finds in place of an average; optimizers leave the step out altogether.
@@ -224,6 +225,7 @@ class Domain:
                 step, flags = place.result()
                 if step >= place.step:
                     place.nonfinite = bool(flags & Flag.NONFINITE)
+                    place.epoch = 0
                     place.done = True
                     found.setdefault(place.step, []).append(place)
         for ready in found.values():

@@ -15,6 +15,8 @@ from gcproto.packed import Message
 
 #: A report names at most so many tensors.
 MAX_WORST: Final = 8
+#: What the label of the process group begins with that exchanges a model's gradients once more.
+AUDIT_OF: Final = "audit of "
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 Ratio = Annotated[float, msgspec.Meta(ge=0)]
 Cosine = Annotated[float, msgspec.Meta(ge=-1, le=1)]

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
+from gcproto.audits import AUDIT_OF
 from gcproto.dtypes import DType
 from gcproto.manifest import USED, Section
 from gcproto.timings import TensorTimes
@@ -44,7 +45,8 @@ Aside = Callable[[Callable[[], Any], Callable[[Any], None]], None]
 
 @dataclass(slots=True)
 class Watched:
-    """One domain. ``name``: of its file. ``kept``: what an earlier run left. ``due``: when it is to be saved."""
+    """One domain. ``name``: of its file. ``kept``: what an earlier run left. ``due``: when it is to be saved.
+    ``audited``: a step of an audit settled since its newest one."""
 
     job: Job
     domain: ControlDomain
@@ -58,6 +60,7 @@ class Watched:
     learned: dict[str, Any] = field(default_factory=dict)
     due: float = inf
     saved: float = -inf
+    audited: bool = False
 
 
 class Profiler:
@@ -91,10 +94,23 @@ class Profiler:
     def on_settled(self, e: LogSettled) -> None:
         """A step settled."""
         watched = self._watched(e.domain)
-        if watched is not None:
-            # Nor does a step of the warm-up say anything of the plan that waits for its end.
-            warm = e.step <= watched.domain.config.warmup
-            watched.paces.settled(e.step, watched.domain.switch(e.step)[1], self._clock(), e.void or warm)
+        if watched is None:
+            self._audited(e.domain)
+            return
+        # Nor does a step of the warm-up say anything of the plan that waits for its end, nor one before which gradients
+        # were exchanged once more, all of them and dense.
+        nothing = e.void or e.step <= watched.domain.config.warmup or watched.audited
+        watched.audited = False
+        watched.paces.settled(e.step, watched.domain.switch(e.step)[1], self._clock(), nothing)
+
+    def _audited(self, key: DomainKey) -> None:
+        """A step settled of a domain that is no model's: the next steps of all models took the longer if it is an
+        audit's."""
+        job = self._s.machine.jobs.get(key[0])
+        domain = job.domains.get(key[1]) if job is not None else None
+        if domain is not None and domain.config.label.startswith(AUDIT_OF):
+            for (number, _), watched in self._table.items():
+                watched.audited |= number == key[0]
 
     def on_declared(self, job: bytes) -> None:
         """Something about the job's memory changed: perhaps it has more tensors."""

@@ -99,6 +99,8 @@ class FakeDaemon:
         self.mode = "static"
         #: of a job that goes on without lost nodes; with ``skipping`` results are announced as skipped
         self.commits = self.skipping = False
+        #: whose members a push's result is made with
+        self.epoch: Callable[[Push], int] = lambda push: 1
         self.size = 1
         self.answer: Callable[[Any], Message | None] = lambda message: None
         self._listeners: list[socket.socket | None] = [None] * (lanes + 1)
@@ -245,7 +247,8 @@ class FakeDaemon:
             for key in message.keys:
                 self.domains[message.domain].copy(key, message.step)
             if not self.silent:
-                channel.send(Done(message.domain, message.step, message.keys, skipped=self.skipping))
+                epoch = self.epoch(message)
+                channel.send(Done(message.domain, message.step, message.keys, skipped=self.skipping, epoch=epoch))
         else:
             measured = TensorTimes | AuditReport | WorkerSpans
             known = Attach | messages.Unregister | measured | advice.AskAdvice | Admit | Push

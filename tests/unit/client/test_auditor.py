@@ -14,6 +14,7 @@ import gcclient
 from gcclient import auditor as auditor_module
 from gcclient.api import current
 from gcproto.audits import AuditAnswer, AuditReport
+from gcproto.lane_messages import Push
 from gcproto.messages import DeclareDomain
 from tests.unit.client.fake import FakeDaemon, FakeDomain
 
@@ -104,6 +105,28 @@ def test_what_is_missing_is_found(
     assert record.levelname == "WARNING" and "step 1: error 0.5" in record.message
     assert record.message.endswith("above the limit of 0.4")
     assert not _reports(alone, 1)[0].dense
+
+
+@pytest.mark.parametrize(("window", "lost_in", "skipped"), [(1, 3, {3}), (2, 3, {4}), (2, 4, {4}), (2, 9, set())])
+def test_averages_over_other_members_are_not_compared(
+    alone: FakeDaemon, caplog: pytest.LogCaptureFixture, window: int, lost_in: int, skipped: set[int]
+) -> None:
+    """A node is lost between step ``lost_in`` and its audit; from the next step on all are made without it."""
+    caplog.set_level(logging.INFO)
+    pushed: list[Push] = []
+
+    def epoch(message: Push) -> int:
+        (model, *_) = (m for m in alone.heard[-1] if isinstance(m, DeclareDomain))
+        pushed.extend([message] * (message.domain == model.domain))
+        step = pushed[-1].step if pushed else 0
+        return 2 if step > lost_in or (message.domain != model.domain and step == lost_in) else 1
+
+    alone.epoch = epoch
+    found = _trained(gcclient.Audit(every=window, window=window), 7)
+    assert gcclient.stats()["audit"]["skipped"] == len(skipped)
+    lines = [r.message for r in caplog.records if "nodes were lost or came back meanwhile" in r.message]
+    assert [int(line.split("step ")[1].split(":")[0]) for line in lines] == sorted(skipped)
+    assert found[-1][1] == 6 // window - len(skipped)
 
 
 def test_a_step_within_the_limit_is_no_warning(alone: FakeDaemon, caplog: pytest.LogCaptureFixture) -> None:

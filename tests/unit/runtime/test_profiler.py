@@ -182,6 +182,21 @@ def test_steps_of_the_warm_up_say_nothing_of_the_plan_after_it() -> None:
     assert (plan, seconds) == (0, 3.0)
 
 
+@pytest.mark.parametrize(("label", "seconds"), [("audit of ddp over 5 steps", 1.0), ("calls", 9.0)])
+def test_steps_that_were_audited_say_nothing_of_their_plan(label: str, seconds: float) -> None:
+    """Their gradients are exchanged once more before the next step, in a process group of the audit's own."""
+    a = daemon()
+    a.times(0, 10)
+    said(a.machine, 1, DeclareDomain(label, 77, (0,), codec="none"))
+    for step in range(1, 41):
+        if step > 15:
+            a.now += 8.0
+            a.profiler.on_settled(LogSettled((JOB, 77), 2 * step, False, 0, 2))
+        a.now += 1.0
+        a.profiler.on_settled(LogSettled((JOB, 0), step, False, 0, 2))
+    assert [s.seconds for s in a.known().steps] == [seconds]
+
+
 def test_where_every_call_is_a_step_there_is_no_profile() -> None:
     a = Daemon(formed(scoped=False), None)
     a.profiler.on_declared(JOB)
