@@ -113,7 +113,8 @@ class EpochDecided(Message, frozen=True, tag="epoch"):
 
     What all members must do alike comes with it, from the first member's configuration. ``seed``: what stochastic
     codecs draw from instead of the job's number, so that two runs with the same one give the same bytes. ``controller``
-    steers the levels of each node until a plan says otherwise ("none": nothing does). ``mode``: who makes the job's
+    steers the levels of each node until a plan says otherwise ("none": nothing does), also in groups that were saved
+    with another one if ``controller_named``: a worker's word. ``mode``: who makes the job's
     plans at first, ``quality``: what automatic ones may lose (words of `modes.py`; rank 0's worker may have said them).
 
     ``lost``: who left at the beginning of each epoch after the first; ``starts``: where domains stood then, of all
@@ -139,6 +140,7 @@ class EpochDecided(Message, frozen=True, tag="epoch"):
     lost: tuple[tuple[MemberInfo, ...], ...] = ()
     starts: tuple[EpochStart, ...] = ()
     admissions: int = 0
+    controller_named: bool = False
 
     @property
     def origin(self) -> tuple[MemberInfo, ...]:

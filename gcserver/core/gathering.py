@@ -226,6 +226,7 @@ class Formation:
             join.label, first.number, 1, g.world_size, tuple(j.member for j in chosen), tuple(j.nonce for j in chosen),
             c.rules, c.partition_bytes, c.min_compress_bytes, first.deadline or c.deadline, first.on_loss or c.on_loss,
             first.seed, first.controller or c.controller, first.plan or c.mode, first.quality or c.quality,
+            controller_named=bool(first.controller),
         )  # fmt: skip
         if bad := self.unusable(record):
             # A third party's codec of its configuration that fails only now.

@@ -45,14 +45,15 @@ def rules(declared: DeclareDomain) -> tuple[Rule, ...]:
 
 
 def base(domains: Mapping[int, ControlDomain]) -> tuple[Rule, ...]:
-    """What a job's first plan comes after: that of its first domain which was resumed with one."""
-    return next((r for d in domains.values() if (r := rules(d.declared_as))), ())
+    """What a job's first plan comes after: that of its first domain, by number, which was resumed with one."""
+    return next((r for _, d in sorted(domains.items()) if (r := rules(d.declared_as))), ())
 
 
 def controller(domains: Mapping[int, ControlDomain]) -> str:
-    """What steers a job's levels before its first plan, as it was resumed; empty if nothing says so."""
-    resumed = (d.declared_as.resumed for d in domains.values())
-    return next((r.controller for r in resumed if r is not None and r.controller), "")
+    """What steers a job's levels before its first plan, as its first domain was resumed that had a controller; empty
+    without one. That nothing steered it says nothing of a job that is to be steered."""
+    resumed = (d.declared_as.resumed for _, d in sorted(domains.items()))
+    return next((r.controller for r in resumed if r is not None and r.controller not in ("", "none")), "")
 
 
 def why_not(declared: DeclareDomain, resolve: Callable[[str], CodecChoice], no_controller: Callable[[str], str]) -> str:

@@ -67,16 +67,18 @@ def noticed(standing: Standing, version: int, rules: Rules, planned: bool = Fals
     if rules == standing.asked:
         return replace(
             standing, rules=rules, asked=None, plan=version, stayed=False, running=standing.asked_as,
-            before=standing.asked_before, asked_as="", asked_before=None,
+            before=standing.asked_before, asked_as="", asked_before=None, mine=True,
         )  # fmt: skip
     if rules == standing.rules:
         # A change of controller is another version with the same rules, whose they were. Somebody who gives those of
         # the planner's plan wants them to stay.
-        given = bool(standing.running) and version != standing.plan and not planned
-        return by_hand(standing) if given else replace(standing, plan=version)
+        given = standing.mine and version != standing.plan and not planned
+        return by_hand(standing) if given else replace(standing, plan=version, mine=planned)
     if planned or not version:
         # Of a planner at a node that is gone, or a life whose memory is: nothing is known of how they came about.
-        return Standing(standing.mode, standing.quality, rules, standing.asked, plan=version, chosen=standing.chosen)
+        return Standing(
+            standing.mode, standing.quality, rules, standing.asked, plan=version, chosen=standing.chosen, mine=planned
+        )
     return by_hand(standing)
 
 

@@ -41,7 +41,7 @@ class Standing(msgspec.Struct, frozen=True):
     put in force to be measured beside the best. chosen: the quality is an operator's, whose word comes first. at: steps
     the domain had made when the newest proposal was. stayed: that proposal is the dense steps that there were without
     any plan. running: the family of the planner's plan that is in force, which the newest proposal may only not have
-    been worth to replace; empty if that is nobody's.
+    been worth to replace; empty if that is nobody's. mine: the job's newest plan is a planner's.
     """
 
     mode: str
@@ -64,6 +64,7 @@ class Standing(msgspec.Struct, frozen=True):
     running: str = ""
     asked_as: str = ""
     asked_before: Before | None = None
+    mine: bool = False
 
     @property
     def proposed(self) -> Rules:

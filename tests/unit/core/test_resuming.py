@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from gcproto import messages, wire
 from gcproto.agreed import DeclareDomain, Resumed, Rule
@@ -179,6 +180,34 @@ def test_what_is_saved_of_a_resumed_domain_goes_on_from_the_same_origin() -> Non
     finish(m, 1)
     assert resuming.standing(job, domain) == Resumed(ORIGIN, 8, (99,), RULES, "dc2-da2", (Rule("*", "none"),))
     assert job.controller(0) == "dc2-da2"
+
+
+@pytest.mark.parametrize(
+    ("saved", "job_has", "named", "steers"),
+    [
+        ("none", "dc2-da5", False, "dc2-da5"),
+        ("dc2-da2", "dc2-da5", False, "dc2-da2"),
+        ("dc2-da2", "none", True, "none"),
+        ("dc2-da2", "none", False, "dc2-da2"),
+        ("none", "none", False, "none"),
+    ],
+)
+def test_a_workers_controller_comes_before_a_checkpoints_and_that_before_the_daemons(
+    saved: str, job_has: str, named: bool, steers: str
+) -> None:
+    m, _ = declared(resumed=Resumed(ORIGIN, 7, (99,), RULES, saved))
+    job, _ = parts(m)
+    job.record = structs.replace(job.record, controller=job_has, controller_named=named)
+    assert job.controller(0) == steers
+
+
+@pytest.mark.parametrize(("mode", "planned"), [("auto", True), ("static", False)])
+def test_a_controller_before_the_first_plan_leaves_the_rules_whose_they_are(mode: str, planned: bool) -> None:
+    m, _ = declared()
+    job, _ = parts(m)
+    job.record = structs.replace(job.record, mode=mode)
+    m.on(ce.SetPlan(1, "", (), False, "dc2-da2"), 0.0)
+    assert (job.plans[1].rules, job.plans[1].planned) == ((), planned)
 
 
 @pytest.mark.parametrize(("replace", "rules"), [(False, (*RULES[1:], Rule("*", "none"))), (True, (Rule("*", "none"),))])

@@ -73,14 +73,19 @@ def test_the_same_rules_under_another_number_are_a_change_of_controller() -> Non
     assert noticed(PLANNED, 4, NEW) == replace(PLANNED, plan=4)
     began = Standing("auto", "fast", OLD)
     assert noticed(began, 4, OLD) == replace(began, plan=4)
-    chosen = replace(PLANNED, running="topk")
-    assert noticed(chosen, 4, NEW, planned=True) == replace(chosen, plan=4), "whose rules they are stays"
-    assert noticed(chosen, 3, NEW) == chosen, "an older daemon did not say who had made a plan"
+    mine = replace(PLANNED, mine=True)
+    assert noticed(mine, 4, NEW, planned=True) == replace(mine, plan=4), "whose rules they are stays"
+    # The planner chose what there was: no plan, or an operator's before the mode. Neither is its own plan.
+    dense = Standing("auto", "fast", (), running="none")
+    assert noticed(dense, 1, ()) == replace(dense, plan=1)
+    assert noticed(dense, 1, (), planned=True) == replace(dense, plan=1, mine=True)
+    confirmed = replace(began, plan=3, running="fp16")
+    assert noticed(confirmed, 4, OLD) == replace(confirmed, plan=4)
 
 
 def test_somebody_who_gives_the_planners_rules_wants_them_to_stay() -> None:
-    chosen = replace(PLANNED, running="topk")
-    assert noticed(chosen, 4, NEW) == by_hand(chosen)
+    mine = replace(PLANNED, mine=True)
+    assert noticed(mine, 4, NEW) == by_hand(mine)
 
 
 @pytest.mark.parametrize("standing", [PLANNED, Standing("auto", "fast", OLD, asked=NEW)])
@@ -384,9 +389,9 @@ def test_what_is_said_of_a_proposal_while_nothing_happens() -> None:
 def test_rules_of_a_planner_that_is_gone_may_be_planned_away() -> None:
     """The eldest node left: the next one plans on."""
     began = Standing("auto", "fast", chosen=True)
-    assert noticed(began, 3, NEW, planned=True) == Standing("auto", "fast", NEW, plan=3, chosen=True)
+    assert noticed(began, 3, NEW, planned=True) == Standing("auto", "fast", NEW, plan=3, chosen=True, mine=True)
     assert noticed(began, 3, NEW).mode == "static", "an operator's"
-    assert noticed(PLANNED, 9, OTHER, planned=True) == Standing("auto", "fast", OTHER, plan=9)
+    assert noticed(PLANNED, 9, OTHER, planned=True) == Standing("auto", "fast", OTHER, plan=9, mine=True)
 
 
 def test_what_a_job_was_resumed_with_may_be_planned_away() -> None:
