@@ -173,7 +173,9 @@ class Lanes:
             elif isinstance(message, KernelTimes):
                 self._s.profiler.on_kernels(message)
             elif isinstance(message, StepDelays):
-                self._s.steering.measured(message)
+                # Of a job that is over nobody would forget them.
+                if message.domain[0] in self._s.machine.jobs:
+                    self._s.steering.measured(message)
             elif isinstance(message, BlockFacts | TracedStep | LaneSpans):
                 self._s.questions.answered(lane.index, message)
             else:

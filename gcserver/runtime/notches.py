@@ -13,6 +13,7 @@ from typing import TypeVar
 import numpy as np
 
 from gcserver.codecs import parse
+from gcserver.core import resuming
 from gcserver.core.control_domain import ControlDomain
 from gcserver.core.events import DomainKey, Plan
 from gcserver.core.job import Job
@@ -36,12 +37,10 @@ class Notches:
     def ratios(self, job: Job, domain: ControlDomain, version: int) -> tuple[float, ...]:
         """Bytes of a contribution by dense bytes at each notch of plan ``version``, descending, at most 1; () without
         notches. What codecs cannot say before they encode counts as much as it may take."""
-        text = job.plans.get(version)
-        notches = max((len(rule.levels) for rule in text.rules), default=0) if text is not None else 0
-        if not notches or not domain.sections:
+        if not domain.sections:
             return ()
         return _remembered(
-            self._known, domain, version, lambda: _ratios(domain, job.plan(domain, version), self._lanes, notches)
+            self._known, domain, version, lambda: _ratios(domain, job.plan(domain, version), self._lanes)
         )
 
     def still(self, job: Job, version: int) -> str:
@@ -60,13 +59,16 @@ class Notches:
 
     def moves(self, job: Job, domain: ControlDomain, version: int) -> bool:
         """Whether a controller can move anything of a domain under plan ``version``."""
+        known = self._moves.get(domain.config.id)
+        if known is not None and known[0][0] == version and known[1]:
+            return True  # more sections change nothing of that
         return _remembered(self._moves, domain, version, lambda: self._movable(domain, job.plan(domain, version)))
 
     def _movable(self, domain: ControlDomain, plan: Plan) -> bool:
-        notches = any(rule.levels for rule in plan.rules)
+        notches = _notches(plan)
         # Where a plan has notches they alone are moved.
         return any(
-            c.codec.tunable and (not notches or len(c.levels) > 1)
+            c.codec.tunable and (len(c.levels) > 1 if notches else not _as_it_is(c))
             for _, choices in chosen(domain, plan, self._lanes)
             for c in choices
         )
@@ -85,17 +87,33 @@ def _remembered(answers: _Answers[T], domain: ControlDomain, version: int, find:
     return known[1]
 
 
-def least(job: Job, version: int) -> float:
-    """The smallest ratio of a plan that a planner made: its quality allows no smaller one. 0 for plans of operators,
-    who say it to the controller, and where no codec has a ratio."""
-    text = job.plans.get(version)
-    if text is None or not text.planned:
+def _notches(plan: Plan) -> int:
+    """How many a plan has. Where all that its levels say is that some tensors are sent as they are, which no controller
+    changes, it has none."""
+    said = any(rule.levels and rule.levels != (rule.codec.exact,) for rule in plan.rules)
+    return max(len(rule.levels) for rule in plan.rules) if said else 0
+
+
+def _as_it_is(choice: Choice) -> bool:
+    """Whether all segments of a block are sent as they are."""
+    return bool(choice.levels) and all(level == choice.codec.exact for row in choice.levels for level in row)
+
+
+def least(job: Job, domain: ControlDomain, version: int) -> float:
+    """The smallest ratio of a plan that a planner made, or that it finds in a domain that was resumed: its quality
+    allows no smaller one. 0 for plans of operators, who say it to the controller, and where no codec has a ratio."""
+    if not job.planned(version):
         return 0.0
-    specs = (families.parse(rule.spec) for rule in text.rules)
+    text = job.plans.get(version)
+    rules = text.rules if text is not None else resuming.rules(domain.declared_as)
+    specs = (families.parse(rule.spec) for rule in rules)
     return min((spec.level / 1e6 for spec in specs if spec.name in families.SPARSE and spec.level), default=0.0)
 
 
-def _ratios(domain: ControlDomain, plan: Plan, lanes: int, notches: int) -> tuple[float, ...]:
+def _ratios(domain: ControlDomain, plan: Plan, lanes: int) -> tuple[float, ...]:
+    notches = _notches(plan)
+    if not notches:
+        return ()
     sizes, dense = [0] * notches, 0
     for blocks, choices in chosen(domain, plan, lanes):
         for block, choice in zip(blocks, choices, strict=True):

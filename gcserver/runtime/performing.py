@@ -85,7 +85,7 @@ def _steer(s: Supervisor, e: cx.LogSettled) -> None:
     text = controllers.NONE if domain.lossless else job.controller(version)
     course, idle = Course(domain.config.label, text), e.void
     if text != controllers.NONE:
-        course = Course(course.label, text, s.notches.ratios(job, domain, version), least(job, version))
+        course = Course(course.label, text, s.notches.ratios(job, domain, version), least(job, domain, version))
         # What a step took that was dense, as the model's first ones, says nothing of the ratio.
         idle = idle or e.step <= domain.config.warmup or not s.notches.moves(job, domain, domain.switch(e.step)[1])
     s.steering.settled(e.domain, e.step, idle, course)

@@ -135,15 +135,18 @@ class Steering:
 
     def settled(self, key: DomainKey, step: int, idle: bool, course: Course) -> None:
         """A step is over; ``course`` is that of the next one. An ``idle`` one says nothing: it was void, so that hardly
-        anything was sent, or its ratio was not the controller's."""
+        anything was sent, or its ratio was not the controller's. Nor does the one that a controller begins after: its
+        ratio was that of what there was before, and its delay would be the least one, or a mean, for long."""
         of = self._measured.get(key, {}).pop(step, None)
         d = self._domains.get(key)
         if d is None and course.text == controllers.NONE:
             return
+        before = d
         if d is None or d.course != course:
             d = self._follow(key, d, course)
         if d is None:
             return
+        idle = idle or before is None or before.controlled != d.controlled
         if of is not None and not idle:
             d.controller.on_step(of.delay, of.skew, of.sent)
             d.delay, d.skew, d.steps, d.unsaved = of.delay, of.skew, d.steps + 1, d.unsaved + 1

@@ -6,7 +6,9 @@ What may live here: tests of `gcserver/runtime/notches.py`. What may not: levels
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
+from gcproto.agreed import Resumed
 from gcproto.manifest import Section, TensorSpec
 from gcproto.messages import DeclareSection, PlanText, Rule
 from gcserver.core.control_domain import ControlDomain
@@ -110,9 +112,40 @@ def test_what_no_controller_can_move(rules: tuple[Rule, ...], still: str) -> Non
     assert Notches(1).still(job, 1) == "", "who knows what will be declared"
 
 
+def test_tensors_that_are_sent_as_they_are_make_no_notch() -> None:
+    """As a planner leaves out what is to be excluded, where it has no levels for the others."""
+    job, domain = job_with(Rule("*", TOPK), Rule("b", TOPK, "", (1_000_000,)))
+    notches = Notches(1)
+    assert notches.ratios(job, domain, 1) == () and notches.moves(job, domain, 1)
+    job, domain = job_with(Rule("*", TOPK), Rule("*", TOPK, "", (1_000_000,)))
+    assert Notches(1).still(job, 1) == resolve(TOPK).spec, "nothing else is left"
+    job, domain = job_with(Rule("*", TOPK), Rule("w", TOPK, "", (5_000,)))
+    notches = Notches(1)
+    assert len(notches.ratios(job, domain, 1)) == 1 and not notches.moves(job, domain, 1), "levels of its own"
+
+
+def test_what_moves_once_is_not_looked_for_again_with_every_section(monkeypatch: pytest.MonkeyPatch) -> None:
+    job, domain = job_with(Rule("*", TOPK))
+    notches = Notches(1)
+    assert notches.moves(job, domain, 1)
+    domain.sections.append(domain.sections[0])
+    monkeypatch.setattr(notches, "_movable", None)
+    assert notches.moves(job, domain, 1)
+
+
+def test_a_resumed_plan_has_its_notches_and_its_planner_its_least_ratio() -> None:
+    job, domain = job_with()
+    rules = (Rule("*", TOPK, "", (100_000, 20_000)),)
+    domain.declared_as = replace(domain.declared_as, resumed=Resumed(b"o", 5, (), rules))
+    assert Notches(1).ratios(job, domain, 0) == pytest.approx((0.2, 0.04), rel=0.05)
+    assert least(job, domain, 0) == 0.0, "operators make the plans of this job"
+    job.record = replace(job.record, mode="auto")
+    assert least(job, domain, 0) == pytest.approx(0.01)
+
+
 def test_a_planners_plan_bounds_a_controller_by_its_own_ratio() -> None:
-    job, _ = job_with(Rule("*", "fp16"))
+    job, domain = job_with(Rule("*", "fp16"))
     rules = (Rule("*", "sidco-e(ratio=0.01,packed=1)"), Rule("w", "topk(ratio=0.05)"), Rule("b", "none"))
     job.plans = {1: PlanText(job.id, 1, 1, rules, planned=True), 2: PlanText(job.id, 2, 2, rules)}
     job.plans[3] = PlanText(job.id, 3, 3, (Rule("*", "qsgd(bits=4)"),), planned=True)
-    assert [least(job, version) for version in range(4)] == [0.0, pytest.approx(0.01), 0.0, 0.0]
+    assert [least(job, domain, version) for version in range(4)] == [0.0, pytest.approx(0.01), 0.0, 0.0]

@@ -46,6 +46,10 @@ class World:
             self.steering.measured(StepDelays(ID, ((self.step, delay, skew, sent),)))
         self.steering.settled(ID, self.step, void, course)
 
+    def begin(self, course: Course = DA2) -> None:
+        """The step after which the controller begins, made at what there was before: whatever it took says nothing."""
+        self.settle((50.0, 0.0, 100), course=course)
+
     @property
     def levels(self) -> list[int]:
         return [level for _, _, level in self.tuned]
@@ -54,6 +58,8 @@ class World:
 def test_lanes_hear_the_first_ratio_and_every_other_one_once() -> None:
     world, law = World(), Controller("DA2")
     expected = [round(1e6 * law.on_step(d, 0.0, 100)) for d in (1.0, 1.0, 4.0, 1.0, 1.0)]
+    world.begin()
+    assert world.levels == [100_000] and world.steering.describe(JOB)[0].steps == 0
     for delay in (1.0, 1.0, 4.0, 1.0, 1.0):
         world.settle((delay, 0.0, 100))
     assert len(set(expected)) < len(expected), "a ratio that stays is part of this"
@@ -63,6 +69,7 @@ def test_lanes_hear_the_first_ratio_and_every_other_one_once() -> None:
 
 def test_the_lanes_of_a_step_count_as_one_exchange() -> None:
     world, law = World(), Controller("DA2", Dc2Config())
+    world.begin()
     for delays in (((1.0, 0.1, 60), (0.8, 0.3, 40)), ((3.0, 0.0, 10), (9.0, 0.5, 20)), ((2.0, 0.0, 10), (1.0, 1.5, 1))):
         world.settle(*delays)
         law.on_step(max(d for d, _, _ in delays), max(s for _, s, _ in delays), sum(b for _, _, b in delays))
@@ -83,6 +90,7 @@ def test_slow_exchanges_bring_the_ratio_down_and_quick_ones_up() -> None:
 
 def test_steps_that_say_nothing_leave_the_ratio_alone() -> None:
     world = World()
+    world.begin()
     for _ in range(2):
         world.settle((1.0, 0.0, 100))
     world.settle((9.0, 0.0, 100), void=True)
@@ -124,6 +132,7 @@ def test_with_notches_the_ratio_picks_one_between_the_first_and_the_last() -> No
 
 def test_another_plan_keeps_what_the_controller_knows_and_tells_the_lanes_anew() -> None:
     world = World()
+    world.begin(NOTCHES)
     for delay in (1.0, 1.0, 5.0):
         world.settle((delay, 0.0, 100), course=NOTCHES)
     before = world.steering.describe(JOB)[0]
@@ -147,6 +156,8 @@ def test_a_lane_that_is_a_new_process_is_told_again() -> None:
 def test_a_daemon_that_comes_back_goes_on_where_it_was() -> None:
     world, twin = World(), World()
     delays = [1.0 + 0.37 * (i % 7) for i in range(SAVE_EVERY + 20)]
+    world.begin()
+    twin.begin()
     for delay in delays[:SAVE_EVERY]:
         world.settle((delay, 0.0, 100))
         twin.settle((delay, 0.0, 100))
