@@ -60,10 +60,11 @@ def draw(answer: dict[str, Any], path: Path) -> None:
     """Write the timelines in GetPlan's answer to ``path``. Raises DrawingError."""
     drawn = [(_label(d, side), side, list(filter(_usable, d[side]))) for d in answer["domains"] for side in _SIDES]
     sides = [(label, side, jobs) for label, side, jobs in drawn if jobs]
+    unmeasured = [label for label, side, jobs in drawn if side == "measured" and not jobs]
     if not sides:
         raise DrawingError(
-            "no step has been predicted or measured yet: give the job a mode (`gcctl set-plan --mode auto`) and let it "
-            "run some steps"
+            "no step was predicted, and none ended while it was waited for: let the job run some steps, or give it a "
+            "mode (`gcctl set-plan --mode auto`)"
         )
     try:
         if path.suffix == ".json":
@@ -71,7 +72,7 @@ def draw(answer: dict[str, Any], path: Path) -> None:
                 json.dumps({"traceEvents": list(_events(sides)), "displayTimeUnit": "ms"}), encoding="utf-8"
             )
         elif path.suffix == ".html":
-            path.write_text(_page(str(answer["job"]), sides), encoding="utf-8")
+            path.write_text(_page(str(answer["job"]), sides, unmeasured), encoding="utf-8")
         else:
             _picture(str(answer["job"]), sides, path)
     except OSError as error:
@@ -112,7 +113,7 @@ def _events(sides: Sequence[tuple[str, str, list[Job]]]) -> Iterator[dict[str, A
                 yield {"ph": "X", "pid": pid, "tid": tid, "ts": start, "dur": length, "name": job["what"], "cat": side}
 
 
-def _page(job: str, sides: Sequence[tuple[str, str, list[Job]]]) -> str:
+def _page(job: str, sides: Sequence[tuple[str, str, list[Job]]], unmeasured: Sequence[str]) -> str:
     end = max(1e-6, *(j["end_seconds"] for _, _, jobs in sides for j in jobs))
     left = 12 + _LETTER * max(len(f"{j['node']} {j['resource']}") for _, _, jobs in sides for j in jobs)
     scale = (_WIDTH - left - 30) / end  # the last tick's text needs some room
@@ -137,6 +138,7 @@ def _page(job: str, sides: Sequence[tuple[str, str, list[Job]]]) -> str:
                     f'fill="{colour(resource)}"><title>{html.escape(title)}</title></rect>'
                 )
         parts.append("</svg>")
+    parts += [f"<p>{html.escape(label)}: no step ended while it was waited for.</p>" for label in unmeasured]
     style = (
         "body{font:14px system-ui,sans-serif;max-width:1100px;margin:2rem auto;padding:0 1rem}h1{font-size:1.4rem}"
         "svg{width:100%}text{font-size:11px}rect{stroke:#fff;stroke-width:.3}line{stroke:#8888;stroke-width:.5}"

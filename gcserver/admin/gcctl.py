@@ -78,7 +78,8 @@ def _call(options: argparse.Namespace, settings: Settings) -> Exit:
 
     from gcserver.admin import gcctl_tls
 
-    usual = LONG_TIMEOUT if options.command in LONG else USUAL_TIMEOUT
+    traced = getattr(options, "timeline", None) is not None
+    usual = LONG_TIMEOUT if traced or options.command in LONG else USUAL_TIMEOUT
     options.timeout, options.job = settings.timeout or usual, settings.job
     use = gcctl_tls.files(settings.tls, settings.address)
     try:

@@ -93,7 +93,9 @@ class LaneOrders:
         elif isinstance(message, AskBlocks):
             self.asked.append((message.request, lane.executor.facts(message.domain, message.gradients), []))
         elif isinstance(message, AskTrace):
-            lane.tracer.on_ask(message)
+            # Of a job that is over no step will end.
+            if message.domain in lane.machine.domains:
+                lane.tracer.on_ask(message)
         elif isinstance(message, RecordSpans | AskRecord):
             lane.recording.take(message)
         else:

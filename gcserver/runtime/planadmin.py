@@ -39,8 +39,12 @@ if TYPE_CHECKING:
     from gcserver.runtime.supervisor import Supervisor
 
 T = TypeVar("T")
-#: A traced step has to end first.
+#: The step that is under way has to end, and then the one that is traced: so long is waited for them at least, s,
 TRACE_TIMEOUT: Final = 8.0
+#: for so many of the longest steps that were measured,
+TRACED_WITHIN: Final = 2.5
+#: and so long at most, s.
+TRACE_LONGEST: Final = 45.0
 #: Elements of the block for which the costs of codecs are shown.
 SHOWN: Final = 1 << 20
 
@@ -137,16 +141,19 @@ class PlanAdmin:
 
     async def _traced(self, domain: ControlDomain) -> tuple[said.TimelineJob, ...]:
         """One step as this node's lanes worked it off, and what its workers did meanwhile as far as pushes tell."""
+        seen = self._s.profiler.profile(*domain.config.id)
+        longest = max((s.seconds for s in seen.steps), default=0.0) if seen is not None else 0.0
+        patience = max(TRACE_TIMEOUT, min(TRACED_WITHIN * longest, TRACE_LONGEST))
         async with self._tracing:
             found: list[TracedStep] = await self._s.questions.ask(
-                lambda number: AskTrace(number, domain.config.id), TRACE_TIMEOUT
+                lambda number: AskTrace(number, domain.config.id), patience
             )
         names = {
             block.key: section.tensors[block.tensor].name
             for section, blocks in zip(domain.sections, space(domain, len(self._s.lanes.table)).blocks, strict=True)
             for block in blocks
         }
-        traced = [j for step in found for j in step.jobs]
+        traced = joined(found)
         return tuple(
             said.TimelineJob(f"{j.what} {names.get(j.key, j.key)}", j.resource, self._s.node, j.start, j.end)
             for j in (*computed(traced), *traced)
@@ -241,6 +248,19 @@ def _forecast(p: Proposal, plan: int, measured: float) -> said.Forecast:
     return said.Forecast(
         plan, p.expected, p.dense, p.compute, p.reason, measured, groups, considered, p.alphas, proposed, p.caps
     )
+
+
+def joined(found: Sequence[TracedStep]) -> list[TracedJob]:
+    """What all lanes did in one step, since the step before was over on the last of them. A lane that was asked a step
+    earlier than others traced another one: that part is left out."""
+    newest = max((step.step for step in found), default=0)
+    steps = [step for step in found if step.step == newest]
+    zero = max((step.zero for step in steps), default=0.0)
+    return [
+        replace(j, start=max(j.start + step.zero - zero, 0.0), end=max(j.end + step.zero - zero, 0.0))
+        for step in steps
+        for j in step.jobs
+    ]
 
 
 def computed(traced: Sequence[TracedJob]) -> list[TracedJob]:

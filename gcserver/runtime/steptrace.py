@@ -45,12 +45,14 @@ class TracedJob:
 
 @dataclass(frozen=True, slots=True)
 class TracedStep:
-    """From a lane: one step."""
+    """From a lane: one step. ``zero``: when the one before ended there, on the monotonic clock, which all lanes of a
+    machine share."""
 
     request: int
     domain: DomainKey
     step: int
     jobs: tuple[TracedJob, ...]
+    zero: float = 0.0
 
 
 _KERNELS: dict[Any, str] = {fx.Encode: "encode", fx.Accumulate: "add", fx.Finalise: "finalise", fx.Decode: "decode"}
@@ -78,14 +80,18 @@ class _Trace:
 
 
 class StepTracer:
-    """Traces one step at a time on lane ``index``; asked while it does, the newest question is the one answered."""
+    """Traces one step at a time on lane ``index``; asked while it does, the newest question is the one answered, from
+    where the trace is if it is about the same domain."""
 
     def __init__(self, tap: Tap, index: int, send_up: Callable[..., None]) -> None:
         self._tap, self._resource, self._send_up = tap, f"lane {index}", send_up
         self._trace: _Trace | None = None
 
     def on_ask(self, ask: AskTrace) -> None:
-        """Begin with the next step."""
+        """Begin with the next step; who asks for the domain that is being traced gets that."""
+        if self._trace is not None and self._trace.ask.domain == ask.domain:
+            self._trace.ask = ask
+            return
         self._trace = _Trace(ask)
         self._tap.add(self)
 
@@ -126,7 +132,7 @@ class StepTracer:
         if not trace.zero:
             trace.zero = now
         elif e.step == trace.step:
-            self._send_up(TracedStep(trace.ask.request, e.domain, e.step, tuple(trace.jobs)))
+            self._send_up(TracedStep(trace.ask.request, e.domain, e.step, tuple(trace.jobs), trace.zero))
             self._end()
 
     def forget(self, domain: DomainKey) -> None:

@@ -44,6 +44,13 @@ def test_a_page_shows_both_sides_on_one_scale(tmp_path: Path) -> None:
     assert [len(w) for w in widths] == [3, 2] and widths[0][0] == widths[1][0] == pytest.approx(4 * widths[0][1])
 
 
+def test_a_page_without_a_measured_step_says_so(tmp_path: Path) -> None:
+    predicted = answer()
+    predicted["domains"][0]["measured"] = []
+    drawing.draw(predicted, tmp_path / "t.html")
+    assert "world: no step ended while it was waited for." in (tmp_path / "t.html").read_text()
+
+
 def test_a_prediction_of_what_was_only_proposed_says_so(tmp_path: Path) -> None:
     proposed = answer()
     proposed["domains"][0]["forecast"]["plan_version"] = 0
@@ -77,7 +84,7 @@ def test_what_no_daemon_says_is_left_out_and_names_are_no_formulas(tmp_path: Pat
     for job in [*predicted, *hostile["domains"][0]["measured"]]:
         job["end_seconds"] = job["start_seconds"] = 0.0
     drawing.draw(hostile, path)
-    with pytest.raises(drawing.DrawingError, match="no step has been"):
+    with pytest.raises(drawing.DrawingError, match="no step was predicted, and none ended"):
         drawing.draw({**hostile, "domains": hostile["domains"][-1:]}, path)
 
 

@@ -24,7 +24,7 @@ from gcserver.planner.auto_informed import Terms
 from gcserver.planner.auto_why import GroupWhy
 from gcserver.planner.live import LiveJob, LiveStep
 from gcserver.planner.profile import LinkCost, StepTime, load
-from gcserver.runtime.planadmin import PlanAdmin, computed, tunable
+from gcserver.runtime.planadmin import PlanAdmin, computed, joined, tunable
 from gcserver.runtime.plannerlink import Advise, Advised, Measure, PlannerError, Predict, Predicted, Request
 from gcserver.runtime.planstatus import EMPTY_NOTE
 from gcserver.runtime.steering import Steered
@@ -212,6 +212,16 @@ def test_a_step_as_predicted_and_as_measured(tmp_path: Path) -> None:
         await refused(d.admin.plan(d.job, timeline=True), ErrorKind.UNAVAILABLE, "killed")
 
     run(tmp_path, test)
+
+
+def test_lanes_that_end_a_step_apart_are_laid_side_by_side() -> None:
+    def lane(step: int, zero: float, *at: float) -> TracedStep:
+        return TracedStep(1, (b"j" * 16, 16), step, tuple(TracedJob("push", "push", 1, t, t + 0.1) for t in at), zero)
+
+    found = joined([lane(9, 50.0, 0.4), lane(9, 50.2, 0.1, 0.3), lane(8, 49.0, 0.5)])
+    spans = [(j.start, j.end) for j in found]
+    assert spans == [pytest.approx(s) for s in ((0.2, 0.3), (0.1, 0.2), (0.3, 0.4))]
+    assert joined([]) == []
 
 
 def test_pushes_tell_what_workers_computed() -> None:

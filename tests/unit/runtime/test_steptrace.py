@@ -71,6 +71,18 @@ def test_the_step_after_the_next_end_of_one_is_traced_and_no_other() -> None:
     assert lane.perform == plain and "feed" not in vars(lane)
 
 
+def test_who_asks_for_what_is_being_traced_gets_that() -> None:
+    """Steps that last longer than from one question to the next would never be told otherwise."""
+    lane = Lane()
+    tracer = tracer_of(lane)
+    tracer.on_ask(AskTrace(5, DOMAIN))
+    run(lane, 3)
+    tracer.on_ask(AskTrace(6, DOMAIN))
+    run(lane, 4)
+    (traced,) = lane.sent
+    assert (traced.request, traced.step) == (6, 4) and traced.zero > 0.0
+
+
 def test_other_domains_leave_no_trace() -> None:
     lane = Lane()
     tracer = tracer_of(lane)
