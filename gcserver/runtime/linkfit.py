@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 from gcserver.planner.profile import LinkCost
@@ -185,7 +185,7 @@ class Trains:
 
 @dataclass(frozen=True, slots=True)
 class Probed:
-    """A round of probes that ended ``at``: the slowest peer's ``rate``, bytes a second, and the scatter of its
+    """Probes of a peer that ended ``at``: the link's ``rate``, bytes a second, and the scatter of its
     ``samples``. Not ``exact``: they were over too soon, the link is at least that fast."""
 
     at: float
@@ -204,6 +204,8 @@ class LinkFit:
         self._held: list[tuple[float, int, Arrival]] = []
         self._trips: dict[str, deque[float]] = {}
         self._probed: Probed | None = None
+        #: by peer, the newest of those that are probed
+        self._by_peer: dict[str, Probed] = {}
         #: bytes a second that the link has carried for certain, since it was last probed
         self._carried = 0.0
         #: when trains began to say that it is slower than that
@@ -230,14 +232,25 @@ class LinkFit:
         kept = self._trains.kept
         return not kept or kept[-1].end < now - seconds
 
-    def on_probes(self, found: Probed) -> None:
-        """What a round of probes came to (`linkprobe.py`)."""
+    def on_probes(self, round_: Mapping[str, Probed], probed: Collection[str]) -> None:
+        """What a round of probes came to by peer (`linkprobe.py`), of all that are ``probed`` in turn."""
+        self._by_peer = {p: found for p, found in (self._by_peer | dict(round_)).items() if p in probed or p in round_}
+        found = self._slowest(None)
+        assert found is not None
         self._probed, kept = found, self._trains.kept
         if kept and (found.exact or found.rate > rate(kept)) and not 1 / CHANGED < found.rate / rate(kept) < CHANGED:
             kept.clear()  # they were of another link than there is now, or waited for something else
             self._doubted = None
         if found.exact:
             self._carried = found.rate
+
+    def _slowest(self, peers: Collection[str] | None) -> Probed | None:
+        """The slowest link to ``peers`` (None: to all) by the newest probes of each, as of the newest round."""
+        known = [found for peer, found in self._by_peer.items() if peers is None or peer in peers]
+        if not known:
+            return None
+        newest = max(found.at for found in self._by_peer.values())
+        return replace(min(known, key=lambda found: found.rate), at=newest)
 
     @property
     def in_doubt(self) -> bool:
@@ -257,14 +270,17 @@ class LinkFit:
         Probes count until enough trains are newer; where they were too short for the link, if they beat what is known.
         Trains of a slower link count once a probe that came after them does not refute it.
         """
-        found, probed, kept = self.cost(guess, peers), self._probed, self._trains.kept
+        found, probed, kept = self.cost(guess, peers), self._slowest(peers), self._trains.kept
         if probed is not None and (len(kept) < TRUSTED or kept[-TRUSTED].end < probed.at):
             if probed.exact or probed.rate > CHANGED * known.bandwidth:
                 return LinkCost(found.latency, probed.rate, probed.noise, probed.samples)
             return None
         if not found.samples:
             return found if kept and rate(kept) > CHANGED * known.bandwidth else None
-        if self._probes and found.bandwidth * CHANGED < max(self._carried, known.bandwidth if known.samples else 0.0):
+        # A probe has said so already, if not of this job's link.
+        confirmed = probed is not None and probed.exact and 1 / CHANGED < found.bandwidth / probed.rate < CHANGED
+        slower = found.bandwidth * CHANGED < max(self._carried, known.bandwidth if known.samples else 0.0)
+        if self._probes and slower and not confirmed:
             self._doubted = self._doubted or kept[-1].end
             if self.in_doubt:
                 return None

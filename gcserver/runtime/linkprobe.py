@@ -16,6 +16,7 @@ import hashlib
 import math
 import time
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Final
@@ -66,7 +67,7 @@ class Prober:
     _spent: float = 0.0
     #: rounds in a row that a peer left unanswered
     _silent: int = 0
-    _found: list[Probed] = field(default_factory=list)
+    _found: dict[str, Probed] = field(default_factory=dict)
 
     def ask(
         self, now: float, peers: list[str], sooner: bool = False, known: bool = False, doubt: bool = False
@@ -104,8 +105,9 @@ class Prober:
         self._took.clear()
         self._found.clear()
 
-    def on_echo(self, peer: str, nbytes: int, trip: float, usual: float, now: float) -> Probed | None:
-        """A probe is back after ``trip`` seconds, a plain heartbeat takes ``usual``; with a round's last its result."""
+    def on_echo(self, peer: str, nbytes: int, trip: float, usual: float, now: float) -> dict[str, Probed] | None:
+        """A probe is back after ``trip`` seconds, a plain heartbeat takes ``usual``; with a round's last its results by
+        peer."""
         if self._waits is None or (peer, nbytes) != (self._left[0], self._size):
             return None
         self._waits, self._silent = None, 0
@@ -121,15 +123,19 @@ class Prober:
         if self._falls() and len(self._took) < MOST:
             return None
         least, count = min(self._took), len(self._took)
-        self._found.append(Probed(now, nbytes / least, max(self._took) / least - 1.0, count, self._exact))
+        self._found[peer] = Probed(now, nbytes / least, max(self._took) / least - 1.0, count, self._exact)
         self._left.pop(0)
         self._size, self._exact = FIRST, True
         self._took.clear()
         if self._left:
             return None
-        slowest = min(self._found, key=lambda found: found.rate)
         self._end(now)
-        return slowest
+        return dict(self._found)
+
+    @property
+    def peers(self) -> Collection[str]:
+        """All that are probed in turn."""
+        return self._order
 
     def _falls(self) -> bool:
         """Whether another probe of this size may be faster than all before it."""
@@ -180,7 +186,7 @@ class LinkProbes:
             self._heard[peer] = probe.sent
             found = self._prober.on_echo(peer, probe.nbytes, probe.trip, self._s.lanes.link.trip(peer), now)
             if found is not None:
-                self._s.lanes.link.on_probes(found)
+                self._s.lanes.link.on_probes(found, self._prober.peers)
 
     def _wanted(self, doubt: bool) -> tuple[list[str], bool, bool]:
         """(peers of the jobs planned here, whether steps of one have become longer or shorter, whether the link of each

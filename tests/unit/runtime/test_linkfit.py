@@ -250,7 +250,7 @@ def test_probes_count_once_frames_are_silent_and_until_trains_are_newer() -> Non
     end = trains(link, 100.0, 1e9)
     assert not link.silent(end, 60.0) and link.silent(end + 71.0, 60.0)
     at = end + 100.0
-    link.on_probes(Probed(at, 2e7, 0.01, 3, True))
+    link.on_probes({"b": Probed(at, 2e7, 0.01, 3, True)}, ["b"])
     found = link.news(known, GUESS)
     assert found == LinkCost(GUESS.latency, 2e7, 0.01, 3)
     trains(link, at + 10, 2.5e7, count=1)
@@ -262,7 +262,7 @@ def test_probes_count_once_frames_are_silent_and_until_trains_are_newer() -> Non
 
 def test_probes_that_were_over_too_soon_count_only_where_they_beat_what_is_known() -> None:
     link = LinkFit()
-    link.on_probes(Probed(10.0, 5e8, 0.1, 3, False))
+    link.on_probes({"b": Probed(10.0, 5e8, 0.1, 3, False)}, ["b"])
     assert link.news(LinkCost(1e-4, 1e9, 0.0, 20), GUESS) is None
     found = link.news(LinkCost(1e-4, 1e7, 0.0, 20), GUESS)
     assert found is not None and (found.bandwidth, found.samples) == (5e8, 3)
@@ -271,10 +271,29 @@ def test_probes_that_were_over_too_soon_count_only_where_they_beat_what_is_known
 def test_trains_of_the_link_before_do_not_come_back() -> None:
     link = LinkFit()
     end = trains(link, 100.0, 1e9, count=10)
-    link.on_probes(Probed(end + 100, 2e7, 0.0, 3, True))
+    link.on_probes({"b": Probed(end + 100, 2e7, 0.0, 3, True)}, ["b"])
     trains(link, end + 200, 2e7, count=3)
     found = link.news(LinkCost(1e-4, 2e7, 0.0, 3), GUESS)
     assert found is not None and found.bandwidth == pytest.approx(2e7, rel=0.05)
+
+
+def test_the_slowest_peer_counts_until_it_is_probed_again_and_for_jobs_that_have_it() -> None:
+    """With many peers a round has some of them: the link must not be another one with every round."""
+    link, everyone, known = LinkFit(), ["b", "c", "d"], LinkCost(1e-4, 1e9, 0.0, 20)
+    link.on_probes({"b": Probed(10.0, 1e8, 0.0, 3, True), "c": Probed(11.0, 1e7, 0.0, 3, True)}, everyone)
+    link.on_probes({"d": Probed(20.0, 1e8, 0.0, 3, True)}, everyone)
+
+    def rate(*peers: str) -> float:
+        found = link.news(known, GUESS, peers or None)
+        assert found is not None
+        return found.bandwidth
+
+    assert (rate(), rate(*everyone), rate("b", "d")) == (1e7, 1e7, 1e8)
+    link.on_probes({"c": Probed(30.0, 9e7, 0.0, 3, True), "b": Probed(31.0, 1e8, 0.0, 3, True)}, everyone)
+    assert rate() == 9e7
+    link.on_probes({"d": Probed(40.0, 5e6, 0.0, 3, True)}, everyone)
+    link.on_probes({"b": Probed(50.0, 1e8, 0.0, 3, True)}, ["b", "c"])
+    assert rate() == 9e7, "nobody is interested in d any more"
 
 
 # ------------------------------------------------------------------------------ slower, or something that waits
@@ -297,7 +316,7 @@ def doubting() -> tuple[LinkFit, float]:
 def test_a_slower_link_is_known_only_when_a_probe_says_so() -> None:
     link, end = doubting()
     assert not link.in_doubt and link.news(KNOWN, GUESS) is None and link.in_doubt
-    link.on_probes(Probed(end + 5.0, 6.4e6, 0.1, 3, True))
+    link.on_probes({"b": Probed(end + 5.0, 6.4e6, 0.1, 3, True)}, ["b"])
     assert not link.in_doubt
     found = link.news(KNOWN, GUESS)
     assert found is not None and found.bandwidth == 6.4e6
@@ -306,11 +325,21 @@ def test_a_slower_link_is_known_only_when_a_probe_says_so() -> None:
     assert found is not None and found.bandwidth == pytest.approx(6.5e6, rel=0.02) and not link.in_doubt
 
 
+def test_a_probe_that_one_job_asked_for_counts_for_another_that_comes_late() -> None:
+    link, end = doubting()
+    assert link.news(KNOWN, GUESS) is None
+    link.on_probes({"b": Probed(end + 5.0, 6.4e6, 0.1, 3, True)}, ["b"])
+    assert link.news(KNOWN, GUESS) is not None
+    trains(link, end + 10.0, 6.5e6)
+    late = link.news(KNOWN, GUESS)
+    assert late is not None and late.bandwidth == pytest.approx(6.5e6, rel=0.02) and not link.in_doubt
+
+
 @pytest.mark.parametrize("exact", [True, False])
 def test_what_a_probe_refutes_is_forgotten_and_doubted_anew(exact: bool) -> None:
     link, end = doubting()
     assert link.news(KNOWN, GUESS) is None
-    link.on_probes(Probed(end + 5.0, 1.1e8, 0.1, 3, exact))
+    link.on_probes({"b": Probed(end + 5.0, 1.1e8, 0.1, 3, exact)}, ["b"])
     found = link.news(KNOWN, GUESS)
     assert (found.bandwidth if found is not None else 0.0) == (1.1e8 if exact else 0.0)
     trains(link, end + 10.0, 6.5e6)
@@ -320,7 +349,7 @@ def test_what_a_probe_refutes_is_forgotten_and_doubted_anew(exact: bool) -> None
 def test_a_probe_too_short_for_the_link_that_refutes_nothing_lets_trains_count() -> None:
     link, end = doubting()
     assert link.news(KNOWN, GUESS) is None
-    link.on_probes(Probed(end + 5.0, 5e6, 0.1, 3, False))
+    link.on_probes({"b": Probed(end + 5.0, 5e6, 0.1, 3, False)}, ["b"])
     assert link.news(KNOWN, GUESS) is None and not link.in_doubt
     trains(link, end + 10.0, 6.5e6)
     found = link.news(KNOWN, GUESS)

@@ -48,7 +48,8 @@ class Network:
         trip = self.usual + nbytes / self.rates[peer] + (self.late.pop(0) if self.late else 0.0)
         found = self.prober.on_echo(peer, nbytes, trip, self.usual, self.now + trip)
         if found is not None:
-            self.found.append(found)
+            assert set(found) <= set(self.prober.peers) == set(self.rates)
+            self.found.append(min(found.values(), key=lambda probed: probed.rate))
 
     @property
     def busy(self) -> float:
@@ -194,7 +195,7 @@ class Daemon:
             link=SimpleNamespace(
                 silent=lambda now, seconds: self.quiet,
                 trip=lambda peer: 1e-3,
-                on_probes=self.told.append,
+                on_probes=lambda found, peers: self.told.append(found["b"]),
                 in_doubt=False,
             )
         )
