@@ -90,6 +90,8 @@ def advise(
     wish = replace(now or Wish(), quality=quality, family="", rules=(), step=0.0, took={}, kept={})
     rows = tuple(_row(_on(profile, b * share), wish, b) for b in dict.fromkeys((link, *bandwidths)))
     stops = _stops_paying(profile, wish, share)
+    # Found without levels, which may be what makes a plan worth it, or not: the row has the last word.
+    stops = max(stops, link) if rows[0].pays else min(stops, link)
     verdict = rows[0].verdict
     if stops <= 0:
         verdict += "; it would not pay on any link"

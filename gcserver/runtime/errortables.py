@@ -11,7 +11,8 @@ Large tensors are not read as a whole:
     topk, sidco   every so-and-so-many-th element, at most SPOTS; the distance has no factor in common with a row's
                   length, or the same columns would be looked at again and again
     qsgd          whole buckets, evenly spread, at most SPOTS elements
-    powersgd      whole rows, evenly spread, at most AREA elements and never below ROWS rows
+    powersgd      whole rows, evenly spread, at most AREA elements and never below ROWS rows; where these have more than
+                  WIDE elements, of their columns so many, evenly spread
 Squared errors are then multiplied by elements (powersgd: rows) over those looked at.
 """
 
@@ -33,6 +34,7 @@ from gcserver.runtime.peek import Peek, PeekTensor
 SPOTS: Final = 1 << 18
 AREA: Final = 1 << 20
 ROWS: Final = 256
+WIDE: Final = 1 << 22
 BUCKET: Final = 1024
 #: A plan waits for the sample: CPU time may take so many times as long.
 STRETCH: Final = 4.0
@@ -162,11 +164,13 @@ def _look(family: str, shape: tuple[int, ...]) -> Look:
         if not cols:  # sent as it is: nothing of it is lost, so that a few elements tell as much as all
             few = min(n, ROWS)
             return Look(np.arange(few, dtype=np.int64), (few,), n / max(few, 1))
-        used = max(ROWS, AREA // cols)
-        if used >= rows:
+        used = min(rows, max(ROWS, AREA // cols))
+        wide = min(cols, max(WIDE // used, 1))
+        if (used, wide) == (rows, cols):
             return Look(None, shape, 1.0)
         picked = np.arange(used, dtype=np.int64) * rows // used
-        return Look((picked[:, None] * cols + np.arange(cols)).reshape(-1), (used, cols), rows / used)
+        columns = np.arange(wide, dtype=np.int64) * cols // wide
+        return Look((picked[:, None] * cols + columns).reshape(-1), (used, wide), rows / used * (cols / wide))
     if n <= SPOTS:
         return Look(None, (n,), 1.0)
     if family == "qsgd":

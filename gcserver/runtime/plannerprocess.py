@@ -45,6 +45,7 @@ from gcserver.runtime.plannerlink import (
 )
 
 NICE: Final = 10
+OOM_SCORE: Final = "500"
 #: Gradients are looked at for so many seconds of CPU time: some fifty matrices of a million elements.
 SAMPLE_FOR: Final = 2.0
 #: Those of a small model so often in that time.
@@ -123,6 +124,9 @@ def main() -> int:
     ends_with_parent(signal.SIGKILL)
     with contextlib.suppress(OSError):
         os.nice(NICE)
+    # The daemon may be one that the kernel spares when memory runs out: not so what can be started again at any time.
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(OOM_SCORE)
     # Answers alone go to the pipe: whatever a library prints goes where the log goes.
     target = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from gcproto.rates import say_rate
+from gcserver.planner import advice
 from gcserver.planner.advice import MOST, Advice, advise, profile_of
 from gcserver.planner.auto import AutoError, Wish, compose, worth
 from gcserver.planner.auto_rules import PlannedRule, applied
@@ -42,6 +43,16 @@ def test_where_it_stops_paying() -> None:
 
     assert pays(stops * 0.97)
     assert not pays(stops * 1.03)
+
+
+@pytest.mark.parametrize(("factor", "bandwidth"), [(0.5, MBIT100), (2.0, MBIT100), (0.5, 1e11), (2.0, 1e11)])
+def test_where_it_stops_paying_does_not_gainsay_the_row(
+    monkeypatch: pytest.MonkeyPatch, factor: float, bandwidth: float
+) -> None:
+    """It is looked for without levels, which rows have."""
+    monkeypatch.setattr(advice, "_stops_paying", lambda *_: factor * bandwidth)
+    found = advise(gpt(2, bandwidth, layers=3))
+    assert found.stops_paying == (max if found.rows[0].pays else min)(factor, 1.0) * bandwidth
 
 
 def test_a_job_that_computes_for_long_need_not_compress_anywhere() -> None:

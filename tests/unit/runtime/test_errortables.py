@@ -6,6 +6,7 @@ What may live here: tests of `gcserver/runtime/errortables.py`. What may not: th
 
 from __future__ import annotations
 
+import math
 import shutil
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from gcserver.planner.errors_lowrank import lowrank_errors
 from gcserver.planner.errors_quantised import qsgd_errors
 from gcserver.planner.errors_sparse import sparse_bytes, sparse_errors
 from gcserver.runtime.blocks import DomainMemory
-from gcserver.runtime.errortables import LEVELS, ROWS, SPOTS, ErrorTables, _errors, _look
+from gcserver.runtime.errortables import AREA, LEVELS, ROWS, SPOTS, WIDE, ErrorTables, _errors, _look
 from gcserver.runtime.peek import JobGone, Peek, Watched
 from tests.unit.runtime.test_peek import lanes, push, random, watched
 
@@ -140,6 +141,16 @@ def test_a_sample_waits_for_busy_cores_only_so_long(tmp_path: Path) -> None:
     with Peek(w) as peek:
         tables = ErrorTables(peek, {"topk": LEVELS["topk"]}, clock=lambda: 0.0, wall=lambda: float(next(passed)))
         assert tables.sample(1.0) == 1, "5 s passed and no CPU time"
+
+
+@pytest.mark.parametrize("shape", [(8, 5_000_000), (128, 4096, 1024), (50_257, 768), (4096, 16_384)])
+def test_of_a_matrix_low_rank_looks_at_no_more_than_it_must_whatever_its_rows_are(shape: tuple[int, ...]) -> None:
+    """Experts' weights, say, are few rows of millions: they were read whole, and cost several times that."""
+    look, n = _look("powersgd", shape), math.prod(shape)
+    assert look.picks is not None and AREA // 4 < look.picks.size <= WIDE
+    assert look.picks.size == math.prod(look.shape) and look.factor * look.picks.size == pytest.approx(n)
+    rows = look.picks.reshape(look.shape) // (n // shape[0])
+    assert (rows == rows[:, :1]).all() and rows[0, 0] == 0 and (np.diff(look.picks) > 0).all() and look.picks[-1] < n
 
 
 def test_of_vectors_low_rank_looks_at_a_few_elements() -> None:

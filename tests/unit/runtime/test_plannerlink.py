@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pytest
 
@@ -51,6 +52,8 @@ def test_questions_are_answered_in_turn_refused_and_outlive_kills() -> None:
         assert isinstance(planned, Planned) and planned.proposal.expected < planned.proposal.dense
         assert isinstance(predicted, Predicted) and predicted.step.jobs
         first = await pid_of(link)
+        # Under systemd the kernel spares the daemon, whose child this is.
+        assert Path(f"/proc/{first}/oom_score_adj").read_text().strip() == "500"
         with pytest.raises(PlannerError, match="cruel"):
             await link.ask(Advise(PROFILE, (1e6,), "cruel"))
         assert link.pid == first, "a refusal is an answer"
