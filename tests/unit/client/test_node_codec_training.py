@@ -104,8 +104,8 @@ def honest(monkeypatch: pytest.MonkeyPatch) -> None:
         if not values.isfinite().all():
             wrong.add(step)
 
-    def done(domain: int, step: int, keys: tuple[int, ...], skipped: bool) -> Done:
-        return Done(domain, step, keys, step in wrong, skipped)
+    def done(domain: int, step: int, keys: tuple[int, ...], skipped: bool, epoch: int) -> Done:
+        return Done(domain, step, keys, step in wrong, skipped, epoch)
 
     monkeypatch.setattr(fake.FakeDomain, "copy", looked_at)
     monkeypatch.setattr(fake, "Done", done)

@@ -42,6 +42,7 @@ def test_a_job_that_settles_steps_as_it_is_taken_up_keeps_its_controller() -> No
         return Steering(lambda *told: None, None, files.__setitem__)  # type: ignore[arg-type]
 
     before = steering()
+    before.settled(domain, 0, False, course)
     for step in range(1, SAVE_EVERY + 1):
         before.measured(StepDelays(domain, ((step, 1.0 if step < 3 else 9.0, 0.0, 100),)))
         before.settled(domain, step, False, course)
