@@ -27,7 +27,7 @@ from gcclient.audit import F64, Audit, Finding, Sums, finding
 from gcclient.device import Bytes
 from gcclient.domain import Domain, Step
 from gcclient.session import GRACE, Session, log
-from gcproto.audits import AUDIT_OF, AuditAnswer, AuditReport, TensorError
+from gcproto.audits import AuditAnswer, AuditReport, TensorError, audit_label
 from gcproto.dtypes import DType
 from gcproto.manifest import USED, Section, TensorSpec
 from gcproto.messages import DeclareDomain
@@ -36,6 +36,7 @@ from gcproto.wire import Flag
 #: Gradients are exchanged in pieces of so many bytes, two of each dtype under way.
 PIECE_BYTES: Final = 4 << 20
 _FIRST_DOMAIN: Final = 16
+NOT_FINITE: Final = "a result was not finite"
 _TORCH: Final = {code: dtype for dtype, code in device.DTYPES.items()}
 
 
@@ -77,10 +78,10 @@ class Auditor:
         #: every node's first rank reports, so that each node's daemon knows
         self._reports = domain.arenas[0].index == 0
         # All ranks must agree on it, and what they compare is this.
-        label = f"{AUDIT_OF}{self.label}" + (f" over {options.window} steps" if options.window > 1 else "")
+        label = audit_label(self.label, options.window)
         self._exact = session.domain(DeclareDomain(label, domain_number(domain.id), ranks, codec="none"))
-        #: of the window that is under way: whether a step of it was void; sums by (section, first element)
-        self._void = False
+        #: of the window that is under way: why it cannot be compared (empty: it can); sums by (section, first element)
+        self._void = ""
         #: epochs that its results and the audit's were made in
         self._epochs: set[int] = set()
         self._sums: dict[tuple[int, int], npt.NDArray[np.float32]] = {}
@@ -126,11 +127,13 @@ class Auditor:
         places = [place for found in blocks for place in found]
         self._wait(lambda: all(place.done for place in places))
         if left == window - 1:
-            self._void = False
+            self._void = ""
             self._epochs.clear()
-        self._epochs.update(place.epoch for place in places if place.step == step)
         # Void on all ranks or on none: they go on alike.
-        self._void |= any(place.nonfinite or place.skipped for place in places if place.step == step)
+        brought = [place for place in places if place.step == step]
+        self._look(brought)
+        if any(place.nonfinite for place in brought):
+            self._void = self._void or NOT_FINITE
         tensors: dict[str, Sums] = {}
         if not self._void:
             for section, inside, stages in zip(self._sections, blocks, self._stages, strict=True):
@@ -139,11 +142,17 @@ class Auditor:
             self._sums.clear()
             found = None if self._void else finding(self.label, tensors)
             if found is None:
-                self._skip(step, "a result was not finite")
+                self._skip(step, self._void or NOT_FINITE)
             elif not self._same_members():
                 self._skip(step, "nodes were lost or came back meanwhile")
             else:
                 self._tell(step, found)
+
+    def _look(self, places: Sequence[BlockPlace]) -> None:
+        """Whether there is something to compare in these results, and whose averages they are."""
+        self._epochs.update(place.epoch for place in places)
+        if any(place.skipped for place in places):
+            self._void = self._void or "a step was given up with a lost node"
 
     def _same_members(self) -> bool:
         """Whether what was delivered and what is exact are averages over the same ranks. Each rank knows of its own
@@ -186,9 +195,7 @@ class Auditor:
 
     def _finish(self, section: Section, places: list[BlockPlace], piece: Piece, out: dict[str, Sums]) -> None:
         self._wait(lambda: piece.missing == 0)
-        # Given up with a lost node: there is nothing to compare with.
-        self._void |= any(place.skipped for place in piece.places)
-        self._epochs.update(place.epoch for place in piece.places)
+        self._look(piece.places)
         exact = _doubles(np.concatenate([p.output for p in piece.places]), section.dtype)
         delivered = _doubles(self._joined(places, piece, [p.output for p in places]), section.dtype)
         if self.options.window > 1:

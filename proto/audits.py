@@ -17,6 +17,13 @@ from gcproto.packed import Message
 MAX_WORST: Final = 8
 #: What the label of the process group begins with that exchanges a model's gradients once more.
 AUDIT_OF: Final = "audit of "
+
+
+def audit_label(model: str, window: int) -> str:
+    """That label, of a process group ``model`` whose audits compare sums over so many steps."""
+    return f"{AUDIT_OF}{model}" + (f" over {window} steps" if window > 1 else "")
+
+
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 Ratio = Annotated[float, msgspec.Meta(ge=0)]
 Cosine = Annotated[float, msgspec.Meta(ge=-1, le=1)]

@@ -60,7 +60,8 @@ def draw(answer: dict[str, Any], path: Path) -> None:
     """Write the timelines in GetPlan's answer to ``path``. Raises DrawingError."""
     drawn = [(_label(d, side), side, list(filter(_usable, d[side]))) for d in answer["domains"] for side in _SIDES]
     sides = [(label, side, jobs) for label, side, jobs in drawn if jobs]
-    unmeasured = [label for label, side, jobs in drawn if side == "measured" and not jobs]
+    # Of models that are planned for: no step of single calls is traced.
+    unmeasured = [d["label"] for d in answer["domains"] if d["predicted"] and not any(map(_usable, d["measured"]))]
     if not sides:
         raise DrawingError(
             "no step was predicted, and none ended while it was waited for: let the job run some steps, or give it a "

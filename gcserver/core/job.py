@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from gcproto import messages, modes, wire
+from gcproto import messages, wire
 from gcproto.epoch_messages import Applicant, DomainFacts, EpochStart
 from gcproto.manifest import Section
 from gcproto.messages import DeclareDomain, EpochDecided, Fault, JobLeft, PlanRequest, PlanText, Registered, Rule
@@ -326,11 +326,6 @@ class Job:
             return text.controller or self.record.controller
         resumed = "" if self.record.controller_named else resuming.controller(self.domains)
         return resumed or self.record.controller
-
-    def planned(self, version: int) -> bool:
-        """Whether a planner made plan ``version``; what there is without a text goes by who makes the job's plans."""
-        text = self.plans.get(version)
-        return text.planned if text is not None else self.record.mode != modes.STATIC
 
     def forget_plans(self) -> None:
         """Texts that no step will run under any more: all that are older than the newest proposal, and than what is in

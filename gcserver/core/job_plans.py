@@ -83,8 +83,8 @@ def _next_plan(job: Job) -> list[ControlEffect]:
     last = {r.pattern: i for i, r in enumerate(rules)}
     kept = tuple(r for i, r in enumerate(rules) if last[r.pattern] == i)
     # With another controller alone the rules are still whose they were.
-    same = not wish.replace and not wish.rules
-    planned = job.planned(newest) if same else wish.planned
+    same = newest > 0 and not wish.replace and not wish.rules
+    planned = job.plans[newest].planned if same else wish.planned
     job.numbered += 1
     controller = wish.controller or job.controller(newest)
     text = PlanText(job.id, job.numbered, wish.request, kept, controller, planned)

@@ -13,7 +13,7 @@ Large tensors are not read as a whole:
     qsgd          whole buckets, evenly spread, at most SPOTS elements
     powersgd      whole rows, evenly spread, at most AREA elements and never below ROWS rows; where these have more than
                   WIDE elements, of their columns so many, evenly spread
-Squared errors are then multiplied by elements (powersgd: rows) over those looked at.
+Squared errors are then multiplied by elements over those looked at.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from gcserver.runtime.blocks import DomainMemory
 from gcserver.runtime.lanelink import AddPeer, Admit, AskBlocks, BlockFact, BlockFacts, ForgetJob
 from gcserver.runtime.recording import AskRecord, RecordSpans
 from gcserver.runtime.setup import lane_address
-from gcserver.runtime.steptrace import AskTrace
+from gcserver.runtime.steptrace import AskTrace, TracedStep
 
 if TYPE_CHECKING:
     from gcserver.runtime.lane import LaneProcess
@@ -93,9 +93,10 @@ class LaneOrders:
         elif isinstance(message, AskBlocks):
             self.asked.append((message.request, lane.executor.facts(message.domain, message.gradients), []))
         elif isinstance(message, AskTrace):
-            # Of a job that is over no step will end.
             if message.domain in lane.machine.domains:
                 lane.tracer.on_ask(message)
+            else:  # of a job that is over no step will end
+                lane.send_up(TracedStep(message.request, message.domain, 0, ()))
         elif isinstance(message, RecordSpans | AskRecord):
             lane.recording.take(message)
         else:

@@ -16,6 +16,7 @@ compute. So trains by themselves may raise what is known of the link. Where they
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -234,10 +235,14 @@ class LinkFit:
 
     def on_probes(self, round_: Mapping[str, Probed], probed: Collection[str]) -> None:
         """What a round of probes came to by peer (`linkprobe.py`), of all that are ``probed`` in turn."""
-        self._by_peer = {p: found for p, found in (self._by_peer | dict(round_)).items() if p in probed or p in round_}
+        kept = self._trains.kept
+        # What is older than enough trains was told by these since.
+        since = kept[-TRUSTED].end if len(kept) >= TRUSTED else -math.inf
+        known = self._by_peer | dict(round_)
+        self._by_peer = {p: f for p, f in known.items() if p in round_ or (p in probed and f.at >= since)}
         found = self._slowest(None)
         assert found is not None
-        self._probed, kept = found, self._trains.kept
+        self._probed = found
         if kept and (found.exact or found.rate > rate(kept)) and not 1 / CHANGED < found.rate / rate(kept) < CHANGED:
             kept.clear()  # they were of another link than there is now, or waited for something else
             self._doubted = None
@@ -245,12 +250,11 @@ class LinkFit:
             self._carried = found.rate
 
     def _slowest(self, peers: Collection[str] | None) -> Probed | None:
-        """The slowest link to ``peers`` (None: to all) by the newest probes of each, as of the newest round."""
+        """The slowest link to ``peers`` (None: to all) by the newest probes of each, as of the newest of these."""
         known = [found for peer, found in self._by_peer.items() if peers is None or peer in peers]
         if not known:
             return None
-        newest = max(found.at for found in self._by_peer.values())
-        return replace(min(known, key=lambda found: found.rate), at=newest)
+        return replace(min(known, key=lambda found: found.rate), at=max(found.at for found in known))
 
     @property
     def in_doubt(self) -> bool:
@@ -277,16 +281,19 @@ class LinkFit:
             return None
         if not found.samples:
             return found if kept and rate(kept) > CHANGED * known.bandwidth else None
-        # A probe has said so already, if not of this job's link.
+        # A probe may have said so already, when another job's link was doubted.
         confirmed = probed is not None and probed.exact and 1 / CHANGED < found.bandwidth / probed.rate < CHANGED
         slower = found.bandwidth * CHANGED < max(self._carried, known.bandwidth if known.samples else 0.0)
         if self._probes and slower and not confirmed:
             self._doubted = self._doubted or kept[-1].end
             if self.in_doubt:
                 return None
+        if slower:
             self._carried = 0.0
         self._doubted = None
         self._carried = max(self._carried, found.bandwidth)
+        # A slower link that was probed is no more: what looks like it later is doubted anew.
+        self._by_peer = {p: f for p, f in self._by_peer.items() if f.rate * CHANGED >= found.bandwidth}
         return found
 
 

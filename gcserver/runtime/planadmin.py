@@ -43,7 +43,7 @@ T = TypeVar("T")
 TRACE_TIMEOUT: Final = 8.0
 #: for so many of the longest steps that were measured,
 TRACED_WITHIN: Final = 2.5
-#: and so long at most, s.
+#: and so long at most for all models of a job, s.
 TRACE_LONGEST: Final = 45.0
 #: Elements of the block for which the costs of codecs are shown.
 SHOWN: Final = 1 << 20
@@ -61,8 +61,9 @@ class PlanAdmin:
         """See ``Source.plan``."""
         status = plan_status(job, len(self._s.lanes.table))
         course = self._s.planning.course(job)
+        until = self._s.loop.time() + TRACE_LONGEST
         domains = [
-            await self._domain(job, domain, shown, course, timeline)
+            await self._domain(job, domain, shown, course, until if timeline else 0.0)
             for shown, domain in zip(status.domains, list(job.domains.values()), strict=True)
         ]
         mode, says = self._mode(job), course.says
@@ -81,8 +82,9 @@ class PlanAdmin:
         return AUTO if job.newest.planned else STATIC
 
     async def _domain(
-        self, job: Job, domain: ControlDomain, shown: DomainPlan, course: Course, timeline: bool
+        self, job: Job, domain: ControlDomain, shown: DomainPlan, course: Course, until: float
     ) -> DomainPlan:
+        """``until``: when to give up tracing a step, by the loop's clock; 0: none is to be drawn."""
         controllers = tuple(
             said.ControllerState(c.controller, c.ratio, None if c.notch < 0 else c.notch, c.delay, c.skew, c.steps)
             for c in self._s.steering.describe(job.id)
@@ -95,8 +97,8 @@ class PlanAdmin:
             forecast = _forecast(proposal, standing.forecast_plan, self._measured_step(job, domain, standing))
         predicted: tuple[said.TimelineJob, ...] = ()
         measured: tuple[said.TimelineJob, ...] = ()
-        if timeline and domain.declared_as.scoped:
-            measured = await self._traced(domain)
+        if until and domain.declared_as.scoped:
+            measured = await self._traced(domain, until)
             if proposal is not None and standing.profile is not None:
                 step = await self._expected(course, domain, proposal, standing.profile)
                 predicted = _predicted(step, standing.profile, [m.name for m in domain.config.members])
@@ -139,12 +141,12 @@ class PlanAdmin:
             drawn = course.drawn = (proposal, profile, step)
         return drawn[2]
 
-    async def _traced(self, domain: ControlDomain) -> tuple[said.TimelineJob, ...]:
+    async def _traced(self, domain: ControlDomain, until: float) -> tuple[said.TimelineJob, ...]:
         """One step as this node's lanes worked it off, and what its workers did meanwhile as far as pushes tell."""
         seen = self._s.profiler.profile(*domain.config.id)
         longest = max((s.seconds for s in seen.steps), default=0.0) if seen is not None else 0.0
-        patience = max(TRACE_TIMEOUT, min(TRACED_WITHIN * longest, TRACE_LONGEST))
         async with self._tracing:
+            patience = min(max(TRACE_TIMEOUT, TRACED_WITHIN * longest), max(until - self._s.loop.time(), 0.0))
             found: list[TracedStep] = await self._s.questions.ask(
                 lambda number: AskTrace(number, domain.config.id), patience
             )
@@ -187,7 +189,9 @@ class PlanAdmin:
                     "gcctl set-codec 'topk(ratio=0.01)'",
                     "controller",
                 )
-            answer = await self._s.steering.set_controller(job.id.hex(), controller, parameters)
+            answer = await self._s.steering.set_controller(
+                job.id.hex(), controller, parameters, planned=planned != STATIC
+            )
         except ValueError as error:
             raise AdminError(ErrorKind.INVALID, str(error), "controller") from None
         waits = f"; it moves nothing until the planner ({planned}) chooses another codec than {still}" if still else ""

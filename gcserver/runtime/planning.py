@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from gcproto.modes import AUTO, STATIC
+from gcserver.core import resuming
 from gcserver.core.control_domain import ControlDomain
 from gcserver.core.control_events import AnswerRequest
 from gcserver.core.job import Job
@@ -56,8 +57,12 @@ def _log(job: Job) -> logging.LoggerAdapter[logging.Logger]:
 
 def _why_not(job: Job, standing: Standing, quality: str, seen: Profile) -> str:
     """Why the job's plan has to go (`course.barred`)."""
-    # Rules of no family are an operator's that came back when a plan was taken back.
-    ours = standing.profile is None or standing.family != ""
+    # Rules of no family are an operator's that came back when a plan was taken back, and those of a checkpoint are
+    # nobody's yet, whoever made the plan that only steers them.
+    if standing.profile is None:
+        ours = newest_rules(job) != resuming.base(job.domains)
+    else:
+        ours = standing.family != ""
     planned = job.newest is not None and job.newest.planned and ours
     return decide.barred(newest_rules(job), quality, seen.tolerant, planned)
 

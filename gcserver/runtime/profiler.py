@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
-from gcproto.audits import AUDIT_OF
+from gcproto.audits import AUDIT_OF, audit_label
 from gcproto.dtypes import DType
 from gcproto.manifest import USED, Section
 from gcproto.timings import TensorTimes
@@ -108,9 +108,16 @@ class Profiler:
         audit's."""
         job = self._s.machine.jobs.get(key[0])
         domain = job.domains.get(key[1]) if job is not None else None
-        if domain is not None and domain.config.label.startswith(AUDIT_OF):
-            for (number, _), watched in self._table.items():
-                watched.audited |= number == key[0]
+        if domain is None or not domain.config.label.startswith(AUDIT_OF):
+            return
+        mine = [watched for (number, _), watched in self._table.items() if number == key[0]]
+        for watched in mine:
+            declared = watched.domain.declared_as
+            # Where every step of a model is audited they are all alike, under whatever plan.
+            if domain.config.label == audit_label(declared.label, declared.audit):
+                return
+        for watched in mine:
+            watched.audited = True
 
     def on_declared(self, job: bytes) -> None:
         """Something about the job's memory changed: perhaps it has more tensors."""

@@ -111,12 +111,13 @@ class _Sum:
 class Steering:
     """All controllers of one daemon.
 
-    ``tune`` tells all lanes; ``ask`` makes a plan of the job (label or number) with another controller, on all nodes;
+    ``tune`` tells all lanes; ``ask`` makes a plan of the job (label or number) with another controller, on all nodes,
+    and says whether a planner makes the job's plans (where there is one already, its rules stay whose they are);
     ``save`` writes what ``restore`` gets after a restart of the daemon.
     """
 
     tune: Tune
-    ask: Callable[[str, str], Awaitable[AnswerRequest]]
+    ask: Callable[[str, str, bool], Awaitable[AnswerRequest]]
     save: Callable[[bytes, bytes], None]
     _domains: dict[DomainKey, _Domain] = field(default_factory=dict)
     _measured: dict[DomainKey, dict[int, _Sum]] = field(default_factory=dict)
@@ -220,14 +221,16 @@ class Steering:
         self._measured = {key: steps for key, steps in self._measured.items() if key[0] != job}
 
     # -------------------------------------------------------------------------------------- operators
-    async def set_controller(self, job: str, name: str, overrides: Mapping[str, float] | None = None) -> AnswerRequest:
+    async def set_controller(
+        self, job: str, name: str, overrides: Mapping[str, float] | None = None, planned: bool = False
+    ) -> AnswerRequest:
         """Let ``name`` ("none": nothing) steer the job (label or number) on every node; the plan that says so.
 
         Waits until the step is known from which it holds. ``overrides`` are k_min, k_max and start, ratios in (0, 1].
         Raises Dc2Error naming what is accepted, and :class:`SteeringError` where the job or a node refuses.
         """
         wanted = controllers.controlled(name, overrides)
-        answer = await self.ask(job, wanted.text)
+        answer = await self.ask(job, wanted.text, planned)
         if answer.error:
             raise SteeringError(answer.error)
         return answer

@@ -134,6 +134,9 @@ class StepTracer:
         elif e.step == trace.step:
             self._send_up(TracedStep(trace.ask.request, e.domain, e.step, tuple(trace.jobs), trace.zero))
             self._end()
+        elif e.step > trace.step:
+            # The traced step was given up with a lost node, or nothing was pushed in it: another one.
+            self._trace = _Trace(trace.ask, now)
 
     def forget(self, domain: DomainKey) -> None:
         """The domain is gone."""

@@ -102,7 +102,9 @@ class Supervisor:
         self.ready = asyncio.Event()
         self.failure = ""
         self.questions = Questions(self)
-        self.steering = Steering(self._tune, lambda job, text: self.set_plan(job, (), False, text), self._save_steering)
+        self.steering = Steering(
+            self._tune, lambda job, text, planned: self.set_plan(job, (), False, text, planned), self._save_steering
+        )
         self.notches = Notches(config.node.lanes)
         self.status = Status(self)
         self.profiler = Profiler(self)

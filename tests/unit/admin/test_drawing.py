@@ -47,8 +47,10 @@ def test_a_page_shows_both_sides_on_one_scale(tmp_path: Path) -> None:
 def test_a_page_without_a_measured_step_says_so(tmp_path: Path) -> None:
     predicted = answer()
     predicted["domains"][0]["measured"] = []
+    predicted["domains"].append({**predicted["domains"][0], "label": "calls", "predicted": []})
     drawing.draw(predicted, tmp_path / "t.html")
-    assert "world: no step ended while it was waited for." in (tmp_path / "t.html").read_text()
+    page = (tmp_path / "t.html").read_text()
+    assert "world: no step ended while it was waited for." in page and "calls" not in page, "what is not traced"
 
 
 def test_a_prediction_of_what_was_only_proposed_says_so(tmp_path: Path) -> None:

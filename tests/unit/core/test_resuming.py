@@ -201,13 +201,13 @@ def test_a_workers_controller_comes_before_a_checkpoints_and_that_before_the_dae
     assert job.controller(0) == steers
 
 
-@pytest.mark.parametrize(("mode", "planned"), [("auto", True), ("static", False)])
-def test_a_controller_before_the_first_plan_leaves_the_rules_whose_they_are(mode: str, planned: bool) -> None:
+@pytest.mark.parametrize("planned", [True, False])
+def test_a_controller_before_the_first_plan_says_who_makes_the_plans(planned: bool) -> None:
     m, _ = declared()
     job, _ = parts(m)
-    job.record = structs.replace(job.record, mode=mode)
-    m.on(ce.SetPlan(1, "", (), False, "dc2-da2"), 0.0)
-    assert (job.plans[1].rules, job.plans[1].planned) == ((), planned)
+    for number, says in ((1, planned), (2, not planned)):
+        m.on(ce.SetPlan(number, "", (), False, "dc2-da2", says), 0.0)
+        assert (job.plans[number].rules, job.plans[number].planned) == ((), planned), "the second keeps it"
 
 
 @pytest.mark.parametrize(("replace", "rules"), [(False, (*RULES[1:], Rule("*", "none"))), (True, (Rule("*", "none"),))])

@@ -296,6 +296,16 @@ def test_the_slowest_peer_counts_until_it_is_probed_again_and_for_jobs_that_have
     assert rate() == 9e7, "nobody is interested in d any more"
 
 
+def test_a_probe_that_trains_were_newer_than_does_not_come_back_with_another_peers() -> None:
+    link, everyone, known = LinkFit(), ["b", "c"], LinkCost(1e-4, 1e8, 0.0, 20)
+    link.on_probes({"b": Probed(10.0, 1e7, 0.0, 3, True)}, everyone)
+    end = trains(link, 100.0, 1e8)
+    link.on_probes({"c": Probed(end + 50.0, 1e8, 0.0, 3, True)}, everyone)
+    for peers in (None, ["b", "c"], ["b"]):
+        found = link.news(known, GUESS, peers)
+        assert found is not None and found.bandwidth == pytest.approx(1e8, rel=0.05)
+
+
 # ------------------------------------------------------------------------------ slower, or something that waits
 KNOWN = LinkCost(1e-4, 1.2e8, 0.01, KEPT)
 
@@ -333,6 +343,16 @@ def test_a_probe_that_one_job_asked_for_counts_for_another_that_comes_late() -> 
     trains(link, end + 10.0, 6.5e6)
     late = link.news(KNOWN, GUESS)
     assert late is not None and late.bandwidth == pytest.approx(6.5e6, rel=0.02) and not link.in_doubt
+
+
+def test_an_old_probe_of_a_link_that_recovered_confirms_nothing() -> None:
+    link = LinkFit(probes=True)
+    link.on_probes({"b": Probed(10.0, 6.4e6, 0.1, 3, True)}, ["b"])
+    end = trains(link, 100.0, KNOWN.bandwidth, count=KEPT)
+    fast = link.news(LinkCost(1e-4, 6.4e6, 0.0, 3), GUESS)
+    assert fast is not None and fast.bandwidth == pytest.approx(KNOWN.bandwidth, rel=0.05)
+    trains(link, end + 3600.0, 6.5e6, count=KEPT)
+    assert link.news(fast, GUESS) is None and link.in_doubt, "busy cores look like that, too"
 
 
 @pytest.mark.parametrize("exact", [True, False])

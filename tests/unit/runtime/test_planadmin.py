@@ -77,7 +77,8 @@ class Service(Daemon):
         assert (asked.request, asked.domain) == (4, self.domain.config.id)
         return [TracedStep(4, asked.domain, 9, (TracedJob("encode", "lane 1", 0, 0.1, 0.2),))]
 
-    async def set_controller(self, job: str, name: str, parameters: dict[str, float]) -> AnswerRequest:
+    async def set_controller(self, job: str, name: str, parameters: dict[str, float], planned: bool) -> AnswerRequest:
+        assert planned == (self.admin._mode(self.job) != "static")
         if name != "dc2-da2":
             raise ValueError(f"expected dc2-da2, got {name}")
         return AnswerRequest(1, 3, 44, "takes effect")

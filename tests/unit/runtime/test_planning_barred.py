@@ -9,6 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import pytest
+
+from gcproto.agreed import Resumed
 from gcproto.messages import Rule
 from gcserver.planner.profile import StepTime
 from gcserver.runtime.resolve import resolve
@@ -59,6 +63,25 @@ def test_other_codecs_of_an_operator_stay_where_nothing_is_faster(tmp_path: Path
         d.steps(StepTime(1, 0.2, 0.01, 30))
         d.link.proposal = proposal("qsgd(bits=4)", 0.8)
         assert "stays" in await d.look() and not d.given
+
+    run(tmp_path, test)
+
+
+@pytest.mark.parametrize(("resumed", "stays"), [(Q4, True), ((), False)])
+def test_what_a_checkpoint_brought_and_a_controller_steers_is_no_planners(
+    tmp_path: Path, resumed: tuple[Rule, ...], stays: bool
+) -> None:
+    """The plan that only names a controller is one of an automatic mode; its rules are those there were."""
+
+    async def test(d: Daemon) -> None:
+        d.job.resolve = resolve
+        d.domain.declared_as = msgspec.structs.replace(d.domain.declared_as, resumed=Resumed(b"o", 5, (), resumed))
+        d.newest(Q4, planned=True)
+        d.planning.set_mode(d.job, "auto", "safe")
+        d.steps(StepTime(1, 0.2, 0.01, 30))
+        d.link.proposal = proposal("qsgd(bits=8)", 0.8)
+        said = await d.look()
+        assert ("stays" in said, d.given) == (stays, [] if stays else [Q8])
 
     run(tmp_path, test)
 

@@ -29,14 +29,14 @@ class World:
     def __init__(self, saved: bytes = b"") -> None:
         self.tuned: list[tuple[DomainKey, int, int]] = []
         self.saved: dict[bytes, bytes] = {}
-        self.asked: list[tuple[str, str]] = []
+        self.asked: list[tuple[str, str, bool]] = []
         self.answer = AnswerRequest(1, 2, 9, "takes effect at step 9 on every node")
         self.steering = Steering(lambda *told: self.tuned.append(told), self.ask, self.saved.__setitem__)
         self.steering.restore(JOB, saved)
         self.step = 0
 
-    async def ask(self, job: str, text: str) -> AnswerRequest:
-        self.asked.append((job, text))
+    async def ask(self, job: str, text: str, planned: bool) -> AnswerRequest:
+        self.asked.append((job, text, planned))
         return self.answer
 
     def settle(self, *lanes: tuple[float, float, int], course: Course = DA2, void: bool = False) -> None:
@@ -192,7 +192,7 @@ def test_a_job_that_is_over_is_forgotten() -> None:
 def test_a_request_is_made_of_the_job_and_answered_with_its_plan() -> None:
     world = World()
     done = asyncio.run(world.steering.set_controller("train", "dc2-da5", {"k_max": 0.2}))
-    assert world.asked == [("train", "dc2-da5(k_max=0.2)")]
+    assert world.asked == [("train", "dc2-da5(k_max=0.2)", False)]
     assert (done.plan, done.step) == (2, 9)
 
 

@@ -83,6 +83,20 @@ def test_who_asks_for_what_is_being_traced_gets_that() -> None:
     assert (traced.request, traced.step) == (6, 4) and traced.zero > 0.0
 
 
+def test_a_step_that_is_given_up_makes_way_for_the_next() -> None:
+    """It never ends here: what is skipped with a lost node is reported by nobody."""
+    lane = Lane()
+    tracer = tracer_of(lane)
+    tracer.on_ask(AskTrace(5, DOMAIN))
+    run(lane, 3)
+    lane.feed(ev.Pushed(DOMAIN, 0, 4, (7,), True))
+    run(lane, 5)
+    assert not lane.sent, "what was noted of step 4 is no part of step 5"
+    run(lane, 6)
+    (traced,) = lane.sent
+    assert (traced.step, {j.what for j in traced.jobs}) == (6, {"push", "encode", "exchange", "decode"})
+
+
 def test_other_domains_leave_no_trace() -> None:
     lane = Lane()
     tracer = tracer_of(lane)
