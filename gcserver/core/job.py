@@ -319,13 +319,9 @@ class Job:
         return Plan(version, tuple(rules), self.resolve(LOSSLESS))
 
     def controller(self, version: int) -> str:
-        """What steers the levels of each node under plan ``version``; "none" if nothing does. Before the first plan a
-        worker's word comes first, then a checkpoint's."""
+        """What steers the levels of each node under plan ``version``; "none" if nothing does."""
         text = self.plans.get(version)
-        if text is not None:
-            return text.controller or self.record.controller
-        resumed = "" if self.record.controller_named else resuming.controller(self.domains)
-        return resumed or self.record.controller
+        return (text.controller if text is not None else resuming.controller(self)) or self.record.controller
 
     def forget_plans(self) -> None:
         """Texts that no step will run under any more: all that are older than the newest proposal, and than what is in

@@ -49,10 +49,13 @@ def base(domains: Mapping[int, ControlDomain]) -> tuple[Rule, ...]:
     return next((r for _, d in sorted(domains.items()) if (r := rules(d.declared_as))), ())
 
 
-def controller(domains: Mapping[int, ControlDomain]) -> str:
+def controller(job: Job) -> str:
     """What steers a job's levels before its first plan, as its first domain was resumed that had a controller; empty
-    without one. That nothing steered it says nothing of a job that is to be steered."""
-    resumed = (d.declared_as.resumed for _, d in sorted(domains.items()))
+    without one, and where a worker named one, whose word comes first. That nothing steered a job says nothing of one
+    that is to be steered."""
+    if job.record.controller_named:
+        return ""
+    resumed = (d.declared_as.resumed for _, d in sorted(job.domains.items()))
     return next((r.controller for r in resumed if r is not None and r.controller not in ("", "none")), "")
 
 
