@@ -20,7 +20,7 @@ import torch
 
 from gcclient import device, objects
 from gcclient.calls import LOSSLESS, Call, Calls
-from gcclient.device import Bytes
+from gcclient.device import HOST, Bytes
 from gcclient.errors import PeerLost, TensorMismatch
 from gcclient.plain import Plain, PlainCall, PlainCalls
 
@@ -64,7 +64,7 @@ def share(calls: Calls | PlainCalls, stream: Stream, lo: int, hi: int) -> None:
         if at < stream.nbytes:
             n = min(stream.nbytes - at, STAGES[-1])
             stage = next(s for s in STAGES if s >= n)
-            buffer = torch.zeros(stage // 8, dtype=torch.int64)
+            buffer = torch.zeros(stage // 8, dtype=torch.int64, device=HOST)
             first = max(at, lo)
             area = buffer.view(torch.uint8).numpy()[first - at :] if first < at + n else None
             if area is not None:
@@ -123,7 +123,7 @@ def _text(calls: Calls | PlainCalls, text: bytes, root: int) -> bytes:
     size, me = calls.session.me.size, calls.session.me.rank
     if not 0 <= root < size:
         raise ValueError(f"root_rank must be within 0..{size - 1}, got {root}")
-    head = torch.tensor([len(text) if me == root else 0, root, root * root, 1])
+    head = torch.tensor([len(text) if me == root else 0, root, root * root, 1], device=HOST)
     calls.start(head, "gcclient.broadcast.head", average=False, in_place=True, codec=LOSSLESS).finish()
     length, total, squares, ranks = (int(v) for v in head)
     _root_is_left(calls, root)
@@ -146,7 +146,7 @@ def _agree(calls: Calls | PlainCalls, different: str, unsent: str = "") -> None:
     cannot be sent. One that differs is complained of as such."""
     size, me = calls.session.me.size, calls.session.me.rank
     complaint = different or unsent
-    verdicts = torch.zeros(size, dtype=torch.int64)
+    verdicts = torch.zeros(size, dtype=torch.int64, device=HOST)
     verdicts[me] = _DIFFERENT if different else _UNSENT if unsent else 0
     calls.start(verdicts, f"gcclient.broadcast.verdicts.{size}", average=False, in_place=True, codec=LOSSLESS).finish()
     wrong = [int(r) for r in verdicts.nonzero()]

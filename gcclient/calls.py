@@ -223,7 +223,8 @@ class Calls:
             known.vacate()
             if known.resident is None:
                 raw = windows.inputs(known.places)
-                flat = torch.from_numpy(raw).view(dtype) if raw.size else torch.empty(0, dtype=dtype)
+                empty = torch.empty(0, dtype=dtype, device=device.HOST)
+                flat = torch.from_numpy(raw).view(dtype) if raw.size else empty
                 known.resident = flat.view(shape)
                 if known.places:
                     self._residents[flat.data_ptr()] = name
@@ -238,7 +239,7 @@ class Calls:
         if session.pending:
             raise RuntimeError("admit() was called while results are awaited: synchronize handles before it")
         # Daemons hear of who waits at different moments; ranks must find it alike.
-        waits = torch.tensor([int(session.membership.waiting)])
+        waits = torch.tensor([int(session.membership.waiting)], device=device.HOST)
         try:
             self.start(waits, "gcclient.admit", average=False, in_place=True, codec=LOSSLESS).finish()
         except StepSkipped:

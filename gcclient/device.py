@@ -22,6 +22,9 @@ from gcproto.dtypes import DType
 
 Bytes = npt.NDArray[np.uint8]
 
+#: Where gcclient's own tensors are, whatever the script has told torch.set_default_device.
+HOST: Final = torch.device("cpu")
+
 #: Elements of a tensor that are looked at to see whether it was written to.
 SAMPLED: Final = 64
 

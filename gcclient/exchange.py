@@ -39,7 +39,8 @@ class Layout:
         self.average = average
         self.domain = domain
         self.parameters = tuple(parameters)
-        self.used = declare_tensor(session, domain, USED, torch.zeros(len(parameters), dtype=torch.float64))
+        used = torch.zeros(len(parameters), dtype=torch.float64, device=device.HOST)
+        self.used = declare_tensor(session, domain, USED, used)
         self.timing = Timing(domain.id, session.inform)
         self.by_block: dict[BlockPlace, list[tuple[Parameter, Piece]]] = {}
         for parameter in parameters:
@@ -102,7 +103,8 @@ class Exchange(Scope):
             self.layout.timing.closed(self.step.number)
 
     def _say_used(self) -> None:
-        used = torch.tensor([p in self.brought for p in self.layout.parameters], dtype=torch.float64)
+        brought = [p in self.brought for p in self.layout.parameters]
+        used = torch.tensor(brought, dtype=torch.float64, device=device.HOST)
         self.fill(self.layout.used.pieces, device.memory_of(used))
 
     def _fill_up(self, absent: list[Parameter], began: float) -> list[bool]:

@@ -16,7 +16,7 @@ import torch
 from gcclient import objects
 from gcclient.broadcasts import Stream, check_left, members, share
 from gcclient.calls import LOSSLESS, Calls
-from gcclient.device import Bytes
+from gcclient.device import HOST, Bytes
 from gcclient.errors import TensorMismatch
 from gcclient.plain import PlainCalls
 
@@ -25,7 +25,7 @@ def byte_strings(calls: Calls | PlainCalls, mine: bytes) -> dict[int, bytes]:
     """Every rank's bytes, by its number at the start of the job. Raises :class:`PeerLost` if one is lost meanwhile."""
     me, size = calls.session.me.rank, calls.session.me.size
     ranks = members(calls)
-    lengths = torch.zeros(size, dtype=torch.int64)
+    lengths = torch.zeros(size, dtype=torch.int64, device=HOST)
     lengths[me] = len(mine)
     calls.start(lengths, f"gcclient.gather.lengths.{size}", average=False, in_place=True, codec=LOSSLESS).finish()
     ends = lengths.cumsum(0).tolist()
@@ -76,7 +76,7 @@ def tensors(calls: Calls | PlainCalls, mine: torch.Tensor) -> torch.Tensor:
                 advice="gather tensors that differ in their first dimension only",
             )
     rows = {rank: other[0] for rank, (other, _) in specs.items()}
-    result = torch.empty((sum(rows.values()), *mine.shape[1:]), dtype=mine.dtype)
+    result = torch.empty((sum(rows.values()), *mine.shape[1:]), dtype=mine.dtype, device=HOST)
     _, data = objects.host_bytes(result)
     row = data.nbytes // max(sum(rows.values()), 1)
     lo = row * sum(n for rank, n in rows.items() if rank < me)

@@ -189,7 +189,7 @@ def declare_shards(session: Session, model: Model, nodes: Nodes, *, node_codec: 
     agreed.gradients = domain.id
     note = None
     if said or nodes.shards > 1:
-        note = declare_tensor(session, domain, USED, torch.zeros(max(said, 1), dtype=torch.float64))
+        note = declare_tensor(session, domain, USED, torch.zeros(max(said, 1), dtype=torch.float64, device=device.HOST))
     return Shards(agreed, domain, _whole(parameters, tensors), note, label)
 
 

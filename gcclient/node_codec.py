@@ -27,6 +27,7 @@ import torch
 import xxhash
 
 from gcclient import arguments
+from gcclient.device import HOST
 from gcclient.gpu_codecs import GpuCodec, GpuCodecError, make, names
 from gcclient.gpu_codecs.ops import get
 from gcclient.hierarchy import Hierarchy, Nodes, Shards, part
@@ -168,9 +169,9 @@ class NodeCodec:
         self._plain: set[str] = set()
         self._held: dict[tuple[str, int], _Residual] = {}
         self._written: list[_Residual] = []
-        self._room = torch.empty(0, dtype=torch.uint8)
-        self._host = torch.empty(0, dtype=torch.uint8)
-        self._decoded = torch.empty(0)
+        self._room = torch.empty(0, dtype=torch.uint8, device=HOST)
+        self._host = torch.empty(0, dtype=torch.uint8, device=HOST)
+        self._decoded = torch.empty(0, device=HOST)
 
     def leave_out(self, exclude: Iterable[str], warmup: int) -> None:
         """What goes as it is: tensors with names that match these globs, and all of the first ``warmup`` exchanges."""
@@ -264,7 +265,7 @@ class NodeCodec:
         if received.device.type == "cpu":
             return received
         if self._host.numel() < received.numel():
-            self._host = torch.empty(received.numel(), dtype=torch.uint8, pin_memory=True)
+            self._host = torch.empty(received.numel(), dtype=torch.uint8, device=HOST, pin_memory=True)
         host = self._host[: received.numel()]
         host.copy_(received, non_blocking=True)
         torch.cuda.current_stream(received.device).synchronize()

@@ -83,7 +83,7 @@ def unpack(packed: Any, found: Sequence[torch.Tensor]) -> Any:
 def empties(packed: Any) -> list[torch.Tensor]:
     """CPU tensors for those in ``packed``, in their order, uninitialised."""
     if "tensor" in packed:
-        return [torch.empty(packed["shape"], dtype=getattr(torch, packed["dtype"]))]
+        return [torch.empty(packed["shape"], dtype=getattr(torch, packed["dtype"]), device=device.HOST)]
     children = packed.get("list") or packed.get("tuple") or [v for _, v in packed.get("dict", ())]
     return [tensor for child in children for tensor in empties(child)]
 

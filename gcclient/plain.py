@@ -204,7 +204,7 @@ class PlainCalls:
             raise ValueError(f"tensor {name!r} needs a dtype that can be exchanged, got {dtype}")
         known = self._empties.get(name)
         if known is None or (known.shape, known.dtype) != (read, dtype):
-            known = self._empties[name] = torch.empty(read, dtype=dtype)
+            known = self._empties[name] = torch.empty(read, dtype=dtype, device=device.HOST)
         return known
 
     def admit(self) -> tuple[int, ...]:

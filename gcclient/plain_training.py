@@ -89,7 +89,7 @@ class PlainExchange:
         """Average or sum all gradients; what no rank has stays None. Raises RuntimeError if one was changed since."""
         check_unchanged(self.brought)
         layout, session, began = self.layout, self.layout.session, time.monotonic()
-        used = torch.tensor([float(p in self.brought) for p in layout.parameters])
+        used = torch.tensor([float(p in self.brought) for p in layout.parameters], device=device.HOST)
         _wait(session.all_reduce(used))
         flats: list[tuple[Parameter, torch.Tensor, Any]] = []
         for parameter, some in zip(layout.parameters, used.tolist(), strict=True):

@@ -20,6 +20,7 @@ from torch.autograd import Variable
 
 from gcclient import api, shardgroups
 from gcclient.collectives import Collectives, Reduction
+from gcclient.device import HOST
 from gcclient.errors import StepSkipped
 from gcclient.parameters import numbering
 from gcclient.plain import Plain
@@ -154,8 +155,8 @@ def fsdp2(model: torch.nn.Module, compression: str | Mapping[str, str] | None = 
 def _replicas(place: int, size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The ranks of the job at ``place`` of their meshes, and the places of all ranks."""
     session = api.joined()
-    table = torch.zeros(session.me.size, 2, dtype=torch.int64)
-    table[session.me.rank] = torch.tensor([place, size])
+    table = torch.zeros(session.me.size, 2, dtype=torch.int64, device=HOST)
+    table[session.me.rank] = torch.tensor([place, size], device=HOST)
     places, sizes = (tuple(column.tolist()) for column in api.push_pull(table, average=False).T)
     if len(set(sizes)) != 1:
         raise ValueError(f"the meshes of ranks 0 to {len(sizes) - 1} have {list(sizes)} ranks: shards would not fit")

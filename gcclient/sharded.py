@@ -262,7 +262,7 @@ class ShardState(State):
             if self.nodes.shards > 1:
                 finite, self._finite = self._node.all_finite(self._finite), True
                 if scope is not None and self._note is not None:
-                    said = torch.tensor([1.0 if finite else math.nan], dtype=torch.float64)
+                    said = torch.tensor([1.0 if finite else math.nan], dtype=torch.float64, device=device.HOST)
                     scope.fill(self._note.pieces, device.memory_of(said))
             if scope is not None:
                 scope.close()

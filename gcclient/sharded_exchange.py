@@ -265,7 +265,7 @@ class ShardExchange:
     def _say(self, step: ShardStep, used: list[float], void: bool) -> None:
         """Tell the ranks of this shard what the node used, and make the step void for them if it is for others."""
         assert self.layout.note is not None
-        said = torch.tensor([*used, math.nan if void else 0.0], dtype=torch.float64)
+        said = torch.tensor([*used, math.nan if void else 0.0], dtype=torch.float64, device=device.HOST)
         step.fill(self.layout.note.pieces, device.memory_of(said))
         step.step.flush()
 

@@ -14,6 +14,7 @@ import torch
 
 from gcclient import node_states, saved
 from gcclient.api import joined
+from gcclient.device import HOST
 from gcclient.plain import Plain
 
 log = logging.getLogger("gcclient")
@@ -70,5 +71,5 @@ def state_template(metadata: Any, prefix: str = "gradcomm") -> dict[str, Any]:
         path = tuple(names.get(name, ()))
         if len(path) == 2 and path[0] == prefix and saved.is_for(path[1], rank):
             size = getattr(stored, "size", None)
-            template[path[1]] = "" if size is None else torch.empty(size, dtype=stored.properties.dtype)
+            template[path[1]] = "" if size is None else torch.empty(size, dtype=stored.properties.dtype, device=HOST)
     return template

@@ -16,6 +16,7 @@ import torch
 from gcclient import broadcasts, gather
 from gcclient.api import current_calls
 from gcclient.calls import LOSSLESS
+from gcclient.device import HOST
 
 
 def broadcast(tensor: torch.Tensor, root_rank: int = 0, name: str | None = None) -> torch.Tensor:
@@ -84,5 +85,5 @@ def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
 
 def barrier() -> None:
     """Return once every rank has called it. Raises the job's failure."""
-    here = torch.ones(1, dtype=torch.int64)
+    here = torch.ones(1, dtype=torch.int64, device=HOST)
     current_calls().start(here, "gcclient.barrier", average=False, in_place=True, codec=LOSSLESS).finish()

@@ -9,13 +9,14 @@ the daemon's. ``fused`` marks functions without such pairs, which `torch.compile
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache, wraps
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from gcclient.device import HOST
 from gcproto.layouts import FIRST, GOLDEN, MAGNITUDE, MIX1, MIX2, SECOND, SPREAD
 
 _compiling = False
@@ -83,12 +84,17 @@ def constant(data: bytes, device: torch.device) -> Tensor:
 
 def literal(data: bytes, device: torch.device) -> Tensor:
     """Bytes as a tensor on a device."""
-    host = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
-    return upload(host, device)
+    empty = torch.empty(0, dtype=torch.uint8, device=HOST)
+    return _moved(torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else empty, device)
 
 
-def upload(host: Tensor, device: torch.device) -> Tensor:
-    """A small host tensor on a device. ``torch.tensor(..., device=)`` would wait for all that is queued there."""
+def upload(numbers: Sequence[Any], device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
+    """A few numbers of the host, or rows of them, as a tensor on a device. ``torch.tensor(..., device=)`` would wait
+    for all that is queued there."""
+    return _moved(torch.tensor(numbers, dtype=dtype, device=HOST), device)
+
+
+def _moved(host: Tensor, device: torch.device) -> Tensor:
     if device.type == "cuda":
         # From pinned memory the copy is one more thing in the queue; the allocator keeps the memory until it is done.
         return host.pin_memory().to(device, non_blocking=True)

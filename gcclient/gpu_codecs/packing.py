@@ -98,7 +98,7 @@ def value_bytes(counts: Sequence[int], width: int) -> int:
 def pack_values(values: Tensor, counts: Sequence[int], width: int) -> tuple[Tensor, Tensor]:
     """(bytes, what rounding lost of each value) of float32 values in order; width SIXTEEN or EIGHT."""
     device, limit, most = values.device, MOST_CODE[width], MAX_SHIFT[width]
-    starts, lengths = (upload(torch.tensor(part), device) for part in _groups(counts))
+    starts, lengths = (upload(part, device) for part in _groups(counts))
     lanes = torch.arange(VALUES, device=device)
     inside = lanes < lengths[:, None]
     bits = values.view(torch.int32).long()
@@ -133,7 +133,7 @@ def pack_values(values: Tensor, counts: Sequence[int], width: int) -> tuple[Tens
 def unpack_values(section: Tensor, counts: Sequence[int], width: int) -> tuple[Tensor, Tensor]:
     """(float32 values, whether all headers are such as an encoder may write) of a section of the right length."""
     device, total = section.device, sum(counts)
-    lengths = upload(torch.tensor(_groups(counts)[1], dtype=torch.int64), device)
+    lengths = upload(_groups(counts)[1], device)
     headers = section[: 4 * len(lengths)].clone().view(torch.int32).long()
     base, shift = headers & ~31, headers & 31
     valid = ((headers >= 0) & (shift <= MAX_SHIFT[width])).all()

@@ -51,14 +51,14 @@ def sampled(n: int, lines: int, device: torch.device) -> Tensor:
     for j in range(lines):
         jitter = (jitter * 6364136223846793005 + 1442695040888963407) & MASK64
         starts.append(j * stride + (jitter >> 33) % (stride - LINE + 1))
-    return (upload(torch.tensor(starts), device)[:, None] + torch.arange(LINE, device=device)).view(-1)
+    return (upload(starts, device)[:, None] + torch.arange(LINE, device=device)).view(-1)
 
 
 @lru_cache(maxsize=256)
 def stage_logarithms(ratio: float, device: torch.device) -> Tensor:
     """The logarithm of each further stage's share, for one to four stages in force; float64."""
     steps = [ln(exp(ln(ratio / FIRST) / max(1, stages - 1))) for stages in range(1, CUTS + 2)]
-    return upload(torch.tensor(steps, dtype=torch.float64), device)
+    return upload(steps, device, torch.float64)
 
 
 @fused
@@ -303,5 +303,5 @@ class SidcoE(Sparse):
                 chosen.append(where + part.first)
         new = self._segments_state(work.state_out, work)
         if new is not None:
-            new.copy_(upload(torch.tensor(after, dtype=torch.float32), work.out.device))
+            new.copy_(upload(after, work.out.device, torch.float32))
         return self.write(work, counts, joined(chosen, work.out.device), bad, fixed=False).settle()

@@ -36,7 +36,8 @@ def sums() -> dict[str, Any]:
     seen = hashlib.sha256()
 
     def check(what: str, got: torch.Tensor, wanted: torch.Tensor, alike: bool = True) -> None:
-        if got.shape != wanted.shape or got.dtype != wanted.dtype or not torch.equal(got, wanted):
+        kinds = [(t.device, t.shape, t.dtype) for t in (got, wanted)]
+        if kinds[0] != kinds[1] or not torch.equal(got, wanted):
             wrong.append(f"{what}: {got.flatten()[:5]} for {wanted.flatten()[:5]}")
         if alike:
             seen.update(digest(got).encode())
@@ -82,7 +83,7 @@ def sums() -> dict[str, Any]:
         resident = gcclient.empty(f"resident{elements}", elements)
         for factor in (1.0, 2.0):
             resident.copy_(torch.arange(float(elements)) * (factor * (rank + 1)))
-            wanted = torch.arange(float(elements)) * (factor * sum(range(1, size + 1)))
+            wanted = torch.arange(float(elements), device=resident.device) * (factor * sum(range(1, size + 1)))
             check("resident", gcclient.push_pull(resident, f"resident{elements}", average=False), wanted)
         check("resident in place", gcclient.push_pull_(resident, f"resident{elements}", average=False), wanted)
     for _ in range(600):  # more steps than doorbells are kept for
@@ -271,6 +272,42 @@ def broadcasts() -> dict[str, Any]:
         "model": digest(torch.cat([p.flatten() for p in model.parameters()])),
         "options": repr(options),
         "refused": refused,
+    }
+
+
+def with_default_device() -> dict[str, Any]:
+    """A script that has torch make tensors on a device without contents unless it says otherwise, as it does for all of
+    its own: whatever gcclient makes for itself has to be elsewhere."""
+    torch.set_default_device("meta")
+    gcclient.init()
+    rank, size = gcclient.rank(), gcclient.size()
+    with torch.device("cpu"):
+        ones, values = torch.ones(3, 2), {"w": torch.full((5,), float(rank)), "none": torch.zeros(0)}
+        net = torch.nn.Linear(4, 3)
+        x = torch.arange(4.0) + rank
+    total = gcclient.push_pull(ones * rank, "t", average=False)
+    gcclient.broadcast_parameters(values, root_rank=1)
+    gcclient.broadcast_parameters(net.state_dict())
+    gathered = gcclient.allgather(ones[: rank + 1])
+    told = gcclient.broadcast_object({"at": ones} if rank == 0 else None)
+    objects = gcclient.allgather_object([rank, ones])
+    resident = gcclient.empty("resident", 3)
+    resident.fill_(1.0)
+    resident = gcclient.push_pull(resident, "resident", average=False)
+    sgd = torch.optim.SGD(net.parameters(), 0.1)
+    optimizer = gcclient.DistributedOptimizer(sgd, net.named_parameters())
+    for _ in range(2):
+        net(x).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    gcclient.barrier()
+    gcclient.shutdown()
+    return {
+        "total": total.tolist(),
+        "told": [values["w"].tolist(), told["at"].tolist(), [tensor.tolist() for _, tensor in objects]],
+        "rows": len(gathered),
+        "resident": (resident.tolist(), size),
+        "net": digest(*net.parameters()),
     }
 
 

@@ -68,6 +68,14 @@ def test_values_and_broadcasts_on_three_nodes_with_unequal_numbers_of_ranks(trio
         )
 
 
+def test_gcclients_own_tensors_are_on_the_host_whatever_the_default_device_is(trio: Cluster) -> None:
+    values = [o.ok() for o in trio.run(f"{WORKERS}:with_default_device", [0, 1, 2])]
+    assert len({v.pop("net") for v in values}) == 1
+    rows = [[1.0, 1.0]] * 3
+    wanted = {"total": [[3.0, 3.0]] * 3, "told": [[1.0] * 5, rows, [rows] * 3], "rows": 6, "resident": [[3.0] * 3, 3]}
+    assert values == [wanted] * 3
+
+
 def test_unnamed_calls_meet_whenever_their_results_are_fetched(trio: Cluster) -> None:
     assert [o.ok()["wrong"] for o in trio.run(f"{WORKERS}:unnamed", [0, 1, 2])] == [[], [], []]
 
