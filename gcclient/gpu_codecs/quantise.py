@@ -146,7 +146,7 @@ class _Uniform(GpuCodec):
                     span = squares.sqrt()
                 if self.clip > 0.0:
                     sizes = torch.full_like(squares, table.shape[1])
-                    sizes[-1] = last
+                    sizes[-1:].fill_(last)  # by index the number would be copied from the host, and waited for
                     span = torch.minimum(span, self.clip * (squares / sizes).sqrt())
             span = span.clamp(max=LIMIT)
         usable = span >= TINY

@@ -5,7 +5,6 @@ What may live here: functions that return plain data. What may not: assertions t
 
 from __future__ import annotations
 
-import hashlib
 import os
 from typing import Any
 
@@ -18,6 +17,7 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, ge
 import gcclient
 from gcclient.api import current
 from tests.integration.cluster import mark
+from tests.integration.workers import digest
 
 #: so often, so that a daemon that is killed meanwhile is killed in the middle of one
 SAVES = 30
@@ -56,7 +56,7 @@ class Trained:
 
     def hash(self) -> str:
         flat = torch.cat([p.detach().flatten() for p in self.model.parameters()])
-        return hashlib.sha256(flat.numpy().tobytes()).hexdigest()
+        return digest(flat)
 
 
 def train(
@@ -97,7 +97,7 @@ def train(
             single = torch.linspace(-1, 1, 30_000) * torch.cos(torch.arange(30_000.0) * (step + rank))
             for name in ("once", "single", "other")[step > 1 :][:: -1 if step > 3 else 1]:
                 pushed.append(gcclient.push_pull(single, name, compression="qsgd(bits=2)+ef"))
-        single_hash = hashlib.sha256(torch.stack(pushed).numpy().tobytes()).hexdigest()
+        single_hash = digest(torch.stack(pushed))
         pushed.clear()
         return [*(model.hash() for model in models), single_hash]
 
@@ -121,7 +121,7 @@ def train(
 
 def _held(state: dict[str, Any], name: str, elements: int) -> torch.Tensor:
     """What all nodes together hold back of a tensor, whichever of them has it, and on which side. All ranks call it."""
-    held = torch.zeros(elements, dtype=torch.float64)
+    held = torch.zeros(elements, dtype=torch.float64, device="cpu")  # as states are
     for key, values in state.items():
         if f"/{name}[" in key and key.endswith("]"):
             first, last = key.rsplit("[", 1)[1].removesuffix("]").split(":")

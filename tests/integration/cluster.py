@@ -306,6 +306,9 @@ def _main(where: str, args: Mapping[str, Any], folder: Path) -> None:
         partial.replace(folder / "result.json")
 
     try:
+        from tests.integration import devices  # imports torch, which the parent does not need
+
+        devices.choose()
         value = call(where, args)
     except Exception as error:
         finish(_failure(error))

@@ -55,11 +55,11 @@ def collectives() -> dict[str, Any]:
     if [o["rank"] for o in objects] != list(range(size)) or [len(o["parts"][1]) for o in objects] != list(range(size)):
         wrong.append(f"objects {objects}")
     for r, each in enumerate(objects):
-        check(f"tensor of {r}", each["parts"][0], torch.full((r,), r))
+        check(f"tensor of {r}", each["parts"][0], torch.full((r,), r, device="cpu"))
     told = hvd.broadcast_object({"epoch": 3, "best": (0.5, torch.arange(4))} if rank == 1 else None, root_rank=1)
     if told["epoch"] != 3 or told["best"][0] != 0.5:
         wrong.append(f"told {told}")
-    check("told", told["best"][1], torch.arange(4))
+    check("told", told["best"][1].cpu(), torch.arange(4, device="cpu"))  # the root has its own
     check("broadcast", hvd.broadcast(of(rank), size - 1), of(size - 1))
     mine = of(rank).t()
     hvd.broadcast_(mine, root_rank=1, name="mine")

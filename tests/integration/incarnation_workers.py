@@ -31,7 +31,7 @@ def life(number: int, first: int, steps: int) -> dict[str, Any]:
         total = gcclient.push_pull(ramp * (rank + 1) * number + step * (rank + 1), average=False)
         wrong += int(not torch.equal(total, (ramp * number + step) * factor))
         average = gcclient.push_pull(torch.sin(ramp * (rank + 1) + step), name="lossy")
-        digest.update(average.numpy().tobytes())
+        digest.update(average.cpu().numpy().tobytes())
         mark(f"step {step}")
     node = gcclient.stats()["node"]
     gcclient.shutdown()

@@ -28,10 +28,10 @@ def start() -> int:
 
 
 def digest(*tensors: torch.Tensor) -> str:
-    """A hash of the elements of tensors on the CPU, bit by bit; not of their shapes."""
+    """A hash of the elements of tensors, bit by bit; not of their shapes."""
     found = hashlib.sha256()
     for tensor in tensors:
-        found.update(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy())
+        found.update(tensor.detach().contiguous().view(-1).view(torch.uint8).cpu().numpy())
     return found.hexdigest()
 
 

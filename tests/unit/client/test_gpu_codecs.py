@@ -24,7 +24,7 @@ from gcserver.codecs import (
     sparsifier,
     stochastic,
 )
-from tests.unit.client.gpu_cases import EXACT, SUMMED, Sides
+from tests.unit.client.gpu_cases import DEVICE, EXACT, SUMMED, Sides
 from tests.unit.codecs import vectors
 
 SPECS = EXACT + SUMMED + ["sidco-e(ratio=0.01)", "sidco-e(ratio=0.001,packed=1,values=8)+momentum(m=0.9)"]
@@ -133,6 +133,23 @@ def test_encoding_waits_for_nothing(spec):
         pending.settle()
 
 
+@pytest.mark.skipif(DEVICE != "cuda", reason="waits are CUDA's: TEST_DEVICE=cuda")
+@pytest.mark.parametrize("spec", SPECS if DEVICE == "cuda" else ["every codec"])
+def test_encoding_on_cuda_waits_for_nothing(spec):
+    gpu, n = make(spec), 300_000
+    floats = gpu.state_floats(n, 3)
+    old, new = (torch.zeros(floats, device=DEVICE) if floats else None for _ in range(2))
+    out = torch.zeros(gpu.max_bytes(n, 3), dtype=torch.uint8, device=DEVICE)
+    x = torch.randn(n, device=DEVICE)
+    gpu.encode(x, old, new, out, [0, 1000, 1000, n], 0.5, seed=3).settle()  # what is kept from step to step
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        pending = gpu.encode(x, old, new, out, [0, 1000, 1000, n], 0.5, seed=4)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert pending.settle().nbytes <= gpu.max_bytes(n, 3)
+
+
 def test_settling_twice_gives_the_same():
     gpu, good = arguments("sidco-e(ratio=0.1)")
     state = torch.zeros(gpu.state_floats(100, 2))
@@ -194,12 +211,12 @@ def test_a_payload_may_lie_anywhere():
     for spec in ("topk(ratio=0.1)", "randomk(ratio=0.1)", "onebit", "qsgd", "fp16", "topk(ratio=0.1,packed=1)"):
         sides = Sides(spec, [0, 33, 1000])
         (_, payload, _), _ = sides.encode(vectors.normal(1000))
-        message = torch.zeros(payload.size + 3, dtype=torch.uint8)
+        message = torch.zeros(payload.size + 3, dtype=torch.uint8, device=DEVICE)
         message[3:] = torch.from_numpy(payload)
-        ours, theirs = np.zeros(1000, np.float32), torch.zeros(1000)
+        ours, theirs = np.zeros(1000, np.float32), torch.zeros(1000, device=DEVICE)
         sides.cpu.decode(payload, ours)
         sides.gpu.decode(message[3:], theirs)
-        assert np.array_equal(ours, theirs.numpy())
+        assert np.array_equal(ours, theirs.cpu().numpy())
 
 
 @pytest.mark.slow

@@ -1,9 +1,10 @@
-"""GPU codecs against the daemon's, on CPU tensors: the same bytes where nothing is summed, else 1e-6 in scalars."""
+"""GPU codecs against the daemon's: the same bytes where nothing is summed, else 1e-6 in scalars."""
 
 from itertools import pairwise
 
 import numpy as np
 import pytest
+import torch
 
 from tests.unit.client.gpu_cases import EXACT, SUMMED, Sides, decoded
 from tests.unit.codecs import vectors
@@ -126,7 +127,7 @@ def test_sidco_decides_as_the_daemon_does(kind, ratio, options):
             behind = state.size - 8 * 3
             assert np.allclose(state[behind:], state_gpu[behind:], rtol=1e-4, atol=1e-5), step
             # From here on together, so that one element's difference does not add up.
-            sides.new_gpu.numpy()[:] = state
+            sides.new_gpu.copy_(torch.from_numpy(state))
         sides.settle()
 
 
