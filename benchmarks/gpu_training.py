@@ -114,8 +114,9 @@ def _measure(task: Task, system: str, group: Any) -> tuple[dict[str, Any], list[
     times = torch.zeros(task.runs, dtype=torch.float64)
 
     def train(number: int) -> None:
-        made = torch.Generator().manual_seed(1000 * number + rank)
-        x = torch.randn(task.batch, task.width, generator=made).to(task.device)
+        # On the device, so that no copy of the batch is among those that are looked at.
+        made = torch.Generator(task.device).manual_seed(1000 * number + rank)
+        x = torch.randn(task.batch, task.width, generator=made, device=task.device)
         _idle(task)
         dist.barrier(group=group)
         start = time.perf_counter()
