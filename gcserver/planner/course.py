@@ -23,7 +23,19 @@ from gcserver.planner.drift import drift, link_drift
 from gcserver.planner.families import DENSE, kind, late_steps, parse, tolerated, too_lossy
 from gcserver.planner.profile import Profile, StepTime
 from gcserver.planner.standing import Before, Rules, Standing, rules_of
-from gcserver.planner.turns import OFTEN, Took, beaten, decided, known, moved, next_in_turn, noted, surpasses, told
+from gcserver.planner.turns import (
+    OFTEN,
+    UNTIL,
+    Took,
+    beaten,
+    decided,
+    known,
+    moved,
+    next_in_turn,
+    noted,
+    surpasses,
+    told,
+)
 
 #: Planned again when compute or link have changed by so much.
 DRIFT: Final = 0.2
@@ -231,7 +243,7 @@ def unlearned(standing: Standing, seen: Profile, settled: int = 0) -> dict[str, 
 
 def released(standing: Standing) -> tuple[Took, ...]:
     """What families took, those that are not in force free to get other rules: then what they take counts anew."""
-    return tuple(t if t.family == standing.family else replace(t, rules=(), runs=0) for t in standing.took)
+    return tuple(t if t.family == standing.family else replace(t, rules=(), runs=0, alike=0) for t in standing.took)
 
 
 def stands(standing: Standing) -> str:
@@ -273,8 +285,11 @@ def _judged(standing: Standing, replaced: Before, seen: Profile) -> tuple[Act, s
         if old is not None and new is not None:
             turns = "turn" if new.runs == 1 else "turns"
             took += f", {new.seconds:.3g} and {old.seconds:.3g} s in {new.runs} {turns}"
-            kept = surpasses(new, old, max(uncertainty(before), uncertainty(after)))
-            return (Act.KEEP, took) if kept else (Act.TAKE_BACK, f"{took}: that one is back")
+            if not surpasses(new, old, max(uncertainty(before), uncertainty(after))):
+                return Act.TAKE_BACK, f"{took}: that one is back"
+            if not new.settled and standing.in_turn.count(standing.family) < UNTIL:
+                return Act.TAKE_BACK, f"{took}, and something else before: that one is back, until another turn"
+            return Act.KEEP, took
     noise = max(before.noise, after.noise)
     # What came into force because it loses less may cost what it was let cost. (Older daemons kept no kind.)
     gave_up = max(replaced.kind, lossiest(replaced.rules))

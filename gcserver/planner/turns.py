@@ -35,12 +35,14 @@ OFTEN: Final = 3
 #: than this share, until it was in force so often.
 NARROW: Final = 0.03
 UNTIL: Final = 4
+#: Two measurements of a family that differ by more than this share are of machines that differ: another one decides.
+CHANGED: Final = 0.10
 
 
 class Took(msgspec.Struct, frozen=True):
     """What a step under a plan of the planner's really took, and what was expected of it. plan: the version it was last
     measured under, -1 where that is not known; runs: how often it was; rules: of these plans, as far as they are known
-    and to be kept."""
+    and to be kept; alike: how many of the newest measurements say the same (0: all)."""
 
     family: str
     seconds: float
@@ -48,10 +50,17 @@ class Took(msgspec.Struct, frozen=True):
     plan: int = -1
     runs: int = 1
     rules: tuple[Rule, ...] = ()
+    alike: int = 0
+
+    @property
+    def settled(self) -> bool:
+        """Whether the newest measurement said what those before it had."""
+        return self.runs == 1 or self.alike != 1
 
     def mean(self, seconds: float) -> float:
-        """Of all measurements, with one more."""
-        return (self.seconds * self.runs + seconds) / (self.runs + 1)
+        """Of all measurements that are alike, with one more."""
+        count = self.alike or self.runs
+        return (self.seconds * count + seconds) / (count + 1)
 
     def had(self, rules: tuple[Rule, ...]) -> bool:
         """Whether it was measured under these, as far as is known."""
@@ -96,16 +105,18 @@ def noted(
     under other rules does not count. compared: the plan before it was measured just before, so that this says nothing
     of others."""
     before = known(took, family)
-    others = tuple(t for t in took if t.family != family)
+    others = [t for t in took if t.family != family]
     if before is None or not before.had(rules):
         return (*others, Took(family, step.seconds, expected, step.plan, rules=rules))
-    if compared:
-        seconds = before.mean(step.seconds)
+    # What is off by so much was measured on another machine, as it were, or this is: the two make no mean.
+    same = abs(step.seconds / before.seconds - 1.0) <= CHANGED if before.seconds > 0 else True
+    if not compared:
+        *others, newest = told(took, family, step)
+        seconds = newest.seconds
     else:
-        took = told(took, family, step)
-        seconds = took[-1].seconds
-        others = took[:-1]
-    return (*others, Took(family, seconds, expected, step.plan, before.runs + 1, rules))
+        seconds = before.mean(step.seconds) if same else step.seconds
+    alike = (before.alike or before.runs) + 1 if same else 1
+    return (*others, Took(family, seconds, expected, step.plan, before.runs + 1, rules, alike))
 
 
 def beaten(took: Sequence[Took], family: str) -> bool:
@@ -129,7 +140,11 @@ def _wanted(new: str, old: str, unsure: float = 0.0, alike: float = 0.0) -> floa
 def undecided(took: Sequence[Took], family: str, other: str) -> bool:
     """Whether another turn of ``other`` may change which of both is to stay, ``family`` being in force."""
     mine, new = known(took, family), known(took, other)
-    if mine is None or new is None or new.runs >= UNTIL:
+    if mine is None or new is None:
+        return False
+    if not new.settled:
+        return True  # the machine changed between the two, or since what was known was measured
+    if new.runs >= UNTIL:
         return False
     return abs(1.0 - new.seconds / mine.seconds - _wanted(other, family)) < NARROW
 
