@@ -57,10 +57,14 @@ class Took(msgspec.Struct, frozen=True):
         """Whether the newest measurement said what those before it had."""
         return self.runs == 1 or self.alike != 1
 
+    @property
+    def agreeing(self) -> int:
+        """How many measurements ``seconds`` is the mean of."""
+        return self.alike or self.runs
+
     def mean(self, seconds: float) -> float:
         """Of all measurements that are alike, with one more."""
-        count = self.alike or self.runs
-        return (self.seconds * count + seconds) / (count + 1)
+        return (self.seconds * self.agreeing + seconds) / (self.agreeing + 1)
 
     def had(self, rules: tuple[Rule, ...]) -> bool:
         """Whether it was measured under these, as far as is known."""
@@ -109,13 +113,13 @@ def noted(
     if before is None or not before.had(rules):
         return (*others, Took(family, step.seconds, expected, step.plan, rules=rules))
     # What is off by so much was measured on another machine, as it were, or this is: the two make no mean.
-    same = abs(step.seconds / before.seconds - 1.0) <= CHANGED if before.seconds > 0 else True
+    same = abs(step.seconds - before.seconds) <= CHANGED * before.seconds or before.seconds <= 0
     if not compared:
         *others, newest = told(took, family, step)
         seconds = newest.seconds
     else:
         seconds = before.mean(step.seconds) if same else step.seconds
-    alike = (before.alike or before.runs) + 1 if same else 1
+    alike = before.agreeing + 1 if same else 1
     return (*others, Took(family, seconds, expected, step.plan, before.runs + 1, rules, alike))
 
 
