@@ -59,7 +59,7 @@ class Took(msgspec.Struct, frozen=True):
 
     @property
     def agreeing(self) -> int:
-        """How many measurements ``seconds`` is the mean of."""
+        """As how many measurements ``seconds`` counts."""
         return self.alike or self.runs
 
     def mean(self, seconds: float) -> float:
