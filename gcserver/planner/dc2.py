@@ -115,8 +115,9 @@ class Controller:
 
 
 def next_ratio(law: Law, k: float, delays: Delays, config: Dc2Config) -> float:
-    """k_(j+1) from k_j (Algorithm 1, corrected as this page says), in [k_min, k_max]."""
-    if delays.samples < 2 or delays.least <= 0.0:
+    """k_(j+1) from k_j (Algorithm 1, corrected as this page says), in [k_min, k_max]; k_j after a step that says
+    nothing of the network."""
+    if delays.samples < 2 or delays.last <= 0.0:
         return k
     c = config
     spread = max(delays.last - delays.least, c.floor * delays.least)

@@ -22,8 +22,10 @@ class Dc2Error(ValueError):
 class Delays:
     """What the paper's controllers read at iteration j, in seconds.
 
-    ``last``: d_j. ``least``: m_j, 0 if no delay was above zero yet. ``mean``: a_j, of d_j to d_(j-w). ``rise``: r_j,
-    the mean of the w + 1 differences that end at d_j. Before there are as many samples: over those there are.
+    ``last``: d_j, 0 if the step says nothing of the network: its whole delay was skew. Such steps count in nothing
+    else. ``least``: m_j, 0 if no delay was above zero yet. ``mean``: a_j, of d_j to d_(j-w). ``rise``: r_j, the
+    mean of the w + 1 differences that end at d_j. Before there are as many samples: over those there are.
+    ``samples``: the steps kept that say something.
     """
 
     last: float
@@ -78,19 +80,19 @@ class DelayMonitor:
         self._delays = [*self._delays[-self._kept + 1 :], network if network >= _CLOCK else 0.0]
         self._payloads = [*self._payloads[-self._kept + 1 :], payload]
         last = self._delays[-1]
-        recent = self._delays[-self._window - 1 :]
-        before = self._delays[-self._window - 2 :]
+        recent = [d for d in self._delays[-self._window - 1 :] if d]
+        before = [d for d in self._delays[-self._window - 2 :] if d]
         steps = len(before) - 1
         return Delays(
             last=last,
             least=self._least(payload),
-            mean=sum(recent) / len(recent),
-            rise=(last - before[0]) / steps if steps else 0.0,  # differences telescope: only the ends count
-            samples=self._samples,
+            mean=sum(recent) / len(recent) if recent else 0.0,
+            rise=(last - before[0]) / steps if steps > 0 else 0.0,  # differences telescope: only the ends count
+            samples=sum(map(bool, self._delays)),
         )
 
     def _least(self, payload: int) -> float:
-        """m_j; steps whose whole delay was skew say nothing of the network."""
+        """m_j."""
         delays = self._delays[-self._age :]
         least = min(filter(None, delays), default=0.0)
         if not self._by_payload:

@@ -64,6 +64,8 @@ def test_a_first_sample_and_a_network_without_delay_hold_the_ratio(law: Law) -> 
     assert controller.on_step(3.0, 0.0, 100) == 0.1
     silent = Controller(law)
     assert [silent.on_step(0.5, 0.5, 100) for _ in range(5)] == [0.1] * 5
+    assert silent.on_step(2.0, 0.0, 100) == 0.1, "the first delay there is"
+    assert next_ratio(law, 0.1, dataclasses.replace(LOW, last=0.0), Dc2Config()) == 0.1
 
 
 @pytest.mark.parametrize("law", LAWS)

@@ -46,6 +46,15 @@ def test_a_step_that_was_all_skew_is_not_the_least_delay() -> None:
     assert seen.add(2.0, 0.0, 1).least == 2.0 and seen.add(1.0, 1.0, 1).least == 2.0
 
 
+def test_a_step_that_was_all_skew_counts_in_no_series() -> None:
+    calm, disturbed = monitor(window=8), monitor(window=8)
+    for delay in (1.0, 3.0, 2.0):
+        skewed = disturbed.add(5.0, 5.0, 1)
+        assert skewed.last == 0.0
+        expected, found = calm.add(delay, 0.0, 1), disturbed.add(delay, 0.0, 1)
+        assert (found.least, found.mean, found.rise) == (expected.least, expected.mean, expected.rise)
+
+
 def test_by_payload_the_least_is_what_this_payload_takes_at_the_best_rate() -> None:
     seen = monitor(by_payload=True)
     seen.add(1.0, 0.0, 100)  # 100 bytes/s
