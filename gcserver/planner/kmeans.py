@@ -33,8 +33,9 @@ def kmeans_levels(table: LevelTable, *, clusters: int = CLUSTERS, seed: int = 0)
     if known.size:
         points = np.stack((_spread(table.sizes[known, -1]), _spread(errors[known])), axis=1)
         groups, centres = _lloyd(points, min(clusters, known.size), seed)
-        order = np.argsort(centres[:, 1] - centres[:, 0], kind="stable")
-        rank = np.empty(order.size, np.int64)
+        used = np.unique(groups)  # of equal points some clusters get none
+        order = used[np.argsort(centres[used, 1] - centres[used, 0], kind="stable")]
+        rank = np.zeros(centres.shape[0], np.int64)
         rank[order] = np.arange(order.size)
         chosen[known] = _steps(table.levels, order.size)[rank[groups]]
     return tuple(int(v) for v in table.levels[chosen])
