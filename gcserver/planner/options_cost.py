@@ -95,6 +95,8 @@ class _Walk:
             return ranks, c.intra, INTRA, 1.0
         # A ring passes each card once. In an all-to-all, all ranks of a node send to those of all other nodes.
         apart = c.ranks * (ranks - c.ranks) / (ranks - 1) if routine is Routine.ALLTOALL else 1.0
+        if c.ranks > 1 and c.intra.bandwidth * apart < c.inter.bandwidth:
+            return ranks, Link(max(c.intra.latency, c.inter.latency), c.intra.bandwidth), INTRA, 1.0
         return ranks, c.inter, INTER, apart
 
     def _after(self, task: Task, ranks: int) -> None:

@@ -23,9 +23,9 @@ CODEC = CodecCosts(
 SIZE = 3200.0
 
 
-def jobs(text: str, device: Device = Device.GPU) -> list[tuple[int, float]]:
+def jobs(text: str, device: Device = Device.GPU, cluster: Cluster = CLUSTER) -> list[tuple[int, float]]:
     """(resource, seconds) of the option that ``text`` spells, for SIZE elements."""
-    prices = compile_table(CLUSTER, CODEC, [scheme(text, device)]).price([SIZE])
+    prices = compile_table(cluster, CODEC, [scheme(text, device)]).price([SIZE])
     return [
         (int(r), pytest.approx(float(s))) for r, s in zip(prices.resource[0, 0], prices.seconds[0, 0], strict=True)
     ][: prices.count[0, 0]]
@@ -82,6 +82,12 @@ def test_flat_collectives_take_the_slower_link() -> None:
     two = jobs("comp[DEV] > flat-alltoall* > decomp[DEV] > flat-allgather")
     assert two[1] == (INTER, 100 * (p - 1) + K * (N - 1) / N * 2 * SIZE)
     assert two[2] == (GPU, (10 + 100 * (p - 1)) * SIZE / p)
+    # A ring passes both links once, the ranks of a node together send most of an all-to-all through its card.
+    inside = Cluster("c", N, K, Link(1.0, 1.0), Link(100.0, 1.5))
+    assert jobs("flat-allreduce", cluster=inside) == [(INTRA, 200 * (p - 1) + 2 * (p - 1) / p * 4 * SIZE)]
+    assert jobs("comp[DEV] > flat-alltoall* > decomp[DEV] > flat-allgather", cluster=inside)[1] == (
+        INTER, 100 * (p - 1) + K * (N - 1) / N * 2 * SIZE / 1.5,
+    )  # fmt: skip
 
 
 def test_nothing_takes_no_time() -> None:
