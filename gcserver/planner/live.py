@@ -205,7 +205,8 @@ class Live:
         if option.scheme == ALL:
             lane = row[0] + row[2] + others * row[3] + row[4]
         else:
-            lane = row[0] + row[1] + (row[2] + others * row[3] + row[4] + others * row[5]) / profile.nodes
+            adding = stages * (row[2] + others * row[3])
+            lane = row[0] + row[1] + (adding + row[4] + others * row[5]) / profile.nodes
         # a turn more on every lane for the exchange in between
         turns = profile.round_seconds * (1 + stages) / 2
         cpu = busy * lane + turns + 2 * NETWORK * self.sent(block, option)
