@@ -12,6 +12,7 @@ from statistics import median
 from typing import Final
 
 from gcproto.timings import TensorTimes
+from gcserver.planner.families import parse
 from gcserver.planner.profile import CodecCost, StepTime
 from gcserver.runtime.lanelink import KernelTime
 
@@ -159,10 +160,14 @@ class Kernels:
                 del self._sums[next(iter(self._sums))]
 
     def busy(self, codecs: Mapping[str, CodecCost]) -> float | None:
-        """Seconds taken over seconds that ``codecs`` says they take alone; None where none of them was used."""
+        """Seconds taken over seconds that ``codecs`` says they take alone; None where none of them was used.
+
+        Lanes spell out what a spec leaves to defaults, so that specs are compared by what they mean.
+        """
+        known = {parse(text).key: cost for text, cost in codecs.items()}
         live = alone = 0.0
         for (spec, what, elements), (calls, seconds) in self._sums.items():
-            cost = codecs.get(spec)
+            cost = known.get(parse(spec).key)
             if cost is not None:
                 live += seconds
                 alone += calls * _alone(cost, what, elements)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from gcproto.modes import QUALITIES
 from gcproto.timings import TensorTimes
+from gcserver.codecs import registry
+from gcserver.planner.families import DENSE, LADDER
 from gcserver.planner.profile import CodecCost, Curve, StepTime
 from gcserver.runtime.lanelink import KernelTime
 from gcserver.runtime.measurements import (
@@ -174,6 +177,14 @@ def test_busy_is_live_over_alone(what: str, alone: float) -> None:
     kernels.add([KernelTime("topk", what, 100, 4, 4 * alone * 1.5)])
     assert kernels.busy({"topk": COST}) == pytest.approx(1.5)
     assert kernels.busy({"fp16": COST}) is None and kernels.busy({}) is None
+
+
+@pytest.mark.parametrize("spec", [spec for quality in QUALITIES for spec in LADDER[quality] if spec != DENSE])
+def test_what_lanes_call_a_codec_is_what_plans_call_it(spec: str) -> None:
+    """``qsgd(bits=4)`` is timed as ``qsgd(bits=4,bucket=1024,kind=maxmin)``, powersgd with its error feedback."""
+    kernels = Kernels()
+    kernels.add([KernelTime(registry.parse(spec).spec, "encode", 100, 4, 4 * 3.0)])
+    assert kernels.busy({DENSE: COST, spec: COST}) == pytest.approx(1.5)
 
 
 def test_old_calls_fade() -> None:
