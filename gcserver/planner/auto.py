@@ -34,11 +34,11 @@ from typing import Final
 import msgspec
 
 from gcproto.rates import say_rate
-from gcserver.planner.auto_family import FamilyPlan, family_plan, keeping, planned_rules
+from gcserver.planner.auto_family import FamilyPlan, family_plan, keeping, planned_rules, spent
 from gcserver.planner.auto_groups import Groups, regroup
 from gcserver.planner.auto_informed import Terms, informed, sent, terms
-from gcserver.planner.auto_levels import budgets, overspent
-from gcserver.planner.auto_rules import PlannedRule, applied, levels_in_force
+from gcserver.planner.auto_levels import budgets
+from gcserver.planner.auto_rules import PlannedRule, applied
 from gcserver.planner.auto_why import GroupWhy, explain
 from gcserver.planner.errors import TableError
 from gcserver.planner.families import (
@@ -74,14 +74,15 @@ class AutoError(ValueError):
 class Wish(msgspec.Struct, frozen=True):
     """What a job wants of its plan.
 
-    quality: safe, balanced or fast. parts: of lgreco, mergecomp and espresso; without espresso everything that can be
-    compressed is, through owners. family: a spec to keep to, empty for any. exclude: globs of tensors that travel
-    exactly. buckets: bytes of the worker's buckets (DDP's) where the profile does not have them, empty if it brings
-    tensors one by one. groups: names of those it brings together, where it was told to. regroup: whether the proposal's
-    groups come into force together with it. alpha_lo, notches: the budgets of L-GreCo. rules, step: those in force and
-    the seconds that a step takes under them, as measured (0: not yet). took: seconds of a step under families that were
-    in force, which count instead of predictions. made, late_after: steps of the model, and after how many low rank and
-    sparsifiers are in question (`families.late_steps`); 0: at once. hope: the share by which the steps of
+    quality: safe, balanced or fast. parts: of lgreco, mergecomp and espresso; without espresso everything that can
+    be compressed is, through owners. family: a spec to keep to, empty for any. exclude: globs of tensors that
+    travel exactly; everywhere: those of them that hold for tensors of the job's other models, too. buckets: bytes
+    of the worker's buckets (DDP's) where the profile does not have them, empty if it brings tensors one by one.
+    groups: names of those it brings together, where it was told to. regroup: whether the proposal's groups come
+    into force together with it. alpha_lo, notches: the budgets of L-GreCo. rules, step: those in force and the
+    seconds that a step takes under them, as measured (0: not yet). took: seconds of a step under families that were
+    in force, which count instead of predictions. made, late_after: steps of the model, and after how many low rank
+    and sparsifiers are in question (`families.late_steps`); 0: at once. hope: the share by which the steps of
     families that were never in force may be shorter than predicted, so that they are tried. kept: rules under which
     families took that. refused: families that are not in question, and why. measure: a family to be put in force to
     see what its steps take; empty if none is.
@@ -91,6 +92,7 @@ class Wish(msgspec.Struct, frozen=True):
     parts: frozenset[str] = PARTS
     family: str = ""
     exclude: tuple[str, ...] = ()
+    everywhere: tuple[str, ...] = ()
     buckets: tuple[int, ...] = DDP_BUCKETS
     groups: tuple[tuple[str, ...], ...] = ()
     regroup: bool = False
@@ -223,7 +225,7 @@ def compose(profile: Profile, wish: Wish | None = None) -> Proposal:
         reason += f"; tried, since steps may be up to {hope:.0%} shorter than predicted"
     if winner.levels.alphas:
         reason += f"; {winner.levels.reason}"
-    found = planned_rules(live, winner)
+    found = planned_rules(live, winner, wish.everywhere)
     options = applied(live, found)
     expected = _corrected(wish, winner.spec, live.seconds(options), off)
     considered = [
@@ -233,7 +235,9 @@ def compose(profile: Profile, wish: Wish | None = None) -> Proposal:
         for p in plans
     ]
     names = tuple(t.name for t in profile.tensors)
-    in_force = levels_in_force(names, wish.rules, winner.spec.text)
+    # Rules of a family of ranks name the highest rank that is given, not the family's own.
+    alike = any(parse(rule.spec).key == winner.spec.key for rule in wish.rules)
+    own = alike or wish.kept.get(winner.spec.text) == wish.rules
     return Proposal(
         winner.spec.text,
         found,
@@ -247,7 +251,7 @@ def compose(profile: Profile, wish: Wish | None = None) -> Proposal:
         explain(live, winner.table, winner.columns, winner.options, groups.portions, winner.notes),
         (*considered, *unknown),
         reason,
-        overspent(profile, winner.spec, in_force) if in_force else 0.0,
+        spent(live, winner, wish.rules, wish.exclude) if own else 0.0,
         hope,
         terms(profile),
     )

@@ -20,6 +20,7 @@ from gcserver.planner.auto_rules import (
     PlannedRule,
     TensorOption,
     applied,
+    levels_in_force,
     levels_of,
     rules,
     sent_exactly,
@@ -168,20 +169,19 @@ def keeping(
     with every step that is measured would never be known. They do not stay where they lose more than they may by now,
     have levels below ``least`` or compress what is ``exclude``d.
     """
-    profile, names = live.profile, tuple(t.name for t in live.profile.tensors)
+    names = tuple(t.name for t in live.profile.tensors)
     try:
         options = applied(live, before)
     except ProfileError:
         return plan
-    used = list(zip(live.blocks, options, strict=True))
-    inside = {names[t] for block, option in used if option.spec != DENSE for t, _ in block.parts}
+    inside = {names[t] for t in _compressed(live, options)}
     own = levels_of(before, names)
     left_out = [name for name in inside if any(fnmatchcase(name, glob) for glob in exclude)]
     if (
         any(note and option.spec != DENSE for note, option in zip(plan.notes, options, strict=True))
         or not sent_exactly(before, left_out)
         or any(level < least for given in own.values() for level in given)
-        or overspent(profile, plan.spec, {names[t]: given[-1] for t, given in own.items()}) > 1 + OVERSPENT
+        or spent(live, plan, before, exclude) > 1 + OVERSPENT
     ):
         return plan
     alphas = plan.levels.alphas
@@ -200,14 +200,41 @@ def keeping(
     )  # fmt: skip
 
 
+def spent(live: Live, plan: FamilyPlan, before: tuple[PlannedRule, ...], exclude: Sequence[str]) -> float:
+    """What ``before``, rules of the plan's family, lose by the errors of now, over what they may; 0 where no errors are
+    known or the rules have no levels. What is in dense blocks loses nothing, ``exclude``d tensors may lose nothing."""
+    names = tuple(t.name for t in live.profile.tensors)
+    levels = levels_in_force(names, before, plan.spec)
+    if not levels:
+        return 0.0
+    try:
+        lossy = _compressed(live, applied(live, before))
+    except ProfileError:
+        return 0.0
+    may = {t for block, note in zip(live.blocks, plan.notes, strict=True) if not note for t, _ in block.parts}
+    may -= {t for t in may if any(fnmatchcase(names[t], glob) for glob in exclude)}
+    return overspent(
+        live.profile, plan.spec, sorted(may), {names[t]: levels[names[t]] for t in lossy & may if names[t] in levels}
+    )
+
+
+def _compressed(live: Live, options: Sequence[BlockOption]) -> set[int]:
+    """The tensors that have a part in compressed blocks."""
+    used = zip(live.blocks, options, strict=True)
+    return {t for block, option in used if option.spec != DENSE for t, _ in block.parts}
+
+
 def _column(plan: FamilyPlan, block: int, option: BlockOption) -> int:
     """Where an option stands among a plan's; levels of other rules may come to other bytes."""
     alike = ((o[block].spec == DENSE, o[block].scheme) == (option.spec == DENSE, option.scheme) for o in plan.options)
     return next((k for k, same in enumerate(alike) if same), 0)
 
 
-def planned_rules(live: Live, plan: FamilyPlan) -> tuple[PlannedRule, ...]:
-    """A family's plan as rules: what each leading tensor uses, and the levels of all tensors in compressed blocks."""
+def planned_rules(live: Live, plan: FamilyPlan, exactly: Sequence[str] = ()) -> tuple[PlannedRule, ...]:
+    """A family's plan as rules: what each leading tensor uses, and the levels of all tensors in compressed blocks.
+
+    exactly: globs of names that travel exactly in whatever else these rules hold for.
+    """
     if plan.kept:
         return plan.kept
     tensors, levels = live.profile.tensors, plan.levels
@@ -219,16 +246,17 @@ def planned_rules(live: Live, plan: FamilyPlan) -> tuple[PlannedRule, ...]:
     # What leads no block has no say in the scheme: the one most have takes the fewest rules.
     scheme = ALL if 2 * sum(option.scheme == ALL for option in compressed) > len(compressed) else OWNER
     inside = {t for block, option in used if option.spec != DENSE for t, _ in block.parts}
+    exact = exact_level(plan.spec) if plan.spec.name in SPARSE else 0
     for t, tensor in enumerate(tensors):
         given = levels.levels.get(t, ())
         if t in led:
             option = led[t]
             dense = option.spec == DENSE
             wanted[tensor.name] = TensorOption(DENSE if dense else text, option.scheme, () if dense else given)
-        elif t in inside:
+        elif t in inside and not (set(given) == {exact} and any(fnmatchcase(tensor.name, glob) for glob in exactly)):
             # without a rule for this codec it would be sent as it is
             wanted[tensor.name] = TensorOption(text, scheme, given)
-    return rules([t.name for t in tensors], wanted)
+    return rules([t.name for t in tensors], wanted, exactly)
 
 
 def _with_room(plan: FamilyPlan) -> str:

@@ -70,10 +70,11 @@ def choose_levels(
     return found
 
 
-def overspent(profile: Profile, spec: Spec, in_force: Mapping[str, int]) -> float:
-    """What levels in force lose by the errors of now, over what they may (E_max); tensors by name, others have the
-    spec's own level. 0 where no errors are known."""
-    rows, common = _known(profile, spec, range(len(profile.tensors)))
+def overspent(profile: Profile, spec: Spec, tensors: Collection[int], in_force: Mapping[str, int]) -> float:
+    """What levels in force lose by the errors of now, over what they may: E_max, the spec's own level for all of
+    ``tensors`` (indices). Of these the ones that ``in_force`` does not name lose nothing. 0 where no errors are known.
+    """
+    rows, common = _known(profile, spec, tensors)
     if not common:
         return 0.0
 
@@ -82,7 +83,8 @@ def overspent(profile: Profile, spec: Spec, in_force: Mapping[str, int]) -> floa
         return row.errors[row.levels.index(max((known for known in common if known <= level), default=common[0]))]
 
     allowed = sum(error(row, spec.level) for row in rows)
-    return sum(error(row, in_force.get(row.name, spec.level)) for row in rows) / allowed if allowed else 0.0
+    lost = sum(error(row, in_force[row.name]) for row in rows if row.name in in_force)
+    return lost / allowed if allowed else 0.0
 
 
 def _known(profile: Profile, spec: Spec, tensors: Collection[int]) -> tuple[tuple[LevelErrors, ...], list[int]]:

@@ -13,7 +13,7 @@ from glob import escape
 
 import msgspec
 
-from gcserver.planner.families import DENSE, exact_level, parse
+from gcserver.planner.families import DENSE, Spec, exact_level, parse
 from gcserver.planner.live import OWNER, BlockOption, Live, cost_of
 from gcserver.planner.payload import segment_bytes
 
@@ -42,11 +42,14 @@ class TensorOption(msgspec.Struct, frozen=True):
     levels: tuple[int, ...] = ()
 
 
-def rules(names: Sequence[str], wanted: Mapping[str, TensorOption]) -> tuple[PlannedRule, ...]:
+def rules(
+    names: Sequence[str], wanted: Mapping[str, TensorOption], exactly: Sequence[str] = ()
+) -> tuple[PlannedRule, ...]:
     """Rules under which each tensor of ``wanted`` has what is wanted; what the other ``names`` get does not matter.
 
     "*" has what most want. After it come patterns with a star for every number, where several names of such a pattern
-    want the same, and last single names, their glob characters escaped. One option for all is one rule.
+    want the same, and last single names, their glob characters escaped. One option for all is one rule. What no name of
+    ``wanted`` says otherwise is dense where a glob of ``exactly`` matches it.
     """
     if not wanted:
         return (PlannedRule("*", DENSE),)
@@ -62,6 +65,8 @@ def rules(names: Sequence[str], wanted: Mapping[str, TensorOption]) -> tuple[Pla
         # (of names that are numbers alone the pattern would be "*" once more)
         if option != common and count > 1 and pattern != "*":
             found.append(_rule(pattern, option))
+    if any(rule.spec != DENSE for rule in found):
+        found += [PlannedRule(glob, DENSE) for glob in exactly]
     # Whatever a pattern matches beside what it was made for is put right by name.
     index = _Index(found)
     named: dict[str, PlannedRule] = {}
@@ -74,11 +79,17 @@ def rules(names: Sequence[str], wanted: Mapping[str, TensorOption]) -> tuple[Pla
     return (*found, *named.values())
 
 
-def levels_in_force(names: Sequence[str], plan: Sequence[PlannedRule], spec: str) -> dict[str, int]:
-    """The levels, at the last notch, of tensors whose rule names this codec and has levels."""
-    index, key = _Index(plan), parse(spec).key
-    found = ((name, index.rule(name)) for name in names)
-    return {name: rule.levels[-1] for name, rule in found if rule and rule.levels and parse(rule.spec).key == key}
+def levels_in_force(names: Sequence[str], plan: Sequence[PlannedRule], spec: Spec) -> dict[str, int]:
+    """The level of each tensor whose rule names a codec of this name, at the last notch; without levels the rule's own.
+    Empty where no rule has levels."""
+    index, found, given = _Index(plan), {}, False
+    for name in names:
+        rule = index.rule(name)
+        own = parse(rule.spec) if rule is not None else None
+        if rule is not None and own is not None and own.name == spec.name:
+            found[name] = rule.levels[-1] if rule.levels else own.level
+            given = given or bool(rule.levels)
+    return found if given else {}
 
 
 def levels_of(plan: Sequence[PlannedRule], names: Sequence[str]) -> dict[int, tuple[int, ...]]:

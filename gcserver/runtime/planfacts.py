@@ -32,8 +32,12 @@ class PlanFacts:
 
     def model(self, job: Job) -> ControlDomain | None:
         """The scoped domain with the most elements: the model."""
-        scoped = [d for d in job.domains.values() if d.declared_as.scoped and not d.lossless and d.sections]
-        return max(scoped, key=lambda d: sum(s.elements for s in d.sections), default=None)
+        return max(_models(job), key=lambda d: sum(s.elements for s in d.sections), default=None)
+
+    def others(self, job: Job) -> tuple[ControlDomain, ...]:
+        """The job's other models, for which the rules of the largest hold as well."""
+        model = self.model(job)
+        return tuple(d for d in _models(job) if d is not model)
 
     def seen(self, job: Job, domain: ControlDomain) -> Profile | None:
         """What was measured of the running job, with the link's cost; codecs and errors as far as they are known."""
@@ -54,6 +58,10 @@ class PlanFacts:
         if known is None:
             raise NotPlannable("the job ended meanwhile")
         return known
+
+
+def _models(job: Job) -> list[ControlDomain]:
+    return [d for d in job.domains.values() if d.declared_as.scoped and not d.lossless and d.sections]
 
 
 def newest_rules(job: Job) -> Rules:

@@ -112,7 +112,7 @@ class Planning:
         # Rules that are there now may be planned away; a plan that is on its way is still known as the planner's.
         course.standing = Standing(mode, quality, newest_rules(job), old.asked, plan=job.proposal, chosen=chosen)
         self._now(job)
-        said = planwish.quality(course.standing, self.facts.model(job))
+        said = planwish.quality(course.standing, self.facts.model(job), self.facts.others(job))
         return f"plans are made by the planner ({mode}, {said}) from now on"
 
     def by_hand(self, job: Job) -> None:
@@ -198,8 +198,9 @@ class Planning:
         if unsure and domain.settled < warmup + LINK_PATIENCE and course.waits_for_link(time.monotonic()):
             course.wait("waits until the link has been measured")
             return
-        late_after = planwish.late_after(course.standing, domain, self._s.config.plan)
-        why_not = _why_not(job, course.standing, planwish.quality(course.standing, domain), seen)
+        others = self.facts.others(job)
+        late_after = planwish.late_after(course.standing, domain, self._s.config.plan, others)
+        why_not = _why_not(job, course.standing, planwish.quality(course.standing, domain, others), seen)
         act, why = decide.next_act(
             course.standing, domain.config.domain, seen, planwish.made(domain), late_after, why_not
         )
@@ -272,7 +273,8 @@ class Planning:
         wanted = course.standing.mode, course.standing.quality
         now = step_now(domain, seen)  # before this work slows the steps down
         course.waits = "measures codecs and gradients"
-        plain, settled = planwish.wish(course.standing, domain, self._s.config.plan), planwish.made(domain)
+        others, settled = self.facts.others(job), planwish.made(domain)
+        plain = planwish.wish(course.standing, domain, self._s.config.plan, others)
         looks = course.looks_at_gradients(seen, settled)
         profile = await self.facts.measured(job, domain, seen, plain, errors=looks)
         course.looked_at = settled if looks else course.looked_at

@@ -6,9 +6,11 @@ becomes of it (`gcserver.planner`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from msgspec.structs import replace
 
-from gcproto.modes import AUTO, BALANCED, STATIC
+from gcproto.modes import AUTO, BALANCED, QUALITIES, STATIC
 from gcserver.config_tables import PlanConfig
 from gcserver.core.control_domain import ControlDomain
 from gcserver.core.job import Job
@@ -21,23 +23,27 @@ from gcserver.planner.standing import Rules, Standing
 from gcserver.runtime.tensors import in_force
 
 
-def wish(standing: Standing, domain: ControlDomain, plan: PlanConfig) -> Wish:
+def wish(standing: Standing, domain: ControlDomain, plan: PlanConfig, others: Sequence[ControlDomain] = ()) -> Wish:
     """Which parts, within which quality; nothing of what is in force. ``plan``: the daemon's, of which what is left
-    out and which codecs are not in question yet counts; what the model leaves out comes with it."""
+    out and which codecs are not in question yet counts; what the model leaves out comes with it. ``others``: the job's
+    other models, which get the same rules."""
     parts = PARTS if standing.mode in (AUTO, STATIC) else frozenset({standing.mode})
     left_out = (*plan.exclude, *domain.declared_as.exclude)
     return Wish(
-        quality(standing, domain), parts, exclude=left_out, buckets=buckets(domain), groups=groups(domain),
-        made=made(domain), late_after=late_after(standing, domain, plan),
+        quality(standing, domain, others), parts, exclude=left_out, everywhere=tuple(plan.exclude),
+        buckets=buckets(domain), groups=groups(domain),
+        made=made(domain), late_after=late_after(standing, domain, plan, others),
         hope=SURPRISE if standing.took else 0.0,  # once what was chosen was measured, what may be better is tried
         refused=standing.refused,
     )  # fmt: skip
 
 
-def quality(standing: Standing, domain: ControlDomain | None) -> str:
-    """What plans for ``domain`` may lose: as an operator has said, else as it was declared, else as the job began."""
-    declared = "" if standing.chosen or domain is None else domain.declared_as.quality
-    return declared or standing.quality
+def quality(standing: Standing, domain: ControlDomain | None, others: Sequence[ControlDomain] = ()) -> str:
+    """What plans for ``domain`` may lose: as an operator has said, else as it was declared, else as the job began; no
+    more than any of ``others`` may, whose rules are the same."""
+    if standing.chosen or domain is None:
+        return standing.quality
+    return min((d.declared_as.quality or standing.quality for d in (domain, *others)), key=QUALITIES.index)
 
 
 def made(domain: ControlDomain) -> int:
@@ -45,10 +51,12 @@ def made(domain: ControlDomain) -> int:
     return domain.config.ahead + domain.settled
 
 
-def late_after(standing: Standing, domain: ControlDomain, plan: PlanConfig) -> int:
+def late_after(
+    standing: Standing, domain: ControlDomain, plan: PlanConfig, others: Sequence[ControlDomain] = ()
+) -> int:
     """How many steps a domain has to make before codecs that send late are in question (`families.late_steps`). Quality
     safe never takes them, and whoever says fast wants all at once."""
-    return plan.late_after if quality(standing, domain) == BALANCED else 0
+    return plan.late_after if quality(standing, domain, others) == BALANCED else 0
 
 
 def informed(plain: Wish, standing: Standing, job: Job, domain: ControlDomain, now: StepTime | None) -> Wish:

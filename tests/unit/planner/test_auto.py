@@ -303,6 +303,19 @@ def test_what_is_excluded_travels_exactly() -> None:
     assert any("excluded" in row.why for row in found.why)
 
 
+@pytest.mark.parametrize("family", ["", "qsgd(bits=4)", "none"])
+def test_what_is_excluded_everywhere_has_rules_for_other_models_too(family: str) -> None:
+    profile = with_errors(gpt(4, MBIT100), "topk")
+    globs = ("head.*", "*.bias")
+    plain = compose(profile, Wish(family=family, exclude=globs))
+    found = compose(profile, Wish(family=family, exclude=globs, everywhere=globs))
+    assert (found.family, found.expected, found.bytes) == (plain.family, plain.expected, plain.bytes)
+    assert len(found.rules) <= len(plain.rules) + len(globs)
+    for name in ("head.weight", "encoder.layers.3.bias"):  # of no tensor of this model
+        last = next(rule for rule in reversed(found.rules) if fnmatchcase(name, rule.pattern))
+        assert last.spec == "none"
+
+
 def test_what_is_excluded_keeps_a_quantisers_whole_block_dense() -> None:
     found = compose(gpt(4, MBIT100), Wish(family="qsgd(bits=8)", exclude=("h.0.up.bias",)))
     live = Live(gpt(4, MBIT100))
@@ -419,3 +432,22 @@ def test_no_tensor_has_fewer_bits_than_the_quality_takes(quality: str, spec: int
             profile, Wish(quality=quality, parts=frozenset({"lgreco"}), family=family, kept={family: before})
         )
         assert again.rules == found.rules, "rules of another quality do not stay"
+
+
+def test_levels_that_lose_too_much_by_now_are_seen_whatever_rank_their_rules_name() -> None:
+    """Rules of a family of ranks name the highest rank that any of its tensors has."""
+    profile, family = with_errors(gpt(2, MBIT100, whole=True), "powersgd"), "powersgd(rank=4)"
+    wish = Wish(parts=frozenset({"lgreco"}), family=family)
+    rules = compose(profile, wish).rules
+    assert {rule.spec for rule in rules} - {"none"} == {"powersgd(rank=16)"}
+    wish = replace(wish, rules=rules, took={family: 0.3}, kept={family: rules})
+    assert 0.9 < compose(profile, wish).overspent <= 1.0 + 1e-9
+    rows = tuple(
+        replace(
+            row, errors=tuple(e * (1 if level >= 4 else 9) for level, e in zip(row.levels, row.errors, strict=True))
+        )
+        for row in profile.errors["powersgd"]
+    )
+    grown = compose(replace(profile, errors={"powersgd": rows}), wish)
+    assert grown.overspent > 1.1 and grown.rules != rules
+    assert compose(profile, replace(wish, family="powersgd(rank=8)")).overspent == 0.0, "they are of another family"

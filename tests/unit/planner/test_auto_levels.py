@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 import numpy as np
 import pytest
@@ -147,11 +149,23 @@ def test_what_levels_in_force_lose_by_the_errors_of_now() -> None:
     names = [profile.tensors[i].name for i in large(profile)]
     chosen = choose_levels(profile, spec, range(len(profile.tensors)), ALPHAS)
     in_force = {profile.tensors[i].name: levels[-1] for i, levels in chosen.levels.items()}
-    assert overspent(profile, spec, {}) == pytest.approx(1.0)
-    assert 0.9 < overspent(profile, spec, in_force) <= 1.0 + 1e-9
-    assert overspent(profile, spec, dict.fromkeys(names, 1_000)) > 1.2
-    assert overspent(profile, spec, dict.fromkeys(names, 10_001)) == pytest.approx(1.0), "as the next lower level"
-    assert overspent(gpt(), spec, in_force) == 0.0
+    every = range(len(profile.tensors))
+
+    def lost(level: int, tensors: Sequence[int] = every, of: Sequence[str] = names) -> float:
+        return overspent(profile, spec, tensors, dict.fromkeys(of, level))
+
+    assert lost(spec.level) == pytest.approx(1.0)
+    assert 0.9 < overspent(profile, spec, every, in_force) <= 1.0 + 1e-9
+    assert lost(1_000) > 1.2
+    assert lost(10_001) == pytest.approx(1.0), "as the next lower level"
+    assert overspent(gpt(), spec, every, in_force) == 0.0
+    # What travels dense loses nothing, and what it may lose is not taken from the others.
+    assert lost(1_000, of=names[:-1]) < lost(1_000)
+    # What may lose nothing is in neither sum.
+    kept = [i for i in every if profile.tensors[i].name != names[0]]
+    assert lost(spec.level, kept) == pytest.approx(1.0)
+    one = [i for i in every if profile.tensors[i].name == names[1]]
+    assert lost(1_000, one) == lost(1_000, one, of=names[1:2])
 
 
 def test_levels_are_as_low_as_they_may_be_and_no_lower() -> None:

@@ -44,6 +44,30 @@ def test_how_gradients_are_brought(
     assert (planwish.buckets(found), planwish.groups(found)) == (buckets, groups)
 
 
+@pytest.mark.parametrize(
+    ("declared", "job", "chosen", "found"),
+    [
+        (("", ""), "balanced", False, "balanced"),
+        (("", "safe"), "balanced", False, "safe"),
+        (("fast", "fast"), "safe", False, "fast"),
+        (("fast", ""), "balanced", False, "balanced"),
+        (("fast", "safe"), "balanced", True, "balanced"),
+    ],
+)
+def test_rules_lose_no_more_than_any_model_of_the_job_may(
+    declared: tuple[str, str], job: str, chosen: bool, found: str
+) -> None:
+    """The rules made for the largest hold for the others as well; an operator's quality for all of them."""
+    largest, other = (domain(f"ddp.{i}", section(0, "abcd")) for i in range(2))
+    for each, quality in zip((largest, other), declared, strict=True):
+        each.declared_as = replace(each.declared_as, quality=quality)
+    standing = Standing("auto", job, chosen=chosen)
+    assert planwish.quality(standing, largest, (other,)) == found
+    plan = PlanConfig("auto", "safe", 10, 100, ("b",), "none", 120.0, None)
+    wish = planwish.wish(standing, largest, plan, (other,))
+    assert (wish.quality, wish.everywhere, wish.late_after) == (found, ("b",), 100 if found == "balanced" else 0)
+
+
 @pytest.mark.parametrize(("quality", "late_after"), [("balanced", 100), ("fast", 0), ("safe", 0)])
 def test_late_codecs_wait_for_a_models_first_steps(quality: str, late_after: int) -> None:
     plan = PlanConfig("auto", "safe", 10, 100, ("b",), "none", 120.0, None)
