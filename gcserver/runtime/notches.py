@@ -20,6 +20,7 @@ from gcserver.core.events import DomainKey, Plan
 from gcserver.core.job import Job
 from gcserver.core.plan import Choice
 from gcserver.planner import families
+from gcserver.planner.controllers import Controlled
 from gcserver.runtime.tensors import chosen
 
 T = TypeVar("T")
@@ -57,6 +58,16 @@ class Notches:
             for _, choices in chosen(domain, plan, self._lanes):
                 used.update(dict.fromkeys(c.codec.spec for c in choices))
         return ", ".join(used)
+
+    def beyond(self, job: Job, wanted: Controlled, version: int) -> float:
+        """The largest ratio that a controller may give a domain under plan ``version`` where that is above its
+        ``k_max``, because the plan allows no smaller one; 0 where it is not."""
+        most = dict(wanted.overrides).get("k_max", 1.0)
+        domains = [d for d in job.domains.values() if not d.lossless and d.sections]
+        highest = max(
+            (wanted.config(self.ratios(job, d, version), least(job, d, version)).k_max for d in domains), default=0.0
+        )
+        return highest if highest > most else 0.0
 
     def moves(self, job: Job, domain: ControlDomain, version: int) -> bool:
         """Whether a controller can move anything of a domain under plan ``version``."""

@@ -67,7 +67,8 @@ class PlanAdmin:
             for shown, domain in zip(status.domains, list(job.domains.values()), strict=True)
         ]
         mode, says = self._mode(job), course.says
-        quality = planwish.quality(course.standing, self._s.planning.facts.model(job))
+        facts = self._s.planning.facts
+        quality = planwish.quality(course.standing, facts.model(job), facts.others(job))
         if job.node != job.first:
             says = planner_of(job)
         return replace(status, domains=tuple(domains), mode=mode, quality=quality, planner=says)
@@ -195,6 +196,8 @@ class PlanAdmin:
         except ValueError as error:
             raise AdminError(ErrorKind.INVALID, str(error), "controller") from None
         waits = f"; it moves nothing until the planner ({planned}) chooses another codec than {still}" if still else ""
+        if wanted.law is not None and (least := self._s.notches.beyond(job, wanted, job.proposal)):
+            waits += f"; the plan in force allows no ratio below {least:.4g}, which counts instead of k_max"
         return PlanChange(answer.plan, answer.step, answer.message + waits)
 
     async def profile(self, job: Job) -> tuple[said.DomainProfile, ...]:

@@ -13,6 +13,7 @@ from gcproto.manifest import Section, TensorSpec
 from gcproto.messages import DeclareSection, PlanText, Rule
 from gcserver.core.control_domain import ControlDomain
 from gcserver.core.job import Job
+from gcserver.planner.controllers import controlled
 from gcserver.runtime.notches import Notches, least
 from gcserver.runtime.resolve import resolve
 from tests.unit.core.control_machine import declared, said
@@ -149,3 +150,15 @@ def test_a_planners_plan_bounds_a_controller_by_its_own_ratio() -> None:
     job.plans = {1: PlanText(job.id, 1, 1, rules, planned=True), 2: PlanText(job.id, 2, 2, rules)}
     job.plans[3] = PlanText(job.id, 3, 3, (Rule("*", "qsgd(bits=4)"),), planned=True)
     assert [least(job, domain, version) for version in range(4)] == [0.0, pytest.approx(0.01), 0.0, 0.0]
+
+
+def test_a_bound_below_what_a_plan_allows_is_told_apart() -> None:
+    """A controller's ratio stays between a plan's notches, and not below a planner's own ratio."""
+    job, _ = job_with(Rule("*", TOPK, "", (100_000, 50_000)))
+    notches, low = Notches(1), controlled("dc2-da2", {"k_max": 0.02})
+    assert notches.beyond(job, low, 1) == pytest.approx(0.1, rel=0.05)
+    assert notches.beyond(job, controlled("dc2-da2", {"k_max": 0.15}), 1) == 0.0
+    assert notches.beyond(job, controlled("dc2-da2"), 1) == 0.0, "nobody has said otherwise"
+    for planned in (True, False):
+        job.plans[2] = PlanText(job.id, 2, 1, (Rule("*", "sidco-e(ratio=0.05)"),), planned=planned)
+        assert notches.beyond(job, low, 2) == (0.05 if planned else 0.0)

@@ -56,7 +56,10 @@ class Service(Daemon):
         self.steering = SimpleNamespace(describe=lambda job: self.steered, set_controller=self.set_controller)
         self.questions = SimpleNamespace(ask=self.trace)
         self.still = ""
-        self.notches = SimpleNamespace(still=lambda job, version: self.still)
+        self.beyond = 0.0
+        self.notches = SimpleNamespace(
+            still=lambda job, version: self.still, beyond=lambda job, wanted, version: self.beyond
+        )
         self.admin = PlanAdmin(self)  # type: ignore[arg-type]
         plain = self.link.ask
 
@@ -268,6 +271,9 @@ def test_changes_are_answered_and_refused(tmp_path: Path) -> None:
         d.newest(HAND)
         assert await d.admin.set_controller(d.job, "dc2-da2", {}) == PlanChange(3, 44, "takes effect")
         await refused(d.admin.set_controller(d.job, "pid", {}), ErrorKind.INVALID, "dc2-da2")
+        d.beyond = 0.05
+        said = (await d.admin.set_controller(d.job, "dc2-da2", {"k_max": 0.02})).message
+        assert said == "takes effect; the plan in force allows no ratio below 0.05, which counts instead of k_max"
 
     run(tmp_path, test)
 
