@@ -251,6 +251,8 @@ def stands(standing: Standing) -> str:
     if standing.mode == STATIC or standing.proposal is None:
         return ""
     which = f"plan {standing.plan} is in force" if standing.forecast_plan else "the plan in force stays"
+    if not standing.forecast_plan and standing.proposed in standing.taken_back:
+        return f"{which}: {standing.proposal.family} was slower when it was tried"
     return f"{which}: {standing.proposal.reason}"
 
 

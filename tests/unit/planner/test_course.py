@@ -383,6 +383,8 @@ def test_the_first_judged_plan_leaves_what_dense_steps_take() -> None:
 def test_what_is_said_of_a_proposal_while_nothing_happens() -> None:
     assert stands(PLANNED) == "plan 3 is in force: topk"
     assert stands(replace(PLANNED, plan=0)) == "the plan in force stays: topk"
+    back = replace(PLANNED, plan=0, rules=OLD, taken_back=(PLANNED.proposed,))
+    assert stands(back) == "the plan in force stays: topk(ratio=0.01) was slower when it was tried"
     assert stands(by_hand(PLANNED)) == stands(Standing("auto", "fast")) == ""
 
 
