@@ -74,6 +74,9 @@ class Auditor:
         self.skipped = 0
         #: the first step known to be dense because an audit asked for it
         self.dense_from: int | None = None
+        #: whether the lowest rank has asked for that, and steps have been exact since: another that becomes the lowest
+        #: hears no answer, and whoever sets a plan after such a request has the last word
+        self._asked = self._heeded = False
         ranks = domain.declared.ranks
         #: every node's first rank reports, so that each node's daemon knows
         self._reports = domain.arenas[0].index == 0
@@ -245,8 +248,10 @@ class Auditor:
         self.audits += 1
         limit, window, whole = self.options.limit, self.options.window, found.whole
         above = limit is not None and whole.error > limit
+        self._heeded = self._heeded or (self._asked and whole.error == 0.0)
+        self._asked = self._asked or (above and self.options.action == "dense")
         # Until it is answered: the request of a daemon that was restarted is gone.
-        ask = above and self.options.action == "dense" and self._first and self.dense_from is None
+        ask = above and self.options.action == "dense" and self._first and self.dense_from is None and not self._heeded
         self.session.counters.audit = {
             "domain": self.label,
             "step": step,

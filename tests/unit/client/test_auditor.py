@@ -162,6 +162,32 @@ def test_the_daemon_is_asked_until_it_answers(
     assert not _reports(alone, 4)[-1].dense and gcclient.stats()["audit"]["dense_from"] == 9
 
 
+@pytest.mark.parametrize("answered", [True, False])
+def test_a_rank_that_becomes_the_lowest_does_not_ask_for_what_was_done(
+    alone: FakeDaemon, monkeypatch: pytest.MonkeyPatch, answered: bool
+) -> None:
+    """The lowest rank asked; steps were exact then (``answered``), and somebody set another plan since."""
+    lowest = [False]
+    monkeypatch.setattr(auditor_module.Auditor, "_first", property(lambda _: lowest[0]))
+    model = DistributedDataParallel(_Net(), find_unused_parameters=True)
+    audit = gcclient.Audit(every=1, limit=0.4, action="dense")
+    model.register_comm_hook(gcclient.state(model, audit=audit), gcclient.ddp_hook)
+
+    def steps(count: int, halved: bool) -> None:
+        with monkeypatch.context() as patch:
+            if halved:
+                _halves(patch)
+            for _ in range(count):
+                model(torch.ones(3, 20)).sum().backward()
+
+    steps(2, True)
+    if answered:
+        steps(2, False)
+    lowest[0] = True
+    steps(3, True)
+    assert any(r.dense for r in _reports(alone, 4)) is not answered
+
+
 # ------------------------------------------------------------------------------- the optimizer wrapper
 def _wrapped(audit: gcclient.Audit | None) -> tuple[_Net, torch.optim.Optimizer]:
     model = _Net()
