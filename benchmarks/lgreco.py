@@ -250,18 +250,16 @@ def verdicts(rows: Sequence[common.Row]) -> list[common.Verdict]:
     (decision,) = (r["median_s"] for r in of["dp"] if (r["layers"], r["levels"]) == DECISION)
     printed = max(of["uniform"], key=lambda r: abs(r["ratio"] / r["paper"] - 1))
     dearest = max(of["lgreco"], key=lambda r: r["overhead"])
-    # Of the ranges a family is tried with, the best one is the one to use.
+    # Of the ranges that are tried around one default, the best one is the one to use.
     best: dict[str, common.Row] = {}
     for row in of["lgreco"]:
-        family = row["codec"].partition(",")[0]
-        if row["wanted"] is not None and row["gain"] > best.get(family, row | {"gain": 0.0})["gain"]:
-            best[family] = row
+        if row["wanted"] is not None and row["gain"] > best.get(row["codec"], row | {"gain": 0.0})["gain"]:
+            best[row["codec"]] = row
     said = [
         common.Verdict(
             f"{name}: at least {row['wanted']:.1f} times fewer bytes than uniform at its error",
             row["gain"] >= row["wanted"],
-            f"{row['gain']:.2f} with levels {row['range']} around {row['codec'].partition(', ')[2]}, at "
-            f"{row['error_share']:.4f} of the error",
+            f"{row['gain']:.2f} with levels {row['range']}, at {row['error_share']:.4f} of the error",
         )
         for name, row in best.items()
     ]

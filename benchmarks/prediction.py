@@ -77,19 +77,25 @@ class Watch:
 
 
 def rows(watch: Watch, durations: Mapping[int, float], **more: Any) -> list[common.Row]:
-    """A row for the dense steps and for each plan. ``durations``: seconds of each step, by number."""
+    """A row for the dense steps and for each plan. ``durations``: seconds of each step, by number.
+
+    ``fitted``: what was expected is no prediction, since steps of this codec had been measured by then: dense ones, by
+    which the planner learns what its timeline leaves out, and those of a codec that is in force again.
+    """
     if watch.dense is None:
         return []
     plans = [Plan(0, 1, "none", watch.dense), *watch.plans.values()]
     ends = [plan.since for plan in plans[1:]] + [max(durations) + 1]
-    found = []
+    found, known = [], {"none"}
     for plan, end in zip(plans, ends, strict=True):
+        fitted = plan.codec in known
+        known.add(plan.codec)
         times = [seconds for step, seconds in durations.items() if plan.since + SKIP <= step < end]
         if len(times) >= FEWEST:
             row = common.median_row(
                 "gradcomm", times, **more, plan=plan.version, codec=plan.codec, expected_s=plan.expected
             )
-            found.append(row | {"error": row["median_s"] / plan.expected - 1.0})
+            found.append(row | {"error": row["median_s"] / plan.expected - 1.0, "fitted": fitted})
     return found
 
 
@@ -128,7 +134,7 @@ def show(row: common.Row) -> str:
     return TABLE.line(
         str(row["plan"]), row["codec"], common.show_seconds(row["expected_s"]),
         common.show_seconds(row["median_s"]), str(row["runs"]), f"{100 * row['error']:+.0f} %",
-        "met" if abs(row["error"]) <= WITHIN else "MISSED",
+        ("met" if abs(row["error"]) <= WITHIN else "MISSED") + (" (fitted)" if row["fitted"] else ""),
     )  # fmt: skip
 
 

@@ -22,6 +22,8 @@ NEAR_BEST: Final = 1.10  #: auto's step over the best static one's
 NEAR_LOSS: Final = 1.02  #: a loss over DDP's in float32
 OF_COMPUTE: Final = {"slow": 1.6, "fast": 1.4}  #: auto's step over computing alone, below and from 1 Gbit/s
 NOISE: Final = 1.05  #: medians closer than this are the same
+SEEDS: Final = 3  #: of which a loss is the mean
+STEPS: Final = 10  #: that a median is of
 
 
 class Cell(NamedTuple):
@@ -39,7 +41,8 @@ class Cell(NamedTuple):
 class Loss:
     """What a codec (or a hook of DDP's) trains to: means over seeds, and over DDP's float32 with the same seeds.
 
-    ``elsewhere`` says with what it was measured where that is other nodes or links than asked for.
+    ``elsewhere`` says with what it was measured where that is other nodes or links than asked for. ``failed``: seeds
+    that came to no loss.
     """
 
     loss: float
@@ -48,13 +51,14 @@ class Loss:
     held_out_ratio: float | None
     seeds: int
     elsewhere: str = ""
+    failed: int = 0
 
 
 def cells(rows: Iterable[common.Row]) -> dict[Cell, dict[str, common.Row]]:
     """The timed rows of each cell by method, in the order they were first measured; rounds are merged.
 
-    Of several rounds the median is that of their medians, so that one beside a busy neighbour counts little; the
-    percentiles are the lowest and highest. A system failed if all its rounds did.
+    Of several rounds the median is that of their medians, so that of three or more one beside a busy neighbour counts
+    little; the percentiles are the lowest and highest. A system failed if all its rounds did; ``failed``: how many did.
     """
     found: dict[Cell, dict[str, list[common.Row]]] = {}
     for row in rows:
@@ -73,6 +77,7 @@ def _merged(turns: Sequence[common.Row]) -> common.Row:
         "p10_s": min(r["p10_s"] for r in good),
         "p90_s": max(r["p90_s"] for r in good),
         "runs": sum(r["runs"] for r in good),
+        "failed": len(turns) - len(good),
         **{key: statistics.median(r[key] for r in good) for key in ("step_bytes", "worker_cpu_s", "daemon_cpu_s")},
     }
 
@@ -85,7 +90,8 @@ def _name(row: common.Row) -> str:
 
 def losses(rows: Iterable[common.Row], model: str, nodes: int) -> dict[str, Loss]:
     """By codec or comm: those of ``nodes`` nodes where there are any, else of however many were measured."""
-    measured = [r for r in rows if r["mode"] == "loss" and r["model"] == model and "error" not in r]
+    every = [r for r in rows if r["mode"] == "loss" and r["model"] == model]
+    measured = [r for r in every if "error" not in r]
     here = [r for r in measured if r["nodes"] == nodes]
     counts = sorted({r["nodes"] for r in measured})
     elsewhere = "" if here else f" ({' and '.join(map(str, counts))} nodes)"
@@ -100,7 +106,8 @@ def losses(rows: Iterable[common.Row], model: str, nodes: int) -> dict[str, Loss
             return statistics.fmean(r[key] / base[key] for r, base in pairs) if pairs else None
 
         means = [statistics.fmean(r[key] for r in own) for key in ("loss", "loss_held_out")]
-        out[name] = Loss(means[0], means[1], ratio("loss"), ratio("loss_held_out"), len(own), elsewhere)
+        failed = sum(_name(r) == name and (not here or r["nodes"] == nodes) for r in every if "error" in r)
+        out[name] = Loss(means[0], means[1], ratio("loss"), ratio("loss_held_out"), len(own), elsewhere, failed)
     return out
 
 
@@ -111,7 +118,12 @@ def judge(cell: Cell, timed: Mapping[str, common.Row], trained: Mapping[str, Los
     if auto is None:
         return []
     static = acceptable(good, trained)
+    ran = common.Verdict(
+        f"auto ran in every round, {STEPS} steps or more", not auto.get("failed") and auto["runs"] >= STEPS,
+        f"{auto.get('failed', 0)} rounds failed, {auto['runs']} steps",
+    )  # fmt: skip
     return [
+        *([] if ran.met else [ran]),
         _near_best(auto, static, trained),
         _faster_than_ddp(auto["median_s"], good),
         _of_compute(auto["median_s"], cell, good),
@@ -143,7 +155,8 @@ def _loss(trained: Mapping[str, Loss], row: common.Row) -> str:
     known = _known(trained, row)
     if known is None or known.ratio is None:
         return "was not measured"
-    return f"x {known.ratio:.3f}{known.elsewhere}"
+    seeds = f" ({known.seeds} seeds, {known.failed} failed)" if known.failed or known.seeds < SEEDS else ""
+    return f"x {known.ratio:.3f}{known.elsewhere}{seeds}"
 
 
 def _near_best(auto: common.Row, static: Sequence[common.Row], trained: Mapping[str, Loss]) -> common.Verdict:
@@ -158,10 +171,13 @@ def _near_best(auto: common.Row, static: Sequence[common.Row], trained: Mapping[
         f"{_loss(trained, auto)}, that of {best['method']} {_loss(trained, best)}"
     )
     sure = [r for r in static if _ratio(trained, r) is not None]
-    lost = own is not None and not own <= NEAR_LOSS  # also where it diverged: no number is below NaN
+    mine = _known(trained, auto)
+    # also where it diverged, no number is below NaN, or came to no loss at all
+    lost = (own is not None and not own <= NEAR_LOSS) or (mine is not None and mine.failed > 0)
     if lost or (sure and seconds > NEAR_BEST * sure[0]["median_s"]):
         return common.Verdict(rule, False, detail)
-    known = own is not None and theirs is not None
+    # A loss over other links, which plans follow, or of fewer seeds says nothing for sure.
+    known = theirs is not None and mine is not None and own is not None and not mine.elsewhere and mine.seeds >= SEEDS
     return common.Verdict(rule, True if known and seconds <= NEAR_BEST * best["median_s"] else None, detail)
 
 

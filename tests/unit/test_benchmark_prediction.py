@@ -50,7 +50,8 @@ def test_steps_belong_to_the_plan_they_were_made_under() -> None:
     assert (second["plan"], second["runs"]) == (2, 13)
     assert second["error"] == pytest.approx(0.0), "and the third plan had too few steps to say anything"
     assert prediction.show(first).split() == ["1", "onebit", "200", "ms", "250", "ms", "10", "+25", "%", "MISSED"]
-    assert prediction.show(dense).endswith("met")
+    assert prediction.show(dense).endswith("met (fitted)"), "the planner had seen these steps"
+    assert [row["fitted"] for row in (dense, first, second)] == [True, False, True]
     assert prediction.rows(Watch(), took) == []
 
 

@@ -52,7 +52,7 @@ TRAINED = [loss("ddp", seed, 2.0 + seed) for seed in range(3)]
 TRAINED += [loss("topk(ratio=0.01)", seed, (2.0 + seed) * 1.01) for seed in range(3)]
 TRAINED += [loss("topk(ratio=0.001)", seed, (2.0 + seed) * 1.3) for seed in range(3)]
 TRAINED += [loss("none", seed, 2.0 + seed) for seed in range(3)]
-AUTO = [loss("auto", seed, (2.0 + seed) * 1.015) for seed in range(3)]
+AUTO = [loss("auto", seed, (2.0 + seed) * 1.015, network="1gbit") for seed in range(3)]
 
 
 def met(rows: dict[str, dict[str, Any]], trained: list[dict[str, Any]]) -> list[bool | None]:
@@ -157,20 +157,21 @@ def test_losses_are_compared_seed_by_seed_and_shared_by_all_buckets() -> None:
 
 def test_autos_loss_is_that_of_links_of_the_same_rate() -> None:
     shaped = [loss("auto", seed, (2.0 + seed) * 1.5, network="1gbit") for seed in range(3)]
-    known = training_report.losses([*TRAINED, *AUTO, *shaped], "gpt", 2)
+    unshaped = [row | {"network": "unshaped"} for row in AUTO]
+    known = training_report.losses([*TRAINED, *unshaped, *shaped], "gpt", 2)
     assert known["auto"].ratio == pytest.approx(1.015)
     assert known["auto, 1gbit"].ratio == pytest.approx(1.5)
-    assert met(cell(), [*TRAINED, *AUTO, *shaped])[0] is False
+    assert met(cell(), [*TRAINED, *unshaped, *shaped])[0] is False
     elsewhere = [row | {"network": "10gbit"} for row in shaped]
-    assert met(cell(), [*TRAINED, *AUTO, *elsewhere])[0] is True, "that on links of no rate stands in"
-    text = training_report.report([*cell().values(), *TRAINED, *AUTO])
+    assert met(cell(), [*TRAINED, *unshaped, *elsewhere])[0] is None, "that on links of no rate says nothing for sure"
+    text = training_report.report([*cell().values(), *TRAINED, *unshaped])
     assert "x 1.015 (unshaped), that of topk(ratio=0.01)@merged x 1.010" in text
 
 
 def test_a_loss_of_another_number_of_nodes_says_so() -> None:
     four = [row | {"nodes": 4} for row in cell().values()]
     text = training_report.report([*four, *TRAINED, *AUTO])
-    assert "x 1.015 (2 nodes) (unshaped), that of topk(ratio=0.01)@merged x 1.010 (2 nodes)" in text
+    assert "x 1.015 (2 nodes), that of topk(ratio=0.01)@merged x 1.010 (2 nodes)" in text
     assert "| 1.010 (2 nodes) | 1.010 (2 nodes) |" in text
 
 
@@ -206,6 +207,17 @@ def test_what_was_not_measured_is_not_judged() -> None:
     assert training_report.judge(CELL, cell(None), {}) == []
     failed = cell() | {"auto": speed("auto", 0.3, error="it died")}
     assert training_report.judge(CELL, failed, {}) == []
+
+
+def test_what_failed_or_is_too_little_is_no_success() -> None:
+    good = TRAINED + AUTO
+    died = loss("auto", 2, 0.0, network="1gbit", error="it died")
+    assert met(cell(), [*good[:-1], died])[0] is False, "a seed that came to no loss"
+    assert met(cell(), good[:-1])[0] is None, "two seeds"
+    rounds = [speed("auto", 0.3, round=0), speed("auto", 0.3, round=1, error="it died")]
+    half = training_report.cells([*(r for m, r in cell().items() if m != "auto"), *rounds])[CELL]
+    assert met(half, good) == [False, True, True, True, None]
+    assert met(cell() | {"auto": speed("auto", 0.3, runs=9)}, good)[0] is False
 
 
 def test_where_compression_cannot_help_auto_must_not_be_slower_than_none() -> None:

@@ -43,10 +43,16 @@ def test_fitted_under_noise_thirty_steps_find_the_best(model: str, codec: str) -
 
 
 def test_the_benchmark_judges_the_worst_row() -> None:
-    row = {"search_asked": 25, "opt2_s": 1.0, "search_s": 1.0, "fitted_s": 1.005}
-    assert [v.met for v in cases.verdicts([row, row | {"search_s": 1.0005}])] == [True, True, True]
-    worst = row | {"search_asked": 51, "search_s": 1.002, "fitted_s": 1.02}
-    assert [v.met for v in cases.verdicts([row, worst])] == [False, False, False]
+    row = {"search_asked": 25, "search_ended": "", "opt2_s": 1.0, "search_s": 1.0, "noisy_s": 1.0, "fitted_s": 1.005}
+    assert [v.met for v in cases.verdicts([row, row | {"search_s": 1.0005}])] == [True] * 4
+    worst = row | {"search_asked": 51, "search_s": 1.002, "noisy_s": 1.02, "fitted_s": 1.02}
+    assert [v.met for v in cases.verdicts([row, worst])] == [False] * 4
+    model = merge_model(TRACES["LSTM"], *cases.costs("onebit", 8))
+    search = MeasuredSearch(model.elements, budget=3)
+    while (grouping := search.next()) is not None:
+        search.tell(step_time(model, grouping))
+    spent = row | {"search_asked": 3, "search_ended": search.best.reason}
+    assert [v.met for v in cases.verdicts([row, spent])] == [False, True, True, True], "it would have asked for more"
 
 
 @all_traces
