@@ -10,7 +10,10 @@ from typing import Final
 
 from gcserver.core.job import Job
 
-TOO_SOON: Final = "too little has been measured yet: let a model declared by gcclient.state make some ten steps"
+TOO_SOON: Final = (
+    "too little has been measured yet: let a model given to gcclient.state, DistributedOptimizer or attach(quality=) "
+    "make some ten steps"
+)
 FAILED: Final = "planning failed; the daemon's log has the traceback"
 
 
