@@ -17,6 +17,7 @@ import numpy as np
 
 from gcproto.manifest import PAGE, AddressSpace, ArenaPlan, Block, Section, TensorSpec
 from gcserver.codecs import Codec, parse
+from gcserver.codecs.base import U32
 from gcserver.codecs.tworounds import TwoRounds
 from gcserver.core.events import CodecChoice, Plan, PlanRule
 from gcserver.core.link import DEFAULT_CREDIT
@@ -92,7 +93,7 @@ def of_domain(laid: Sequence[Laid], share: Share, lanes: int) -> list[Part]:
             for block, choice in mine:
                 own = [states_of(choice.codec, x.section, block, False)]
                 owned = [states_of(choice.codec, x.section, block, True)] if block.owner == share.me else []
-                retained = _retained(choice, x.section, block, share.me)
+                retained = [KEPT_HEAD + n for n in retained_of(choice, x.section, block, share.me)]
                 contributions, owners, kept = contributions + sum(own), owners + sum(owned), kept + sum(retained)
                 sizes += [size for size in (*own, *owned, *retained) if size]
         chunks += sum(arena.chunks)
@@ -136,7 +137,7 @@ def _private(laid: Sequence[Laid], share: Share, lanes: int) -> list[Part]:
                     continue
                 everyone = choice.scheme == ALL
                 owned = block.owner == share.me
-                payload = _payload(choice.codec, x.section, block)
+                payload = max(_payloads(choice, x.section, block))
                 if owned or everyone:
                     sums += rounded(4 * block.elements)
                     theirs, largest = theirs + payload, max(largest, payload)
@@ -158,10 +159,15 @@ def _private(laid: Sequence[Laid], share: Share, lanes: int) -> list[Part]:
 
 def states_of(choice: CodecChoice, section: Section, block: Block, owner: bool) -> int:
     """Bytes of both versions of what a codec keeps of a block at a contributor, or at the block's ``owner``."""
+    return states_bytes(floats_of(choice, section, block, owner))
+
+
+def floats_of(choice: CodecChoice, section: Section, block: Block, owner: bool) -> int:
+    """float32 of one of these versions, the residual's place included; 0: the codec keeps nothing there."""
     if not (choice.owner_feedback if owner else choice.feedback):
         return 0
     codec = parse(choice.spec)
-    return states_bytes(_state_floats(codec.at_owner() if owner else codec, section, block))
+    return _state_floats(codec.at_owner() if owner else codec, section, block)
 
 
 def _state_floats(codec: Codec, section: Section, block: Block) -> int:
@@ -177,24 +183,37 @@ def _state_floats(codec: Codec, section: Section, block: Block) -> int:
     return floats if not floats or codec.error_feedback else block.elements + floats
 
 
-def _payload(choice: CodecChoice, section: Section, block: Block) -> int:
-    """At most the bytes of one payload of a block."""
-    if not choice.id:
-        return block.nbytes
-    codec = parse(choice.spec)
+def retained_of(choice: Choice, section: Section, block: Block, me: int, steered: bool = True) -> tuple[int, ...]:
+    """Bytes of the payloads that a block comes to retain at member ``me``, each in a place of its own: those of two
+    steps in turn, or both aggregates of a round of two exchanges.
+
+    ``steered``: whether something moves the job's levels, so that any notch may come to be run and not the last alone.
+    """
+    owned = block.owner == me and choice.codec.id != 0
+    if choice.scheme != ALL and not owned:
+        return ()
+    payloads = _payloads(choice, section, block, choice.scheme != ALL, steered)
+    return payloads if choice.codec.rounds > 1 else payloads * 2
+
+
+def _payloads(
+    choice: Choice, section: Section, block: Block, owner: bool = False, steered: bool = True
+) -> tuple[int, ...]:
+    """At most the bytes of a block's payload in each exchange of a round: of contributions, or as its ``owner`` encodes
+    what they come to."""
+    if not choice.codec.id:
+        return (block.nbytes,)
+    codec = parse(choice.codec.spec)
+    # What has no ratios runs the last notch whatever steers (`gcserver.core.tuning`).
+    notches = choice.levels if steered and choice.codec.tunable else choice.levels[-1:]
+    levels: list[U32 | None] = [np.array(row, np.uint32) for row in notches]
+    levels = levels or [None]
     if isinstance(codec, TwoRounds):
         shapes = segment_shapes(section, block)
-        return 4 * max(codec.payload_floats(stage, shapes) for stage in (0, 1))
-    return codec.needed(np.array(block.bounds, np.int64), None)
-
-
-def _retained(choice: Choice, section: Section, block: Block, me: int) -> list[int]:
-    """Sizes of the memories for retained payloads that a block comes to have."""
-    everyone = choice.scheme == ALL
-    if not everyone and (block.owner != me or not choice.codec.id):
-        return []
-    count = 3 if choice.codec.rounds > 1 else 2
-    return [KEPT_HEAD + _payload(choice.codec, section, block)] * count
+        # One without elements has a place all the same (`exchanges.py`).
+        return tuple(4 * max(1, *(codec.payload_floats(stage, shapes, row) for row in levels)) for stage in (0, 1))
+    codec, bounds = codec.at_owner() if owner else codec, np.array(block.bounds, np.int64)
+    return (max(codec.needed(bounds, row) for row in levels),)
 
 
 def _paged(nbytes: int) -> int:

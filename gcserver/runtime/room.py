@@ -3,14 +3,17 @@
 What may live here: what a job would need beyond what it has, beside what is free. What may not: the formula
 (`memory.py`), taking memory (`blocks.py`), how members come to a plan (`gcserver.core.job_plans`).
 
-Residuals are taken with the first step that needs them, where a shortage can only end the job. So a plan that would
-take more than there is is refused before anybody uses it, and tensors when they are declared, with all that they will
-come to need under the plan in force.
+Residuals and retained payloads are taken with the first step that needs them, where a shortage can only end the job. So
+a plan that would take more than there is is refused before anybody uses it, and tensors when they are declared, with
+all that they will come to need under the plan in force.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
+from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 import msgspec
@@ -18,12 +21,14 @@ import numpy as np
 
 from gcproto.manifest import PAGE, Block, Section
 from gcproto.messages import PlanText
+from gcproto.wire import Flag
 from gcserver.core.control_domain import ControlDomain
 from gcserver.core.job import Job
-from gcserver.core.plan import explain
+from gcserver.core.plan import ALL, explain
 from gcserver.runtime import memory
+from gcserver.runtime.blocks import place, states_bytes
 from gcserver.runtime.memory_parts import SHARED, listed, total
-from gcserver.runtime.records import RECORD
+from gcserver.runtime.records import KEPT, KEPT_HEAD, RECORD, WORD
 from gcserver.runtime.tensors import chosen
 from gcserver.values import human_size
 
@@ -31,6 +36,20 @@ CGROUP = Path("/sys/fs/cgroup")
 MEMINFO = Path("/proc/meminfo")
 #: At most what two versions of a state of two float32 an element, at both ends, and two payloads take of an element.
 _STATES_AN_ELEMENT = 2 * 2 * 8 + 2 * 8
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """What a block has of its heap: float32 in a version of its states and of its owner's, bytes in the places of its
+    retained payloads. ``both``: the aggregates of two exchanges of a round may be in them."""
+
+    floats: int
+    owners: int
+    kept: tuple[int, ...]
+    both: bool
+
+
+NOTHING = Places(0, 0, (0,) * KEPT, False)
 
 
 def no_space(state: Path, lanes: int, job: Job, domain: ControlDomain, section: Section) -> str:
@@ -84,7 +103,8 @@ def available() -> int:
 def no_room(state: Path, lanes: int, job: Job, text: PlanText) -> str:
     """Why the memory under ``state`` does not suffice for plan ``text``; empty if it does.
 
-    Counts the states of blocks that have none yet, in the job's process groups as far as they are declared.
+    Counts states and retained payloads that blocks of the job's process groups, as far as they are declared, have no
+    place for yet or too small a one.
     """
     folder = state / "jobs" / job.id.hex()
     need = sum(memory.heap_bytes(_needed(folder, lanes, job, domain, text)) for domain in job.domains.values())
@@ -92,42 +112,80 @@ def no_room(state: Path, lanes: int, job: Job, text: PlanText) -> str:
         return ""
     return (
         f"its codecs keep {-(-need >> 20)} MiB of shared memory more, and {free >> 20} MiB are free in {state}; make "
-        "that file system larger, or let fewer tensors be compressed with error feedback"
+        "that file system larger, or let fewer tensors be compressed with error feedback or sent to everyone"
     )
 
 
 def _needed(folder: Path, lanes: int, job: Job, domain: ControlDomain, text: PlanText) -> list[int]:
-    """Sizes of the states that blocks of a domain come to have under plan ``text`` and do not have yet."""
+    """Sizes of what blocks of a domain come to ask their heaps for under plan ``text``, beyond what they have."""
     if domain.lossless:
         return []
-    plan = job.compose(domain, text.version, text.rules)
-    sizes = []
+    plan, me = job.compose(domain, text.version, text.rules), domain.config.me
+    steered = (text.controller or job.record.controller) != "none"
+    sizes: list[int] = []
     for section, (blocks, choices) in zip(domain.sections, chosen(domain, plan, lanes), strict=True):
-        if not any(c.codec.feedback or c.codec.owner_feedback for c in choices):
-            continue
-        have = _states(folder, lanes, domain, section.index, blocks)
+        wanted = []
         for block, choice in zip(blocks, choices, strict=True):
-            theirs, owners = have[block.key]
-            if not theirs:
-                sizes.append(memory.states_of(choice.codec, section, block, False))
-            if block.owner == domain.config.me and not owners:
-                sizes.append(memory.states_of(choice.codec, section, block, True))
+            everyone = choice.scheme == ALL
+            # Nobody averages for others what goes to everyone.
+            owned = block.owner == me and not everyone
+            theirs = memory.floats_of(choice.codec, section, block, False)
+            owners = memory.floats_of(choice.codec, section, block, True) if owned else 0
+            payloads = memory.retained_of(choice, section, block, me, steered)
+            if theirs or payloads:
+                wanted.append((block.key, theirs, owners, payloads, everyone))
+        have = _places(folder, lanes, domain, section.index, blocks) if wanted else {}
+        for key, theirs, owners, payloads, everyone in wanted:
+            there = have.get(key, NOTHING)
+            # What is too small is left where it is: nothing takes the old place (`DomainMemory.state`, `make_kept`).
+            sizes += [states_bytes(n) for n, has in ((theirs, there.floats), (owners, there.owners)) if has < n]
+            sizes += [KEPT_HEAD + max(n, 2 * has) for n, has in _matched(payloads, there, everyone) if has < n]
     return sizes
 
 
-def _states(
+def _matched(payloads: tuple[int, ...], there: Places, everyone: bool) -> list[tuple[int, int]]:
+    """(bytes of a payload, bytes of the place that it comes to).
+
+    Two places are used in turn. Which of them has which of two exchanges depends on the steps before: the larger the
+    larger. The first payload for ``everyone`` comes beside both aggregates of two exchanges, to a third place.
+    """
+    first, second, third = there.kept
+    found = list(zip(sorted(payloads), sorted((first, second)), strict=False))
+    return [*found, (payloads[0], third)] if everyone and there.both else found
+
+
+def _places(
     folder: Path, lanes: int, domain: ControlDomain, section: int, blocks: tuple[Block, ...]
-) -> dict[int, tuple[bool, bool]]:
-    """By key whether a block has states of its contributions, and of what it averages as an owner."""
-    found = {block.key: (False, False) for block in blocks}
+) -> dict[int, Places]:
+    """What blocks of a section have, by key, as far as lanes have opened it."""
+    found = {}
     for lane in range(lanes):
+        stem = f"{domain.config.domain:08x}.{lane}"
         try:
-            content = (folder / f"{domain.config.domain:08x}.{lane}.records{section}").read_bytes()
+            content = (folder / f"{stem}.records{section}").read_bytes()
         except FileNotFoundError:
             continue  # opened by no lane yet
         count = sum(b.lane == lane for b in blocks)
         if len(content) < count * RECORD.itemsize:
             continue  # a lane is about to make it, or was ended while it did
-        for r in np.frombuffer(content, RECORD, count):
-            found[int(r["key"])] = bool(r["residual_at"]), bool(r["owner_at"])
+        records = np.frombuffer(content, RECORD, count)
+        words = np.column_stack([records["residual_at"], records["owner_at"], records["kept_at"]])
+        sizes = _sizes(folder / stem, {int(word) for word in words.flat})
+        second = np.any((records["kept_step"] > 0) & (records["kept_flags"] & int(Flag.SECOND) > 0), axis=1)
+        for key, row, both in zip(records["key"].tolist(), words.tolist(), second.tolist(), strict=True):
+            floats, owners, *kept = (sizes.get(word, 0) for word in row)
+            found[key] = Places(floats, owners, tuple(kept), both)
+    return found
+
+
+def _sizes(heap: Path, words: set[int]) -> dict[int, int]:
+    """What is said at the head of the places that words stand for: float32 of states, bytes of payloads."""
+    found: dict[int, int] = {}
+    for chunk, theirs in groupby(sorted(words), lambda word: place(word)[0]):
+        try:
+            with open(f"{heap}.heap{chunk}", "rb") as file:
+                heads = [(word, os.pread(file.fileno(), WORD.size, place(word)[1])) for word in theirs]
+        except OSError:
+            continue  # there is no such file: a block without a place, or a record that is damaged
+        found.update((word, WORD.unpack(head)[0]) for word, head in heads if len(head) == WORD.size)
     return found

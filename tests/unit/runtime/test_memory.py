@@ -65,12 +65,10 @@ def use_everything(lane: DomainMemory, made: list[Laid], me: int, order: random.
             assert use is not None
             lane.state(block.key, 0, True, use)
         elif what == 2 and (choice.scheme == "all" or (owned and choice.codec.id)):
-            size = block.nbytes
-            if isinstance(codec, TwoRounds):
-                size = 4 * max(codec.payload_floats(stage, state.shapes) for stage in (0, 1))
-            elif choice.codec.id:
-                size = codec.needed(state.bounds, None)
-            for slot in range(3 if two else 2):
+            for slot in (0, 1):
+                size = codec.needed(state.bounds, None) if choice.codec.id and not two else block.nbytes
+                if isinstance(codec, TwoRounds):
+                    size = max(4 * codec.payload_floats(slot, state.shapes), 4)
                 lane.make_kept(block.key, slot, size)
 
 
