@@ -149,12 +149,16 @@ def cut(job: Job, domain: ControlDomain, section: Section, version: int, text: P
     """Why a plan (``text`` if it is not known yet) does not suit a section: it wants matrices whole that blocks may
     cut. Empty if it does.
 
-    Domains of single calls are left out: their matrices go dense, as documented, since nobody declares them whole.
+    Domains of single calls are left out: their matrices go dense, as documented, since nobody declares them whole. So
+    do those of any domain under the rules of a planner, which wants them for another model of the job: every node
+    finds the same by the domain and the text.
     """
     if domain.config.whole or not domain.declared_as.scoped:
         return ""
     plan = job.compose(domain, version, text.rules) if text is not None else job.plan(domain, version)
-    cut = planning.cut_matrix(plan, section, domain.config.min_compress_bytes)
+    text = text or job.plans.get(version)
+    planned = text is not None and text.planned
+    cut = planning.cut_matrix(plan, section, domain.config.min_compress_bytes, planned)
     if cut is None:
         return ""
     return f"{cut[1].spec} takes whole matrices, and blocks of {domain.config.label!r} may cut {cut[0]!r}"

@@ -159,16 +159,21 @@ def _grade(codec: CodecChoice, levels: tuple[int, ...], bounds: tuple[int, ...])
     return max(codec.levels[0], total // bounds[-1])
 
 
-def cut_matrix(plan: Plan, section: Section, min_compress_bytes: int) -> tuple[str, CodecChoice] | None:
+def cut_matrix(
+    plan: Plan, section: Section, min_compress_bytes: int, planned: bool = False
+) -> tuple[str, CodecChoice] | None:
     """(tensor, codec) of the first tensor that the plan gives a codec of whole matrices; None if it gives it to none.
 
-    Where blocks may cut tensors such a tensor would go dense, which nobody asked for.
+    Where blocks may cut tensors such a tensor would go dense, which nobody asked for. Nobody asked for the codec either
+    where its rule is of a text that is ``planned``: these are left out.
     """
     if not any(r.codec.whole for r in plan.rules):
         return None
     for i, tensor in enumerate(section.tensors):
         rule = _rule(plan, tensor.name)
-        if rule is not None and rule.codec.whole and not _incompressible(section, i, min_compress_bytes):
+        if rule is None or not rule.codec.whole or (planned and rule.origin == "plan"):
+            continue
+        if not _incompressible(section, i, min_compress_bytes):
             return tensor.name, rule.codec
     return None
 

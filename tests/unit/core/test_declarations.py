@@ -12,14 +12,19 @@ import pytest
 from gcproto import messages
 from gcproto.manifest import Section, TensorSpec
 from gcproto.messages import DeclareDomain, DeclareSection, Fault
+from gcserver.core import control_events as ce
+from gcserver.core.control import ControlMachine
+from gcserver.core.plan import explain
 from tests.unit.core.control_machine import (
     LARGE,
+    answers,
     control_from_b,
     control_sent,
     declared,
     formed,
     formed_with_b,
     said,
+    set_codec,
     told,
 )
 
@@ -59,6 +64,52 @@ def test_a_section_that_the_plan_in_force_would_cut_is_refused() -> None:
     assert "whole=True" in fault.advice
     for _, out in (declared(whole=True, rules="matrix"), declared(whole=False, scoped=False, rules="matrix")):
         assert isinstance(told(out)[0], messages.SectionAgreed)
+
+
+def with_a_plan_for_matrices(planned: bool) -> ControlMachine:
+    """One node, a whole domain with a large matrix, and in force a plan that gives it a codec of whole matrices."""
+    m, _ = declared(whole=True)
+    m.on(ce.SetPlan(1, "train", (messages.Rule("*", "matrix"),), True, planned=planned), 0.0)
+    (job,) = m.jobs.values()
+    assert job.newest is not None and job.newest.planned == planned
+    return m
+
+
+def test_what_a_planner_wants_for_one_model_leaves_another_that_may_be_cut_dense() -> None:
+    m = with_a_plan_for_matrices(planned=True)
+    said(m, 1, DeclareDomain("second", 1, (0,), True))
+    out = said(m, 1, DeclareSection(1, LARGE))
+    assert isinstance(told(out)[0], messages.SectionAgreed)
+    (job,) = m.jobs.values()
+    for key, spec, why in ((0, "matrix", ""), (1, "none", "matrices may be cut: dense")):
+        domain = job.domains[key]
+        plan = job.plan(domain, job.proposal)
+        for block in domain.config.space(1).append(LARGE):
+            choice = explain(plan, LARGE, block, domain.config.min_compress_bytes, 1)
+            assert (choice.codec.spec, choice.levels, choice.reason) == (spec, (), why)
+    # So it may go on to plan, and a controller may come: what is asked for by hand is refused still.
+    assert not answers(m.on(ce.SetPlan(2, "train", (messages.Rule("w", "matrix"),), True, planned=True), 0.0))
+    assert not answers(m.on(ce.SetPlan(3, "train", (), controller="dc2-da2"), 0.0))
+    assert job.proposal == 3
+    (answer,) = answers(m.on(set_codec(4, "train", "*", "matrix"), 0.0))
+    assert "blocks of 'second' may cut 'b'" in answer.error
+
+
+def test_what_somebody_wants_for_all_models_is_refused_where_one_may_be_cut() -> None:
+    m = with_a_plan_for_matrices(planned=False)
+    said(m, 1, DeclareDomain("second", 1, (0,), True))
+    (fault,) = told(said(m, 1, DeclareSection(1, LARGE)))
+    assert isinstance(fault, Fault) and fault.kind == "CodecError"
+    assert "rank 0: matrix takes whole matrices, and blocks of 'second' may cut 'b'" in fault.message
+
+
+def test_a_script_s_own_rule_is_refused_beside_a_planner_s() -> None:
+    """The planner's leaves those tensors out."""
+    m, _ = declared(whole=True, rules="matrix")
+    m.on(ce.SetPlan(1, "train", (messages.Rule("other", "matrix"),), True, planned=True), 0.0)
+    said(m, 1, DeclareDomain("second", 1, (0,), True))
+    (fault,) = told(said(m, 1, DeclareSection(1, LARGE)))
+    assert isinstance(fault, Fault) and "blocks of 'second' may cut 'b'" in fault.message
 
 
 def test_tensors_are_agreed_once_all_members_have_offered_them() -> None:

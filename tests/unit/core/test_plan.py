@@ -94,6 +94,9 @@ def test_the_first_matrix_that_would_be_cut_is_named() -> None:
     assert cut_matrix(Plan(0, (*rules, PlanRule("b", DENSE)), DENSE), section, 0) == ("c", MATRIX)
     assert cut_matrix(Plan(0, (*rules, PlanRule("*", DENSE)), DENSE), section, 0) is None
     assert cut_matrix(Plan(0, rules, DENSE), section, 1 << 20) is None, "too small to be compressed"
+    assert cut_matrix(Plan(0, rules, DENSE), section, 0, planned=True) is None
+    mixed = (PlanRule("*", MATRIX, origin="default"), PlanRule("b", MATRIX))
+    assert cut_matrix(Plan(0, mixed, DENSE), section, 0, planned=True) == ("a", MATRIX)
     doubles = Section(0, (TensorSpec("b", (300, 300), int(DType.F64)),))
     assert cut_matrix(Plan(0, rules, DENSE), doubles, 0) is None
 
