@@ -8,7 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from gcproto.epoch_messages import Frozen, StepReady
-from gcproto.messages import EpochDecided
+from gcproto.messages import EpochDecided, PlanGo, PlanReady, PlanRequest, PlanText
+from gcserver.core.early_messages import EarlyMessages
+
+#: What is said of plans; who makes them depends on the epoch.
+OfPlans = PlanRequest | PlanText | PlanReady | PlanGo
 
 
 @dataclass(slots=True)
@@ -26,8 +30,8 @@ class Change:
     silent: str = ""
     #: decided, and not in force yet: lanes have to report once more what this node was ready for
     pending: EpochDecided | None = None
-    #: what members said of an epoch that is not in force here yet
-    later: list[tuple[str, StepReady | Frozen]] = field(default_factory=list)
+    #: what members said in an epoch that is not in force here yet
+    later: EarlyMessages[StepReady | Frozen | OfPlans] = field(default_factory=EarlyMessages)
 
     @property
     def missed(self) -> list[str]:

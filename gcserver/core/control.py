@@ -71,7 +71,7 @@ class ControlMachine:
     no_space: NoSpace = any_section
     jobs: dict[bytes, Job] = field(default_factory=dict)
     connections: dict[Connection, tuple[bytes, int]] = field(default_factory=dict)
-    early: EarlyMessages = field(default_factory=EarlyMessages)
+    early: EarlyMessages[messages.OfJob] = field(default_factory=EarlyMessages)
     failed: FailedJobs = field(default_factory=FailedJobs)
     draining: str = ""
     #: effects of the event being handled; the parts share it, so that effects stay in order

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from gcproto import messages, modes
 from gcproto.manifest import ManifestError, Section, check_section, difference
-from gcproto.messages import DeclareDomain, SectionAgreed, SectionList, SectionOffer
+from gcproto.messages import DeclareDomain, OfJob, SectionAgreed, SectionList, SectionOffer
 from gcserver.core import job_plans, resuming, settling
 from gcserver.core.control_domain import ControlDomain
 from gcserver.core.control_events import ControlEffect, OpenSection, Tell, ToLane
@@ -125,7 +125,7 @@ def _offer(job: Job, domain: ControlDomain, index: int, node: str) -> None:
         job.tell_members(SectionOffer(job.id, domain.declared_as.domain, index, digest, step), node)
 
 
-def on_offer(job: Job, node: str, offer: SectionOffer, early: EarlyMessages) -> list[ControlEffect]:
+def on_offer(job: Job, node: str, offer: SectionOffer, early: EarlyMessages[OfJob]) -> list[ControlEffect]:
     """A member has declared a section; ``early`` keeps what is offered of a domain nobody declared here yet."""
     domain = job.domains.get(offer.domain)
     if offer.index < 0:

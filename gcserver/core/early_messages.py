@@ -1,4 +1,4 @@
-"""What members say of a job or a domain before it exists here.
+"""What members say of a job, a domain or an epoch before it is there.
 
 What may live here: keeping it in order, how much of it. What may not: what it means (`job_messages.py`), frames that
 reach lanes early (`early.py`).
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from gcproto import packed
 from gcproto.messages import OfJob
@@ -18,19 +19,22 @@ MAX_EARLY = 4096
 MAX_EARLY_BYTES = 16 << 20
 
 
+M = TypeVar("M", bound=OfJob)
+
+
 @dataclass(slots=True)
-class _Kept:
-    messages: deque[tuple[OfJob, int]] = field(default_factory=deque)
+class _Kept(Generic[M]):
+    messages: deque[tuple[M, int]] = field(default_factory=deque)
     nbytes: int = 0
 
 
 @dataclass(slots=True)
-class EarlyMessages:
+class EarlyMessages(Generic[M]):
     """By node, in the order in which they came."""
 
-    nodes: dict[str, _Kept] = field(default_factory=dict)
+    nodes: dict[str, _Kept[M]] = field(default_factory=dict)
 
-    def keep(self, node: str, m: OfJob) -> None:
+    def keep(self, node: str, m: M) -> None:
         kept = self.nodes.setdefault(node, _Kept())
         size = len(packed.encode(m))
         kept.messages.append((m, size))
@@ -38,7 +42,7 @@ class EarlyMessages:
         while len(kept.messages) > MAX_EARLY or kept.nbytes > MAX_EARLY_BYTES:
             kept.nbytes -= kept.messages.popleft()[1]
 
-    def take(self) -> list[tuple[str, OfJob]]:
+    def take(self) -> list[tuple[str, M]]:
         """(node, message), of each node in the order in which it said them; nothing is kept any more."""
         taken = [(node, m) for node, kept in self.nodes.items() for m, _ in kept.messages]
         self.nodes.clear()

@@ -21,7 +21,7 @@ import msgspec
 from gcproto.epoch_messages import Admit, DomainState, EpochStart, Frozen, StepReady
 from gcproto.messages import EpochChanged, EpochDecided
 from gcserver.core import admission, commits, declarations, job_plans, settling
-from gcserver.core.change import Change
+from gcserver.core.change import Change, OfPlans
 from gcserver.core.control_domain import ControlDomain
 from gcserver.core.control_events import Arbitrate, ControlEffect, Log, LogReady, OpenSection, Tell, ToLane
 from gcserver.core.effects import Count, ReportStep
@@ -219,7 +219,7 @@ def _enter(job: Job) -> list[ControlEffect]:
         out.append(LogReady(domain.config.id, domain.settled))
     gone = [m.node for m in job.record.members if m not in record.members]
     before, job.record = job.record, record
-    later, job.change.later = job.change.later, []
+    later = job.change.later.take()
     lost = {n: why for n, why in job.lost.items() if n in job.others}
     job.change = Change(lost)
     for node in (*gone, *(m.node for m in record.arrivals)):
@@ -265,10 +265,12 @@ def _renew(job: Job, domain: ControlDomain, gone: list[str]) -> None:
 
 
 # ------------------------------------------------------------------------------------------- messages
-def on_message(job: Job, node: str, m: StepReady | Frozen) -> list[ControlEffect]:
-    """What a member says of an epoch: of a later one it waits, of one that is over the member hears what came of it."""
+def on_message(job: Job, node: str, m: StepReady | Frozen | OfPlans) -> list[ControlEffect]:
+    """What a member says in an epoch: in a later one it waits, in one that is over the member hears what came of it."""
+    if not isinstance(m, StepReady | Frozen):
+        return job_plans.on_message(job, node, m)
     if m.epoch > job.record.epoch:
-        job.change.later.append((node, m))
+        job.change.later.keep(node, m)
         return []
     if m.epoch < job.record.epoch:
         job.tell_members(job.record, node)

@@ -17,7 +17,7 @@ from gcserver.core.job import Job
 from gcserver.core.job_faults import abroad
 
 
-def take(jobs: Mapping[bytes, Job], node: str, m: OfJob, early: EarlyMessages) -> list[ControlEffect]:
+def take(jobs: Mapping[bytes, Job], node: str, m: OfJob, early: EarlyMessages[OfJob]) -> list[ControlEffect]:
     """A message about a job; one about a job that is not known yet is kept."""
     if (job := jobs.get(m.job)) is not None:
         return on_message(job, node, m, early)
@@ -26,7 +26,7 @@ def take(jobs: Mapping[bytes, Job], node: str, m: OfJob, early: EarlyMessages) -
     return []
 
 
-def replay(jobs: Mapping[bytes, Job], early: EarlyMessages) -> list[ControlEffect]:
+def replay(jobs: Mapping[bytes, Job], early: EarlyMessages[OfJob]) -> list[ControlEffect]:
     """A job or a domain is new: what came before it. What is still too early stays."""
     out: list[ControlEffect] = []
     for node, m in early.take():
@@ -34,16 +34,13 @@ def replay(jobs: Mapping[bytes, Job], early: EarlyMessages) -> list[ControlEffec
     return out
 
 
-def on_message(job: Job, node: str, m: OfJob, early: EarlyMessages) -> list[ControlEffect]:
-    """A message about a job from one of its members; one of a job that has ended is answered with its end.
-
-    Nobody else has a say in it, and plans come from the first member alone: two that number them would have nodes run
-    different ones under one number.
-    """
+def on_message(job: Job, node: str, m: OfJob, early: EarlyMessages[OfJob]) -> list[ControlEffect]:
+    """A message about a job from one of its members; one of a job that has ended is answered with its end. Nobody else
+    has a say in it."""
     if node not in job.others and epochs.departed(job, node):
         job.tell_members(job.record, node)
         return []
-    if node not in job.others or (isinstance(m, messages.PlanText | messages.PlanGo) and node != job.first):
+    if node not in job.others:
         return [Log("error", f"{node} sent {type(m).__name__} of job {job.record.label}, which is not its business")]
     if isinstance(m, messages.Fault):
         if epochs.stale(job, node, m.epoch):
@@ -57,14 +54,6 @@ def on_message(job: Job, node: str, m: OfJob, early: EarlyMessages) -> list[Cont
         return declarations.on_offer(job, node, m, early)
     if isinstance(m, messages.SectionList):
         return declarations.on_list(job, node, m)
-    if isinstance(m, messages.PlanRequest):
-        return job_plans.on_request(job, m)
-    if isinstance(m, messages.PlanText):
-        return job_plans.on_plan(job, m)
-    if isinstance(m, messages.PlanReady):
-        return job_plans.on_ready(job, node, m)
-    if isinstance(m, messages.PlanGo):
-        return job_plans.on_go(job, m)
     if isinstance(m, StepReady) and m.domain not in job.domains:
         early.keep(node, m)
         return []

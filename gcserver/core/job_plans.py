@@ -1,7 +1,7 @@
 """How the members of a job come to a new plan.
 
-What may live here: wishes, numbering, whether a plan can be run here, proposing it. What may not: what a plan means
-for a block (`plan.py`), the step from which it holds (`settling.py`, `steps.py`).
+What may live here: whose word counts, wishes, numbering, whether a plan can be run here, proposing it. What may not:
+what a plan means for a block (`plan.py`), the step from which it holds (`settling.py`, `steps.py`).
 
     PlanRequest (any member -> the first) -> PlanText (the first -> all) -> PlanReady (each -> the first)
     -> all can: PlanGo (the first -> all), contributions propose it; one cannot: PlanReady with the error, to all.
@@ -15,6 +15,7 @@ from gcproto.manifest import Section
 from gcproto.messages import PlanGo, PlanReady, PlanRequest, PlanText, Rule
 from gcserver.core import plan as planning
 from gcserver.core import resuming
+from gcserver.core.change import OfPlans
 from gcserver.core.control_domain import ControlDomain
 from gcserver.core.control_events import AnswerRequest, ControlEffect, Log, SetPlan, ToLane
 from gcserver.core.events import PlanKnown, ProposalKnown
@@ -24,6 +25,29 @@ from gcserver.core.job import Job
 MAX_WISHES = 64
 #: What to do where a codec takes whole matrices and blocks may cut them.
 DECLARE_WHOLE = "declare the model with gcclient.state(..., whole=True) on every rank"
+
+
+def on_message(job: Job, node: str, m: OfPlans) -> list[ControlEffect]:
+    """What a member says of plans. Texts come from the first member alone: two that number them would have nodes run
+    different ones under one number.
+
+    Who was lost may be the first here still, and not at a member that is in the next epoch already. No epoch begins
+    before all its members have frozen in the one before, so what does not suit the first of now waits, in who is
+    frozen, for the epoch that it may be of.
+    """
+    to_first, of_first = isinstance(m, PlanRequest | PlanReady), not isinstance(m, PlanRequest)
+    if not ((to_first and job.node == job.first) or (of_first and node == job.first)):
+        if job.frozen:
+            job.change.later.keep(node, m)
+            return []
+        if to_first:
+            return []
+        return [Log("error", f"{node} sent {type(m).__name__} of job {job.record.label}, which is not its business")]
+    if isinstance(m, PlanRequest):
+        return on_request(job, m)
+    if isinstance(m, PlanText):
+        return on_plan(job, m)
+    return on_ready(job, node, m) if isinstance(m, PlanReady) else on_go(job, m)
 
 
 def asked(jobs: Collection[Job], number: int, wish: SetPlan) -> list[ControlEffect]:

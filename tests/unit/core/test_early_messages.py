@@ -15,7 +15,7 @@ def offer(i: int, job: bytes = b"j" * 16) -> SectionOffer:
 
 
 def test_messages_come_out_once_in_the_order_of_their_node() -> None:
-    early = EarlyMessages()
+    early: EarlyMessages[OfJob] = EarlyMessages()
     for node, i in (("b", 1), ("c", 7), ("b", 2)):
         early.keep(node, offer(i))
     assert len(early) == 3
@@ -24,7 +24,7 @@ def test_messages_come_out_once_in_the_order_of_their_node() -> None:
 
 
 def test_the_oldest_of_too_many_go_and_other_nodes_lose_none() -> None:
-    early = EarlyMessages()
+    early: EarlyMessages[OfJob] = EarlyMessages()
     early.keep("c", offer(0))
     for i in range(MAX_EARLY + 50):
         early.keep("b", offer(i))
@@ -34,7 +34,7 @@ def test_the_oldest_of_too_many_go_and_other_nodes_lose_none() -> None:
 
 
 def test_bytes_are_bounded_too() -> None:
-    early = EarlyMessages()
+    early: EarlyMessages[OfJob] = EarlyMessages()
     large: list[OfJob] = [PlanText(b"j" * 16, i, i, (Rule("x" * (MAX_EARLY_BYTES // 4), "none"),)) for i in range(6)]
     for m in large:
         early.keep("b", m)
@@ -48,7 +48,7 @@ def test_bytes_are_bounded_too() -> None:
 
 
 def test_a_job_that_is_over_takes_its_messages_along() -> None:
-    early = EarlyMessages()
+    early: EarlyMessages[OfJob] = EarlyMessages()
     early.keep("b", offer(1))
     early.keep("b", offer(2, b"k" * 16))
     early.keep("c", offer(3))
