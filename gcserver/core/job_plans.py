@@ -25,6 +25,8 @@ from gcserver.core.job import Job
 MAX_WISHES = 64
 #: What to do where a codec takes whole matrices and blocks may cut them.
 DECLARE_WHOLE = "declare the model with gcclient.state(..., whole=True) on every rank"
+#: Of a plan that is not there any more, after a restart.
+GIVEN_UP = "the plan was given up, and this daemon was started again before it said why; ask again"
 
 
 def on_message(job: Job, node: str, m: OfPlans) -> list[ControlEffect]:
@@ -128,7 +130,8 @@ def on_plan(job: Job, text: PlanText) -> list[ControlEffect]:
             if job.node == job.first:
                 return on_ready(job, job.node, ready)
             job.tell_members(ready, job.first)
-            return []
+            # Whoever asked here need not wait for the first member to say so: it may be killed over it.
+            return [*job.requests.refused(text.version, f"{job.node}: {error}")]
         job.plans[text.version] = text
         out.append(job.save())
         out.extend(ToLane(PlanKnown(d.config.id, job.plan(d, text.version))) for d in job.domains.values())
@@ -193,6 +196,10 @@ def on_ready(job: Job, node: str, ready: PlanReady) -> list[ControlEffect]:
     if job.node != job.first:
         return _plan_dead(job, ready) if ready.error and node == job.first else []
     if ready.version not in job.preparing:
+        # A text that was accepted is forgotten only once a newer one is proposed. So this plan was given up, which is
+        # saved before it is said, and this node killed in between; or the first member before it was lost with it.
+        if not ready.error and ready.version > job.proposal and ready.version not in job.plans:
+            job.tell_members(PlanReady(job.id, ready.version, f"{job.node}: {GIVEN_UP}"), node)
         return []
     if ready.error:
         del job.preparing[ready.version]

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from dataclasses import replace as dc_replace
 
+import pytest
+
 from gcproto import messages
 from gcserver.core import control_events as ce
+from gcserver.core import job_plans
 from gcserver.core.control import ControlMachine
 from gcserver.core.effects import Count, ReportStep
 from gcserver.core.events import CodecChoice, DomainOpened, PeerAdded, PlanKnown, Settled
@@ -33,6 +36,7 @@ from tests.unit.core.control_machine import (
     set_codec,
     told,
 )
+from tests.unit.core.members import JOB, Members
 
 
 def test_set_codec_answers_every_request_once() -> None:
@@ -437,3 +441,55 @@ def test_who_asked_at_another_node_hears_that_too_many_wait() -> None:
     (answer,) = answers(m.on(control_from_b(messages.PlanReady(record.job, 9, "b: 64 plans wait"), 3), 0.0))
     assert (answer.request, answer.error) == (1, "b: 64 plans wait")
     assert 9 not in job.plans
+
+
+# --------------------------------------------------------------- a first member that dies over a plan's refusal
+def refused_and_killed(by: str, *, asks: str = "b") -> Members:
+    """``asks`` wants a plan that ``by`` cannot run; a, the first, saves that and is killed before it says so."""
+    w = Members("abc", "fail")
+    w.declare()
+    w[by].no_room = lambda job, text: "no room" if any(r.spec == "topk" for r in text.rules) else ""
+    w.ask(asks, 1)
+    w.deliver(f"{asks}a")
+    w.deliver("ab", "ac")
+    w.deliver(f"{by}a")
+    assert w["a"].numbered == 1 and not w["a"].plans and 1 in w["c" if by == "b" else "b"].plans
+    w.restart("a")
+    return w
+
+
+@pytest.mark.parametrize("asks", ["b", "c"])
+def test_who_asked_hears_that_a_plan_was_given_up_though_the_first_member_was_killed_over_it(asks: str) -> None:
+    w = refused_and_killed("c", asks=asks)
+    w.deliver()
+    ((request, _, error),) = w.answers(asks)
+    assert request == 1
+    assert error == "c: no room" if asks == "c" else error.startswith("a: the plan was given up")
+    assert not any(job.plans or job.requests.asked for job in w.jobs.values()), "no text of it is left"
+    w.ask(asks, 2, "none")
+    w.deliver()
+    for name in "abc":
+        w.finish(name, 1, 2)
+    assert w.answers(asks)[1:] == [(2, 2, "")], "and is not told that a later one is what became of it"
+
+
+def test_who_asks_for_what_it_cannot_run_is_told_by_itself() -> None:
+    w = refused_and_killed("b")
+    assert w.answers("b") == [(1, 0, "b: no room")]
+    w.deliver()
+    assert len(w.answers("b")) == 1 and not w["c"].plans
+
+
+def test_a_plan_that_was_accepted_and_replaced_is_not_said_to_be_given_up() -> None:
+    w = Members("abc", "fail")
+    w.declare()
+    for version in range(1, 6):
+        w.ask("b", version, "topk" if version % 2 else "none")
+        w.deliver()
+        for step in range(3 * version - 2, 3 * version + 1):
+            for name in "abc":
+                w.finish(name, step, version)
+    assert sorted(w["a"].plans) == [3, 4, 5] and w["a"].proposal == 5
+    for version in range(1, 6):
+        assert job_plans.on_ready(w["a"], "b", messages.PlanReady(JOB, version)) == []
+    assert not w["a"].outgoing
