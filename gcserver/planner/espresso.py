@@ -3,12 +3,12 @@
 What may live here: the search. What may not: the timeline, the baselines, Algorithm 2 (``offload``).
 
 ``select`` goes beyond the paper, whose greedy search may end above plans as simple as "compress everything from some
-size on". After Algorithms 1 and 2 from no compression it runs them again on parts of the tree (every tensor compressed,
-only one scheme, only the CPU) and looks at those uniform plans, which is what HiTopKComm and
-BytePS-Compress are. Those that are nearly as good as the best, plans that a caller adds among them, and for many
-tensors a plan that keeps every resource busy (`espresso_mix`) are improved for a while and the best for longer:
-tensors are taken up again, with all 4341 options, mixed devices included, until nothing changes or the effort is spent.
-The result is the best plan seen.
+size on". After Algorithms 1 and 2 from no compression it runs them again on parts of the tree (every tensor
+compressed, only one scheme, only the CPU) and looks at those uniform plans, which is what HiTopKComm and
+BytePS-Compress are, and at the one in which every tensor takes what is quickest for it alone. Those that are nearly as
+good as the best, plans that a caller adds among them, and for many tensors a plan that keeps every resource busy
+(`espresso_mix`) are improved for a while and the best for longer: tensors are taken up again, with all 4341 options,
+mixed devices included, until nothing changes or the effort is spent. The result is the best plan seen.
 """
 
 from __future__ import annotations
@@ -189,12 +189,16 @@ def select(trace: Trace, space: Space, effort: int = EFFORT, plans: Sequence[Seq
         steps[name] = moved.seconds
         found.append((moved.seconds, moved.plan))
         tried += more + moved.timelines
+    everything = np.ones(len(space.compresses), np.bool_)
+    myopic = quickest(training, everything)
+    steps["myopic"] = training.time(myopic) - trace.forward
+    found.append((steps["myopic"], myopic))
     for given in plans:
         plan = np.array([space.table.index(o) for o in given], np.int64)
         found.append((training.time(plan) - trace.forward, plan))
 
     slack = 0.0 if len(training.elements) <= FEW else SLACK
-    length, columns = candidates(training, np.ones(len(space.compresses), np.bool_), slack)
+    length, columns = candidates(training, everything, slack)
     if len(length):
         plan = dense.copy()
         end, more = kernels.uniform(columns[-1, : length[-1]], np.inf, training.arrays, training.priced, plan)
