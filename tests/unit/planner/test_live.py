@@ -132,6 +132,16 @@ def test_two_exchanges_take_three_turns_of_a_lane_and_one_takes_two() -> None:
         assert grown == pytest.approx(seconds), spec
 
 
+@pytest.mark.parametrize("nodes", [2, 3])
+def test_what_is_added_in_both_exchanges_costs_cpu_time_in_both(nodes: int) -> None:
+    """Half of a contribution in each, of every node, at the owner."""
+    (spec, cost), found = next(iter(RANK.items())), []
+    for codec in (cost, msgspec.structs.replace(cost, decode_add=flat(0.0))):
+        profile = plain([MILLION], [0.0], nodes=nodes, codecs={spec: codec})
+        found.append(Live(msgspec.structs.replace(profile, whole=True)).cpu([BlockOption(spec)]))
+    assert found[0] - found[1] == pytest.approx(cost.decode_add(MILLION))
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_the_kernel_is_what_the_plain_timeline_says(seed: int) -> None:
     """Two nodes, blocks of every scheme on two lanes, random prices: the same to rounding."""
