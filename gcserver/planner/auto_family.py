@@ -75,7 +75,7 @@ def family_plan(
     steps.
     """
     tensors, blocks = live.profile.tensors, live.blocks
-    out = {i for i, t in enumerate(tensors) if any(fnmatchcase(t.name, glob) for glob in exclude)}
+    out = {i for i, t in enumerate(tensors) if _matches(t.name, exclude)}
     forced = _forced(live, spec, out)
     lossy = {t for b, block in enumerate(blocks) if not forced[b] for t, _ in block.parts} - out
     inside = out & {t for b, block in enumerate(blocks) if not forced[b] for t, _ in block.parts}
@@ -105,6 +105,10 @@ def family_plan(
         best = compressed + _shortest(steps[compressed:])
     (options, chosen), seconds = done[best], steps[best]
     return FamilyPlan(spec, levels, tuple(columns), table, chosen, seconds, forced, options)
+
+
+def _matches(name: str, globs: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, glob) for glob in globs)
 
 
 def _shortest(steps: Sequence[float]) -> int:
@@ -176,12 +180,12 @@ def keeping(
         return plan
     inside = {names[t] for t in _compressed(live, options)}
     own = levels_of(before, names)
-    left_out = [name for name in inside if any(fnmatchcase(name, glob) for glob in exclude)]
+    left_out = [name for name in inside if _matches(name, exclude)]
     if (
         any(note and option.spec != DENSE for note, option in zip(plan.notes, options, strict=True))
         or not sent_exactly(before, left_out)
         or any(level < least for given in own.values() for level in given)
-        or spent(live, plan, before, exclude) > 1 + OVERSPENT
+        or _spent(live, plan, before, options, exclude) > 1 + OVERSPENT
     ):
         return plan
     alphas = plan.levels.alphas
@@ -203,19 +207,28 @@ def keeping(
 def spent(live: Live, plan: FamilyPlan, before: tuple[PlannedRule, ...], exclude: Sequence[str]) -> float:
     """What ``before``, rules of the plan's family, lose by the errors of now, over what they may; 0 where no errors are
     known or the rules have no levels. What is in dense blocks loses nothing, ``exclude``d tensors may lose nothing."""
+    try:
+        return _spent(live, plan, before, applied(live, before), exclude)
+    except ProfileError:
+        return 0.0
+
+
+def _spent(
+    live: Live,
+    plan: FamilyPlan,
+    before: tuple[PlannedRule, ...],
+    options: Sequence[BlockOption],
+    exclude: Sequence[str],
+) -> float:
+    """The same, knowing what blocks use under these rules."""
     names = tuple(t.name for t in live.profile.tensors)
     levels = levels_in_force(names, before, plan.spec)
     if not levels:
         return 0.0
-    try:
-        lossy = _compressed(live, applied(live, before))
-    except ProfileError:
-        return 0.0
     may = {t for block, note in zip(live.blocks, plan.notes, strict=True) if not note for t, _ in block.parts}
-    may -= {t for t in may if any(fnmatchcase(names[t], glob) for glob in exclude)}
-    return overspent(
-        live.profile, plan.spec, sorted(may), {names[t]: levels[names[t]] for t in lossy & may if names[t] in levels}
-    )
+    may -= {t for t in may if _matches(names[t], exclude)}
+    lossy = {names[t] for t in _compressed(live, options) & may}
+    return overspent(live.profile, plan.spec, sorted(may), {n: level for n, level in levels.items() if n in lossy})
 
 
 def _compressed(live: Live, options: Sequence[BlockOption]) -> set[int]:
@@ -245,7 +258,7 @@ def planned_rules(live: Live, plan: FamilyPlan, exactly: Sequence[str] = ()) -> 
     compressed = [option for option in led.values() if option.spec != DENSE]
     # What leads no block has no say in the scheme: the one most have takes the fewest rules.
     scheme = ALL if 2 * sum(option.scheme == ALL for option in compressed) > len(compressed) else OWNER
-    inside = {t for block, option in used if option.spec != DENSE for t, _ in block.parts}
+    inside = _compressed(live, plan.chosen)
     exact = exact_level(plan.spec) if plan.spec.name in SPARSE else 0
     for t, tensor in enumerate(tensors):
         given = levels.levels.get(t, ())
@@ -253,7 +266,7 @@ def planned_rules(live: Live, plan: FamilyPlan, exactly: Sequence[str] = ()) -> 
             option = led[t]
             dense = option.spec == DENSE
             wanted[tensor.name] = TensorOption(DENSE if dense else text, option.scheme, () if dense else given)
-        elif t in inside and not (set(given) == {exact} and any(fnmatchcase(tensor.name, glob) for glob in exactly)):
+        elif t in inside and not (set(given) == {exact} and _matches(tensor.name, exactly)):
             # without a rule for this codec it would be sent as it is
             wanted[tensor.name] = TensorOption(text, scheme, given)
     return rules([t.name for t in tensors], wanted, exactly)

@@ -201,9 +201,8 @@ class Planning:
         others = self.facts.others(job)
         late_after = planwish.late_after(course.standing, domain, self._s.config.plan, others)
         why_not = _why_not(job, course.standing, planwish.quality(course.standing, domain, others), seen)
-        act, why = decide.next_act(
-            course.standing, domain.config.domain, seen, planwish.made(domain), late_after, why_not
-        )
+        settled = planwish.made(domain)
+        act, why = decide.next_act(course.standing, domain.config.domain, seen, settled, late_after, why_not)
         plans = act in (Act.PLAN, Act.MEASURE)
         if not plans or not decide.other_network(course.standing, seen):
             course.afresh = 0.0  # a network that is again as it was has to change once more
@@ -225,7 +224,7 @@ class Planning:
                 return
             course.afresh = 0.0
             _log(job).info("job %r is planned: %s", job.record.label, why)
-            self._now(job, **decide.unlearned(course.standing, seen, planwish.made(domain)))
+            self._now(job, **decide.unlearned(course.standing, seen, settled))
             measure = decide.in_turn(course.standing) if act is Act.MEASURE else ""
             self._begin(job, course, lambda: self._plan(job, domain, course, seen, measure))
         elif act is Act.TAKE_BACK:
