@@ -4,9 +4,9 @@ What may live here: counting branches while seeds are played. What may not: whic
 they reach alone does not count here.
 
 Prints the share of branches and every branch that no seed took; exits with 1 below ``--least`` percent. The scenario
-scripts are played as well. Each process plays every n-th seed and counts for itself; the core must not be imported
-before it counts. Counting makes a world take several times as long: ``--kept`` counts only in those worlds that reached
-something new when ``--record`` last looked, and plays the others without.
+scripts and the known worlds are played as well. Each process plays every n-th seed and counts for itself; the core must
+not be imported before it counts. Counting makes a world take several times as long: ``--kept`` counts only in those
+worlds that reached something new when ``--record`` last looked, and plays the others without.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ def count(args: argparse.Namespace) -> int:
         branch=True, source_pkgs=["gcserver.core"], data_file=folder / "data", data_suffix=str(first)
     )
     cov.start()
+    from tests.simulation.known import WORLDS
     from tests.simulation.run import command, play, seeds
     from tests.simulation.test_scenarios import SCRIPTS
     from tests.simulation.test_scenarios import play as play_script
@@ -44,6 +45,8 @@ def count(args: argparse.Namespace) -> int:
     bad = 0
     for script in SCRIPTS[first::every]:
         play_script(script.read_text())
+    for world in WORLDS[first::every]:
+        world()
     ordinary, lossy = seeds(0, args.seeds)
     played = (*ordinary, *lossy)[first::every]
     counted = set(json.loads(KEPT.read_text())) if args.kept else set(played)
