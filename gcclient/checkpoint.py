@@ -153,6 +153,7 @@ class Checkpoints:
             resumed.rules,
             resumed.controller,
             resumed.default,
+            resumed.planned,
         )
         out = saved.write_domain(label, about)
         if self._session.me.rank == domain.nodes[domain.me][0]:

@@ -58,6 +58,8 @@ class SavedDomain(msgspec.Struct, frozen=True):
     rules: Annotated[tuple[Rule, ...], msgspec.Meta(max_length=MAX_RULES)]
     controller: Label
     default: Annotated[tuple[Rule, ...], msgspec.Meta(max_length=MAX_RULES)]
+    #: not in checkpoints of earlier releases
+    planned: bool = False
 
 
 class SavedBlock(msgspec.Struct, frozen=True, array_like=True):
@@ -115,7 +117,7 @@ class Saved:
     def resumed(self, alike: bool, same_codec: bool) -> Resumed:
         """What the domain is declared to go on from. ``alike``: its nodes are those that it was saved on."""
         d = self.domain
-        plan = (d.rules, d.controller, d.default) if same_codec else ()
+        plan = (d.rules, d.controller, d.default, d.planned) if same_codec else ()
         return Resumed(bytes.fromhex(d.origin), d.steps, d.numbers if alike else (), *plan)
 
     def specs(self) -> dict[str, TensorSpec]:

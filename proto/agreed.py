@@ -62,7 +62,8 @@ class Resumed(msgspec.Struct, frozen=True, array_like=True):
     ``origin``: what stochastic codecs drew from there; ``steps``: how many the domain has made since; ``nodes``: the
     numbers (as `wire.node_id`) that its nodes drew with, in member order (empty: their own). ``rules``: what plan 0
     says here in place of a plan's text; ``controller`` steers it (empty: as the job says). ``default``: what was the
-    job's default there (empty: what it is here), which comes before any plan's text.
+    job's default there (empty: what it is here), which comes before any plan's text. ``planned``: a planner made
+    ``rules``, as a plan's text says it.
     """
 
     origin: Annotated[bytes, msgspec.Meta(max_length=MAX_ORIGIN)]
@@ -71,6 +72,7 @@ class Resumed(msgspec.Struct, frozen=True, array_like=True):
     rules: Annotated[tuple[Rule, ...], msgspec.Meta(max_length=MAX_RULES)] = ()
     controller: Label = ""
     default: Annotated[tuple[Rule, ...], msgspec.Meta(max_length=MAX_RULES)] = ()
+    planned: bool = False
 
 
 class DeclareDomain(Message, frozen=True, tag="domain"):

@@ -184,7 +184,7 @@ def cut(job: Job, domain: ControlDomain, section: Section, version: int, text: P
         return ""
     plan = job.compose(domain, version, text.rules) if text is not None else job.plan(domain, version)
     text = text or job.plans.get(version)
-    planned = text is not None and text.planned
+    planned = text.planned if text is not None else resuming.planned(domain.declared_as)
     cut = planning.cut_matrix(plan, section, domain.config.min_compress_bytes, planned)
     if cut is None:
         return ""

@@ -44,6 +44,11 @@ def rules(declared: DeclareDomain) -> tuple[Rule, ...]:
     return declared.resumed.rules if declared.resumed is not None else ()
 
 
+def planned(declared: DeclareDomain) -> bool:
+    """Whether a planner made what plan 0 says."""
+    return declared.resumed is not None and declared.resumed.planned
+
+
 def base(domains: Mapping[int, ControlDomain]) -> tuple[Rule, ...]:
     """What a job's first plan comes after: that of its first domain, by number, which was resumed with one."""
     return next((r for _, d in sorted(domains.items()) if (r := rules(d.declared_as))), ())
@@ -77,6 +82,7 @@ def standing(job: Job, domain: ControlDomain) -> Resumed:
     version = domain.switches[-1][1]
     text = job.plans.get(version)
     said = text.rules if text is not None else rules(declared)
+    made = text.planned if text is not None else planned(declared)
     # The domain's own codec comes between the job's default and a text; where it has one, the default says nothing.
     first = () if declared.codec else default(job, domain) or (Rule("*", LOSSLESS),)
     inside = [m.node for m in record.origin if set(m.ranks) & set(declared.ranks)]
@@ -85,4 +91,4 @@ def standing(job: Job, domain: ControlDomain) -> Resumed:
         numbers = declared.resumed.nodes
     drawn = job.id if config.seed is None else config.seed.to_bytes(8, "little")
     origin, steps = config.drawn_from or drawn, config.ahead + domain.settled
-    return Resumed(origin, steps, numbers, said, job.controller(version), first)
+    return Resumed(origin, steps, numbers, said, job.controller(version), first, made)

@@ -6,6 +6,7 @@ What may live here: tests of `gcclient/saved.py`. What may not: the daemon's par
 from __future__ import annotations
 
 import io
+import json
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -25,6 +26,7 @@ from gcproto.manifest import AddressSpace, Section, TensorSpec
 DOMAIN = SavedDomain(
     (0, 1, 2), ((0, 1), (2,)), True, "", (TensorSpec("a", (6,), 0), TensorSpec("b", (2, 2), 0)), "ab" * 16, 7,
     (2**64 - 1, 5), (Rule("*", "topk(ratio=0.01)", "all", (3, 4)),), "dc2-da2", (Rule("*", "fp16"),),
+    True,
 )  # fmt: skip
 A: Piece = ("a", 0, 6)
 B: Piece = ("b", 0, 4)
@@ -87,9 +89,16 @@ def test_what_is_saved_is_in_memory_once_and_not_twice() -> None:
 
 def test_a_resumption_says_what_was_drawn_and_planned() -> None:
     assert one().resumed(True, True) == Resumed(
-        b"\xab" * 16, 7, (2**64 - 1, 5), DOMAIN.rules, "dc2-da2", (Rule("*", "fp16"),)
+        b"\xab" * 16, 7, (2**64 - 1, 5), DOMAIN.rules, "dc2-da2", (Rule("*", "fp16"),), True
     )  # fmt: skip
     assert one().resumed(False, False) == Resumed(b"\xab" * 16, 7)
+
+
+def test_a_checkpoint_that_does_not_say_who_made_its_plan_is_read_as_somebodys() -> None:
+    old = json.loads(saved.write_domain("ddp.0", DOMAIN)["domain/ddp.0"])
+    del old["planned"]
+    (found,) = saved.read({**state(), "domain/ddp.0": json.dumps(old)}, 0).values()
+    assert found.domain == msgspec.structs.replace(DOMAIN, planned=False)
 
 
 def test_residuals_are_cut_anew_and_what_belongs_to_the_old_blocks_is_said_to_be_lost() -> None:

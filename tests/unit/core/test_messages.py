@@ -28,7 +28,7 @@ UNIONS: dict[str, typing.Any] = {
 }
 SECTION = Section(0, (TensorSpec("w", (3, 4), 0), TensorSpec("b", (4,), 0)), (1,))
 DOMAIN = messages.DeclareDomain("ddp", 0, (0, 1), True, "topk(ratio=0.01)", True)
-RESUMED = Resumed(b"o" * 16, 7, ((1 << 64) - 1, 2), (Rule("*", "topk", "all", (1, 2)),), "dc2-da2")
+RESUMED = Resumed(b"o" * 16, 7, ((1 << 64) - 1, 2), (Rule("*", "topk", "all", (1, 2)),), "dc2-da2", planned=True)
 FACTS = epoch_messages.DomainFacts(DOMAIN, (SECTION,), 7, ((0, 0), (9, 1)))
 SAMPLES: list[packed.Message] = [
     messages.Hello("a", "tcp://a:1", 2, 1, 5, "0.1"),

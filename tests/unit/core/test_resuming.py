@@ -24,6 +24,7 @@ from gcserver.core.control_domain import ControlDomain
 from gcserver.core.job import Job
 from tests.unit.core import lane_machine
 from tests.unit.core.control_machine import (
+    LARGE,
     control_from_b,
     formed,
     formed_with_b,
@@ -238,3 +239,22 @@ def test_an_operators_rule_for_one_tensor_leaves_other_models_with_their_own_cod
     }
     assert shown["ddp.1"] == [("*", "none"), ("*", "matrix"), ("b", "none")]
     assert shown["ddp"] == [("*", "topk"), ("b", "none")]
+
+
+@pytest.mark.parametrize("planned", [True, False])
+def test_a_model_that_may_be_cut_goes_on_under_what_a_planner_wanted_for_another(planned: bool) -> None:
+    """What a checkpoint has of the plan is the text of all models; one that somebody wrote is refused still, as it is
+    in a job that was not saved."""
+    m, _ = declared(whole=True)
+    said(m, 1, DeclareSection(0, LARGE))
+    m.on(ce.SetPlan(1, "", (Rule("*", "matrix"),), True, planned=planned), 0.0)
+    finish(m, 1, proposal=1)
+    resumed = resuming.standing(*parts(m))
+    assert (resumed.rules, resumed.planned) == ((Rule("*", "matrix"),), planned)
+    m, _ = declared(whole=True, resumed=resumed)
+    said(m, 1, DeclareSection(0, LARGE))
+    said(m, 1, DeclareDomain("second", 1, (0,), True, resumed=resumed))
+    # And so in the checkpoint after that one, which no text has come before.
+    assert resuming.standing(*parts(m)).planned == planned
+    (answer,) = told(said(m, 1, DeclareSection(1, LARGE)))
+    assert isinstance(answer, messages.SectionAgreed if planned else Fault)
