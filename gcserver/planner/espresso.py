@@ -43,6 +43,10 @@ FEW = 8
 CLOSE = 1.2
 #: From so many tensors on, a plan of mixed options is a start as well, however long.
 MANY = 64
+#: From so many on, where each timeline takes long, starts ``NEAR`` times as long as the best are neither improved nor
+#: offloaded to the CPU.
+HUGE = 256
+NEAR = 1.05
 #: A plan this close to what no plan can beat, as a share, is not improved.
 ENOUGH = 1e-4
 
@@ -180,15 +184,18 @@ def select(trace: Trace, space: Space, effort: int = EFFORT, plans: Sequence[Seq
     dense = quickest(training, ~space.compresses)
     steps = {"uncompressed": training.time(dense) - trace.forward}
     found: list[tuple[float, Ints]] = []
-    tried = 0
+    tried, huge = 0, len(training.elements) >= HUGE
     for name, allowed, start in _searches(training, space, dense):
         plan, end, more = algorithm1(training, space.compresses, allowed, start)
         if not found:
             steps["algorithm 1"] = end
-        moved = offload_to_cpu(training, space.to_cpu, plan)
-        steps[name] = moved.seconds
-        found.append((moved.seconds, moved.plan))
-        tried += more + moved.timelines
+        tried += more
+        if not (huge and found) or end <= NEAR * min(seconds for seconds, _ in found):
+            moved = offload_to_cpu(training, space.to_cpu, plan)
+            end, plan = moved.seconds, moved.plan
+            tried += moved.timelines
+        steps[name] = end
+        found.append((end, plan))
     everything = np.ones(len(space.compresses), np.bool_)
     myopic = quickest(training, everything)
     steps["myopic"] = training.time(myopic) - trace.forward
@@ -212,7 +219,8 @@ def select(trace: Trace, space: Space, effort: int = EFFORT, plans: Sequence[Seq
     found.sort(key=lambda f: f[0])
     best, plan = found[0]
     final = False
-    close = [p for end, p in found if len(p) <= FEW or end <= best * CLOSE]
+    far = best * (NEAR if huge else CLOSE)
+    close = [p for end, p in found if len(p) <= FEW or end <= far]
     if len(training.elements) >= MANY:
         close.append(mixed(training, length, columns))
     for start in {p.tobytes(): p for p in close}.values():
