@@ -80,10 +80,11 @@ def prepare(cluster: Cluster, codec: CodecCosts, constraints: Constraints = ANY)
     everything = table(cluster, codec, constraints)
     device = Device.GPU if any(Device.GPU in o.devices for o in everything.options) else Device.CPU
     totals = everything.price(2.0 ** np.arange(31)).work
+    order = options_kernels.by_chain(totals)
     found = list(options(Constraints(gpu=False, cpu=False, flat=constraints.flat)))
     for allowed in ({Device.GPU}, {Device.CPU}, {Device.GPU, Device.CPU}):
         flags = np.array([o.devices <= allowed for o in everything.options])
-        length, columns = options_kernels.shortlist(totals, flags, SLACK)
+        length, columns = options_kernels.shortlist(totals, order, flags, SLACK)
         used = sorted({int(c) for row, k in zip(columns, length, strict=True) for c in row[:k]})
         found += [everything.options[c] for c in used]
     plain = scheme(INTER_ALLGATHER, device)
@@ -136,7 +137,7 @@ def priority(training: Training) -> Ints:
 
 def candidates(training: Training, allowed: Flags, slack: float = SLACK) -> tuple[Ints, Ints]:
     """(length [S], columns [S, O]) of the options worth trying for each size of the trace."""
-    return options_kernels.shortlist(training.prices.work, allowed, slack)  # type: ignore[no-any-return]
+    return options_kernels.shortlist(training.prices.work, training.by_chain, allowed, slack)  # type: ignore[no-any-return]
 
 
 def algorithm1(training: Training, compresses: Flags, allowed: Flags, plan: Ints) -> tuple[Ints, float, int]:

@@ -21,7 +21,7 @@ from gcserver.planner.options_cost import Ints
 from gcserver.planner.timeline import Training
 
 #: Combinations that are compared one by one.
-LIMIT = 512
+LIMIT = 256
 
 
 @dataclass(frozen=True, slots=True, eq=False)

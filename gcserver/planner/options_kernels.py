@@ -109,16 +109,26 @@ def work(count, res, dur):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def shortlist(total, allowed, slack):  # type: ignore[no-untyped-def]
+def by_chain(total):  # type: ignore[no-untyped-def]
+    """[S, O]: for each size all options, shortest chains first."""
+    order = np.empty(total.shape[:2], np.int64)
+    for s in range(len(total)):
+        order[s] = np.argsort(total[s, :, 4].copy())
+    return order
+
+
+@kernel
+def shortlist(total, order, allowed, slack):  # type: ignore[no-untyped-def]
     """(length [S], columns [S, O]): for each size the ``allowed`` [O] options that no other beats in all of ``total``.
 
-    Not more work on any resource and no longer chain, within the share ``slack``; shortest chains first.
+    Not more work on any resource and no longer chain, within the share ``slack``; shortest chains first, as ``order``
+    (``by_chain``) has them: sorting takes longer than the rest, and one table is asked for several lists.
     """
     sizes, n, parts = total.shape
     length = np.zeros(sizes, np.int64)
     columns = np.zeros((sizes, n), np.int64)
     for s in range(sizes):
-        for b in np.argsort(total[s, :, 4].copy()):
+        for b in order[s]:
             if not allowed[b]:
                 continue
             beaten = False

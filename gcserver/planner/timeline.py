@@ -14,9 +14,11 @@ A bubble is a moment at which a gradient gets ready and everything before it is 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
+from gcserver.planner import options_kernels
 from gcserver.planner import timeline_kernels as kernels
 from gcserver.planner.options_cost import RESOURCES, Floats, Ints, OptionTable, Prices
 from gcserver.planner.trace import Trace
@@ -48,6 +50,12 @@ class Training:
         self.elements: Ints = elements
         self.size_of: Ints = inverse.astype(np.int64)
         self.prices: Prices = table.price(sizes.astype(np.float64))
+
+    @cached_property
+    def by_chain(self) -> Ints:
+        """[S, O]: for each size of the trace all options, shortest chains first."""
+        order: Ints = options_kernels.by_chain(self.prices.work)
+        return order
 
     @property
     def arrays(self) -> tuple[Floats, Ints]:
