@@ -108,15 +108,22 @@ def _next_plan(job: Job) -> list[ControlEffect]:
     # A later rule for the same pattern replaces the earlier one.
     last = {r.pattern: i for i, r in enumerate(rules)}
     kept = tuple(r for i, r in enumerate(rules) if last[r.pattern] == i)
-    # With another controller alone the rules are still whose they were.
-    same = newest > 0 and not wish.replace and not wish.rules
-    planned = job.plans[newest].planned if same else wish.planned
     job.numbered += 1
     controller = wish.controller or job.controller(newest)
-    text = PlanText(job.id, job.numbered, wish.request, kept, controller, planned)
+    text = PlanText(job.id, job.numbered, wish.request, kept, controller, _planned(job, newest, wish))
     job.preparing[text.version] = {m.node for m in job.record.members}
     job.tell_members(text)
     return [job.save(), *on_plan(job, text)]
+
+
+def _planned(job: Job, newest: int, wish: PlanRequest) -> bool:
+    """Whether a planner made the rules that a wish comes to after plan ``newest``: with another controller alone they
+    are still whose they were."""
+    if wish.replace or wish.rules:
+        return wish.planned
+    if newest:
+        return job.plans[newest].planned
+    return resuming.planned(found) if (found := resuming.first(job.domains)) is not None else wish.planned
 
 
 def on_plan(job: Job, text: PlanText) -> list[ControlEffect]:

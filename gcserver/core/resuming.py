@@ -49,9 +49,14 @@ def planned(declared: DeclareDomain) -> bool:
     return declared.resumed is not None and declared.resumed.planned
 
 
+def first(domains: Mapping[int, ControlDomain]) -> DeclareDomain | None:
+    """The first domain of a job, by number, that was resumed with a plan; None if none was."""
+    return next((d.declared_as for _, d in sorted(domains.items()) if rules(d.declared_as)), None)
+
+
 def base(domains: Mapping[int, ControlDomain]) -> tuple[Rule, ...]:
-    """What a job's first plan comes after: that of its first domain, by number, which was resumed with one."""
-    return next((r for _, d in sorted(domains.items()) if (r := rules(d.declared_as))), ())
+    """What a job's first plan comes after: that of the first domain which was resumed with one."""
+    return rules(found) if (found := first(domains)) is not None else ()
 
 
 def controller(job: Job) -> str:

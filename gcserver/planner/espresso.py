@@ -43,10 +43,10 @@ FEW = 8
 CLOSE = 1.2
 #: From so many tensors on, a plan of mixed options is a start as well, however long.
 MANY = 64
-#: From so many on, where each timeline takes long, starts ``NEAR`` times as long as the best are neither improved nor
+#: From so many on, where each timeline takes long, starts this many times as long as the best are neither improved nor
 #: offloaded to the CPU.
 HUGE = 256
-NEAR = 1.05
+CLOSE_OF_HUGE = 1.05
 #: A plan this close to what no plan can beat, as a share, is not improved.
 ENOUGH = 1e-4
 
@@ -191,7 +191,7 @@ def select(trace: Trace, space: Space, effort: int = EFFORT, plans: Sequence[Seq
         if not found:
             steps["algorithm 1"] = end
         tried += more
-        if not (huge and found) or end <= NEAR * min(seconds for seconds, _ in found):
+        if not (huge and found) or end <= CLOSE_OF_HUGE * min(seconds for seconds, _ in found):
             moved = offload_to_cpu(training, space.to_cpu, plan)
             end, plan = moved.seconds, moved.plan
             tried += moved.timelines
@@ -220,7 +220,7 @@ def select(trace: Trace, space: Space, effort: int = EFFORT, plans: Sequence[Seq
     found.sort(key=lambda f: f[0])
     best, plan = found[0]
     final = False
-    far = best * (NEAR if huge else CLOSE)
+    far = best * (CLOSE_OF_HUGE if huge else CLOSE)
     close = [p for end, p in found if len(p) <= FEW or end <= far]
     if len(training.elements) >= MANY:
         close.append(mixed(training, length, columns))

@@ -12,7 +12,6 @@ from typing import TypeVar
 
 import numpy as np
 
-from gcproto import modes
 from gcserver.codecs import parse
 from gcserver.core import resuming
 from gcserver.core.control_domain import ControlDomain
@@ -112,10 +111,10 @@ def _as_it_is(choice: Choice) -> bool:
 
 
 def least(job: Job, domain: ControlDomain, version: int) -> float:
-    """The smallest ratio of a plan that a planner made, or that it finds in a domain that was resumed: its quality
-    allows no smaller one. 0 for plans of operators, who say it to the controller, and where no codec has a ratio."""
+    """The smallest ratio of a plan that a planner made, before or after a domain was resumed: its quality allows no
+    smaller one. 0 for plans of operators, who say it to the controller, and where no codec has a ratio."""
     text = job.plans.get(version)
-    if not (text.planned if text is not None else job.record.mode != modes.STATIC):
+    if not (text.planned if text is not None else resuming.planned(domain.declared_as)):
         return 0.0
     rules = text.rules if text is not None else resuming.rules(domain.declared_as)
     specs = (families.parse(rule.spec) for rule in rules)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from gcproto.modes import AUTO, STATIC
 from gcserver.admin import planning as said
 from gcserver.admin.source import AdminError, DomainPlan, ErrorKind, PlanChange, PlanStatus
+from gcserver.core import resuming
 from gcserver.core.control_domain import ControlDomain
 from gcserver.core.job import Job
 from gcserver.planner.advice import Advice
@@ -74,13 +75,15 @@ class PlanAdmin:
         return replace(status, domains=tuple(domains), mode=mode, quality=quality, planner=says)
 
     def _mode(self, job: Job) -> str:
-        """Who makes the job's plans. Elsewhere than at the planning node it is told by the newest plan, without one by
-        what the job began with: what an operator made of it since then that node alone knows."""
+        """Who makes the job's plans. Elsewhere than at the planning node it is told by the newest plan, without one and
+        under one that only steers what a checkpoint brought by what the job began with: what an operator made of it
+        since then that node alone knows."""
         if job.node == job.first:
             return self._s.planning.course(job).standing.mode
-        if job.newest is None or job.newest.planned == (job.record.mode != STATIC):
+        newest, brought = job.newest, resuming.base(job.domains)
+        if newest is None or (brought and newest.rules == brought) or newest.planned == (job.record.mode != STATIC):
             return job.record.mode
-        return AUTO if job.newest.planned else STATIC
+        return AUTO if newest.planned else STATIC
 
     async def _domain(
         self, job: Job, domain: ControlDomain, shown: DomainPlan, course: Course, until: float

@@ -69,6 +69,14 @@ def newest_rules(job: Job) -> Rules:
     return job.newest.rules if job.newest is not None else resuming.base(job.domains)
 
 
+def newest_planned(job: Job) -> bool:
+    """Whether a planner made those."""
+    if job.newest is not None:
+        return job.newest.planned
+    found = resuming.first(job.domains)
+    return found is not None and resuming.planned(found)
+
+
 def step_now(domain: ControlDomain, profile: Profile) -> StepTime | None:
     """The measured step of the newest plan; None while that is not in force yet, or no step under it was measured."""
     first, version = domain.switches[-1]

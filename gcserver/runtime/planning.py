@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from gcproto.modes import AUTO, STATIC
-from gcserver.core import resuming
 from gcserver.core.control_domain import ControlDomain
 from gcserver.core.control_events import AnswerRequest
 from gcserver.core.job import Job
@@ -35,7 +34,7 @@ from gcserver.planner.profile import Profile
 from gcserver.planner.standing import Before, Rules, Standing, rules_of
 from gcserver.runtime import planwish
 from gcserver.runtime.plancourse import LOOK_EVERY, LOOK_SOON, RETRY_AFTER, Course, heard, saved_or_begun
-from gcserver.runtime.planfacts import PlanFacts, newest_rules, step_now
+from gcserver.runtime.planfacts import PlanFacts, newest_planned, newest_rules, step_now
 from gcserver.runtime.plannerlink import Plan, Planned, PlannerError, PlannerLink
 from gcserver.runtime.planstudy import PlanStudy
 from gcserver.runtime.unplannable import FAILED, TOO_SOON, MemberRefused, NotPlannable, Overtaken, planner_of
@@ -57,14 +56,9 @@ def _log(job: Job) -> logging.LoggerAdapter[logging.Logger]:
 
 def _why_not(job: Job, standing: Standing, quality: str, seen: Profile) -> str:
     """Why the job's plan has to go (`course.barred`)."""
-    # Rules of no family are an operator's that came back when a plan was taken back, and those of a checkpoint are
-    # nobody's yet, whoever made the plan that only steers them.
-    if standing.profile is None:
-        ours = newest_rules(job) != resuming.base(job.domains)
-    else:
-        ours = standing.family != ""
-    planned = job.newest is not None and job.newest.planned and ours
-    return decide.barred(newest_rules(job), quality, seen.tolerant, planned)
+    # Rules of no family are an operator's that came back when a plan was taken back.
+    ours = standing.profile is None or standing.family != ""
+    return decide.barred(newest_rules(job), quality, seen.tolerant, newest_planned(job) and ours)
 
 
 class Planning:
@@ -166,8 +160,7 @@ class Planning:
 
     def _notice(self, job: Job, course: Course) -> None:
         """Whose the job's newest plan is."""
-        planned = job.newest is not None and job.newest.planned
-        found = decide.noticed(course.standing, job.proposal, newest_rules(job), planned)
+        found = decide.noticed(course.standing, job.proposal, newest_rules(job), newest_planned(job))
         if found == course.standing:
             return
         if found.mode == STATIC:

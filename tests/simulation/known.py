@@ -55,7 +55,8 @@ def lossy_world(on_loss: str, codec: str, nodes: int = 3, ranks: int = 1, delay:
     calls = tuple(section(i, 1, [4 * KIB]) for i in range(2))
     second = DomainSpec(1, everyone, False, "", calls, (1, 6), 12, {}, frozenset(), 2, seed=4)
     layout = tuple((n, ranks) for n in range(nodes))
-    return _started(Shape(nodes, 2, (JobSpec("j", layout, (first, second), on_loss, 3),), codec, arbiter_delay=delay))
+    job = JobSpec("j", layout, (first, second), on_loss, 3)
+    return _started(Shape(nodes, 2, (job,), codec, partition_bytes=64 * KIB, arbiter_delay=delay))
 
 
 def grouped_world(nodes: int = 3) -> World:

@@ -6,6 +6,8 @@ worlds drawn from seeds (`test_seeds.py`), plans by themselves (`tests/unit/core
 
 from __future__ import annotations
 
+from gcserver.core.early_messages import MAX_EARLY
+from gcserver.core.entering import MAX_STATES
 from tests.simulation import known
 from tests.simulation.world import World
 
@@ -39,4 +41,6 @@ def test_a_plan_of_a_lost_first_member_comes_into_force_where_one_hears_of_it_be
 
 def test_what_a_peer_says_of_jobs_that_are_not_there_costs_nobody_anything() -> None:
     w = known.is_told_too_much()
+    machine = known.supervisor(w, 0).machine
+    assert len(machine.entrance.states) <= MAX_STATES and len(machine.early) <= MAX_EARLY
     assert sorted(finished(w)) == ["node0", "node1", "node2"]

@@ -19,7 +19,7 @@ from gcproto.packed import Message
 from gcproto.states import AskStanding, AskStates, BlockStates, GiveStates, Standing, StatesKept
 from tests.unit.client.fake import FakeDaemon
 
-RESUMED = Resumed(b"o" * 16, 1, (9,), (Rule("*", "onebit"),))
+RESUMED = Resumed(b"o" * 16, 1, (9,), (Rule("*", "onebit"),), planned=True)
 
 
 class Memory:

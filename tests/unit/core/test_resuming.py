@@ -211,6 +211,17 @@ def test_a_controller_before_the_first_plan_says_who_makes_the_plans(planned: bo
         assert (job.plans[number].rules, job.plans[number].planned) == ((), planned), "the second keeps it"
 
 
+@pytest.mark.parametrize("planned", [True, False])
+def test_a_controller_leaves_what_was_resumed_to_who_made_it(planned: bool) -> None:
+    """Whoever makes the plans of this job."""
+    for says in (True, False):
+        m, _ = declared(resumed=Resumed(ORIGIN, 7, (99,), RULES, planned=planned))
+        said(m, 1, DeclareSection(0, SECTION))
+        m.on(ce.SetPlan(1, "", (), False, "dc2-da2", says), 0.0)
+        job, _ = parts(m)
+        assert (job.plans[1].rules, job.plans[1].planned) == (RULES, planned)
+
+
 @pytest.mark.parametrize(("replace", "rules"), [(False, (*RULES[1:], Rule("*", "none"))), (True, (Rule("*", "none"),))])
 def test_an_operators_plan_comes_after_what_was_resumed_or_replaces_it(replace: bool, rules: tuple[Rule, ...]) -> None:
     m, _ = declared(resumed=Resumed(ORIGIN, 7, (99,), RULES))

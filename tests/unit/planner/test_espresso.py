@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
 
@@ -56,8 +58,7 @@ def test_a_bubble_that_a_decision_makes_removes_the_tensors_before_it() -> None:
     assert plans[0].tolist() == plans[1].tolist() and timelines[0] < timelines[1]
 
 
-@pytest.mark.parametrize("model", ["LSTM", "vgg16"])
-@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize(("model", "number"), [*product(["LSTM", "vgg16"], range(4)), ("resnet101", 1)])
 def test_no_baseline_is_better(model: str, number: int) -> None:
     cluster, trace = clusters(8)[number], trace_of(model)
     codec = codec_costs("dgc", cluster)

@@ -7,9 +7,10 @@ from itertools import product
 import numpy as np
 import pytest
 
+from benchmarks import traces
 from gcserver.planner.costs import clusters, codec_costs
-from gcserver.planner.espresso import Space, prepare
-from gcserver.planner.offload import offload_to_cpu
+from gcserver.planner.espresso import Space, algorithm1, prepare, quickest
+from gcserver.planner.offload import LIMIT, offload_to_cpu
 from gcserver.planner.options import Device
 from gcserver.planner.options_schemes import INTER_ALLGATHER, scheme
 from gcserver.planner.timeline import Training
@@ -49,6 +50,19 @@ def test_all_combinations_of_prefixes() -> None:
     assert found.seconds == pytest.approx(min(ends.values())) == pytest.approx(job.time(found.plan))
     assert found.seconds < ends[0, 0]  # something is worth moving here
     assert (start == on_gpu()).all()
+
+
+def test_of_a_large_model_one_group_after_the_other_is_as_good() -> None:
+    """1536 combinations of ResNet101 on PCIe: what `LIMIT` leaves out."""
+    (trace,), cluster = traces.read(["resnet101"]), clusters(64)[1]
+    prepared = prepare(cluster, codec_costs("dgc", cluster))
+    job = Training(trace, prepared.table)
+    dense = quickest(job, ~prepared.compresses)
+    plan, before, _ = algorithm1(job, prepared.compresses, prepared.main, dense)
+    every = offload_to_cpu(job, prepared.to_cpu, plan, limit=1 << 20)
+    some = offload_to_cpu(job, prepared.to_cpu, plan)
+    assert every.combinations > LIMIT and some.timelines < every.timelines / 4
+    assert every.seconds <= some.seconds <= every.seconds * 1.001 < before
 
 
 def test_beyond_the_limit_one_group_after_the_other() -> None:

@@ -137,10 +137,13 @@ def test_what_moves_once_is_not_looked_for_again_with_every_section(monkeypatch:
 def test_a_resumed_plan_has_its_notches_and_its_planner_its_least_ratio() -> None:
     job, domain = job_with()
     rules = (Rule("*", TOPK, "", (100_000, 20_000)),)
-    domain.declared_as = replace(domain.declared_as, resumed=Resumed(b"o", 5, (), rules))
+    resumed = Resumed(b"o", 5, (), rules)
+    domain.declared_as = replace(domain.declared_as, resumed=resumed)
     assert Notches(1).ratios(job, domain, 0) == pytest.approx((0.2, 0.04), rel=0.05)
-    assert least(job, domain, 0) == 0.0, "operators make the plans of this job"
     job.record = replace(job.record, mode="auto")
+    assert least(job, domain, 0) == 0.0, "an operator made the plan, whoever makes those of this job"
+    domain.declared_as = replace(domain.declared_as, resumed=replace(resumed, planned=True))
+    job.record = replace(job.record, mode="static")
     assert least(job, domain, 0) == pytest.approx(0.01)
 
 
