@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from gcproto.agreed import Resumed
 from gcserver.admin.planning import AdviceRow, Forecast, TimelineJob
 from gcserver.admin.source import AdminError, ErrorKind, PlanChange
 from gcserver.core.control_events import AnswerRequest
@@ -162,6 +163,22 @@ def test_another_node_names_the_one_that_plans(tmp_path: Path) -> None:
         with pytest.raises(AdminError, match="b plans") as caught:
             d.admin.set_mode(d.job, "auto", "")
         assert (caught.value.kind, caught.value.field) == (ErrorKind.PRECONDITION, "mode")
+
+    run(tmp_path, test)
+
+
+@pytest.mark.parametrize("began", ["auto", "static"])
+def test_a_plan_that_only_steers_what_a_checkpoint_brought_says_nothing_of_who_plans(
+    tmp_path: Path, began: str
+) -> None:
+    async def test(d: Service) -> None:
+        d.plans_at("b")
+        d.job.record = msgspec.structs.replace(d.job.record, mode=began)
+        for planned in (True, False):
+            resumed = Resumed(b"o", 5, (), TOPK, planned=planned)
+            d.domain.declared_as = msgspec.structs.replace(d.domain.declared_as, resumed=resumed)
+            d.newest(TOPK, planned=planned)
+            assert (await d.admin.plan(d.job, timeline=False)).mode == began
 
     run(tmp_path, test)
 
