@@ -123,7 +123,7 @@ def _planned(job: Job, newest: int, wish: PlanRequest) -> bool:
         return wish.planned
     if newest:
         return job.plans[newest].planned
-    return resuming.planned(found) if (found := resuming.first(job.domains)) is not None else wish.planned
+    return resuming.base_planned(job.domains, wish.planned)
 
 
 def on_plan(job: Job, text: PlanText) -> list[ControlEffect]:

@@ -49,14 +49,19 @@ def planned(declared: DeclareDomain) -> bool:
     return declared.resumed is not None and declared.resumed.planned
 
 
-def first(domains: Mapping[int, ControlDomain]) -> DeclareDomain | None:
+def _first(domains: Mapping[int, ControlDomain]) -> DeclareDomain | None:
     """The first domain of a job, by number, that was resumed with a plan; None if none was."""
     return next((d.declared_as for _, d in sorted(domains.items()) if rules(d.declared_as)), None)
 
 
 def base(domains: Mapping[int, ControlDomain]) -> tuple[Rule, ...]:
     """What a job's first plan comes after: that of the first domain which was resumed with one."""
-    return rules(found) if (found := first(domains)) is not None else ()
+    return rules(found) if (found := _first(domains)) is not None else ()
+
+
+def base_planned(domains: Mapping[int, ControlDomain], otherwise: bool = False) -> bool:
+    """Whether a planner made that; ``otherwise`` where there is none."""
+    return planned(found) if (found := _first(domains)) is not None else otherwise
 
 
 def controller(job: Job) -> str:

@@ -71,10 +71,7 @@ def newest_rules(job: Job) -> Rules:
 
 def newest_planned(job: Job) -> bool:
     """Whether a planner made those."""
-    if job.newest is not None:
-        return job.newest.planned
-    found = resuming.first(job.domains)
-    return found is not None and resuming.planned(found)
+    return job.newest.planned if job.newest is not None else resuming.base_planned(job.domains)
 
 
 def step_now(domain: ControlDomain, profile: Profile) -> StepTime | None:

@@ -32,17 +32,8 @@ def worker_dies(w: World, node: Node) -> None:
     next(x for x in w.workers if x.node is node).kill()
 
 
-def machine_dies(w: World, node: Node) -> None:
-    """It comes back with what it had in memory."""
-    w.strike("a machine dies", node.name)
-    for worker in w.workers:
-        if worker.node is node:
-            worker.kill()
-    w.remove(node)
-
-
-def host_restarts(w: World, node: Node) -> None:
-    w.lose_memory(node)
+#: of a worker alone, of a machine that comes back with what it had in memory, or without it
+LOSSES: tuple[Callable[[World, Node], None], ...] = (worker_dies, World.die, World.lose_memory)
 
 
 # ------------------------------------------------------------------------------------------------- the worlds
@@ -121,7 +112,7 @@ def comes_back(goes: Callable[[World, Node], None], on_loss: str = "shrink", cod
 def rank_0_comes_back() -> World:
     """Its node makes the job's plans, and has two ranks."""
     w = lossy_world("shrink", "feedback", ranks=2)
-    _lose_and_bring_back(w, 0, machine_dies)
+    _lose_and_bring_back(w, 0, World.die)
     w.run()
     return w
 
@@ -164,7 +155,7 @@ def comes_back_as_another_release() -> World:
 
     w = lossy_world("shrink", "feedback")
     play_to(w, 4)
-    machine_dies(w, w.nodes[1])
+    w.die(w.nodes[1])
     w.nodes[1].resolve = old
     play_until(w, lambda: _stand(w, 2, False, 0, 2))
     ask(w, supervisor(w, 2), "j", (Rule("*", "coarse"),))
@@ -236,7 +227,7 @@ def is_told_too_much() -> World:
 
 #: what `reach.py` counts beside seeds and scripts
 WORLDS: tuple[Callable[[], World], ...] = (
-    *(partial(comes_back, goes) for goes in (worker_dies, machine_dies, host_restarts)),
+    *(partial(comes_back, goes) for goes in LOSSES),
     rank_0_comes_back,
     comes_back_twice,
     comes_into_a_group,

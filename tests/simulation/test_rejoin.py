@@ -26,7 +26,7 @@ def others_finished(w: World, node: int) -> bool:
     return all(x.fault is None and t.step == t.spec.steps for x in stayed for t in x.threads.values())
 
 
-@pytest.mark.parametrize("goes", [known.worker_dies, known.machine_dies, known.host_restarts])
+@pytest.mark.parametrize("goes", known.LOSSES)
 @pytest.mark.parametrize(("on_loss", "codec"), [("shrink", "feedback"), ("skip", "feedback"), ("shrink", "none")])
 def test_a_lost_node_comes_back_and_finishes(goes: Callable[[World, Node], None], on_loss: str, codec: str) -> None:
     w = known.comes_back(goes, on_loss, codec)
