@@ -6,7 +6,7 @@ codecs. The columns, all step times divided by that of the best cut into two gro
 
 * ``layer``, ``whole``, ``naive``: every tensor by itself, one group, two groups of as many tensors each;
 * ``search``: the measured search without noise, and the groupings it asked for;
-* ``noisy``: the same where each time it is told is off by ``--noise`` / sqrt(20), as a mean of 20 steps is;
+* ``noisy``: the worst of five where each time it is told is off by ``--noise`` / sqrt(20), as a mean of 20 steps is;
 * ``fitted``: two groups at most from costs fitted to measurements off by ``--noise`` each, and the steps measured;
 * ``auto``: Algorithm 2 with up to 8 groups, the groups it took, and milliseconds to find them.
 
@@ -39,8 +39,8 @@ CODECS = {
 }
 #: seconds for a message, and for a byte at 10 Gbit/s
 LATENCY, BYTE = 150e-6, 0.8e-9
-#: how often each probe grouping is measured for a fit, and each cut for the search
-REPEATS, MEAN_OF = 5, 20
+#: how often each probe grouping is measured for a fit, and each cut for the search; how many searches hear noisy times
+REPEATS, MEAN_OF, SEARCHES = 5, 20, 5
 #: at most so many groupings asked for, so far above the best two groups without noise, and fitted with it
 MOST_ASKED, ABOVE, ABOVE_NOISY = 50, 0.001, 0.01
 
@@ -60,7 +60,7 @@ def costs(codec: str, nodes: int) -> tuple[AffineCost, AffineCost]:
 def measured_search(model: MergeModel, noise: float = 0.0, seed: int = 0) -> MeasuredSearch:
     """The measured search over ``model``, at its end; every time it is told is off by ``noise``, relative."""
     rng = np.random.default_rng(seed)
-    search = MeasuredSearch(model.elements)
+    search = MeasuredSearch(model.elements, noise=noise)
     while (grouping := search.next()) is not None:
         search.tell(step_time(model, grouping) * (1.0 + noise * float(np.clip(rng.standard_normal(), -3, 3))))
     return search
@@ -89,7 +89,9 @@ def measure(trace: Trace, codec: str, nodes: int, noise: float, own_cores: bool)
     model = merge_model(trace, *costs(codec, nodes), own_cores)
     n = len(model.elements)
     cuts = two_group_times(model)
-    search, noisy = measured_search(model), measured_search(model, noise / MEAN_OF**0.5)
+    search = measured_search(model)
+    noisy = [measured_search(model, noise / MEAN_OF**0.5, seed) for seed in range(SEARCHES)]
+    noisy_s = [step_time(model, one.best.grouping) for one in noisy]
     fit_from, steps = measured_model(model, noise)
     start = time.perf_counter()
     auto = merge(model)
@@ -100,7 +102,7 @@ def measure(trace: Trace, codec: str, nodes: int, noise: float, own_cores: bool)
         "layer_s": step_time(model, layer_wise(n)), "whole_s": step_time(model, whole_model(n)),
         "naive_s": step_time(model, naive(n, 2)),
         "search_s": search.best.seconds, "search_asked": len(search.told), "search_ended": search.best.reason,
-        "noisy_s": step_time(model, noisy.best.grouping), "noisy_asked": len(noisy.told),
+        "noisy_s": max(noisy_s), "noisy_each_s": noisy_s, "noisy_asked": max(len(one.told) for one in noisy),
         "fitted_s": step_time(model, merge(fit_from, most=2, alpha=0.0).grouping), "fitted_steps": steps,
         "auto_s": auto.seconds, "auto_groups": len(auto.grouping), "auto_ends": list(auto.grouping.ends),
         "auto_took_s": took, "auto_reason": auto.reason,
@@ -109,18 +111,21 @@ def measure(trace: Trace, codec: str, nodes: int, noise: float, own_cores: bool)
 
 def verdicts(rows: list[Row]) -> list[common.Verdict]:
     """One line for each target: the worst row, and whether it is met."""
-    asked = max(row["search_asked"] for row in rows)
+    asked = max(row[f"{name}_asked"] for row in rows for name in ("search", "noisy"))
     # (A search that runs out of questions has asked no more than it may, either.)
     spent = sum("spent" in row["search_ended"] for row in rows)
     search, noisy, fitted = (
         max(row[f"{name}_s"] / row["opt2_s"] for row in rows) - 1 for name in ("search", "noisy", "fitted")
     )
+    lucky = [each / row["opt2_s"] - 1 <= ABOVE_NOISY for row in rows for each in row["noisy_each_s"]]
     said = f"{asked}" + (f"; {spent} of {len(rows)} searches ran out of them" if spent else "")
     return [
         common.Verdict(f"at most {MOST_ASKED} groupings asked for", asked <= MOST_ASKED and not spent, said),
         common.Verdict(f"the measured search within {ABOVE:.1%} without noise", search <= ABOVE, f"{search:.2%}"),
         common.Verdict(
-            f"the measured search within {ABOVE_NOISY:.0%} with noise", noisy <= ABOVE_NOISY, f"{noisy:.2%}"
+            f"the measured search within {ABOVE_NOISY:.0%} with noise",
+            noisy <= ABOVE_NOISY,
+            f"{noisy:.2%}; within it {sum(lucky)} of {len(lucky)}",
         ),
         common.Verdict(f"fitted within {ABOVE_NOISY:.0%} with noise", fitted <= ABOVE_NOISY, f"{fitted:.2%}"),
     ]

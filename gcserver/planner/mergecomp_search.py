@@ -4,12 +4,17 @@ What may live here: the search as an object a daemon can drive over minutes, and
 not: measuring, costs, timelines.
 
 For two groups the paper bisects on the sign of the slope (proof of Theorem 3: F falls with the first group's size until
-its exchange no longer fits behind the computation of the second, then rises). Over real tensors F falls and rises more
-than once, and neighbouring cuts differ by less than any noise, so the bisection here begins between the best of some
-cuts spread over the model, compares cuts an eighth of the bracket apart, and ends by trying the best cut's neighbours.
+its exchange no longer fits behind the computation of the second, then rises). Over real tensors F has
+stretches where it hardly changes, and where encoding has cores of its own it may fall and rise twice, so the bisection
+here begins between the best of some cuts spread over the model, compares cuts an eighth of the bracket apart, and ends
+by trying the best cut's neighbours.
 For more groups the paper tries every place of the first y - 2 cuts, O(N^(y - 2) log N) measured steps. Here each cut is
 searched between its neighbours, in turn, from the cuts of y - 1 groups with one behind them and from equal parts:
 O(y log N) steps, and up to 8 % from the best on the traces. Above two groups a fit and `mergecomp.merge` do better.
+
+Of cuts that differ by less than a time's noise the one that was lucky would win. So where times are noisy what is left
+of the budget goes to the cuts into two groups that may be best, and all their times together say which is
+(`mergecomp_valley.py`).
 """
 
 from __future__ import annotations
@@ -21,6 +26,7 @@ from typing import Final
 
 from gcserver.planner.mergecomp import ALPHA, Merged, check_limits, check_sizes
 from gcserver.planner.mergecomp_groups import Grouping, GroupingError, naive
+from gcserver.planner.mergecomp_valley import best_cut, next_cut
 
 #: What the paper's evaluation stayed under with Y = 2.
 BUDGET: Final = 50
@@ -46,7 +52,8 @@ class MeasuredSearch:
     Deterministic: the same times give the same questions, so ``told`` (all times so far) is its whole state, and a
     search made with it goes on where the other was. Only one node searches; the others take what it asks for.
     ``elements`` are the tensors' in the order of back-propagation, ``most`` and ``alpha`` Algorithm 2's Y and alpha,
-    ``budget`` the most groupings to ask for. Raises :class:`GroupingError` for values out of range.
+    ``budget`` the most questions, ``noise`` the relative standard deviation of a time that is told: above 0 cuts are
+    asked for again, until none may be better than the best. Raises :class:`GroupingError` for values out of range.
     """
 
     def __init__(
@@ -56,16 +63,20 @@ class MeasuredSearch:
         alpha: float = ALPHA,
         budget: int = BUDGET,
         told: Iterable[float] = (),
+        noise: float = 0.0,
     ) -> None:
         check_sizes(elements)
         check_limits(most, alpha)
         if budget < 1:
             raise GroupingError(f"a search asks for one grouping at least, got a budget of {budget}")
+        if not 0.0 <= noise < 1.0:
+            raise GroupingError(f"noise is relative, 0 or more and below 1, got {noise}")
         self._sums = [0, *accumulate(elements)]
         self._most = min(most, len(elements))
         self._alpha = alpha
         self._budget = budget
-        self._seconds: dict[_Cuts, float] = {}
+        self._noise = noise
+        self._seconds: dict[_Cuts, list[float]] = {}
         self._told: list[float] = []
         self._reason = "measured"
         self._steps = self._search()
@@ -82,8 +93,13 @@ class MeasuredSearch:
         """The best grouping measured so far. Raises :class:`GroupingError` before the first time was told."""
         if not self._seconds:
             raise GroupingError("nothing was measured yet: measure next() and tell() its time")
-        cuts = min(self._seconds, key=lambda c: (self._seconds[c], len(c)))
-        return Merged(self._grouping(cuts), self._seconds[cuts], self._reason)
+        seconds = {cuts: sum(told) / len(told) for cuts, told in self._seconds.items()}
+        if self._noise and (halves := self._halves()):
+            seconds = {cuts: mean for cuts, mean in seconds.items() if len(cuts) != 1}
+            cut, fitted = best_cut(halves, self._noise)
+            seconds[cut,] = fitted
+        cuts = min(seconds, key=lambda c: (seconds[c], len(c)))
+        return Merged(self._grouping(cuts), seconds[cuts], self._reason)
 
     def next(self) -> Grouping | None:
         """The grouping to measure; the same one until its time is told; None when the search is over."""
@@ -96,7 +112,7 @@ class MeasuredSearch:
         if not 0.0 < seconds < float("inf"):
             raise GroupingError(f"a step takes a finite time greater than 0, got {seconds} s")
         self._told.append(seconds)
-        self._seconds[self._asked.ends[:-1]] = seconds
+        self._seconds.setdefault(self._asked.ends[:-1], []).append(seconds)
         try:
             self._asked = self._steps.send(seconds)
         except StopIteration:
@@ -111,12 +127,24 @@ class MeasuredSearch:
         """The time with these cuts: known, or asked for. Raises :class:`_BudgetSpent`."""
         known = self._seconds.get(cuts)
         if known is not None:
-            return known
+            return known[0]
         if len(self._told) >= self._budget:
             raise _BudgetSpent
         return (yield self._grouping(cuts))
 
+    def _halves(self) -> dict[int, list[float]]:
+        """The times of cuts into two groups."""
+        return {cuts[0]: told for cuts, told in self._seconds.items() if len(cuts) == 1}
+
     def _search(self) -> Generator[Grouping, float, None]:
+        yield from self._count()
+        if self._noise and self._halves():
+            self._reason = "the best of times that are noisy"
+            while len(self._told) < self._budget and (cut := next_cut(self._halves(), self._noise)) is not None:
+                yield self._grouping((cut,))
+
+    def _count(self) -> Generator[Grouping, float, None]:
+        """One group more for as long as that is faster."""
         cuts: _Cuts = ()
         seconds = yield from self._measure(cuts)
         self._reason = "groups: 1; as many as were asked for"
