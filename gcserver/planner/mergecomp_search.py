@@ -4,10 +4,10 @@ What may live here: the search as an object a daemon can drive over minutes, and
 not: measuring, costs, timelines.
 
 For two groups the paper bisects on the sign of the slope (proof of Theorem 3: F falls with the first group's size until
-its exchange no longer fits behind the computation of the second, then rises). Over real tensors F has
-stretches where it hardly changes, and where encoding has cores of its own it may fall and rise twice, so the bisection
-here begins between the best of some cuts spread over the model, compares cuts an eighth of the bracket apart, and ends
-by trying the best cut's neighbours.
+its exchange no longer fits behind the computation of the second, then rises). Over real tensors F has stretches where
+it hardly changes, and where encoding has cores of its own it may fall and rise twice, so the bisection here begins
+between the best of some cuts spread over the model, compares cuts an eighth of the bracket apart, and ends by trying
+the best cut's neighbours.
 For more groups the paper tries every place of the first y - 2 cuts, O(N^(y - 2) log N) measured steps. Here each cut is
 searched between its neighbours, in turn, from the cuts of y - 1 groups with one behind them and from equal parts:
 O(y log N) steps, and up to 8 % from the best on the traces. Above two groups a fit and `mergecomp.merge` do better.
@@ -95,9 +95,8 @@ class MeasuredSearch:
             raise GroupingError("nothing was measured yet: measure next() and tell() its time")
         seconds = {cuts: sum(told) / len(told) for cuts, told in self._seconds.items()}
         if self._noise and (halves := self._halves()):
-            seconds = {cuts: mean for cuts, mean in seconds.items() if len(cuts) != 1}
             cut, fitted = best_cut(halves, self._noise)
-            seconds[cut,] = fitted
+            seconds = {cuts: mean for cuts, mean in seconds.items() if len(cuts) != 1} | {(cut,): fitted}
         cuts = min(seconds, key=lambda c: (seconds[c], len(c)))
         return Merged(self._grouping(cuts), seconds[cuts], self._reason)
 

@@ -12,6 +12,7 @@ say more of a cut than its own times do: its neighbours count as well.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from math import inf, sqrt
 from typing import Final
 
@@ -53,10 +54,9 @@ def best_cut(told: Mapping[int, Sequence[float]], noise: float) -> tuple[int, fl
 
     ``told``: the times of each cut that was measured, s; ``noise``: relative standard deviation of one of them.
     """
-    cuts, times, weights = _means(told)
-    fitted = falling_then_rising(times, weights)
-    at = min(range(len(cuts)), key=lambda i: (_bound(fitted[i], weights[i], noise, 1.0), cuts[i]))
-    return cuts[at], fitted[at]
+    fitted = _fitted(told)
+    best = _best(fitted, told, noise)
+    return best, fitted[best]
 
 
 def next_cut(told: Mapping[int, Sequence[float]], noise: float) -> int | None:
@@ -66,26 +66,29 @@ def next_cut(told: Mapping[int, Sequence[float]], noise: float) -> int | None:
     Which may be better is what lies lowest if every cut is some standard errors below its fitted time and the best one
     above. One in the middle between two that were measured counts with the shorter time of these, as if measured once.
     """
-    cuts, means, weights = _means(told)
-    fitted = falling_then_rising(means, weights)
-    best, shortest = best_cut(told, noise)
-    found = zip(cuts, fitted, weights, strict=True)
-    low = {cut: _bound(seconds, times, noise, -1.0) for cut, seconds, times in found if cut != best}
-    for i in range(len(cuts) - 1):
-        if cuts[i + 1] - cuts[i] > 1:
-            low[(cuts[i] + cuts[i + 1]) // 2] = _bound(min(fitted[i], fitted[i + 1]), 1.0, noise, -1.0)
+    fitted = _fitted(told)
+    best = _best(fitted, told, noise)
+    low = {cut: _bound(fitted[cut], len(told[cut]), noise, -1.0) for cut in fitted if cut != best}
+    for left, right in pairwise(fitted):
+        if right - left > 1:
+            low[(left + right) // 2] = _bound(min(fitted[left], fitted[right]), 1, noise, -1.0)
     other = min(low, key=lambda cut: (low[cut], cut), default=None)
-    if other is None or low[other] >= _bound(shortest, len(told[best]), noise, 1.0):
+    if other is None or low[other] >= _bound(fitted[best], len(told[best]), noise, 1.0):
         return None
     return min(best, other, key=lambda cut: len(told.get(cut, ())))
 
 
-def _bound(fitted: float, times: float, noise: float, side: float) -> float:
+def _best(fitted: Mapping[int, float], told: Mapping[int, Sequence[float]], noise: float) -> int:
+    return min(fitted, key=lambda cut: (_bound(fitted[cut], len(told[cut]), noise, 1.0), cut))
+
+
+def _bound(fitted: float, times: int, noise: float, side: float) -> float:
     """Some standard errors of a mean of so many ``times`` above (``side`` 1) or below (-1) the fitted one, s."""
     return fitted * (1.0 + side * _BOUND * noise / sqrt(times))
 
 
-def _means(told: Mapping[int, Sequence[float]]) -> tuple[list[int], list[float], list[float]]:
-    """Cuts in their order, the mean time of each, and how many times it is of."""
+def _fitted(told: Mapping[int, Sequence[float]]) -> dict[int, float]:
+    """The fitted time of each cut, s, in the order of cuts."""
     cuts = sorted(told)
-    return cuts, [sum(told[cut]) / len(told[cut]) for cut in cuts], [float(len(told[cut])) for cut in cuts]
+    means = [sum(told[cut]) / len(told[cut]) for cut in cuts]
+    return dict(zip(cuts, falling_then_rising(means, [len(told[cut]) for cut in cuts]), strict=True))
