@@ -1,12 +1,13 @@
 """Training on one GPU by two processes, a daemon each: is it right, and do copies hide behind computing?
 
 ``python -m benchmarks.gpu_training [--device cuda|cpu] [--systems LIST] [--layers 8] [--width 2048] [--batch 8192]
-[--runs 10] [--traces FOLDER] [--json FILE] [--quick]``
+[--runs 10] [--auto-warmup 300] [--traces FOLDER] [--json FILE] [--quick]``
 
 Every system trains the same model on the same batches, one after the other in the same processes: "compute" exchanges
 nothing, "ddp" is DistributedDataParallel over gloo, "hook:CODEC" the same with ``ddp_hook``, "optimizer:CODEC" is
 ``DistributedOptimizer``, "fsdp2:CODEC" is ``fully_shard`` with ``gcclient.fsdp2``, "hsdp" is ``fully_shard`` over a
-mesh whose replicas are averaged through the backend `gc`. A step's time is the longest of the two ranks, from the begin
+mesh whose replicas are averaged through the backend `gc`. In place of a codec, "auto" is a plan of the daemons' own,
+which has ``--auto-warmup`` steps to settle. A step's time is the longest of the two ranks, from the begin
 of the forward pass until the device is idle; the figure is the median.
 
 "off" is the greatest difference of any parameter to "ddp"'s at the end: of lossless systems nothing beyond the last
@@ -45,7 +46,8 @@ if TYPE_CHECKING:
 COMPUTE: Final = "compute"
 DDP: Final = "ddp"
 HSDP: Final = "hsdp"
-#: made with a codec, as KIND:CODEC
+AUTO: Final = "auto"
+#: made with a codec or `AUTO`, as KIND:CODEC
 KINDS: Final = ("hook", "optimizer", "fsdp2")
 DEFAULT: Final = "compute,ddp,hook:none,optimizer:none,fsdp2:none,hsdp,hook:onebit,fsdp2:topk(ratio=0.01)"
 #: steps before those that are timed: torch rebuilds its buckets, and memory is touched first
@@ -65,6 +67,7 @@ class Task:
     width: int
     batch: int
     runs: int
+    auto_warmup: int
     traces: str
 
 
@@ -111,6 +114,7 @@ def _measure(task: Task, system: str, group: Any) -> tuple[dict[str, Any], list[
     rank = dist.get_rank()
     model = _model(task)
     step = _prepared(model, system, group)
+    warm_up = WARM_UP + (task.auto_warmup if _planned(system) else 0)
     times = torch.zeros(task.runs, dtype=torch.float64)
 
     def train(number: int) -> None:
@@ -122,15 +126,15 @@ def _measure(task: Task, system: str, group: Any) -> tuple[dict[str, Any], list[
         start = time.perf_counter()
         step(x)
         _idle(task)
-        if 0 <= number - WARM_UP < task.runs:
-            times[number - WARM_UP] = time.perf_counter() - start
+        if 0 <= number - warm_up < task.runs:
+            times[number - warm_up] = time.perf_counter() - start
 
-    for number in range(WARM_UP + task.runs):
+    for number in range(warm_up + task.runs):
         train(number)
     dist.all_reduce(times, dist.ReduceOp.MAX, group=group)
     found = {"system": system, "times": times.tolist()}
     if task.device == "cuda":
-        found |= copies_of(_profiled(task, system, lambda: train(WARM_UP + task.runs)), PROFILED)
+        found |= copies_of(_profiled(task, system, lambda: train(warm_up + task.runs)), PROFILED)
     trained = [(p.full_tensor() if hasattr(p, "full_tensor") else p).detach().cpu() for p in model.parameters()]
     # Every rank's digest in a place of its own: gloo sums on the host, whatever device the model is on.
     mine = int.from_bytes(hashlib.sha256(b"".join(p.numpy().tobytes() for p in trained)).digest()[:4], "big")
@@ -138,6 +142,11 @@ def _measure(task: Task, system: str, group: Any) -> tuple[dict[str, Any], list[
     seen[rank] = mine
     dist.all_reduce(seen, group=group)
     return found | {"alike": system == COMPUTE or bool((seen == seen[0]).all())}, trained
+
+
+def _planned(system: str) -> bool:
+    """Whether its daemons make its plans."""
+    return system.partition(":")[2] == AUTO
 
 
 def _model(task: Task) -> nn.Module:
@@ -159,7 +168,8 @@ def _prepared(model: nn.Module, system: str, group: Any) -> Callable[[Any], None
 
     import gcclient
 
-    kind, _, codec = system.partition(":")
+    kind, _, named = system.partition(":")
+    codec = None if named == AUTO else named
     called: nn.Module = model
     device = next(model.parameters()).device.type
     if kind in (DDP, "hook"):
@@ -270,9 +280,11 @@ def measure(args: argparse.Namespace) -> Iterator[list[common.Row]]:
     """Starts daemons and workers; yields a row for each system."""
     with contextlib.ExitStack() as stack:
         lab = stack.enter_context(netns.open_network(NODES, args.network))
-        cluster = stack.enter_context(daemons.Daemons(lab.hosts, dict(args.set)))
+        # Systems with a codec are not planned for: that is a rule of theirs.
+        planned = {"plan.mode": "auto"} if any(map(_planned, args.systems)) else {}
+        cluster = stack.enter_context(daemons.Daemons(lab.hosts, planned | dict(args.set)))
         traces = str(args.traces.resolve()) if args.traces else ""
-        task = Task(args.device, args.systems, args.layers, args.width, args.batch, args.runs, traces)
+        task = Task(args.device, args.systems, args.layers, args.width, args.batch, args.runs, args.auto_warmup, traces)
         base = math.nan
         for line in workers.results("gpu_training", lab.hosts, cluster, lambda _: task):
             more = {"device": args.device, "bytes": 4 * args.layers * (args.width + 1) * args.width}
@@ -321,6 +333,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--width", type=command.count, help="of a layer (default 2048; on the CPU 256)")
     parser.add_argument("--batch", type=command.count, help="rows (default 8192; on the CPU 32)")
     parser.add_argument("--runs", type=command.count, default=10, help="timed steps (default 10)")
+    parser.add_argument(
+        "--auto-warmup", type=command.count, default=300, help="steps in which auto may settle (default 300)"
+    )
     parser.add_argument("--traces", type=Path, metavar="FOLDER", help="keep the profiler's traces of every rank")
     args = parser.parse_args(argv)
     if args.worker is not None:
