@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from gcproto.messages import Rule
 from gcproto.modes import STATIC
-from gcserver.planner.auto import INTOLERANT, Proposal, margin, uncertainty, worth
+from gcserver.planner.auto import INTOLERANT, Proposal, margin, worth
 from gcserver.planner.auto_levels import OVERSPENT
 from gcserver.planner.auto_rules import PlannedRule
 from gcserver.planner.drift import drift, link_drift
@@ -29,12 +29,14 @@ from gcserver.planner.turns import (
     Took,
     beaten,
     decided,
+    gained,
     known,
     moved,
     next_in_turn,
     noted,
-    surpasses,
     told,
+    varying,
+    wanted,
 )
 
 #: Planned again when compute or link have changed by so much.
@@ -252,7 +254,7 @@ def stands(standing: Standing) -> str:
         return ""
     which = f"plan {standing.plan} is in force" if standing.forecast_plan else "the plan in force stays"
     if not standing.forecast_plan and standing.proposed in standing.taken_back:
-        return f"{which}: {standing.proposal.family} was slower when it was tried"
+        return f"{which}: {standing.proposal.family} was tried, and gained too little"
     return f"{which}: {standing.proposal.reason}"
 
 
@@ -287,8 +289,9 @@ def _judged(standing: Standing, replaced: Before, seen: Profile) -> tuple[Act, s
         if old is not None and new is not None:
             turns = "turn" if new.runs == 1 else "turns"
             took += f", {new.seconds:.3g} and {old.seconds:.3g} s in {new.runs} {turns}"
-            if not surpasses(new, old, max(uncertainty(before), uncertainty(after))):
-                return Act.TAKE_BACK, f"{took}: that one is back"
+            gain, least = gained(new, old), wanted(new.family, old.family, varying(new, after, old, before))
+            if gain <= least:
+                return Act.TAKE_BACK, f"{took}, a gain of {gain:.1%} where {least:.1%} is wanted: that one is back"
             if not new.settled and standing.in_turn.count(standing.family) < UNTIL:
                 return Act.TAKE_BACK, f"{took}, and something else before: that one is back, until another turn"
             return Act.KEEP, took
@@ -333,7 +336,7 @@ def switch(
     if proposal.family == measure and now is not None:
         return True, proposal.reason
     if rules in standing.taken_back:
-        return False, f"{proposal.reason}; but it was slower than the plan in force when it was tried"
+        return False, f"{proposal.reason}; but it was tried, and gained too little over the plan in force"
     if now is None and standing.profile is not None:
         # Any but the first would neither be known to gain nor be judged.
         return False, f"the plan in force stays, no step under it has been measured yet ({proposal.reason})"

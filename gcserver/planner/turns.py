@@ -31,8 +31,8 @@ NEAR: Final = 0.05
 #: A plan that is back is measured so often, and what was slower than it is in question again where the machine has
 #: changed.
 OFTEN: Final = 3
-#: What is measured in turns with the plan in force is again where what it gains and what it must bring differ by less
-#: than this share, until it was in force so often.
+#: What is measured in turns with the plan in force is again unless it gains less than it must bring by more than this
+#: share, until it was in force so often.
 NARROW: Final = 0.03
 UNTIL: Final = 4
 #: Two measurements of a family that differ by more than this share are of machines that differ: another one decides.
@@ -132,13 +132,24 @@ def beaten(took: Sequence[Took], family: str) -> bool:
 def surpasses(new: Took, old: Took, unsure: float = 0.0, alike: float = 0.0) -> bool:
     """Whether what was measured of ``new`` is as much shorter than ``old`` as its kind must bring; of two of one kind,
     by more than ``alike``. unsure: standard deviation of the measurements, as a share."""
-    return new.seconds < old.seconds * (1.0 - _wanted(new.family, old.family, unsure, alike))
+    return gained(new, old) > wanted(new.family, old.family, unsure, alike)
 
 
-def _wanted(new: str, old: str, unsure: float = 0.0, alike: float = 0.0) -> float:
+def gained(new: Took, old: Took) -> float:
+    """The share by which measured steps of ``new`` are shorter than those of ``old``; below 0 where they are longer."""
+    return 1.0 - new.seconds / old.seconds if old.seconds > 0 else 0.0
+
+
+def wanted(new: str, old: str, unsure: float = 0.0, alike: float = 0.0) -> float:
     """The share by which steps of a family must be shorter than those of another; see `surpasses`."""
     then, before = kind(new), kind(old)
     return alike if then == before else margin(unsure, before, then)
+
+
+def varying(new: Took, after: StepTime, old: Took, before: StepTime) -> float:
+    """Standard deviation of what two families took, as a share, by the newest measurement of each (``after`` and
+    ``before``): the more measurements a mean is of, the less."""
+    return max(uncertainty(after), uncertainty(before)) / math.sqrt(max(1, min(new.agreeing, old.agreeing)))
 
 
 def undecided(took: Sequence[Took], family: str, other: str) -> bool:
@@ -150,7 +161,8 @@ def undecided(took: Sequence[Took], family: str, other: str) -> bool:
         return True  # the machine changed between the two, or since what was known was measured
     if new.runs >= UNTIL:
         return False
-    return abs(1.0 - new.seconds / mine.seconds - _wanted(other, family)) < NARROW
+    # What gains more than its kind must bring, and is not in force, was kept out by steps that varied.
+    return gained(new, mine) > wanted(other, family) - NARROW
 
 
 def decided(in_turn: Sequence[str], took: Sequence[Took], family: str) -> set[str]:

@@ -1,6 +1,7 @@
 """Jobs whose plans are made by `plan = "auto"` on machines that others use: how close to the shortest step they end.
 
-``python -m tests.unit.planner.courses [--seeds 40] [--gbits 1,10] [--drift 0.2] [--steps 600] [--json FILE]``
+``python -m tests.unit.planner.courses [--seeds 40] [--gbits 1,10] [--drift 0.2] [--noise 0.04] [--steps 600]
+[--json FILE]``
 
 What a step really takes beyond computing is what is predicted times a factor of its codec's kind (0.7 to 1.5) and of
 its family (0.9 to 1.1), all that times how slow the machine is: others come and go every 10 to 50 s, and take up to
@@ -46,7 +47,7 @@ WARMUP: Final = 20
 LATE: Final = 10
 #: Seconds in which a plan is made, while steps go on.
 PLANNING: Final = 1.0
-#: Of steps that differ by chance alone, standard deviation over mean.
+#: Of steps that differ by chance alone, standard deviation over mean, unless told otherwise.
 NOISE: Final = 0.04
 #: A daemon's medians are of so many steps at most.
 WINDOW: Final = 200
@@ -55,13 +56,14 @@ WINDOW: Final = 200
 class Machine:
     """What steps really take."""
 
-    def __init__(self, seed: int, gbits: float, drift: float, layers: int = 8) -> None:
+    def __init__(self, seed: int, gbits: float, drift: float, layers: int = 8, noise: float = NOISE) -> None:
         self.profile: Profile = gpt(2, gbits * 1.2e8, whole=True, layers=layers)
         self.rng = np.random.default_rng(seed)
         kinds, known = self.rng.uniform(0.7, 1.5, 8), candidates({DENSE, *self.profile.codecs}, "balanced")
         self.factors = {spec.text: kinds[kind(spec.text)] * self.rng.uniform(0.9, 1.1) for spec in known}
         self.live = Live(self.profile, portions(self.profile, Wish().buckets))
         self.drift, self.slow, self.until, self.now = drift, 1.0, 0.0, 0.0
+        self.noise = noise
 
     def exact(self, rules: Rules) -> float:
         """Seconds of a step under these rules while nobody else uses the machine."""
@@ -80,7 +82,7 @@ class Machine:
         if self.now >= self.until:
             self.slow = 1.0 + self.rng.uniform(0.0, self.drift)
             self.until = self.now + self.rng.uniform(10.0, 50.0)
-        took = self.exact(rules) * self.slow * math.exp(self.rng.normal(0.0, NOISE))
+        took = self.exact(rules) * self.slow * math.exp(self.rng.normal(0.0, self.noise))
         self.now += took
         return float(took)
 
@@ -182,9 +184,9 @@ class Ended:
     tries: int
 
 
-def ended(seed: int, gbits: float, drift: float, steps: int, layers: int = 8) -> Ended:
+def ended(seed: int, gbits: float, drift: float, steps: int, layers: int = 8, noise: float = NOISE) -> Ended:
     """Run one job."""
-    machine = Machine(seed, gbits, drift, layers)
+    machine = Machine(seed, gbits, drift, layers, noise)
     shortest, course = machine.shortest(), Course(machine)
     took = list(course.run(steps))
     last = statistics.mean(took[-steps // 4 :])
@@ -198,6 +200,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=40)
     parser.add_argument("--gbits", default="1,10", help="of the links (default 1,10)")
     parser.add_argument("--drift", type=float, default=0.2)
+    parser.add_argument("--noise", type=float, default=NOISE, help=f"of each step (default {NOISE:g})")
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--json")
     args = parser.parse_args()
@@ -205,8 +208,8 @@ def main() -> None:
     for gbits in map(float, args.gbits.split(",")):
         found = []
         for seed in range(args.seeds):
-            found.append(ended(seed, gbits, args.drift, args.steps))
-            rows.append({"gbits": gbits, "drift": args.drift} | {k: getattr(found[-1], k) for k in Ended.__slots__})
+            found.append(ended(seed, gbits, args.drift, args.steps, noise=args.noise))
+            rows.append({"gbits": gbits, "drift": args.drift, "noise": args.noise} | {k: getattr(found[-1], k) for k in Ended.__slots__})
             if sys.stderr.isatty():
                 print(f"\r{gbits:g} Gbit/s: seed {seed + 1} of {args.seeds}", end="", file=sys.stderr)
         for what in ("rules", "last"):

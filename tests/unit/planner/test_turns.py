@@ -12,6 +12,7 @@ from gcproto.messages import Rule
 from gcserver.planner.auto import Considered, Proposal
 from gcserver.planner.auto_rules import PlannedRule
 from gcserver.planner.course import JUDGED_AFTER, Act, in_turn, judged, learned, next_act, noticed, replaced, switch
+from gcserver.planner.families import kind
 from gcserver.planner.profile import Profile, StepTime
 from gcserver.planner.standing import Before, Standing, rules_of
 from gcserver.planner.turns import (
@@ -27,6 +28,7 @@ from gcserver.planner.turns import (
     surpasses,
     told,
     undecided,
+    varying,
 )
 from tests.unit.planner.live_profiles import plain
 
@@ -102,6 +104,30 @@ def test_what_wins_by_a_machine_that_changed_has_to_win_again() -> None:
     assert next_act(standing, 7, measured(enough(0.68, 5), enough(0.63, 6)))[0] is Act.KEEP
     last = replace(standing, in_turn=(QSGD,) * UNTIL)
     assert next_act(last, 7, measured(enough(0.68, 5), enough(0.5, 6)))[0] is Act.KEEP, "there has to be an end"
+
+
+def test_the_more_turns_the_less_their_mean_varies() -> None:
+    """As it was seen of the GPT on four nodes: a sparsifier gained 9 and 6 % of steps that vary by an eighth."""
+    took = (Took(TOPK, 0.94, 1.0, 2, runs=2, alike=1), Took(QSGD, 1.08, 1.0, 3, runs=3))
+    then, now = StepTime(3, 1.08, 0.125, JUDGED_AFTER), StepTime(4, 1.01, 0.125, JUDGED_AFTER)
+    assert varying(took[0], now, took[1], then) == pytest.approx(1.25 * 0.125 / JUDGED_AFTER**0.5)
+    back = Before(rules(QSGD), then, kind=kind(QSGD), family=QSGD)
+    seen = measured(then, now)
+    known_ = judged(running(TOPK, 4, *took, before=back), seen).took
+    assert varying(known_[-1], now, took[1], then) == pytest.approx(1.25 * 0.125 / (2 * JUDGED_AFTER) ** 0.5)
+    found, why = next_act(running(TOPK, 4, *took, before=back, turns=(TOPK,) * 2), 7, seen)
+    assert found is Act.KEEP and why.endswith("0.975 and 1.08 s in 3 turns")
+    seen = measured(then, replace(now, noise=0.2))
+    standing = running(TOPK, 4, *took, before=back, turns=(TOPK,) * 2)
+    found, why = next_act(standing, 7, seen)
+    assert found is Act.TAKE_BACK and why.endswith("a gain of 9.7% where 12.5% is wanted: that one is back")
+    families = (Considered(TOPK, 0.9, 0.9), Considered(QSGD, 1.0, 0.9))
+    again = running(QSGD, 5, *learned(standing, seen)["took"], turns=(TOPK,) * 2)
+    assert again.proposal is not None
+    again = judged(again, measured(replace(then, plan=5)))
+    again = replace(again, proposal=replace(proposal(QSGD), considered=families), taken_back=(rules(TOPK),))
+    assert in_turn(again) == TOPK, "it may be the steps that keep it out"
+    assert in_turn(replace(again, in_turn=(TOPK,) * UNTIL)) == "", "there has to be an end"
 
 
 def test_what_surpasses_another_brings_what_its_kind_must() -> None:
@@ -229,13 +255,14 @@ def test_what_is_measured_in_turn_is_put_in_force_whatever_is_expected() -> None
     [
         (FP16, QSGD, 0.38, True),  # just the 5 % that it must bring
         (FP16, QSGD, 0.37, True),
-        (FP16, QSGD, 0.36, False),  # 10 %
+        (FP16, QSGD, 0.36, True),  # 10 %: steps that vary have kept it out
         (FP16, QSGD, 0.391, True),
         (FP16, QSGD, 0.40, False),
         (QSGD, FP16, 0.38, True),
         (QSGD, FP16, 0.42, False),
         (POWERSGD, QSGD, 0.42, True),  # nearly what it may cost to lose less
-        (POWERSGD, QSGD, 0.40, False),  # less than it may
+        (POWERSGD, QSGD, 0.40, True),  # less than it may
+        (POWERSGD, QSGD, 0.44, False),
         (FP16, "bf16", 0.39, True),  # of one kind the shorter
         (FP16, "bf16", 0.42, False),
     ],
