@@ -70,6 +70,14 @@ def test_an_older_torch(alone: FakeDaemon, version: str) -> None:
     assert sorted(s.section.tensors[0].name for s in domain.sections) == ["(root)", "0"]
 
 
+def test_what_is_made_older_may_be_as_old_itself(alone: FakeDaemon) -> None:
+    net = _sharded()
+    with older(net, "2.11"), older(net, "2.11"), older(net, "2.8"):
+        made = gcclient.fsdp2(net, {"*": "none"})
+    _step(net)
+    assert (made.waited, made._under_way) == (0, [])
+
+
 @pytest.mark.parametrize("case", ["a gradient is there", "float64", "cast", "factor", "hook"])
 def test_where_torch_reads_the_shard_at_once_the_hook_waits(alone: FakeDaemon, case: str) -> None:
     dtype = torch.float64 if case == "float64" else torch.float32

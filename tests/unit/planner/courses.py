@@ -209,7 +209,8 @@ def main() -> None:
         found = []
         for seed in range(args.seeds):
             found.append(ended(seed, gbits, args.drift, args.steps, noise=args.noise))
-            rows.append({"gbits": gbits, "drift": args.drift, "noise": args.noise} | {k: getattr(found[-1], k) for k in Ended.__slots__})
+            played = {"gbits": gbits, "drift": args.drift, "noise": args.noise}
+            rows.append(played | {k: getattr(found[-1], k) for k in Ended.__slots__})
             if sys.stderr.isatty():
                 print(f"\r{gbits:g} Gbit/s: seed {seed + 1} of {args.seeds}", end="", file=sys.stderr)
         for what in ("rules", "last"):
