@@ -6,9 +6,10 @@
 Every system trains the same model on the same batches, one after the other in the same processes: "compute" exchanges
 nothing, "ddp" is DistributedDataParallel over gloo, "hook:CODEC" the same with ``ddp_hook``, "optimizer:CODEC" is
 ``DistributedOptimizer``, "fsdp2:CODEC" is ``fully_shard`` with ``gcclient.fsdp2``, "hsdp" is ``fully_shard`` over a
-mesh whose replicas are averaged through the backend `gc`. In place of a codec, "auto" is a plan of the daemons' own,
-which has ``--auto-warmup`` steps to settle. A step's time is the longest of the two ranks, from the begin
-of the forward pass until the device is idle; the figure is the median.
+mesh whose replicas are averaged through the backend `gc`. "hook:auto" and "optimizer:auto"
+leave the plan to the daemons, which have ``--auto-warmup`` steps to settle; what is planned for is the job, which all
+systems are of, so only systems that exchange nothing through the daemons may be beside it. A step's time is the longest
+of the two ranks, from the begin of the forward pass until the device is idle; the figure is the median.
 
 "off" is the greatest difference of any parameter to "ddp"'s at the end: of lossless systems nothing beyond the last
 bits. "alike" is whether both ranks hold the same bits. "copies" is how long a step's copies between device and host
@@ -47,8 +48,10 @@ COMPUTE: Final = "compute"
 DDP: Final = "ddp"
 HSDP: Final = "hsdp"
 AUTO: Final = "auto"
-#: made with a codec or `AUTO`, as KIND:CODEC
+#: made with a codec, as KIND:CODEC
 KINDS: Final = ("hook", "optimizer", "fsdp2")
+#: for which daemons make plans, as KIND:auto
+PLANNED: Final = ("hook", "optimizer")
 DEFAULT: Final = "compute,ddp,hook:none,optimizer:none,fsdp2:none,hsdp,hook:onebit,fsdp2:topk(ratio=0.01)"
 #: steps before those that are timed: torch rebuilds its buckets, and memory is touched first
 WARM_UP: Final = 3
@@ -280,7 +283,6 @@ def measure(args: argparse.Namespace) -> Iterator[list[common.Row]]:
     """Starts daemons and workers; yields a row for each system."""
     with contextlib.ExitStack() as stack:
         lab = stack.enter_context(netns.open_network(NODES, args.network))
-        # Systems with a codec are not planned for: that is a rule of theirs.
         planned = {"plan.mode": "auto"} if any(map(_planned, args.systems)) else {}
         cluster = stack.enter_context(daemons.Daemons(lab.hosts, planned | dict(args.set)))
         traces = str(args.traces.resolve()) if args.traces else ""
@@ -319,9 +321,18 @@ def _systems(text: str) -> tuple[str, ...]:
     found = tuple(command.listed(text))
     for system in found:
         kind, colon, codec = system.partition(":")
-        if system not in (COMPUTE, DDP, HSDP) and not (kind in KINDS and colon and codec):
-            some = ", ".join([COMPUTE, DDP, HSDP, *(f"{kind}:CODEC" for kind in KINDS)])
+        kinds = PLANNED if codec == AUTO else KINDS
+        if system not in (COMPUTE, DDP, HSDP) and not (kind in kinds and colon and codec):
+            some = ", ".join(
+                [COMPUTE, DDP, HSDP, *(f"{kind}:CODEC" for kind in KINDS), *(f"{kind}:{AUTO}" for kind in PLANNED)]
+            )
             raise argparse.ArgumentTypeError(f"expected some of {some}, got {system!r}")
+    exchanging = [system for system in found if system not in (COMPUTE, DDP)]
+    if len(exchanging) > 1 and any(map(_planned, exchanging)):
+        raise argparse.ArgumentTypeError(
+            f"a plan is made for all that a run exchanges: expected {COMPUTE} and {DDP} beside one KIND:{AUTO}, "
+            f"got {', '.join(exchanging)}"
+        )
     return found
 
 
@@ -334,7 +345,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--batch", type=command.count, help="rows (default 8192; on the CPU 32)")
     parser.add_argument("--runs", type=command.count, default=10, help="timed steps (default 10)")
     parser.add_argument(
-        "--auto-warmup", type=command.count, default=300, help="steps in which auto may settle (default 300)"
+        "--auto-warmup",
+        type=command.count,
+        default=300,
+        help="steps in which a plan of the daemons may settle (default 300)",
     )
     parser.add_argument("--traces", type=Path, metavar="FOLDER", help="keep the profiler's traces of every rank")
     args = parser.parse_args(argv)

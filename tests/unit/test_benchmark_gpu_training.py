@@ -19,7 +19,15 @@ def test_systems_are_a_list_in_which_codecs_have_arguments() -> None:
     assert bench.parse(["--device", "cuda"]).batch == 8192
 
 
-@pytest.mark.parametrize("text", ["hook", "hook:", "horovod", "ddp,none"])
+def test_a_plan_of_the_daemons_has_a_run_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.parse(["--systems", "compute,ddp,hook:auto"]).systems[-1] == "hook:auto"
+    for others in ("hook:none", "hsdp", "optimizer:auto"):
+        with pytest.raises(SystemExit):
+            bench.parse(["--systems", f"ddp,hook:auto,{others}"])
+        assert f"beside one KIND:auto, got hook:auto, {others}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["hook", "hook:", "horovod", "ddp,none", "fsdp2:auto"])
 def test_what_is_no_system_is_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         bench.parse(["--systems", text])
@@ -55,11 +63,20 @@ def test_copies_that_hide_behind_kernels() -> None:
 @pytest.mark.long
 def test_it_runs_without_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Two real daemons, every kind of system."""
-    systems = "compute,ddp,hook:none,optimizer:none,fsdp2:none,hsdp,hook:onebit,hook:auto"
+    systems = "compute,ddp,hook:none,optimizer:none,fsdp2:none,hsdp,hook:onebit"
     asked = ["--device", "cpu", "--systems", systems, "--layers", "2", "--width", "96", "--runs", "2"]
-    assert bench.main([*asked, "--auto-warmup", "4", "--json", str(tmp_path / "out.json")]) == 0
+    assert bench.main([*asked, "--json", str(tmp_path / "out.json")]) == 0
     rows = json.loads((tmp_path / "out.json").read_text())["rows"]
     assert [row["system"] for row in rows] == systems.split(",")
     assert all(row["alike"] and row["median_s"] > 0 and row["runs"] == 2 for row in rows)
-    assert [row["off"] < 1e-6 for row in rows[1:-1]] == [True] * 5 + [False]
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[-8:]] == systems.split(",")
+    assert [row["off"] < 1e-6 for row in rows[1:]] == [True] * 5 + [False]
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[-7:]] == systems.split(",")
+
+
+@pytest.mark.long
+def test_a_plan_is_made_without_a_gpu(tmp_path: Path) -> None:
+    asked = ["--device", "cpu", "--systems", "compute,ddp,optimizer:auto", "--runs", "2", "--auto-warmup", "40"]
+    assert bench.main([*asked, "--json", str(tmp_path / "out.json")]) == 0
+    rows = json.loads((tmp_path / "out.json").read_text())["rows"]
+    assert [row["system"] for row in rows] == ["compute", "ddp", "optimizer:auto"]
+    assert all(row["alike"] and row["median_s"] > 0 for row in rows)
