@@ -16,11 +16,12 @@ from msgspec.structs import replace
 from gcproto.dtypes import DType
 from gcproto.modes import QUALITIES
 from gcproto.rates import say_rate
-from gcserver.planner.auto import Proposal, Wish, compose, worth
+from gcserver.planner.auto import Proposal, Wish, compose
 from gcserver.planner.auto_informed import informed
 from gcserver.planner.families import CASTS, DENSE
 from gcserver.planner.live_layout import placed
 from gcserver.planner.profile import CodecCost, LinkCost, Profile, ProfiledTensor, ProfileError
+from gcserver.planner.worth import worth
 
 #: Bandwidths between which the one is looked for above which compression stops paying, bytes a second.
 LEAST: Final = 1e5

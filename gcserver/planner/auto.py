@@ -26,7 +26,6 @@ The rules, in order:
 from __future__ import annotations
 
 import dataclasses
-import math
 import statistics
 from collections.abc import Sequence
 from typing import Final
@@ -43,7 +42,6 @@ from gcserver.planner.auto_why import GroupWhy, explain
 from gcserver.planner.errors import TableError
 from gcserver.planner.families import (
     DENSE,
-    GAINS,
     KINDS,
     SPARSE,
     TWO_EXCHANGES,
@@ -59,8 +57,8 @@ from gcserver.planner.families import (
 )
 from gcserver.planner.live import Live
 from gcserver.planner.live_layout import DDP_BUCKETS, portions
-from gcserver.planner.profile import Profile, StepTime
-from gcserver.values import human_duration
+from gcserver.planner.profile import Profile
+from gcserver.planner.worth import margin, of_means, uncertainty
 
 PARTS: Final = frozenset({"lgreco", "mergecomp", "espresso"})
 #: Steps that differ by less, as a share, are equally long: the less lossy family wins.
@@ -81,11 +79,11 @@ class Wish(msgspec.Struct, frozen=True):
     groups: names of those it brings together, where it was told to. regroup: whether the proposal's groups come
     into force together with it. alpha_lo, notches: the budgets of L-GreCo. rules, step: those in force and the
     seconds that a step takes under them, as measured (0: not yet). took: seconds of a step under families that were
-    in force, which count instead of predictions. made, late_after: steps of the model, and after how many low rank
-    and sparsifiers are in question (`families.late_steps`); 0: at once. hope: the share by which the steps of
-    families that were never in force may be shorter than predicted, so that they are tried. kept: rules under which
-    families took that. refused: families that are not in question, and why. measure: a family to be put in force to
-    see what its steps take; empty if none is.
+    in force, which count instead of predictions; agreeing: of how many measurements each is the mean. made,
+    late_after: steps of the model, and after how many low rank and sparsifiers are in question (`families.late_steps`);
+    0: at once. hope: the share by which the steps of families that were never in force may be shorter than predicted,
+    so that they are tried. kept: rules under which families took that. refused: families that are not in question, and
+    why. measure: a family to be put in force to see what its steps take; empty if none is.
     """
 
     quality: str = "balanced"
@@ -101,6 +99,7 @@ class Wish(msgspec.Struct, frozen=True):
     rules: tuple[PlannedRule, ...] = ()
     step: float = 0.0
     took: dict[str, float] = {}
+    agreeing: dict[str, int] = {}
     kept: dict[str, tuple[PlannedRule, ...]] = {}
     made: int = 0
     late_after: int = 0
@@ -126,7 +125,7 @@ class Proposal(msgspec.Struct, frozen=True):
     that the mean node sends. why: by group. considered: families, the least lossy first. reason: one sentence.
     overspent: what the levels in force lose, if they are this family's, over what they may by the errors of now. hope:
     the share by which steps may be shorter than expected, where that is why the family is tried. terms: what was
-    learned of the profile, by which all is priced.
+    learned of the profile, by which all is priced. tolerant: as the profile has it.
     """
 
     family: str
@@ -144,42 +143,12 @@ class Proposal(msgspec.Struct, frozen=True):
     overspent: float = 0.0
     hope: float = 0.0
     terms: Terms | None = None
+    tolerant: bool = False
 
     @property
     def hoped(self) -> float:
         """Seconds of a step if it is as much shorter than expected as it may be."""
         return self.expected * (1.0 - self.hope)
-
-
-def margin(noise: float, before: int = 0, then: int = 0) -> float:
-    """The gain, as a share, that a switch must bring where steps vary by ``noise`` (standard deviation over mean), from
-    one kind of codecs to another (`families.KINDS`). Below 0 it is what the way back may cost, from kinds of which
-    models may suffer."""
-    if then < before and GAINS[before] > GAINS[0]:
-        return -max(GAINS[before], 2.0 * noise)
-    return max(GAINS[then] if then > before else GAINS[0], 2.0 * noise)
-
-
-def uncertainty(step: StepTime) -> float:
-    """Standard deviation of a measured median over the median: of normal noise, 1.25 that of a step over the root of
-    the steps."""
-    return 1.25 * step.noise / math.sqrt(max(step.steps, 1))
-
-
-def worth(now: StepTime | float, proposal: Proposal, noise: float = 0.0, before: int = 0) -> tuple[bool, str]:
-    """(whether to switch, why) from a step that takes ``now``, measured or predicted, to what ``proposal`` expects.
-    before: the kind of what is in force."""
-    seconds = now.seconds if isinstance(now, StepTime) else now
-    noise = max(noise, uncertainty(now) if isinstance(now, StepTime) else 0.0)
-    if seconds <= 0:
-        return False, "no step was measured yet"
-    gain, wanted = 1.0 - proposal.hoped / seconds, margin(noise, before, kind(proposal.family))
-    if gain > wanted:
-        change = f"{gain:.1%} less" if gain >= 0 else f"{-gain:.1%} more, but less is lost"
-        return True, f"{human_duration(proposal.hoped)} a step instead of {human_duration(seconds)}: {change}"
-    if gain < 0:
-        return False, f"{human_duration(proposal.hoped)} a step is more than the {human_duration(seconds)} of now"
-    return False, f"a gain of {gain:.1%} is not above the {wanted:.1%} that a switch must bring"
 
 
 def compose(profile: Profile, wish: Wish | None = None) -> Proposal:
@@ -200,7 +169,7 @@ def compose(profile: Profile, wish: Wish | None = None) -> Proposal:
     plans = [dataclasses.replace(p, seconds=seconds) for p, seconds in zip(plans, corrected, strict=True)]
     noise = uncertainty(profile.steps[-1]) if profile.steps else 0.0
     hoped = [dataclasses.replace(p, seconds=_hoped(wish, p, profile)) for p in plans]
-    winner, losers, reason = _winner(hoped, noise)
+    winner, losers, reason = _winner(hoped, noise, profile.tolerant, wish.agreeing)
     hope = next(1.0 - winner.seconds / p.seconds for p in plans if p.spec == winner.spec) if winner.seconds else 0.0
     if wish.family:
         winner, reason = plans[-1], f"{wish.family} was asked for"
@@ -236,8 +205,9 @@ def compose(profile: Profile, wish: Wish | None = None) -> Proposal:
     ]
     names = tuple(t.name for t in profile.tensors)
     # Rules of a family of ranks name the highest rank that is given, not the family's own.
+    whose = [family for family, kept in wish.kept.items() if kept == wish.rules]
     alike = any(parse(rule.spec).key == winner.spec.key for rule in wish.rules)
-    own = alike or wish.kept.get(winner.spec.text) == wish.rules
+    own = winner.spec.text in whose if whose else alike
     return Proposal(
         winner.spec.text,
         found,
@@ -254,6 +224,7 @@ def compose(profile: Profile, wish: Wish | None = None) -> Proposal:
         spent(live, winner, wish.rules, wish.exclude) if own else 0.0,
         hope,
         terms(profile),
+        profile.tolerant,
     )
 
 
@@ -341,18 +312,24 @@ INTOLERANT: Final = "the optimizer is not known to stand late gradients (SGD wit
 _WHOLE: Final = "blocks may cut matrices; make the state with whole=True for codecs of matrices"
 
 
-def _winner(plans: Sequence[FamilyPlan], noise: float) -> tuple[FamilyPlan, dict[str, str], str]:
-    """(the plan that wins, why each other does not, the sentence of the proposal); plans: the least lossy first."""
+def _winner(
+    plans: Sequence[FamilyPlan], noise: float, tolerant: bool, agreeing: dict[str, int]
+) -> tuple[FamilyPlan, dict[str, str], str]:
+    """(the plan that wins, why each other does not, the sentence of the proposal); plans: the least lossy first, noise:
+    of one measurement, agreeing: see `Wish`."""
     none = plans[0]
     in_question = [none]
     for i, names in enumerate(KINDS):
-        before, wanted = _fastest(in_question), margin(noise, then=i)
-        in_question += [p for p in plans[1:] if p.spec.name in names and _pays(p, before, wanted)]
+        before = _fastest(in_question)
+        for p in [p for p in plans[1:] if p.spec.name in names]:
+            unsure = of_means(noise, *(agreeing.get(each.spec.text, 1) for each in (p, before)))
+            if _pays(p, before, margin(unsure, kind(before.spec.text), i, tolerant)):
+                in_question.append(p)
     winner = _fastest(in_question)
     if winner is none:
         best = min(plans, key=lambda p: p.seconds)
         gain = 1 - best.seconds / none.seconds if none.seconds else 0.0
-        wanted = margin(noise, then=kind(best.spec.text))
+        wanted = margin(noise, 0, kind(best.spec.text), tolerant)
         reason = f"dense: compression would gain {gain:.1%}, a switch must bring {wanted:.1%}"
     else:
         reason = f"{winner.spec.text}: {1 - winner.seconds / none.seconds:.1%} less than dense"

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
 from msgspec.structs import replace
 
-from gcproto.messages import Rule
 from gcproto.modes import STATIC
-from gcserver.planner.auto import INTOLERANT, Proposal, margin, worth
+from gcserver.planner.auto import Proposal
 from gcserver.planner.auto_levels import OVERSPENT
 from gcserver.planner.auto_rules import PlannedRule
 from gcserver.planner.drift import drift, link_drift
-from gcserver.planner.families import DENSE, kind, late_steps, parse, tolerated, too_lossy
+from gcserver.planner.families import DENSE, kind, late_steps
+from gcserver.planner.in_force import effective, lossiest, lossy
 from gcserver.planner.profile import Profile, StepTime
 from gcserver.planner.standing import Before, Rules, Standing, rules_of
 from gcserver.planner.turns import (
@@ -38,6 +38,7 @@ from gcserver.planner.turns import (
     varying,
     wanted,
 )
+from gcserver.planner.worth import margin, worth
 
 #: Planned again when compute or link have changed by so much.
 DRIFT: Final = 0.2
@@ -78,7 +79,7 @@ def noticed(standing: Standing, version: int, rules: Rules, planned: bool = Fals
     operator's, at whatever node, or an audit's."""
     if standing.mode == STATIC:
         return standing
-    if rules == standing.asked:
+    if rules == standing.asked and planned:
         return replace(
             standing, rules=rules, asked=None, plan=version, stayed=False, running=standing.asked_as,
             before=standing.asked_before, asked_as="", asked_before=None, mine=True,
@@ -100,7 +101,7 @@ def next_act(
     standing: Standing, domain: int, seen: Profile, settled: int = 0, late_after: int = 0, why_not: str = ""
 ) -> tuple[Act, str]:
     """(what to do, why), from what is measured now of the job's model, which has made so many steps (``settled``);
-    late_after: see `families.late_steps`. why_not: see `barred`."""
+    late_after: see `families.late_steps`. why_not: see `in_force.barred`."""
     if standing.profile is None:
         return Act.PLAN, "the first plan"
     if domain != standing.domain:
@@ -124,7 +125,8 @@ def next_act(
     if (longer := departed(standing, seen)) > SURPRISE:
         return Act.PLAN, f"steps under plan {standing.plan} take {longer:.0%} longer than when it was judged"
     for new in standing.took[standing.considered :]:
-        if _was_tried(standing, new.family) or _may_be_beaten(standing) or beaten(standing.took, standing.family):
+        lost = beaten(standing.took, standing.family, seen.tolerant)
+        if lost or _was_tried(standing, new.family) or _may_be_beaten(standing):
             return Act.PLAN, f"{new.family} took {new.seconds:.3g} s a step, others may take less"
         if new.seconds > new.expected * (1 + SURPRISE):
             # Another family may now be the one to choose. Each is tried once, so this comes to an end.
@@ -155,8 +157,9 @@ def in_turn(standing: Standing) -> str:
     """The family that is to be put in force to be measured beside the one that is; empty if there is none."""
     if standing.proposal is None or on_trial(standing):
         return ""
-    done = {*decided(standing.in_turn, standing.took, standing.family), *standing.refused}
-    return next_in_turn(standing.proposal.considered, standing.family, standing.took, done)
+    took, family, newest = standing.took, standing.family, standing.proposal
+    done = {*decided(standing.in_turn, took, family, newest.tolerant), *standing.refused}
+    return next_in_turn(newest.considered, family, took, done)
 
 
 def _unnoted(standing: Standing, after: StepTime | None) -> bool:
@@ -196,14 +199,18 @@ def judged(standing: Standing, seen: Profile) -> Standing:
 
 
 def learned(standing: Standing, seen: Profile) -> dict[str, Any]:
-    """What changes of a standing whose plan turns out slower than what it replaced: what is known of steps."""
+    """What changes of a standing whose plan turns out slower than what it replaced: what is known of steps. After a
+    turn the proposal that was in force before is the newest again: nothing has changed that it was made for."""
     done, before = judged(standing, seen), standing.before
     took = done.took
     if before is not None and before.family == standing.family:
         # Other rules of one family: what those took that come back counts.
         kept = noted(standing.took, before.family, before.step, before.step.seconds, True, before.rules)
         took = (*(t for t in took if t.family != before.family), kept[-1])
-    return {"took": took, "considered": done.considered}
+    found: dict[str, Any] = {"took": took, "considered": done.considered}
+    if before is not None and before.proposal is not None and standing.family in standing.in_turn:
+        found["proposal"] = before.proposal
+    return found
 
 
 def departed(standing: Standing, seen: Profile) -> float:
@@ -215,8 +222,9 @@ def departed(standing: Standing, seen: Profile) -> float:
 
 
 def _was_tried(standing: Standing, family: str) -> bool:
-    """Whether a family was in force to see how long its steps are."""
-    return standing.proposal is not None and standing.proposal.hope > 0 and standing.proposal.family == family
+    """Whether a family was in force to see how long its steps are: what is said of it and of others is of before."""
+    newest, stays = standing.proposal, family == standing.family and family in standing.in_turn
+    return newest is not None and newest.family == family and (newest.hope > 0 or stays)
 
 
 def _may_be_beaten(standing: Standing) -> bool:
@@ -267,16 +275,6 @@ def other_network(standing: Standing, seen: Profile) -> bool:
     return before.nodes != seen.nodes or (before.link.samples > 0 and link_drift(before, seen) > DRIFT)
 
 
-def lossy(rules: Iterable[Rule | PlannedRule]) -> bool:
-    """Whether rules compress anything; those of no plan do not."""
-    return any(rule.spec != DENSE for rule in rules)
-
-
-def lossiest(rules: Iterable[Rule | PlannedRule]) -> int:
-    """The lossiest kind of codecs in a plan (`families.KINDS`)."""
-    return max((kind(rule.spec) for rule in rules), default=0)
-
-
 def _judged(standing: Standing, replaced: Before, seen: Profile) -> tuple[Act, str]:
     before, after = replaced.step, step_under(seen, standing.plan)
     if after is None or after.steps < JUDGED_AFTER:
@@ -289,7 +287,8 @@ def _judged(standing: Standing, replaced: Before, seen: Profile) -> tuple[Act, s
         if old is not None and new is not None:
             turns = "turn" if new.runs == 1 else "turns"
             took += f", {new.seconds:.3g} and {old.seconds:.3g} s in {new.runs} {turns}"
-            gain, least = gained(new, old), wanted(new.family, old.family, varying(new, after, old, before))
+            unsure = varying(after_both, new.family, old.family, before, after)
+            gain, least = gained(new, old), wanted(new.family, old.family, unsure, seen.tolerant)
             if gain <= least:
                 return Act.TAKE_BACK, f"{took}, a gain of {gain:.1%} where {least:.1%} is wanted: that one is back"
             if not new.settled and standing.in_turn.count(standing.family) < UNTIL:
@@ -298,19 +297,12 @@ def _judged(standing: Standing, replaced: Before, seen: Profile) -> tuple[Act, s
     noise = max(before.noise, after.noise)
     # What came into force because it loses less may cost what it was let cost. (Older daemons kept no kind.)
     gave_up = max(replaced.kind, lossiest(replaced.rules))
-    allowed = max(margin(noise), -margin(noise, gave_up, lossiest(standing.rules)))
+    allowed = max(margin(noise), -margin(noise, gave_up, lossiest(standing.rules), seen.tolerant))
     if replaced.family == standing.family != "":
         allowed = 0.0  # nothing else would say which of two plans of one family is the shorter
     if after.seconds > before.seconds * (1 + allowed):
         return Act.TAKE_BACK, f"{took}: that one is back"
     return Act.KEEP, took
-
-
-def effective(rules: Sequence[PlannedRule]) -> Sequence[PlannedRule]:
-    """Of all rules of a plan, what a model was declared with among them, those that may decide: the last that matches
-    does, and nothing before one for all tensors."""
-    last = max((i for i, rule in enumerate(rules) if rule.pattern == "*"), default=0)
-    return rules[last:]
 
 
 def switch(
@@ -324,7 +316,7 @@ def switch(
 ) -> tuple[bool, str]:
     """(whether to put a proposal in force, why). in_force: the rules of the job's plan. ``now``: the measured step
     under them and what they leave to its models, if there is one; made_by: all of these. measure: the family that is to
-    be measured, whatever is expected of it. why_not: see `barred`."""
+    be measured, whatever is expected of it. why_not: see `in_force.barred`."""
     rules = rules_of(proposal)
     if rules == in_force:
         return False, f"the plan in force stays, it is the one to choose: {proposal.reason}"
@@ -340,20 +332,11 @@ def switch(
     if now is None and standing.profile is not None:
         # Any but the first would neither be known to gain nor be judged.
         return False, f"the plan in force stays, no step under it has been measured yet ({proposal.reason})"
-    good, reason = worth(now, proposal, before=lossiest(effective(made_by))) if now is not None else (True, "")
+    if now is None:
+        return True, proposal.reason
+    unsure = varying(standing.took, proposal.family, standing.family, now)
+    good, reason = worth(now, proposal, unsure, lossiest(effective(made_by)))
     return good, proposal.reason if good else f"the plan in force stays: {reason} ({proposal.reason})"
-
-
-def barred(in_force: Rules, quality: str, tolerant: bool, planned: bool = False) -> str:
-    """Why the rules of a job's plan have to go, whatever that costs; empty if they may stay: sparsifiers, which
-    ``quality`` does not take with its optimizer, and of a planner (``planned``) all that loses more than this quality
-    lets it. What an operator chose otherwise stays until something is faster."""
-    for spec in (parse(rule.spec) for rule in in_force):
-        if not tolerated(spec, quality, tolerant):
-            return f"sparsifiers have to go: {INTOLERANT}"
-        if planned and (why := too_lossy(spec, quality)):
-            return f"{spec.text} has to go: {why}"
-    return ""
 
 
 def stays_dense(proposal: Proposal, in_force: Sequence[PlannedRule]) -> bool:
@@ -383,12 +366,13 @@ def replaced(
 ) -> Before | None:
     """What the next plan is judged by; None where too few steps were measured to judge it, or it is not for speed.
     standing: as it was until now; in_force: all rules that steps were made by, those of no plan among them. why_not:
-    see `barred`."""
+    see `in_force.barred`."""
     if now is None or now.steps < COMPARED or proposal.overspent > 1 + OVERSPENT or why_not:
         return None
     decide = effective(in_force)
     dense = not lossy(decide)
-    return Before(rules, now, dense, lossiest(decide), standing.family or (DENSE if dense else ""))
+    made_by = standing.proposal if standing.holds else None
+    return Before(rules, now, dense, lossiest(decide), standing.family or (DENSE if dense else ""), made_by)
 
 
 def step_under(profile: Profile, plan: int) -> StepTime | None:

@@ -51,6 +51,9 @@ LATER: Final = 10
 #: of the step, that it must bring (docs/planner.md says what that was measured by).
 KINDS: Final = (frozenset({DENSE}), frozenset(CASTS), frozenset({"qsgd"}), TWO_EXCHANGES, SPARSE)
 GAINS: Final = (0.05, 0.05, 0.05, 0.06, 0.06)
+#: The same of low rank and sparsifiers over quantisers, and of one over the other, where the optimizer is known to
+#: stand late gradients: what they send late costs such a training nothing that was found (docs/planner.md).
+GAIN_TOLERANT: Final = 0.03
 
 _ORDER: Final = (DENSE, *CASTS, "qsgd", "powersgd", "sidco-e", "topk")
 #: family -> (parameter, the least of it that each quality accepts)
@@ -143,6 +146,12 @@ def late_steps(late_after: int, tolerant: bool) -> tuple[int, int]:
     """The steps from which low rank and sparsifiers are in question: ``late_after`` for low rank if the optimizer is
     known to stand late gradients (``tolerant``)."""
     return late_after if tolerant else late_after * LATER, late_after * LATER
+
+
+def gain_wanted(some: int, lossier: int, tolerant: bool) -> float:
+    """What the lossier of two `KINDS` must bring over the other, as a share of the step; tolerant: as in
+    `late_steps`."""
+    return GAIN_TOLERANT if tolerant and KINDS[some].isdisjoint({DENSE, *CASTS}) else GAINS[lossier]
 
 
 def tolerated(spec: Spec, quality: str, tolerant: bool) -> bool:

@@ -19,13 +19,15 @@ Rules = tuple[Rule, ...]
 class Before(msgspec.Struct, frozen=True):
     """What a plan replaced: rules, and the measured step under them. dense: nothing was compressed in it, nor by what
     the job's models were declared with, which rules do not say. kind: the lossiest of what compressed (`KINDS`).
-    family: of the proposal that it was, `DENSE` where steps were dense without one, empty for anything else."""
+    family: of the proposal that it was, `DENSE` where steps were dense without one, empty for anything else. proposal:
+    that one, as far as steps were made by it."""
 
     rules: Rules
     step: StepTime
     dense: bool = False
     kind: int = 0
     family: str = ""
+    proposal: Proposal | None = None
 
 
 class Standing(msgspec.Struct, frozen=True):
@@ -35,7 +37,7 @@ class Standing(msgspec.Struct, frozen=True):
     when it began. asked: rules it has asked for and does not know yet what became of; asked_as, asked_before: what is
     then ``running`` and ``before``. domain, profile, proposal: the newest proposal, for which domain, of what. plan:
     the version of the job's newest plan, 0 while there is none. before: what that one replaced, until it has been
-    judged. taken_back: rules whose steps were slower than those before them, refused: families that a member could not
+    judged. taken_back: rules that gained too little over those before them, refused: families that a member could not
     use, and what it said; not tried again until the profile drifts. took: what families took when they were in force,
     until it drifts, the newest last; considered: so many of these the newest proposal knew. in_turn: families that were
     put in force to be measured beside the best. chosen: the quality is an operator's, whose word comes first. at: steps

@@ -3,7 +3,7 @@
 What may live here: what measured steps of one plan say of those of others, which family is measured once more. What may
 not: when that is asked, what becomes of a job's plans (`course.py`), predictions (`live.py`).
 
-Plans are tried one after the other, and a machine that others use, or whose network is theirs too, may be a fifth
+Plans are tried one after the other, and a machine that others use, or whose network is theirs too, may be a tenth
 slower by the next trial: the shorter step would be the luckier one. So a plan that is back is measured again (A B A),
 what all others took is taken to have changed as it did, and what came close to the best is in force once more before it
 is given up (A B A B).
@@ -20,9 +20,10 @@ import msgspec
 from msgspec.structs import replace
 
 from gcproto.messages import Rule
-from gcserver.planner.auto import TIE, Considered, margin, uncertainty
+from gcserver.planner.auto import TIE, Considered
 from gcserver.planner.families import CASTS, DENSE, kind
 from gcserver.planner.profile import StepTime
+from gcserver.planner.worth import margin, of_means, uncertainty
 
 #: Families whose steps were longer than those of the plan in force by less than this share are measured in turns.
 CLOSE: Final = 0.10
@@ -35,6 +36,8 @@ OFTEN: Final = 3
 #: share, until it was in force so often.
 NARROW: Final = 0.03
 UNTIL: Final = 4
+#: Of one kind, where the shorter wins by however little, so often: what is within `NARROW` then is about as good.
+UNTIL_ALIKE: Final = 2
 #: Two measurements of a family that differ by more than this share are of machines that differ: another one decides.
 CHANGED: Final = 0.10
 
@@ -123,16 +126,11 @@ def noted(
     return (*others, Took(family, seconds, expected, step.plan, before.runs + 1, rules, alike))
 
 
-def beaten(took: Sequence[Took], family: str) -> bool:
+def beaten(took: Sequence[Took], family: str, tolerant: bool = False) -> bool:
     """Whether another family, as it was measured, gains so much over this one that a switch pays."""
-    mine = known(took, family)
-    return mine is not None and any(surpasses(t, mine, alike=margin(0.0)) for t in took if t.family != family)
-
-
-def surpasses(new: Took, old: Took, unsure: float = 0.0, alike: float = 0.0) -> bool:
-    """Whether what was measured of ``new`` is as much shorter than ``old`` as its kind must bring; of two of one kind,
-    by more than ``alike``. unsure: standard deviation of the measurements, as a share."""
-    return gained(new, old) > wanted(new.family, old.family, unsure, alike)
+    mine, others = known(took, family), [t for t in took if t.family != family]
+    least = margin(0.0)
+    return mine is not None and any(gained(t, mine) > wanted(t.family, family, 0.0, tolerant, least) for t in others)
 
 
 def gained(new: Took, old: Took) -> float:
@@ -140,35 +138,43 @@ def gained(new: Took, old: Took) -> float:
     return 1.0 - new.seconds / old.seconds if old.seconds > 0 else 0.0
 
 
-def wanted(new: str, old: str, unsure: float = 0.0, alike: float = 0.0) -> float:
-    """The share by which steps of a family must be shorter than those of another; see `surpasses`."""
+def wanted(new: str, old: str, unsure: float = 0.0, tolerant: bool = False, alike: float = 0.0) -> float:
+    """The share by which steps of a family must be shorter than those of another, by their kinds; below 0 what losing
+    less may cost, and ``alike`` where they are of one kind. unsure: standard deviation of what both took, as a share;
+    tolerant: see `auto.margin`."""
     then, before = kind(new), kind(old)
-    return alike if then == before else margin(unsure, before, then)
+    return alike if then == before else margin(unsure, before, then, tolerant)
 
 
-def varying(new: Took, after: StepTime, old: Took, before: StepTime) -> float:
-    """Standard deviation of what two families took, as a share, by the newest measurement of each (``after`` and
-    ``before``): the more measurements a mean is of, the less."""
-    return max(uncertainty(after), uncertainty(before)) / math.sqrt(max(1, min(new.agreeing, old.agreeing)))
+def varying(took: Sequence[Took], new: str, old: str, *steps: StepTime) -> float:
+    """Standard deviation of what two families took, as a share, by the newest measurements (``steps``): the more of
+    them a mean is of, the less."""
+    both = (known(took, new), known(took, old))
+    return of_means(max(map(uncertainty, steps)), *(t.agreeing if t is not None else 1 for t in both))
 
 
-def undecided(took: Sequence[Took], family: str, other: str) -> bool:
+def undecided(took: Sequence[Took], family: str, other: str, tolerant: bool = False) -> bool:
     """Whether another turn of ``other`` may change which of both is to stay, ``family`` being in force."""
     mine, new = known(took, family), known(took, other)
     if mine is None or new is None:
         return False
     if not new.settled:
         return True  # the machine changed between the two, or since what was known was measured
-    if new.runs >= UNTIL:
+    if new.runs >= _until(family, other):
         return False
     # What gains more than its kind must bring, and is not in force, was kept out by steps that varied.
-    return gained(new, mine) > wanted(other, family) - NARROW
+    return gained(new, mine) > wanted(other, family, 0.0, tolerant) - NARROW
 
 
-def decided(in_turn: Sequence[str], took: Sequence[Took], family: str) -> set[str]:
+def _until(family: str, other: str) -> int:
+    """How often a family is in force beside another one."""
+    return UNTIL_ALIKE if kind(family) == kind(other) else UNTIL
+
+
+def decided(in_turn: Sequence[str], took: Sequence[Took], family: str, tolerant: bool = False) -> set[str]:
     """Of the families that were in turn, one after the other, those that need no other turn beside ``family``."""
     # Rules that cannot be kept make each measurement of a family its first one: so turns are counted, too.
-    return {f for f in in_turn if in_turn.count(f) >= UNTIL or not undecided(took, family, f)}
+    return {f for f in in_turn if in_turn.count(f) >= _until(family, f) or not undecided(took, family, f, tolerant)}
 
 
 def next_in_turn(considered: Sequence[Considered], family: str, took: Sequence[Took], done: Collection[str]) -> str:

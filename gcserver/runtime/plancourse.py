@@ -47,7 +47,8 @@ HOLD: Final = 50
 class Course:
     """Of one job. ``result``: what became of the last attempt, ``waits``: what the next one waits for or is at;
     ``failed``: attempts in a row that came to nothing; ``task``: work under way; ``looked_at``: the step at which
-    gradients were last looked at, below 0 where they are to be before the next plan."""
+    gradients were last looked at, below 0 where they are to be before the next plan; ``changes``: how often somebody
+    said who makes the plans, or what they may lose."""
 
     standing: Standing
     result: str = ""
@@ -55,6 +56,7 @@ class Course:
     looked: float = 0.0
     failed: int = 0
     looked_at: int = -1
+    changes: int = 0
     task: asyncio.Task[AnswerRequest | None] | None = None
     #: since when steps are measured anew because the network is another one; 0: they are not
     afresh: float = 0.0
@@ -67,6 +69,11 @@ class Course:
     def says(self) -> str:
         """How planning stands, in one sentence; empty where operators make the plans or nothing has happened."""
         return self.waits or self.result or stands(self.standing)
+
+    @property
+    def wanted(self) -> tuple[str, str, int]:
+        """What work on a plan is for: it has come to nothing where this is another one meanwhile."""
+        return self.standing.mode, self.standing.quality, self.changes
 
     def wait(self, what: str) -> None:
         """Nothing can be done before that; it is looked for at every tick."""
@@ -85,6 +92,7 @@ class Course:
         """Somebody wants it otherwise: what was tried and put off is tried at once."""
         self.forget()
         self.looked, self.failed, self.afresh, self.looked_at = 0.0, 0, 0.0, -1
+        self.changes += 1
 
     def looks_at_gradients(self, seen: Profile, settled: int) -> bool:
         """Whether a plan at this step has to look at gradients first, since errors of large tensors are not known or

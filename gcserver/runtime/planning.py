@@ -30,6 +30,7 @@ from gcserver.planner import course as decide
 from gcserver.planner.auto import Wish
 from gcserver.planner.course import Act
 from gcserver.planner.families import DENSE
+from gcserver.planner.in_force import barred
 from gcserver.planner.profile import Profile
 from gcserver.planner.standing import Before, Rules, Standing, rules_of
 from gcserver.runtime import planwish
@@ -52,13 +53,6 @@ log = logging.getLogger("gcserver")
 
 def _log(job: Job) -> logging.LoggerAdapter[logging.Logger]:
     return of_job(log, job.record.label)
-
-
-def _why_not(job: Job, standing: Standing, quality: str, seen: Profile) -> str:
-    """Why the job's plan has to go (`course.barred`)."""
-    # Rules of no family are an operator's that came back when a plan was taken back.
-    ours = standing.profile is None or standing.family != ""
-    return decide.barred(newest_rules(job), quality, seen.tolerant, newest_planned(job) and ours)
 
 
 class Planning:
@@ -109,11 +103,12 @@ class Planning:
         said = planwish.quality(course.standing, self.facts.model(job), self.facts.others(job))
         return f"plans are made by the planner ({mode}, {said}) from now on"
 
-    def by_hand(self, job: Job) -> None:
-        """An operator gave the job rules: they are not to be planned away. Other nodes' operators are noticed by what
-        they gave."""
+    def by_hand(self, job: Job, changes: int | None = None) -> None:
+        """An operator gave the job rules: they are not to be planned away, unless somebody has given the plans to the
+        planner since (``changes``: those of the course when the rules were given). Other nodes' operators are noticed
+        by what they gave."""
         course = self.course(job)
-        if job.node == job.first and course.standing.mode != STATIC:
+        if job.node == job.first and course.standing.mode != STATIC and changes in (None, course.changes):
             course.standing = decide.by_hand(course.standing)
             course.forget()
             self._now(job)
@@ -193,18 +188,25 @@ class Planning:
             return
         others = self.facts.others(job)
         late_after = planwish.late_after(course.standing, domain, self._s.config.plan, others)
-        why_not = _why_not(job, course.standing, planwish.quality(course.standing, domain, others), seen)
+        quality = planwish.quality(course.standing, domain, others)
+        why_not = planwish.why_not(job, course.standing, quality, seen)
         settled = planwish.made(domain)
         act, why = decide.next_act(course.standing, domain.config.domain, seen, settled, late_after, why_not)
+        before = course.standing.before
+        if act is Act.TAKE_BACK and before and barred(before.rules, quality, seen.tolerant, before.family != ""):
+            act = Act.KEEP  # what it would give way to may not be in force any more
         plans = act in (Act.PLAN, Act.MEASURE)
         if not plans or not decide.other_network(course.standing, seen):
             course.afresh = 0.0  # a network that is again as it was has to change once more
         if act is Act.KEEP:
+            _log(job).info("job %r: plan %d stays: %s", job.record.label, course.standing.plan, why)
             course.standing, course.looked = decide.judged(course.standing, seen), 0.0  # what follows is seen at once
             self._now(job)
         elif plans:
             step = step_now(domain, seen)
-            if decide.other_network(course.standing, seen):
+            if why_not:
+                enough = True  # whatever steps take without it
+            elif decide.other_network(course.standing, seen):
                 # The step that a plan has to beat is one over the network of now.
                 begins, enough = course.begins_afresh(time.monotonic(), step)
                 if begins:
@@ -222,7 +224,7 @@ class Planning:
             self._begin(job, course, lambda: self._plan(job, domain, course, seen, measure))
         elif act is Act.TAKE_BACK:
             _log(job).warning("job %r: %s", job.record.label, why)
-            learned, wanted = decide.learned(course.standing, seen), (course.standing.mode, course.standing.quality)
+            learned, wanted = decide.learned(course.standing, seen), course.wanted
             self._begin(job, course, lambda: self._take_back(job, course, why, wanted, learned))
 
     def _begin(
@@ -262,7 +264,7 @@ class Planning:
     ) -> AnswerRequest | None:
         """Measure what is missing, plan, and put the plan in force if it is worth that, or of the family that is to be
         measured (``measure``)."""
-        wanted = course.standing.mode, course.standing.quality
+        wanted = course.wanted
         now = step_now(domain, seen)  # before this work slows the steps down
         course.waits = "measures codecs and gradients"
         others, settled = self.facts.others(job), planwish.made(domain)
@@ -277,6 +279,8 @@ class Planning:
             answer = await self._link.ask(Plan(profile, wish))
             assert isinstance(answer, Planned)
             self._still(job, course, wanted)
+            if planwish.quality(course.standing, domain, self.facts.others(job)) != wish.quality:
+                raise Overtaken("another model was declared, with which plans may lose less")
             proposal, rules = answer.proposal, newest_rules(job)
             # Kept only once something has come of it: else it would not be planned again.
             found = {
@@ -284,7 +288,7 @@ class Planning:
                 "at": settled, "stayed": now is not None and decide.stays_dense(proposal, wish.rules),
                 "in_turn": (*was.in_turn, measure) if measure else was.in_turn,
             }  # fmt: skip
-            why_not = _why_not(job, course.standing, wish.quality, profile)
+            why_not = planwish.why_not(job, course.standing, wish.quality, profile)
             pays, reason = decide.switch(course.standing, proposal, now, rules, wish.rules, measure, why_not)
             if not pays:
                 self._now(job, **found, running=decide.running(course.standing, proposal, now, rules, wish.rules))
@@ -299,7 +303,7 @@ class Planning:
                 # The same would be proposed again, and refused again: the next best is.
                 wish = self._without(job, course, wish, proposal.family, error)
         # Whoever changed the mode or the quality meanwhile wants another plan, which then is the first one.
-        if (course.standing.mode, course.standing.quality) == wanted:
+        if course.wanted == wanted:
             if before is None:
                 # Its steps are compared with nothing, not with those of other rules of its family either.
                 took = tuple(t for t in course.standing.took if t.family != proposal.family)
@@ -320,7 +324,7 @@ class Planning:
         return msgspec.structs.replace(wish, refused=refused)
 
     async def _take_back(
-        self, job: Job, course: Course, why: str, wanted: tuple[str, str], learned: dict[str, Any]
+        self, job: Job, course: Course, why: str, wanted: tuple[str, str, int], learned: dict[str, Any]
     ) -> AnswerRequest:
         """Put in force again what was before; ``learned``: what then changes besides."""
         self._still(job, course, wanted)
@@ -334,17 +338,17 @@ class Planning:
                 self._now(job, before=None, **learned)
             # Nothing else can be asked for instead: it is tried again later.
             raise NotPlannable(str(error)) from None
-        if course.standing.mode != STATIC:
+        if course.wanted == wanted:
             self._now(job, taken_back=(*course.standing.taken_back, tried), **learned)
             course.result = why
         return answered
 
-    def _still(self, job: Job, course: Course, wanted: tuple[str, str]) -> None:
+    def _still(self, job: Job, course: Course, wanted: tuple[str, str, int]) -> None:
         """Raises Overtaken where what was begun is not wanted any more."""
         if job.ended is not None:
             raise Overtaken("the job ended meanwhile")
         self._notice(job, course)
-        if (course.standing.mode, course.standing.quality) != wanted:
+        if course.wanted != wanted:
             raise Overtaken("who makes the plans, or what they may lose, was changed meanwhile")
 
     async def _put(

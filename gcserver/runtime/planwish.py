@@ -17,9 +17,11 @@ from gcserver.core.job import Job
 from gcserver.planner.auto import PARTS, Wish
 from gcserver.planner.auto_rules import PlannedRule
 from gcserver.planner.course import SURPRISE
+from gcserver.planner.in_force import barred
 from gcserver.planner.live_layout import DDP_BUCKETS
-from gcserver.planner.profile import StepTime
+from gcserver.planner.profile import Profile, StepTime
 from gcserver.planner.standing import Rules, Standing
+from gcserver.runtime.planfacts import newest_planned, newest_rules
 from gcserver.runtime.tensors import in_force
 
 
@@ -44,6 +46,13 @@ def quality(standing: Standing, domain: ControlDomain | None, others: Sequence[C
     if standing.chosen or domain is None:
         return standing.quality
     return min((d.declared_as.quality or standing.quality for d in (domain, *others)), key=QUALITIES.index)
+
+
+def why_not(job: Job, standing: Standing, quality: str, seen: Profile) -> str:
+    """Why the job's plan has to go (`in_force.barred`)."""
+    # Rules of no family are an operator's that came back when a plan was taken back.
+    ours = standing.profile is None or standing.family != ""
+    return barred(newest_rules(job), quality, seen.tolerant, newest_planned(job) and ours)
 
 
 def made(domain: ControlDomain) -> int:
@@ -72,7 +81,8 @@ def informed(plain: Wish, standing: Standing, job: Job, domain: ControlDomain, n
 def having_taken(plain: Wish, standing: Standing) -> Wish:
     """The same, knowing what families took under which rules."""
     took = {t.family: t.seconds for t in standing.took}
-    return replace(plain, took=took, kept={t.family: as_planned(t.rules) for t in standing.took})
+    agreeing = {t.family: t.agreeing for t in standing.took}
+    return replace(plain, took=took, agreeing=agreeing, kept={t.family: as_planned(t.rules) for t in standing.took})
 
 
 def as_planned(rules: Rules) -> tuple[PlannedRule, ...]:

@@ -352,10 +352,11 @@ class Status:
 
     async def _change(self, job: str, rules: tuple[Rule, ...], replace: bool, field: str) -> PlanChange:
         found = self._job(job)
+        changes = self._s.planning.course(found).changes
         answer = await self._s.set_plan(found.id.hex(), rules, replace)
         if answer.error:
             raise AdminError(ErrorKind.INVALID, answer.error, field)
-        self._s.planning.by_hand(found)
+        self._s.planning.by_hand(found, changes)
         idle = ", ".join(repr(r.pattern) for r in without_tensors(found, rules))
         return PlanChange(answer.plan, answer.step, answer.message + (f"; no tensor matches {idle}" if idle else ""))
 

@@ -8,11 +8,12 @@ import pytest
 from gcproto.rates import say_rate
 from gcserver.planner import advice
 from gcserver.planner.advice import MOST, Advice, advise, profile_of
-from gcserver.planner.auto import AutoError, Wish, compose, worth
+from gcserver.planner.auto import AutoError, Wish, compose
 from gcserver.planner.auto_rules import PlannedRule, applied
 from gcserver.planner.live import Live
 from gcserver.planner.live_layout import lay_out
 from gcserver.planner.profile import CodecCost, Curve, LinkCost, ProfileError
+from gcserver.planner.worth import worth
 from tests.unit.planner.live_profiles import GBIT1, GBIT10, MBIT100, costs, gpt, gpt_shapes
 
 

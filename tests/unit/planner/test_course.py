@@ -65,8 +65,9 @@ PLANNED = Standing("auto", "fast", NEW, None, 7, PROFILE, proposal(), 3, Before(
 def test_what_the_planner_asked_for_is_its_plan() -> None:
     asked = Standing("auto", "fast", OLD, asked=NEW)
     assert noticed(asked, 2, OLD) == replace(asked, plan=2), "it is on its way"
-    found = noticed(asked, 3, NEW)
+    found = noticed(asked, 3, NEW, planned=True)
     assert (found.mode, found.rules, found.asked, found.plan) == ("auto", NEW, None, 3)
+    assert noticed(asked, 3, NEW) == by_hand(asked), "an operator's, who wants the same just now"
 
 
 def test_the_same_rules_under_another_number_are_a_change_of_controller() -> None:

@@ -20,7 +20,7 @@ def test_a_job_ends_with_steps_close_to_the_shortest(gbits: float) -> None:
 def test_on_a_quiet_machine_a_plan_is_found_and_kept() -> None:
     machine = Machine(7, 1.0, drift=0.0)
     course = Course(machine)
-    list(course.run(500))
+    list(course.run(800))
     settled, rules = course.version, course.rules
     list(course.run(200))
     assert (course.version, course.rules) == (settled, rules)

@@ -12,8 +12,9 @@ from msgspec.structs import replace
 
 from gcproto.messages import Rule
 from gcserver.planner.auto import INTOLERANT, Wish, compose
-from gcserver.planner.course import Act, barred, next_act, replaced, switch
+from gcserver.planner.course import Act, next_act, replaced, switch
 from gcserver.planner.families import SPARSE, candidates, parse
+from gcserver.planner.in_force import barred
 from gcserver.planner.profile import Profile, StepTime
 from gcserver.planner.standing import Before, Standing, rules_of
 from tests.unit.planner.live_profiles import MBIT100, gpt

@@ -22,13 +22,14 @@ from gcserver.planner.turns import (
     UNTIL,
     Took,
     beaten,
+    gained,
     moved,
     next_in_turn,
     noted,
-    surpasses,
     told,
     undecided,
     varying,
+    wanted,
 )
 from tests.unit.planner.live_profiles import plain
 
@@ -107,14 +108,14 @@ def test_what_wins_by_a_machine_that_changed_has_to_win_again() -> None:
 
 
 def test_the_more_turns_the_less_their_mean_varies() -> None:
-    """As it was seen of the GPT on four nodes: a sparsifier gained 9 and 6 % of steps that vary by an eighth."""
+    """As it was seen of the GPT on four nodes: a sparsifier gained 13 and 6 % of steps that vary by an eighth."""
     took = (Took(TOPK, 0.94, 1.0, 2, runs=2, alike=1), Took(QSGD, 1.08, 1.0, 3, runs=3))
     then, now = StepTime(3, 1.08, 0.125, JUDGED_AFTER), StepTime(4, 1.01, 0.125, JUDGED_AFTER)
-    assert varying(took[0], now, took[1], then) == pytest.approx(1.25 * 0.125 / JUDGED_AFTER**0.5)
+    assert varying(took, TOPK, QSGD, then, now) == pytest.approx(1.25 * 0.125 / JUDGED_AFTER**0.5)
     back = Before(rules(QSGD), then, kind=kind(QSGD), family=QSGD)
     seen = measured(then, now)
     known_ = judged(running(TOPK, 4, *took, before=back), seen).took
-    assert varying(known_[-1], now, took[1], then) == pytest.approx(1.25 * 0.125 / (2 * JUDGED_AFTER) ** 0.5)
+    assert varying(known_, TOPK, QSGD, then, now) == pytest.approx(1.25 * 0.125 / (2 * JUDGED_AFTER) ** 0.5)
     found, why = next_act(running(TOPK, 4, *took, before=back, turns=(TOPK,) * 2), 7, seen)
     assert found is Act.KEEP and why.endswith("0.975 and 1.08 s in 3 turns")
     seen = measured(then, replace(now, noise=0.2))
@@ -132,14 +133,17 @@ def test_the_more_turns_the_less_their_mean_varies() -> None:
 
 def test_what_surpasses_another_brings_what_its_kind_must() -> None:
     old = Took(FP16, 1.0, 1.0)
-    assert surpasses(Took(QSGD, 0.94, 1), old) and not surpasses(Took(QSGD, 0.96, 1), old)
-    assert surpasses(Took(TOPK, 0.93, 1), old) and not surpasses(Took(TOPK, 0.95, 1), old)
-    assert surpasses(Took("bf16", 0.999, 1), old) and not surpasses(Took("bf16", 1.001, 1), old), "of the same kind"
-    assert surpasses(old, Took(TOPK, 0.95, 1)) and not surpasses(old, Took(TOPK, 0.9, 1)), "what loses less may cost"
-    assert not surpasses(Took(QSGD, 0.94, 1), old, unsure=0.05)
+    assert gained(Took(QSGD, 0.94, 1), old) == pytest.approx(0.06) and gained(old, old) == 0.0
+    assert gained(Took(QSGD, 1.1, 1), old) == pytest.approx(-0.1) and gained(old, Took(QSGD, 0.0, 1)) == 0.0
+    assert [wanted(new, FP16) for new in (QSGD, POWERSGD, TOPK, "bf16")] == [0.05, 0.06, 0.06, 0.0]
+    assert [wanted(new, FP16, tolerant=True) for new in (QSGD, POWERSGD, TOPK, "bf16")] == [0.05, 0.06, 0.06, 0.0]
+    assert [wanted(new, QSGD, tolerant=True) for new in (FP16, POWERSGD, TOPK, QSGD)] == [0.05, 0.03, 0.03, 0.0]
+    assert wanted(QSGD, TOPK) == -0.06 and wanted(QSGD, TOPK, tolerant=True) == -0.03, "what loses less may cost"
+    assert wanted("bf16", FP16, alike=0.05) == 0.05 and wanted(QSGD, FP16, unsure=0.05) == 0.1
     assert beaten((old, Took("bf16", 0.94, 1)), FP16) and not beaten((old, Took("bf16", 0.96, 1)), FP16), (
         "a switch pays"
     )
+    assert [beaten((Took(QSGD, 1, 1), Took(TOPK, 0.96, 1)), QSGD, knows) for knows in (True, False)] == [True, False]
     assert beaten((old, Took(QSGD, 0.94, 1)), FP16) and not beaten((old, Took(QSGD, 0.96, 1)), FP16)
     assert not beaten((old,), QSGD)
 
@@ -247,7 +251,8 @@ def test_what_is_measured_in_turn_is_put_in_force_whatever_is_expected() -> None
     assert switch(back, other, now, rules(FP16), made_by, QSGD) == (True, QSGD)
     assert not switch(back, other, None, rules(FP16), made_by, QSGD)[0], "nothing to compare it with"
     assert not switch(back, proposal(TOPK, 0.44), now, rules(FP16), made_by, QSGD)[0], "a member refuses qsgd"
-    assert replaced(standing, rules(FP16), now, other, made_by) == Before(rules(FP16), now, False, 1, FP16)
+    before = Before(rules(FP16), now, False, 1, FP16, standing.proposal)
+    assert replaced(standing, rules(FP16), now, other, made_by) == before
 
 
 @pytest.mark.parametrize(
@@ -263,7 +268,7 @@ def test_what_is_measured_in_turn_is_put_in_force_whatever_is_expected() -> None
         (POWERSGD, QSGD, 0.42, True),  # nearly what it may cost to lose less
         (POWERSGD, QSGD, 0.40, True),  # less than it may
         (POWERSGD, QSGD, 0.44, False),
-        (FP16, "bf16", 0.39, True),  # of one kind the shorter
+        (FP16, "bf16", 0.39, False),  # of one kind the shorter, by what was measured twice
         (FP16, "bf16", 0.42, False),
     ],
 )
@@ -295,6 +300,39 @@ def test_turns_count_alike(before: float, then: float, act: Act) -> None:
     standing = running(QSGD, 4, *took, before=replaced_, turns=(QSGD,))
     found, why = next_act(standing, 7, measured(enough(before, 3), enough(then, 4)))
     assert found is act and "in 2 turns" in why
+
+
+def test_with_an_optimizer_that_stands_late_gradients_sparsifiers_have_to_bring_less() -> None:
+    """4 % in two turns."""
+    took = (Took(TOPK, 0.384, 0.4, 2), Took(QSGD, 0.4, 0.4, 3))
+    back = Before(rules(QSGD), enough(0.4, 3), kind=kind(QSGD), family=QSGD)
+    standing = running(TOPK, 4, *took, before=back, turns=(TOPK,))
+    seen = measured(enough(0.4, 3), enough(0.384, 4))
+    assert next_act(standing, 7, seen)[0] is Act.TAKE_BACK
+    assert next_act(standing, 7, msgspec.structs.replace(seen, tolerant=True))[0] is Act.KEEP
+    narrow = (Took(QSGD, 0.4, 0.4, 3), Took(TOPK, 0.39, 0.4, 2, UNTIL - 1))
+    assert undecided(narrow, QSGD, TOPK) is False and undecided(narrow, QSGD, TOPK, tolerant=True)
+
+
+def test_what_is_said_after_a_turn_is_of_the_plan_that_stays() -> None:
+    before = Before(rules(FP16), enough(0.4, 3), kind=1, family=FP16, proposal=proposal(FP16))
+    took = (Took(QSGD, 0.4, 0.4, 2), Took(FP16, 0.4, 0.4, 3))
+    standing = running(QSGD, 4, *took, before=before, turns=(QSGD,))
+    lost, won = measured(enough(0.4, 3), enough(0.42, 4)), measured(enough(0.4, 3), enough(0.36, 4))
+    assert learned(standing, lost)["proposal"] == proposal(FP16), "what that was made for has not changed"
+    assert "proposal" not in learned(replace(standing, in_turn=()), lost), "what was hoped for is planned for anew"
+    standing = judged(standing, won)
+    act, why = next_act(standing, 7, won)
+    assert act is Act.PLAN and why == f"{QSGD} took 0.36 s a step, others may take less", "not to be measured any more"
+
+
+def test_what_several_turns_have_found_is_not_undone_by_one_measurement() -> None:
+    """Of eight steps that vary by an eighth, which may be off by 11 %."""
+    now = StepTime(5, 0.4, 0.125, JUDGED_AFTER)
+    for runs, back in ((1, True), (UNTIL, False)):
+        took = (Took(FP16, 0.44, 0.4, 4, runs), Took(TOPK, 0.4, 0.4, 5, runs))
+        standing = running(TOPK, 5, *took)
+        assert switch(standing, proposal(FP16, 0.44), now, rules(TOPK), (PlannedRule("*", TOPK),))[0] is back
 
 
 def test_a_plan_that_was_not_worth_to_replace_by_one_of_its_family_is_known_by_it() -> None:
@@ -369,7 +407,7 @@ def test_a_restart_knows_what_was_asked_for() -> None:
     asked = replace(
         running("none", 0), rules=(), stayed=True, asked=rules(QSGD), asked_as=QSGD, asked_before=before
     )  # fmt: skip
-    found = noticed(asked, 1, rules(QSGD))
+    found = noticed(asked, 1, rules(QSGD), planned=True)
     assert (found.family, found.before, found.plan, found.stayed) == (QSGD, before, 1, False)
     assert (found.asked, found.asked_as, found.asked_before) == (None, "", None)
     assert next_act(found, 7, measured(enough(0.4, 0), enough(0.5, 1)))[0] is Act.TAKE_BACK

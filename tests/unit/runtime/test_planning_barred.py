@@ -42,6 +42,55 @@ def test_a_sparsifier_on_trial_is_replaced_by_what_is_slower_and_stays_away(tmp_
     run(tmp_path, test)
 
 
+def test_nothing_gives_way_to_what_may_not_be_in_force_any_more(tmp_path: Path) -> None:
+    """A quantiser on trial beside a sparsifier is slower, and the optimizer is another one by then."""
+
+    async def test(d: Daemon) -> None:
+        d.planning.set_mode(d.job, "auto", "balanced")
+        d.steps(StepTime(0, 0.4, 0.01, 9), tolerant=True)
+        await d.look()
+        d.link.proposal = proposal("qsgd(bits=4)", 0.1)
+        d.steps(StepTime(1, 0.2, 0.01, 30), tolerant=True)
+        await d.look()
+        await d.planning.replan(d.job)
+        assert d.given == [TOPK, Q4] and d.course.standing.before is not None
+        d.steps(StepTime(1, 0.2, 0.01, 30), StepTime(2, 0.8, 0.01, 30))
+        await d.look()
+        assert d.given == [TOPK, Q4] and d.course.standing.before is None, "it stays, and is known by what it takes"
+        assert d.course.standing.took[-1].seconds == 0.8
+
+    run(tmp_path, test)
+
+
+def test_what_has_to_go_does_not_wait_for_steps_to_compare_with(tmp_path: Path) -> None:
+    async def test(d: Daemon) -> None:
+        d.planning.set_mode(d.job, "auto", "balanced")
+        d.steps(StepTime(0, 0.4, 0.01, 9), tolerant=True)
+        await d.look()
+        d.link.proposal = proposal("qsgd(bits=4)", 0.8)
+        d.steps(StepTime(0, 0.4, 0.01, 9))
+        assert "sparsifiers have to go" in await d.look() and d.given == [TOPK, Q4], "plan 1 has made no step yet"
+
+    run(tmp_path, test)
+
+
+def test_a_model_that_may_lose_less_declared_meanwhile_is_planned_for(tmp_path: Path) -> None:
+    async def test(d: Daemon) -> None:
+        d.planning.set_mode(d.job, "auto", "")
+        d.link.proposal = proposal("qsgd(bits=4)", 0.2)
+        d.steps(StepTime(0, 0.4, 0.01, 9))
+        await d.until_plans()
+        d.domain.declared_as = msgspec.structs.replace(d.domain.declared_as, quality="safe")
+        d.link.gate.set()
+        await d.idle()
+        assert not d.given and "another model was declared" in d.course.says
+        d.link.proposal = proposal("qsgd(bits=8)", 0.25)
+        await d.look()
+        assert d.given == [Q8] and d.link.plans()[-1].wish.quality == "safe"
+
+    run(tmp_path, test)
+
+
 def test_an_operators_sparsifier_goes_once_the_planner_has_the_job(tmp_path: Path) -> None:
     async def test(d: Daemon) -> None:
         d.newest(TOPK)

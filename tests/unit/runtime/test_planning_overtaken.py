@@ -102,13 +102,42 @@ def test_a_change_of_mode_drops_the_plan_under_way(tmp_path: Path) -> None:
 def test_the_same_mode_again_plans_anew_but_knows_a_plan_on_its_way(tmp_path: Path) -> None:
     async def test(d: Daemon) -> None:
         d.meanwhile = lambda: d.planning.set_mode(d.job, "auto", "") and None
-        assert (await d.look()).startswith("plan 1")
+        assert await d.look() == "", "what comes into force is of another time"
         d.meanwhile = lambda: None
-        assert d.course.standing.mode == "auto" and d.course.standing.rules == TOPK
-        await d.look()
-        assert len(d.link.plans()) == 1 and d.course.standing.plan == 1
+        standing = d.course.standing
+        assert (standing.mode, standing.rules, standing.plan, standing.profile) == ("auto", TOPK, 1, None)
+        assert "it is the one to choose" in await d.look()
         d.planning.set_mode(d.job, "auto", "")
         assert "it is the one to choose" in await d.look()
-        assert len(d.link.plans()) == 2 and d.given == [TOPK]
+        assert len(d.link.plans()) == 3 and d.given == [TOPK]
+
+    run(tmp_path, test)
+
+
+def test_the_same_mode_again_drops_a_plan_that_is_taken_back(tmp_path: Path) -> None:
+    async def test(d: Daemon) -> None:
+        await d.look()
+        d.steps(StepTime(0, 0.4, 0.01, 7), StepTime(1, 0.9, 0.01, 9))
+        d.course.looked = 0.0
+        d.planning.tick()
+        assert d.course.task is not None
+        d.planning.set_mode(d.job, "auto", "")
+        await d.idle()
+        assert "changed meanwhile" in d.course.says and d.given == [TOPK]
+        assert (d.course.standing.taken_back, d.course.standing.took) == ((), ())
+
+    run(tmp_path, test)
+
+
+def test_who_gives_the_plans_to_the_planner_after_rules_were_given_has_the_last_word(tmp_path: Path) -> None:
+    """An operator's rules wait for their step, and another one wants the planner meanwhile."""
+
+    async def test(d: Daemon) -> None:
+        changes = d.course.changes
+        d.planning.set_mode(d.job, "auto", "")
+        d.planning.by_hand(d.job, changes)
+        assert d.course.standing.mode == "auto"
+        d.planning.by_hand(d.job, d.course.changes)
+        assert d.course.standing.mode == "static"
 
     run(tmp_path, test)
