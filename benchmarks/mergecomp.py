@@ -111,21 +111,22 @@ def measure(trace: Trace, codec: str, nodes: int, noise: float, own_cores: bool)
 
 def verdicts(rows: list[Row]) -> list[common.Verdict]:
     """One line for each target: the worst row, and whether it is met."""
-    asked = max(row[f"{name}_asked"] for row in rows for name in ("search", "noisy"))
+    asked, noisy_asked = (max(row[f"{name}_asked"] for row in rows) for name in ("search", "noisy"))
     # (A search that runs out of questions has asked no more than it may, either.)
     spent = sum("spent" in row["search_ended"] for row in rows)
     search, noisy, fitted = (
         max(row[f"{name}_s"] / row["opt2_s"] for row in rows) - 1 for name in ("search", "noisy", "fitted")
     )
-    lucky = [each / row["opt2_s"] - 1 <= ABOVE_NOISY for row in rows for each in row["noisy_each_s"]]
-    said = f"{asked}" + (f"; {spent} of {len(rows)} searches ran out of them" if spent else "")
+    within = [each / row["opt2_s"] - 1 <= ABOVE_NOISY for row in rows for each in row["noisy_each_s"]]
+    said = f"{asked}, {noisy_asked} of noisy times" + (f"; {spent} of {len(rows)} ran out of them" if spent else "")
+    few = max(asked, noisy_asked) <= MOST_ASKED and not spent
     return [
-        common.Verdict(f"at most {MOST_ASKED} groupings asked for", asked <= MOST_ASKED and not spent, said),
+        common.Verdict(f"at most {MOST_ASKED} groupings asked for", few, said),
         common.Verdict(f"the measured search within {ABOVE:.1%} without noise", search <= ABOVE, f"{search:.2%}"),
         common.Verdict(
             f"the measured search within {ABOVE_NOISY:.0%} with noise",
             noisy <= ABOVE_NOISY,
-            f"{noisy:.2%}; within it {sum(lucky)} of {len(lucky)}",
+            f"{noisy:.2%}; within it {sum(within)} of {len(within)}",
         ),
         common.Verdict(f"fitted within {ABOVE_NOISY:.0%} with noise", fitted <= ABOVE_NOISY, f"{fitted:.2%}"),
     ]

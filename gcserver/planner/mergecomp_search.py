@@ -52,8 +52,9 @@ class MeasuredSearch:
     Deterministic: the same times give the same questions, so ``told`` (all times so far) is its whole state, and a
     search made with it goes on where the other was. Only one node searches; the others take what it asks for.
     ``elements`` are the tensors' in the order of back-propagation, ``most`` and ``alpha`` Algorithm 2's Y and alpha,
-    ``budget`` the most questions, ``noise`` the relative standard deviation of a time that is told: above 0 cuts are
-    asked for again, until none may be better than the best. Raises :class:`GroupingError` for values out of range.
+    ``budget`` the most questions, ``noise`` the relative standard deviation of a time that is told: above 0 cuts into
+    two groups are asked for again, until none may be better than the best, as far as their times fall and then rise
+    (encoding on the device that computes; ``mergecomp_valley``). Raises :class:`GroupingError` for values out of range.
     """
 
     def __init__(
@@ -90,7 +91,8 @@ class MeasuredSearch:
 
     @property
     def best(self) -> Merged:
-        """The best grouping measured so far. Raises :class:`GroupingError` before the first time was told."""
+        """The best grouping measured so far, of noisy times by what they fit. Raises :class:`GroupingError` before the
+        first time was told."""
         if not self._seconds:
             raise GroupingError("nothing was measured yet: measure next() and tell() its time")
         seconds = {cuts: sum(told) / len(told) for cuts, told in self._seconds.items()}
