@@ -25,7 +25,6 @@ from gcserver.planner.profile import Profile, StepTime
 from gcserver.planner.standing import Before, Rules, Standing, rules_of
 from gcserver.planner.turns import (
     OFTEN,
-    UNTIL,
     Took,
     beaten,
     decided,
@@ -35,6 +34,7 @@ from gcserver.planner.turns import (
     next_in_turn,
     noted,
     told,
+    until,
     varying,
     wanted,
 )
@@ -291,7 +291,7 @@ def _judged(standing: Standing, replaced: Before, seen: Profile) -> tuple[Act, s
             gain, least = gained(new, old), wanted(new.family, old.family, unsure, seen.tolerant)
             if gain <= least:
                 return Act.TAKE_BACK, f"{took}, a gain of {gain:.1%} where {least:.1%} is wanted: that one is back"
-            if not new.settled and standing.in_turn.count(standing.family) < UNTIL:
+            if not new.settled and standing.in_turn.count(standing.family) < until(replaced.family, standing.family):
                 return Act.TAKE_BACK, f"{took}, and something else before: that one is back, until another turn"
             return Act.KEEP, took
     noise = max(before.noise, after.noise)

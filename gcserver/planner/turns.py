@@ -160,13 +160,13 @@ def undecided(took: Sequence[Took], family: str, other: str, tolerant: bool = Fa
         return False
     if not new.settled:
         return True  # the machine changed between the two, or since what was known was measured
-    if new.runs >= _until(family, other):
+    if new.runs >= until(family, other):
         return False
     # What gains more than its kind must bring, and is not in force, was kept out by steps that varied.
     return gained(new, mine) > wanted(other, family, 0.0, tolerant) - NARROW
 
 
-def _until(family: str, other: str) -> int:
+def until(family: str, other: str) -> int:
     """How often a family is in force beside another one."""
     return UNTIL_ALIKE if kind(family) == kind(other) else UNTIL
 
@@ -174,7 +174,7 @@ def _until(family: str, other: str) -> int:
 def decided(in_turn: Sequence[str], took: Sequence[Took], family: str, tolerant: bool = False) -> set[str]:
     """Of the families that were in turn, one after the other, those that need no other turn beside ``family``."""
     # Rules that cannot be kept make each measurement of a family its first one: so turns are counted, too.
-    return {f for f in in_turn if in_turn.count(f) >= _until(family, f) or not undecided(took, family, f, tolerant)}
+    return {f for f in in_turn if in_turn.count(f) >= until(family, f) or not undecided(took, family, f, tolerant)}
 
 
 def next_in_turn(considered: Sequence[Considered], family: str, took: Sequence[Took], done: Collection[str]) -> str:

@@ -20,6 +20,7 @@ from gcserver.planner.turns import (
     NEAR,
     OFTEN,
     UNTIL,
+    UNTIL_ALIKE,
     Took,
     beaten,
     gained,
@@ -312,6 +313,16 @@ def test_with_an_optimizer_that_stands_late_gradients_sparsifiers_have_to_bring_
     assert next_act(standing, 7, msgspec.structs.replace(seen, tolerant=True))[0] is Act.KEEP
     narrow = (Took(QSGD, 0.4, 0.4, 3), Took(TOPK, 0.39, 0.4, 2, UNTIL - 1))
     assert undecided(narrow, QSGD, TOPK) is False and undecided(narrow, QSGD, TOPK, tolerant=True)
+
+
+def test_of_one_kind_the_second_turn_decides() -> None:
+    """There is no third, in which what came back "until another turn" would be put in force."""
+    took = (Took("bf16", 0.5, 0.4, 2, runs=2, alike=2), Took(FP16, 0.4, 0.4, 3, runs=3))
+    back = Before(rules(FP16), enough(0.4, 3), kind=1, family=FP16)
+    seen = measured(enough(0.4, 3), enough(0.36, 4))
+    for turns, act in ((1, Act.TAKE_BACK), (UNTIL_ALIKE, Act.KEEP)):
+        standing = running("bf16", 4, *took, before=back, turns=("bf16",) * turns)
+        assert next_act(standing, 7, seen)[0] is act
 
 
 def test_what_is_said_after_a_turn_is_of_the_plan_that_stays() -> None:
