@@ -22,11 +22,16 @@ Q4 = (Rule("*", "qsgd(bits=4)", "owner"),)
 Q8 = (Rule("*", "qsgd(bits=8)", "owner"),)
 
 
+async def _sparse(d: Daemon) -> None:
+    """A sparsifier is in force, with an optimizer that stands it."""
+    d.planning.set_mode(d.job, "auto", "balanced")
+    d.steps(StepTime(0, 0.4, 0.01, 9), tolerant=True)
+    assert (await d.look()).startswith("plan 1") and d.given == [TOPK]
+
+
 def test_a_sparsifier_on_trial_is_replaced_by_what_is_slower_and_stays_away(tmp_path: Path) -> None:
     async def test(d: Any) -> None:
-        d.planning.set_mode(d.job, "auto", "balanced")
-        d.steps(StepTime(0, 0.4, 0.01, 9), tolerant=True)
-        assert (await d.look()).startswith("plan 1") and d.given == [TOPK]
+        await _sparse(d)
         d.domain.settled += 3
         d.link.proposal = proposal("qsgd(bits=4)", 0.8)
         d.steps(StepTime(0, 0.4, 0.01, 9), StepTime(1, 0.2, 0.01, 4))
@@ -46,9 +51,7 @@ def test_nothing_gives_way_to_what_may_not_be_in_force_any_more(tmp_path: Path) 
     """A quantiser on trial beside a sparsifier is slower, and the optimizer is another one by then."""
 
     async def test(d: Daemon) -> None:
-        d.planning.set_mode(d.job, "auto", "balanced")
-        d.steps(StepTime(0, 0.4, 0.01, 9), tolerant=True)
-        await d.look()
+        await _sparse(d)
         d.link.proposal = proposal("qsgd(bits=4)", 0.1)
         d.steps(StepTime(1, 0.2, 0.01, 30), tolerant=True)
         await d.look()
@@ -64,9 +67,7 @@ def test_nothing_gives_way_to_what_may_not_be_in_force_any_more(tmp_path: Path) 
 
 def test_what_has_to_go_does_not_wait_for_steps_to_compare_with(tmp_path: Path) -> None:
     async def test(d: Daemon) -> None:
-        d.planning.set_mode(d.job, "auto", "balanced")
-        d.steps(StepTime(0, 0.4, 0.01, 9), tolerant=True)
-        await d.look()
+        await _sparse(d)
         d.link.proposal = proposal("qsgd(bits=4)", 0.8)
         d.steps(StepTime(0, 0.4, 0.01, 9))
         assert "sparsifiers have to go" in await d.look() and d.given == [TOPK, Q4], "plan 1 has made no step yet"
