@@ -141,7 +141,7 @@ def gained(new: Took, old: Took) -> float:
 def wanted(new: str, old: str, unsure: float = 0.0, tolerant: bool = False, alike: float = 0.0) -> float:
     """The share by which steps of a family must be shorter than those of another, by their kinds; below 0 what losing
     less may cost, and ``alike`` where they are of one kind. unsure: standard deviation of what both took, as a share;
-    tolerant: see `auto.margin`."""
+    tolerant: see `worth.margin`."""
     then, before = kind(new), kind(old)
     return alike if then == before else margin(unsure, before, then, tolerant)
 

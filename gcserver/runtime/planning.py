@@ -194,7 +194,7 @@ class Planning:
         act, why = decide.next_act(course.standing, domain.config.domain, seen, settled, late_after, why_not)
         before = course.standing.before
         if act is Act.TAKE_BACK and before and barred(before.rules, quality, seen.tolerant, before.family != ""):
-            act = Act.KEEP  # what it would give way to may not be in force any more
+            act, why = Act.KEEP, "what it would give way to may not be in force any more"
         plans = act in (Act.PLAN, Act.MEASURE)
         if not plans or not decide.other_network(course.standing, seen):
             course.afresh = 0.0  # a network that is again as it was has to change once more

@@ -47,7 +47,9 @@ def test_a_sparsifier_on_trial_is_replaced_by_what_is_slower_and_stays_away(tmp_
     run(tmp_path, test)
 
 
-def test_nothing_gives_way_to_what_may_not_be_in_force_any_more(tmp_path: Path) -> None:
+def test_nothing_gives_way_to_what_may_not_be_in_force_any_more(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """A quantiser on trial beside a sparsifier is slower, and the optimizer is another one by then."""
 
     async def test(d: Daemon) -> None:
@@ -58,7 +60,9 @@ def test_nothing_gives_way_to_what_may_not_be_in_force_any_more(tmp_path: Path) 
         await d.planning.replan(d.job)
         assert d.given == [TOPK, Q4] and d.course.standing.before is not None
         d.steps(StepTime(1, 0.2, 0.01, 30), StepTime(2, 0.8, 0.01, 30))
+        caplog.set_level("INFO", "gcserver")
         await d.look()
+        assert "plan 2 stays: what it would give way to" in caplog.text and "is back" not in caplog.text
         assert d.given == [TOPK, Q4] and d.course.standing.before is None, "it stays, and is known by what it takes"
         assert d.course.standing.took[-1].seconds == 0.8
 
