@@ -76,7 +76,7 @@ def open_streams() -> None:
 
 
 def start(flags: Mapping[str, str], environ: Mapping[str, str], file: Path | None, door: Door | None = None) -> Private:
-    """Start a private daemon; returns once it takes connections.
+    """Start a private daemon; returns once it takes connections of workers and, at a Unix socket, of operators.
 
     ``flags``: keys of the configuration as `gcserver run` takes them (``node.listen`` may have port 0: a free one),
     ``file``: a configuration. ``door``: where others find it. With GC_JOB_SECRET in ``environ`` its keys are derived
@@ -196,19 +196,36 @@ def free_ports(host: str, count: int) -> int:
 
 
 def _wait_ready(made: Private) -> None:
-    """Until the daemon takes connections. Raises StartError when its keeper ends before, or after START_FOR seconds."""
+    """Until the daemon takes connections, those of operators too: the job's first command may be gcctl.
+
+    Where those have a port it is not asked: a connection without a handshake counts as a failed one.
+
+    Raises StartError when its keeper ends before, or after START_FOR seconds.
+    """
+    paths = [str(made.socket)]
+    if made.admin.startswith("unix:"):
+        paths.append(made.admin.removeprefix("unix:"))
     end = time.monotonic() + START_FOR
     while time.monotonic() < end:
         if made.keeper.poll() is not None:
             raise StartError(
                 f"the private daemon did not start (exit status {made.keeper.returncode}); it says why above"
             )
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe, suppress(OSError):
-            probe.connect(str(made.socket))
+        while paths and _answers(paths[0]):
+            del paths[0]
+        if not paths:
             return
         time.sleep(0.02)
     made.keeper.terminate()
-    raise StartError(f"the private daemon took no connection at {made.socket} within {START_FOR:g} s")
+    raise StartError(f"the private daemon took no connection at {paths[0]} within {START_FOR:g} s")
+
+
+def _answers(path: str) -> bool:
+    """Whether a Unix socket takes connections."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe, suppress(OSError):
+        probe.connect(path)
+        return True
+    return False
 
 
 def join(name: str, environ: Mapping[str, str]) -> tuple[Path, int]:

@@ -84,6 +84,7 @@ def test_two_machines_a_killed_daemon_and_both_ends_of_gcrun(tmp_path: Path) -> 
             daemon.socket = run.socket
             assert stat.S_IMODE(run.socket.parent.stat().st_mode) == 0o700
             assert run.said["admin"] == f"unix:{run.socket.parent}/admin.sock"
+            assert _peers(run.said["admin"])[0] == Exit.OK, "operators are taken when the command begins"
         job = cluster.start(f"{WORKERS}:counting", [0, 1, 1], steps=30)
         job.wait_mark("step 10")
         os.kill(runs[0].daemon(), signal.SIGKILL)
@@ -136,7 +137,7 @@ def test_one_secret_is_all_that_machines_need_for_keys(tmp_path: Path) -> None:
         job = cluster.start(f"{WORKERS}:counting", [0, 1], steps=30, pause=0.1)
         job.wait_mark("step 10")
         # Whoever knew of the job first was refused by the other; that it is not any more is told within a second.
-        until("an encrypted connection", lambda: _peers(runs[0].said["admin"]) == (0, [("up", True)]))
+        until("an encrypted connection", lambda: _peers(runs[0].said["admin"]) == (Exit.OK, [("up", True)]))
         os.kill(runs[0].daemon(), signal.SIGKILL)
         assert [outcome.ok()["wrong"] for outcome in job.wait(60)] == [0, 0]
 
@@ -167,8 +168,7 @@ def test_one_secret_is_all_that_machines_need_for_keys(tmp_path: Path) -> None:
 
 
 def _peers(admin: str) -> tuple[int, list[Any]]:
-    """How gcctl ended, and (state, encrypted) of each peer. A daemon takes workers a moment before it takes operators,
-    so right after a start it may not answer."""
+    """How gcctl ended, and (state, encrypted) of each peer."""
     said = io.StringIO()
     with redirect_stdout(said):
         status = gcctl.main(["--address", admin, "--timeout", "60s", "--json", "peers"])

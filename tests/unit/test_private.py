@@ -135,6 +135,11 @@ listener = socket.socket(socket.AF_UNIX)
 listener.bind(sys.argv[3] + "/daemon.sock")
 print(*sys.argv[7:], file=open(sys.argv[3] + "/said", "w"), flush=True)
 listener.listen()
+if "unix:" + sys.argv[3] + "/admin.sock" in sys.argv:
+    time.sleep(0.2)  # operators are taken a moment later
+    operators = socket.socket(socket.AF_UNIX)
+    operators.bind(sys.argv[3] + "/admin.sock")
+    operators.listen()
 time.sleep(60)
 """
 
@@ -143,8 +148,22 @@ def test_it_is_started_once_it_takes_connections(monkeypatch: pytest.MonkeyPatch
     _daemon(monkeypatch, LISTEN)
     made = private.start({"codec.default": "fp16"}, {"GC_NODE_SOCKET": "", "GC_NODE_STATE": "of another"}, None)
     try:
-        assert made.socket.is_socket()
+        for name in ("daemon.sock", "admin.sock"):
+            with socket.socket(socket.AF_UNIX) as probe:
+                probe.connect(str(made.folder / name))
         assert "--codec.default fp16" in (made.folder / "said").read_text()
+    finally:
+        made.keeper.kill()
+        made.keeper.wait()
+
+
+@pytest.mark.parametrize("admin", ["127.0.0.1:7", ""])
+def test_a_port_for_operators_is_not_connected_to(monkeypatch: pytest.MonkeyPatch, admin: str) -> None:
+    _daemon(monkeypatch, LISTEN)
+    made = private.start({"node.admin": admin}, {}, None)
+    try:
+        assert (made.admin, made.socket.is_socket()) == (admin, True)
+        assert not (made.folder / "admin.sock").exists()
     finally:
         made.keeper.kill()
         made.keeper.wait()
