@@ -31,7 +31,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -235,14 +235,25 @@ def line(r: Row) -> str:
     )  # fmt: skip
 
 
-def plot(path: Path, runs: Mapping[str, Live]) -> None:
-    """Rate of the links, ratio, time of a step and loss over time."""
+def plot(path: Path, runs: Mapping[int, Mapping[str, Live]]) -> None:
+    """Rate of the links, ratio, time of a step and loss over time; side by side for each number of hosts."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(4, 1, sharex=True, figsize=(10, 11), layout="constrained")
+    size = (2 + 8 * len(runs), 11)
+    figure, axes = pyplot.subplots(4, len(runs), sharex="col", squeeze=False, figsize=size, layout="constrained")
+    for column, (nodes, systems) in zip(axes.T, runs.items(), strict=True):
+        column[0].set_title(f"{nodes} hosts")
+        _plot_column(column, systems)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+def _plot_column(axes: Sequence[Any], runs: Mapping[str, Live]) -> None:
+    """The four pictures of one number of hosts, below one another."""
     rate, ratio, duration, loss = axes
     first = next(iter(runs.values()))
     end = max(live.record.steps[-1].seconds for live in runs.values())
@@ -265,9 +276,6 @@ def plot(path: Path, runs: Mapping[str, Live]) -> None:
     for axis in axes:
         axis.grid(alpha=0.3)
     loss.legend(loc="upper right", ncols=5, fontsize="small")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -286,7 +294,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--loss", type=float, help="the loss that is raced to, nats a character")
     parser.add_argument("--json", metavar="FILE")
-    parser.add_argument("--plot", metavar="FILE.png", type=Path, help="the runs of the first seed and number of hosts")
+    parser.add_argument("--plot", metavar="FILE.png", type=Path, help="the runs of the first seed")
     args = parser.parse_args(argv)
     try:
         args.systems = [system(name, args.codec) for name in args.systems.split(",")]
@@ -301,6 +309,7 @@ def main() -> None:
     if netns.shaping() is None:
         raise SystemExit(netns.probe().reason)
     rows: list[Row] = []
+    drawn: dict[int, Mapping[str, Live]] = {}
     rest = args.base if args.links == "first" else ""
     for profile, nodes in itertools.product(args.profiles, args.nodes):
         rates = profile.rates(args.seconds + GRACE)
@@ -317,8 +326,9 @@ def main() -> None:
             rows.append(row(live, loss, nodes=nodes, **about))
             print(line(rows[-1]), flush=True)
         write_json(args.json, rows)
-        if args.plot and (profile.seed, nodes) == (args.seeds[0], args.nodes[0]):
-            plot(args.plot, runs)
+        if args.plot and profile.seed == args.seeds[0]:
+            drawn[nodes] = runs
+            plot(args.plot, drawn)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import common
+from benchmarks import common, lgreco_times
 from gcserver.planner import errors, uniform, uniform_shapes
 from gcserver.planner.accordion import accordion
 from gcserver.planner.errors import F32, LevelTable
@@ -244,6 +244,18 @@ def adaptive_rows(run: Run) -> list[common.Row]:
     ]  # fmt: skip
 
 
+def weight_rows(run: Run) -> list[common.Row]:
+    """Levels by what bytes cost a step, on a simulated exchange (``lgreco_times``)."""
+    gradients = run.windows[-1]
+    elements = np.array([g.size for g in gradients.values()], np.float64)
+    return [
+        {"system": "weights", "codec": f.name, "weights": name, "bytes": sent, "seconds": seconds}
+        for f in families()
+        if f.wanted is not None
+        for name, (sent, seconds) in lgreco_times.weighted(f.table(gradients), elements).items()
+    ]
+
+
 def verdicts(rows: Sequence[common.Row]) -> list[common.Verdict]:
     """One line for each target, with what decides it."""
     of = {kind: [r for r in rows if r["system"] == kind] for kind in ("uniform", "dp", "lgreco")}
@@ -333,6 +345,11 @@ TABLES: dict[str, tuple[str, dict[str, int], Callable[[common.Row], list[str]]]]
         {"method": 12, "ranks": 8, "ratio": 8, "error": 8},
         lambda r: [r["method"], r["range"], f"{r['ratio']:.1f}", f"{r['error']:.2f}"],
     ),
+    "weights": (
+        f"Weighted by what a byte costs, {lgreco_times.BUCKETS} buckets over a simulated link; of levels by bytes",
+        {"codec": 18, "weights": 12, "bytes": 8, "seconds": 8},
+        lambda r: [r["codec"], r["weights"], f"{r['bytes']:.3f}", f"{r['seconds']:.3f}"],
+    ),
 }  # fmt: skip
 
 
@@ -361,7 +378,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"GPT of {args.layers} layers, {elements / 1e6:.2f} M parameters: loss {run.losses[0]:.2f} to "
         f"{run.losses[1]:.2f} in {args.steps} steps of {common.show_seconds(run.step_s)}; overhead: of {CADENCE} steps"
     )
-    rows = [*uniform_rows(), *dp_rows(args.runs), *gain_rows(run, args.runs), *budget_rows(run), *adaptive_rows(run)]
+    rows = [*uniform_rows(), *dp_rows(args.runs), *gain_rows(run, args.runs), *budget_rows(run)]
+    rows += [*adaptive_rows(run), *weight_rows(run)]
     show(rows)
     print("", *verdicts(rows), sep="\n")
     model = {"layers": args.layers, "width": args.width, "steps": args.steps, "elements": elements}

@@ -19,8 +19,8 @@ The rules, in order:
    A family that would compress no block is dense. Low rank or a sparsifier in force that turns out to bring less gives
    way. Once the steps of what was chosen were measured, kinds that were not yet in force count as `hope` faster than
    predicted, but no faster than computing: what is that close is tried, one after the other, and measured steps decide.
-5. MergeComp cuts groups for the family that won. Where groups come into force with the plan (``Wish.regroup``) options
-   are picked once more under them; else the proposal only says what they would bring.
+5. MergeComp cuts groups for the family that won. The proposal says what they would bring: they come into force when
+   the model is declared with them, and are planned for then.
 """
 
 from __future__ import annotations
@@ -76,14 +76,13 @@ class Wish(msgspec.Struct, frozen=True):
     be compressed is, through owners. family: a spec to keep to, empty for any. exclude: globs of tensors that
     travel exactly; everywhere: those of them that hold for tensors of the job's other models, too. buckets: bytes
     of the worker's buckets (DDP's) where the profile does not have them, empty if it brings tensors one by one.
-    groups: names of those it brings together, where it was told to. regroup: whether the proposal's groups come
-    into force together with it. alpha_lo, notches: the budgets of L-GreCo. rules, step: those in force and the
-    seconds that a step takes under them, as measured (0: not yet). took: seconds of a step under families that were
-    in force, which count instead of predictions; agreeing: of how many measurements each is the mean. made,
-    late_after: steps of the model, and after how many low rank and sparsifiers are in question (`families.late_steps`);
-    0: at once. hope: the share by which the steps of families that were never in force may be shorter than predicted,
-    so that they are tried. kept: rules under which families took that. refused: families that are not in question, and
-    why. measure: a family to be put in force to see what its steps take; empty if none is.
+    groups: names of those it brings together, where it was told to. alpha_lo, notches: the budgets of L-GreCo.
+    rules, step: those in force and the seconds that a step takes under them, as measured (0: not yet). took: seconds
+    of a step under families that were in force, which count instead of predictions; agreeing: of how many measurements
+    each is the mean. made, late_after: steps of the model, and after how many low rank and sparsifiers are in question
+    (`families.late_steps`); 0: at once. hope: the share by which the steps of families that were never in force may be
+    shorter than predicted, so that they are tried. kept: rules under which families took that. refused: families that
+    are not in question, and why. measure: a family to be put in force to see what its steps take; empty if none is.
     """
 
     quality: str = "balanced"
@@ -93,7 +92,6 @@ class Wish(msgspec.Struct, frozen=True):
     everywhere: tuple[str, ...] = ()
     buckets: tuple[int, ...] = DDP_BUCKETS
     groups: tuple[tuple[str, ...], ...] = ()
-    regroup: bool = False
     alpha_lo: float = 0.6
     notches: int = 5
     rules: tuple[PlannedRule, ...] = ()
@@ -121,7 +119,7 @@ class Proposal(msgspec.Struct, frozen=True):
 
     rules: as a plan takes them. alphas: of the notches of rules with levels, ascending. groups: tensors in the order of
     readiness. caps: DDP's buckets for these groups, MiB; empty if they are what the worker has. expected: with the
-    rules, and with the groups if the wish was to regroup. dense: without compression. compute: without exchange. bytes:
+    rules, as long as the worker has the groups of now. dense: without compression. compute: without exchange. bytes:
     that the mean node sends. why: by group. considered: families, the least lossy first. reason: one sentence.
     overspent: what the levels in force lose, if they are this family's, over what they may by the errors of now. hope:
     the share by which steps may be shorter than expected, where that is why the family is tried. terms: what was
@@ -181,15 +179,11 @@ def compose(profile: Profile, wish: Wish | None = None) -> Proposal:
         reason = idle
     elif not profile.link.samples:
         reason += f"; the link was not measured, {say_rate(profile.link.bandwidth)} is a guess"
-    now = live.brought
-    groups = Groups(now, (), winner.seconds, False, "")
+    groups = Groups(live.brought, (), winner.seconds, False, "")
     if "mergecomp" in wish.parts:
         groups = regroup(live, winner.spec.text, winner.chosen)
         if groups.changed:
             reason += f"; {groups.reason}"
-        if groups.changed and wish.regroup:
-            live = Live(profile, groups.portions)
-            winner = _planned(live, wish, winner.spec)
     if hope:
         reason += f"; tried, since steps may be up to {hope:.0%} shorter than predicted"
     if winner.levels.alphas:

@@ -20,7 +20,7 @@ What each scheme asks of the lanes:
 
 The model leaves out: credit, frame headers, lost frames, priorities, nodes that differ, and what copies and computing
 take from each other beyond what was measured. Where workers, lanes and the network stack share cores, a step grows by
-``profile.interference`` seconds for each second of CPU time that lanes and network take; `auto.interference` finds it
+``profile.interference`` seconds for each second of CPU time that lanes and network take; `auto_informed.py` finds it
 in the difference between a measured step and its prediction.
 """
 

@@ -33,3 +33,39 @@ def train(stop: str, pause: float, width: int, **options: Any) -> dict[str, Any]
         optimizer.step()
     gcclient.shutdown()
     return {"hash": digest(*net.parameters()), "steps": step + 1, "pid": os.getpid()}
+
+
+class _Later(torch.autograd.Function):
+    """Itself; the gradients of what comes before wait ``pause`` seconds."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, pause: float) -> torch.Tensor:
+        ctx.pause = pause
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        time.sleep(ctx.pause)
+        return grads[0], None
+
+
+def train_wrapped(stop: str, pause: float, width: int, groups: Any) -> dict[str, Any]:
+    """Train with the optimizer wrapper until the file ``stop`` is there.
+
+    The gradients of a layer come ``pause`` seconds after those of the next.
+    """
+    rank = start()
+    torch.manual_seed(7)
+    layers = [nn.Linear(64, width), nn.Linear(width, width), nn.Linear(width, 10)]
+    net = nn.Sequential(*layers)
+    sgd = torch.optim.SGD(net.parameters(), 0.01)
+    optimizer = gcclient.DistributedOptimizer(sgd, net.named_parameters(), groups=groups)
+    for step in steps_until(stop):
+        optimizer.zero_grad()
+        x = torch.randn(8, 64, generator=torch.Generator().manual_seed(1000 * step + rank))
+        for layer in layers:
+            x = layer(_Later.apply(x, pause))
+        x.pow(2).sum().backward()
+        optimizer.step()
+    gcclient.shutdown()
+    return {"hash": digest(*net.parameters()), "steps": step + 1}

@@ -21,6 +21,7 @@ from tests.integration.daemon import Daemon
 from tests.integration.operators import ask, ctl, reachable
 
 TRAIN = "tests.integration.planning_workers:train"
+WRAPPED = "tests.integration.planning_workers:train_wrapped"
 SHARDED = "tests.integration.group_workers:hsdp_until"
 #: The model is one block, and single frames tell nothing of a link: the test says how fast that is. Steps are so long
 #: that none has been timed when a run is planned that starts from a profile.
@@ -171,6 +172,32 @@ def test_a_job_is_planned_by_its_first_node_and_steered_by_operators(cluster: Cl
         plan = ask(a, "plan")
         assert (plan["mode"], plan["quality"]) == ("lgreco", "safe")
         finish(job, tmp_path / "second")
+
+
+def test_groups_that_a_plan_proposes_are_those_of_the_next_run(tmp_path: Path) -> None:
+    """MergeComp on gradcomm's own wrapper: `gcctl plan --json` has groups as `groups=` takes them, and a job that is
+    declared with them has nothing more to gain by that."""
+    cluster = planned(tmp_path, **{"plan.mode": "mergecomp", "plan.probe_every": "0s", "partition_bytes": "256KiB"})
+    a = cluster.daemons[0]
+
+    def run(name: str, groups: Any) -> dict[str, Any]:
+        """What is forecast of a job with these groups."""
+        stop = tmp_path / name
+        job = cluster.start(WRAPPED, [0, 1], job="gpt", stop=str(stop), pause=0.1, width=800, groups=groups)
+        job.wait_mark("step 1")
+        found = until(lambda: next((f for d in ask(a, "plan")["domains"] if (f := d["forecast"])), None), job, a)
+        finish(job, stop)
+        gone(cluster, tmp_path)
+        return dict(found)
+
+    with cluster:
+        told = run("first", [["2.bias", "2.weight"], ["1.bias", "1.weight", "0.bias", "0.weight"]])
+        groups = [g["tensors"] for g in told["proposed_groups"]]
+        assert sorted(t for g in groups for t in g) == [f"{i}.{kind}" for i in range(3) for kind in ("bias", "weight")]
+        apart = [{name[0] for name in group} for group in groups]
+        assert not any({"0", "1"} <= layers for layers in apart), "the middle layer need not wait for the first"
+        done = run("second", groups)
+    assert done["proposed_groups"] == []
 
 
 @pytest.mark.long

@@ -118,7 +118,7 @@ def test_the_picture_is_drawn(tmp_path: Path) -> None:
         "uniform-0.1": live("uniform-0.1", [1.0] * 5, FALLING[:5], []),
         "da2": live("da2", [1.0] * 6, FALLING, [(0.5, 0.1), (4.5, 0.02)]),
     }
-    dc2_live.plot(tmp_path / "deep" / "live.png", runs)
+    dc2_live.plot(tmp_path / "deep" / "live.png", {2: runs, 4: runs})
     assert (tmp_path / "deep" / "live.png").read_bytes().startswith(b"\x89PNG")
 
 

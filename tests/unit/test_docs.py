@@ -7,8 +7,10 @@ single pages are true of what they describe, beyond commands and figures (`clien
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 import shlex
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -206,3 +208,26 @@ def test_ten_minutes_of_reading_lead_to_two_nodes() -> None:
     before, _, _ = (ROOT / "README.md").read_text().partition(path)
     assert len(f"{before} {(ROOT / path).read_text()}".split()) <= 2300
     assert len(before.split()) < 200, "the way there is what README.md begins with"
+
+
+def imports_of(page: Path) -> list[tuple[str, str]]:
+    """(module, name in it, or empty) of what Python on a page imports of gradcomm."""
+    found = []
+    for block in re.findall(r"^ *```python.*?\n(.*?)^ *```", page.read_text(), re.MULTILINE | re.DOTALL):
+        for node in ast.walk(ast.parse(textwrap.dedent(block))):
+            if isinstance(node, ast.Import):
+                found += [(alias.name, "") for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                found += [(str(node.module), alias.name) for alias in node.names]
+    return [(module, name) for module, name in found if module.partition(".")[0] in ("gcclient", "gcserver", "gcproto")]
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if imports_of(p)], ids=lambda p: p.name)
+def test_what_python_on_a_page_imports_is_there(page: Path) -> None:
+    for module, name in imports_of(page):
+        found = importlib.import_module(module)
+        assert not name or hasattr(found, name), f"{module} has no {name}"
+
+
+def test_pages_with_python_are_seen() -> None:
+    assert {"README.md", "client.md", "planner.md", "migrate.md"} <= {page.name for page in PAGES if imports_of(page)}

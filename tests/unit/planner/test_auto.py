@@ -352,16 +352,18 @@ def test_what_is_excluded_keeps_a_quantisers_whole_block_dense() -> None:
     assert {rule.spec for rule in everything.rules} == {"none"}
 
 
-def test_groups_that_come_into_force_are_planned_for() -> None:
+def test_groups_that_are_declared_anew_are_planned_for() -> None:
+    """A job that starts again with the buckets that a plan proposed."""
     profile = gpt(4, GBIT10)
-    late = Wish(quality="safe", buckets=(1 << 40,))
-    told, done = compose(profile, late), compose(profile, msgspec.structs.replace(late, regroup=True))
-    assert told.caps == done.caps != ()
+    told = compose(profile, Wish(quality="safe", buckets=(1 << 40,)))
+    assert len(told.groups) > 1 and told.caps != ()
+    assert "declared anew" in told.reason
+    buckets = tuple(round(c * (1 << 20)) for c in told.caps)
+    brought = tuple(tuple(names(profile).index(t) for t in group) for group in told.groups)
+    assert brought == portions(profile, buckets)
+    done = compose(profile, Wish(quality="safe", buckets=buckets))
     assert done.expected < told.expected
-    assert len(done.groups) > 1
-    brought = tuple(tuple(names(profile).index(t) for t in group) for group in done.groups)
     assert Live(profile, brought).seconds(applied(Live(profile, brought), done.rules)) == pytest.approx(done.expected)
-    assert brought == portions(profile, tuple(round(c * (1 << 20)) for c in done.caps))
 
 
 def test_one_by_one_in_gradcomms_own_wrapper() -> None:
