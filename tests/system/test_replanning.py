@@ -26,7 +26,7 @@ class Enough(Exception):
 
 
 @pytest.mark.parametrize("rate", [None, "20mbit"])
-def test_a_link_that_recovers_or_falls_under_a_compressed_job_is_noticed(tmp_path: Path, rate: str | None) -> None:
+def test_a_link_that_recovers_or_falls_under_a_compressed_job_is_planned_for(tmp_path: Path, rate: str | None) -> None:
     if netns.shaping() is None:
         pytest.skip(netns.probe().reason)
     with contextlib.ExitStack() as stack:
@@ -39,9 +39,9 @@ def test_a_link_that_recovers_or_falls_under_a_compressed_job_is_noticed(tmp_pat
         changed, noticed = False, 0
 
         def since(node: int, position: int = 0) -> list[int]:
-            """The versions that came into force at a node, by what its log says from a position on."""
+            """The plans that came into force at a node, by what its log says from a position on."""
             text = cluster[node].log.read_text(errors="replace")[position:]
-            return [int(version) for version in re.findall(r"plan (\d+) since step", text)]
+            return [int(version) for version in re.findall(r": plan (\d+) from step", text)]
 
         def on_step(record: Record) -> None:
             nonlocal changed, noticed
