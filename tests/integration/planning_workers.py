@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gcclient
-from tests.integration.workers import digest, start, steps_until
+from tests.integration.workers import Slow, digest, start, steps_until
 
 
 def train(stop: str, pause: float, width: int, **options: Any) -> dict[str, Any]:
@@ -35,20 +35,6 @@ def train(stop: str, pause: float, width: int, **options: Any) -> dict[str, Any]
     return {"hash": digest(*net.parameters()), "steps": step + 1, "pid": os.getpid()}
 
 
-class _Later(torch.autograd.Function):
-    """Itself; the gradients of what comes before wait ``pause`` seconds."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, pause: float) -> torch.Tensor:
-        ctx.pause = pause
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        time.sleep(ctx.pause)
-        return grads[0], None
-
-
 def train_wrapped(stop: str, pause: float, width: int, groups: Any) -> dict[str, Any]:
     """Train with the optimizer wrapper until the file ``stop`` is there.
 
@@ -64,7 +50,7 @@ def train_wrapped(stop: str, pause: float, width: int, groups: Any) -> dict[str,
         optimizer.zero_grad()
         x = torch.randn(8, 64, generator=torch.Generator().manual_seed(1000 * step + rank))
         for layer in layers:
-            x = layer(_Later.apply(x, pause))
+            x = Slow.apply(layer(x), pause)
         x.pow(2).sum().backward()
         optimizer.step()
     gcclient.shutdown()

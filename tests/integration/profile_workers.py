@@ -14,20 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gcclient
-
-
-class _Slow(torch.autograd.Function):
-    """Changes nothing and takes ``seconds`` in the backward pass."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, seconds: float) -> torch.Tensor:
-        ctx.seconds = seconds
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
-        time.sleep(ctx.seconds)
-        return grad, None
+from tests.integration.workers import Slow
 
 
 class _Model(nn.Module):
@@ -39,7 +26,7 @@ class _Model(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in self.layers:
-            x = _Slow.apply(layer(x).relu(), self.pause)
+            x = Slow.apply(layer(x).relu(), self.pause)
         return x
 
 

@@ -1,4 +1,5 @@
-"""What worker functions share: joining a job, steps until the parent has seen enough, what they come to in few bytes.
+"""What worker functions share: joining a job, steps until the parent has seen enough, what they come to in few bytes,
+computing that takes its time.
 
 What may live here: what several files of worker functions do alike. What may not: the functions themselves, models and
 how they are trained, what the parent does with its workers (`cluster.py`).
@@ -7,14 +8,30 @@ how they are trained, what the parent does with its workers (`cluster.py`).
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 import gcclient
 from tests.integration.cluster import mark
+
+
+class Slow(torch.autograd.Function):
+    """Changes nothing and takes ``seconds`` in the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, seconds: float) -> torch.Tensor:
+        ctx.seconds = seconds
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+        time.sleep(ctx.seconds)
+        return grad, None
 
 
 def start() -> int:
