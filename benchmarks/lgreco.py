@@ -9,6 +9,8 @@ the same gradients, at the default for all layers ("uniform") and at L-GreCo's l
 "k-means" keeps no budget, so its error is given beside its ratio, and "less" is how many times less L-GreCo sends at
 k-means' error.
 
+Levels by weights, of times or of priorities, are compared with those by bytes on a simulated exchange.
+
 Overhead is accumulating, the table and the decision, over the time of CADENCE training steps. Then what is wanted, as
 met or missed.
 

@@ -202,22 +202,20 @@ def _wait_ready(made: Private) -> None:
 
     Raises StartError when its keeper ends before, or after START_FOR seconds.
     """
-    paths = [str(made.socket)]
-    if made.admin.startswith("unix:"):
-        paths.append(made.admin.removeprefix("unix:"))
+    # It takes operators last: once these answer, workers do.
+    paths = [made.admin.removeprefix("unix:")] if made.admin.startswith("unix:") else []
+    paths.append(str(made.socket))
     end = time.monotonic() + START_FOR
     while time.monotonic() < end:
         if made.keeper.poll() is not None:
             raise StartError(
                 f"the private daemon did not start (exit status {made.keeper.returncode}); it says why above"
             )
-        while paths and _answers(paths[0]):
-            del paths[0]
-        if not paths:
+        if all(map(_answers, paths)):
             return
         time.sleep(0.02)
     made.keeper.terminate()
-    raise StartError(f"the private daemon took no connection at {paths[0]} within {START_FOR:g} s")
+    raise StartError(f"the private daemon took no connection at {' or '.join(paths)} within {START_FOR:g} s")
 
 
 def _answers(path: str) -> bool:

@@ -1,5 +1,5 @@
 """A job that compresses while the rate of its links changes: it is planned again, though its own frames do not tell,
-and what is then faster comes into force on both nodes."""
+and another plan is put in force on both nodes."""
 
 from __future__ import annotations
 
