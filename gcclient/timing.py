@@ -10,7 +10,7 @@ steps that are not measured.
 
 What computing takes is what it takes alone: time in which the thread of the backward pass was ready to run and had no
 core, because daemons and others shared them, is no part of it. It is part of a whole step. The planner puts the two
-beside each other (`gcserver.planner.auto.interference`).
+beside each other (`gcserver.planner.auto_informed.interference`).
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from gcproto.agreed import last_of_each
 from gcproto.manifest import Section
 from gcproto.messages import PlanGo, PlanReady, PlanRequest, PlanText, Rule
 from gcserver.core import plan as planning
@@ -104,10 +105,7 @@ def _next_plan(job: Job) -> list[ControlEffect]:
     wish = job.queue.pop(0)
     newest = max(job.plans, default=0)
     before = () if wish.replace else job.plans[newest].rules if newest else resuming.base(job.domains)
-    rules = (*before, *wish.rules)
-    # A later rule for the same pattern replaces the earlier one.
-    last = {r.pattern: i for i, r in enumerate(rules)}
-    kept = tuple(r for i, r in enumerate(rules) if last[r.pattern] == i)
+    kept = last_of_each((*before, *wish.rules))
     job.numbered += 1
     controller = wish.controller or job.controller(newest)
     text = PlanText(job.id, job.numbered, wish.request, kept, controller, _planned(job, newest, wish))

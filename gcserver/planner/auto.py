@@ -77,7 +77,8 @@ class Wish(msgspec.Struct, frozen=True):
     travel exactly; everywhere: those of them that hold for tensors of the job's other models, too. buckets: bytes
     of the worker's buckets (DDP's) where the profile does not have them, empty if it brings tensors one by one.
     groups: names of those it brings together, where it was told to. alpha_lo, notches: the budgets of L-GreCo.
-    rules, step: those in force and the seconds that a step takes under them, as measured (0: not yet). took: seconds
+    rules, step: those in force and the seconds that a step takes under them, as measured (0: not yet); running: the
+    family that a planner made them of, empty if they are nobody's. took: seconds
     of a step under families that were in force, which count instead of predictions; agreeing: of how many measurements
     each is the mean. made, late_after: steps of the model, and after how many low rank and sparsifiers are in question
     (`families.late_steps`); 0: at once. hope: the share by which the steps of families that were never in force may be
@@ -96,6 +97,7 @@ class Wish(msgspec.Struct, frozen=True):
     notches: int = 5
     rules: tuple[PlannedRule, ...] = ()
     step: float = 0.0
+    running: str = ""
     took: dict[str, float] = {}
     agreeing: dict[str, int] = {}
     kept: dict[str, tuple[PlannedRule, ...]] = {}
@@ -199,9 +201,8 @@ def compose(profile: Profile, wish: Wish | None = None) -> Proposal:
     ]
     names = tuple(t.name for t in profile.tensors)
     # Rules of a family of ranks name the highest rank that is given, not the family's own.
-    whose = [family for family, kept in wish.kept.items() if kept == wish.rules]
     alike = any(parse(rule.spec).key == winner.spec.key for rule in wish.rules)
-    own = winner.spec.text in whose if whose else alike
+    own = winner.spec.text == wish.running if wish.running else alike
     return Proposal(
         winner.spec.text,
         found,

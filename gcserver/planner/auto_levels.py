@@ -79,8 +79,9 @@ def overspent(profile: Profile, spec: Spec, tensors: Collection[int], in_force: 
         return 0.0
 
     def error(row: LevelErrors, level: int) -> float:
-        # A level between two counts as the less precise one.
-        return row.errors[row.levels.index(max((known for known in common if known <= level), default=common[0]))]
+        # A level between two counts as the less precise one, but for the spec's own.
+        lower = max((known for known in common if known <= level), default=common[0])
+        return row.errors[row.levels.index(_default(common, spec) if level == spec.level else lower)]
 
     allowed = sum(error(row, spec.level) for row in rows)
     lost = sum(error(row, in_force[row.name]) for row in rows if row.name in in_force)
@@ -112,8 +113,7 @@ def _solved(profile: Profile, spec: Spec, tensors: Collection[int], alphas: Sequ
     common = [level for level in common if level >= least]
     if len(common) < 2:
         return Levels({}, (), f"one level for all: the quality takes none below {least}")
-    # A default between two levels counts as the more precise one, so that the budget is no larger for it.
-    default = next((level for level in common if level >= spec.level), common[-1])
+    default = _default(common, spec)
     table = _table(profile, spec, rows, common, default)
     sets = solve(table, alphas=alphas).sets
     own = (spec.level,) * len(sets)
@@ -125,6 +125,12 @@ def _solved(profile: Profile, spec: Spec, tensors: Collection[int], alphas: Sequ
     if saved < 0.005:
         reason = f"no levels send less than {spec.text} at no more error"
     return Levels(levels, tuple(s.alpha for s in sets), reason)
+
+
+def _default(common: Sequence[int], spec: Spec) -> int:
+    """The level that stands for the spec's own: of two that it is between the more precise one, so that no budget is
+    larger for it."""
+    return next((level for level in common if level >= spec.level), common[-1])
 
 
 def _table(

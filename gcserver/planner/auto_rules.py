@@ -13,6 +13,7 @@ from glob import escape
 
 import msgspec
 
+from gcproto.agreed import last_of_each
 from gcserver.planner.families import DENSE, Spec, exact_level, parse
 from gcserver.planner.live import OWNER, BlockOption, Live, cost_of
 from gcserver.planner.payload import segment_bytes
@@ -76,7 +77,8 @@ def rules(
             assert rule is not None  # "*" is there
             if _rule("", wanted[name]) != msgspec.structs.replace(rule, pattern=""):
                 named[name] = _rule(escape(name), wanted[name])
-    return (*found, *named.values())
+    # As members come to a plan: a planner knows its own by its rules.
+    return last_of_each((*found, *named.values()))
 
 
 def levels_in_force(names: Sequence[str], plan: Sequence[PlannedRule], spec: Spec) -> dict[str, int]:

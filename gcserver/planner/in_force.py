@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from gcproto.messages import Rule
 from gcserver.planner.auto import INTOLERANT
 from gcserver.planner.auto_rules import PlannedRule
-from gcserver.planner.families import DENSE, kind, parse, tolerated, too_lossy
+from gcserver.planner.families import DENSE, kind, least_level, parse, tolerated, too_lossy
 from gcserver.planner.standing import Rules
 
 
@@ -34,10 +34,14 @@ def effective(rules: Sequence[PlannedRule]) -> Sequence[PlannedRule]:
 def barred(in_force: Rules, quality: str, tolerant: bool, planned: bool = False) -> str:
     """Why the rules of a job's plan have to go, whatever that costs; empty if they may stay: sparsifiers, which
     ``quality`` does not take with its optimizer, and of a planner (``planned``) all that loses more than this quality
-    lets it. What an operator chose otherwise stays until something is faster."""
-    for spec in (parse(rule.spec) for rule in in_force):
+    lets it, levels of its tensors among that. What an operator chose otherwise stays until something is faster."""
+    for rule in in_force:
+        spec = parse(rule.spec)
         if not tolerated(spec, quality, tolerant):
             return f"sparsifiers have to go: {INTOLERANT}"
         if planned and (why := too_lossy(spec, quality)):
             return f"{spec.text} has to go: {why}"
+        least = least_level(spec, quality)
+        if planned and min(rule.levels, default=least) < least:
+            return f"levels of {spec.text} have to go: quality {quality} takes {least} and more, got {min(rule.levels)}"
     return ""

@@ -34,7 +34,7 @@ class LiveBlock:
     """One block. ``parts``: (tensor, elements) in address order, tensors by their index in the profile.
 
     ``lead``: the tensor that fills most of it, whose rule a plan applies. ``compressible``: by dtype and by the size of
-    its section.
+    the lead's group, or of its section where that is not known.
     """
 
     elements: int
@@ -161,7 +161,7 @@ def _filled(
     for section in sections:
         left = [(i, profile.tensors[i].elements) for i in section]
         total, dtype = sum(n for _, n in left), dtype_of(profile.tensors[section[0]])
-        compressible = dtype in _COMPRESSIBLE and total * dtype.itemsize >= profile.min_compress_bytes
+        whole = total * dtype.itemsize
         while total > 0:
             elements, owner, lane = next(todo, (total, 0, 0))
             # a block that reaches beyond its section is another layout's: what fits is taken
@@ -177,4 +177,6 @@ def _filled(
                     left.pop(0)
             # the first of equals, as the manifest has it
             lead = max(parts, key=lambda part: part[1])[0]
-            yield LiveBlock(elements, dtype, owner, lane, tuple(parts), lead, compressible)
+            group = profile.tensors[lead].group
+            reaches = (group if group >= 0 else whole) >= profile.min_compress_bytes
+            yield LiveBlock(elements, dtype, owner, lane, tuple(parts), lead, dtype in _COMPRESSIBLE and reaches)

@@ -80,7 +80,9 @@ class LinkCost(msgspec.Struct, frozen=True):
 class ProfiledTensor(msgspec.Struct, frozen=True):
     """One gradient; ``ready``: seconds from the first gradient of the step to this one, in the worker.
 
-    ``address``: of its first element, counted as those of the profile's blocks (-1: not known).
+    ``address``: of its first element, counted as those of the profile's blocks (-1: not known). ``group``: bytes of the
+    tensors that it shares blocks with, itself among them, which decide whether it is compressed (-1: those of its
+    section).
     """
 
     name: str
@@ -89,6 +91,7 @@ class ProfiledTensor(msgspec.Struct, frozen=True):
     dtype: str
     ready: float
     address: int = -1
+    group: int = -1
 
 
 class LevelErrors(msgspec.Struct, frozen=True):
@@ -199,6 +202,7 @@ def _wrong(p: Profile) -> str:
         **{f"codecs[{spec!r}].ratio": (cost.ratio, 0.0) for spec, cost in p.codecs.items()},
         **{f"{t.name!r}.ready": (t.ready, 0.0) for t in p.tensors},
         **{f"{t.name!r}.elements": (t.elements, 0.0) for t in p.tensors},
+        **{f"{t.name!r}.group": (t.group, -1.0) for t in p.tensors},
         **{f"steps[{s.plan}].seconds": (s.seconds, 0.0) for s in p.steps},
         **{f"buckets[{i}]": (nbytes, 1.0) for i, nbytes in enumerate(p.buckets)},
     }

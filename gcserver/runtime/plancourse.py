@@ -15,6 +15,7 @@ import msgspec
 from gcproto.packed import UNREADABLE
 from gcserver.core.control_events import AnswerRequest
 from gcserver.core.job import Job
+from gcserver.core.plan import COMPRESSIBLE
 from gcserver.planner.auto import Proposal
 from gcserver.planner.course import COMPARED, stands
 from gcserver.planner.errors_sparse import EXACT
@@ -41,6 +42,7 @@ LINK_SECONDS: Final = 30.0
 #: Errors of gradients hold for so many steps, and until there are twice as many: plans that are tried one after the
 #: other are made with the same ones, since a look takes seconds of a core that the steps need.
 HOLD: Final = 50
+_LOSSY: Final = frozenset(dtype.label for dtype in COMPRESSIBLE)
 
 
 @dataclass(slots=True)
@@ -57,6 +59,8 @@ class Course:
     failed: int = 0
     looked_at: int = -1
     changes: int = 0
+    #: how many large tensors the last look left unknown, where it told of none anew
+    untold: int = 0
     task: asyncio.Task[AnswerRequest | None] | None = None
     #: since when steps are measured anew because the network is another one; 0: they are not
     afresh: float = 0.0
@@ -97,9 +101,14 @@ class Course:
     def looks_at_gradients(self, seen: Profile, settled: int) -> bool:
         """Whether a plan at this step has to look at gradients first, since errors of large tensors are not known or
         are those of other times."""
-        known = {row.name for rows in seen.errors.values() for row in rows}
         holds = self.looked_at >= 0 and settled < max(self.looked_at + HOLD, 2 * self.looked_at)
-        return not holds or any(t.name not in known for t in seen.tensors if t.elements >= EXACT)
+        return not holds or _unknown(seen) > self.untold
+
+    def told(self, before: Profile, after: Profile, settled: int) -> None:
+        """Gradients were looked at, at this step. What they did not tell once more (some are never finite) waits until
+        all are looked at again."""
+        left = _unknown(after)
+        self.looked_at, self.untold = settled, left if left >= _unknown(before) else 0
 
     def later(self, now: float, overtaken: bool) -> None:
         """An attempt came to nothing; where something else happened to the job's plans (``overtaken``) the next comes
@@ -117,6 +126,12 @@ class Course:
             self.afresh = now
             return True, False
         return False, step is not None and (step.steps >= COMPARED or now > self.afresh + AFRESH)
+
+
+def _unknown(seen: Profile) -> int:
+    """Of how many large tensors, of those that may be compressed, errors are not known."""
+    known = {row.name for rows in seen.errors.values() for row in rows}
+    return sum(t.name not in known for t in seen.tensors if t.elements >= EXACT and t.dtype in _LOSSY)
 
 
 def saved_or_begun(daemon: Supervisor, job: Job) -> Standing:

@@ -271,7 +271,8 @@ class Planning:
         plain = planwish.wish(course.standing, domain, self._s.config.plan, others)
         looks = course.looks_at_gradients(seen, settled)
         profile = await self.facts.measured(job, domain, seen, plain, errors=looks)
-        course.looked_at = settled if looks else course.looked_at
+        if looks:
+            course.told(seen, profile, settled)
         course.waits = "plans"
         wish = planwish.informed(plain, course.standing, job, domain, now)
         wish, was = msgspec.structs.replace(wish, measure=measure), course.standing
@@ -333,7 +334,7 @@ class Planning:
         try:
             answered = await self._put(job, course, before.rules, before.family)
         except MemberRefused as error:
-            if course.failed >= REFUSED:
+            if course.failed + 1 >= REFUSED:
                 # The rules before cannot come back; other ones can still be better than these.
                 self._now(job, before=None, **learned)
             # Nothing else can be asked for instead: it is tried again later.

@@ -75,7 +75,7 @@ def informed(plain: Wish, standing: Standing, job: Job, domain: ControlDomain, n
         return knowing
     _, plan = in_force(job, domain)
     rules = tuple(PlannedRule(r.pattern, r.codec.spec, r.scheme, r.levels) for r in plan.rules)
-    return replace(knowing, rules=rules, step=now.seconds)
+    return replace(knowing, rules=rules, step=now.seconds, running=standing.family)
 
 
 def having_taken(plain: Wish, standing: Standing) -> Wish:

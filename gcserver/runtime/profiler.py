@@ -11,14 +11,14 @@ computation between a first and a last gradient.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
 from gcproto.audits import AUDIT_OF, audit_label
 from gcproto.dtypes import DType
-from gcproto.manifest import USED, Section
+from gcproto.manifest import USED, Section, TensorSpec
 from gcproto.timings import TensorTimes
 from gcserver.core.control_domain import ControlDomain
 from gcserver.core.control_events import LogSettled
@@ -272,11 +272,18 @@ def _models(domain: ControlDomain) -> list[Section]:
 def _tensors(domain: ControlDomain, ready: list[float]) -> tuple[ProfiledTensor, ...]:
     """All tensors in the order of readiness; of equals the one declared first."""
     found, address = [], 0
-    for spec, seconds in zip((t for s in _models(domain) for t in s.tensors), ready, strict=True):
+    for (spec, together), seconds in zip(_grouped(domain), ready, strict=True):
         label = DType(spec.dtype).label
-        found.append(ProfiledTensor(spec.name, spec.shape, spec.elements, label, seconds, address))
+        found.append(ProfiledTensor(spec.name, spec.shape, spec.elements, label, seconds, address, together))
         address += spec.elements
     return tuple(sorted(found, key=lambda t: t.ready))
+
+
+def _grouped(domain: ControlDomain) -> Iterator[tuple[TensorSpec, int]]:
+    """Every tensor with the bytes of its group."""
+    for group in (group for section in _models(domain) for group in section.groups):
+        nbytes = sum(spec.elements for spec in group) * DType(group[0].dtype).itemsize
+        yield from ((spec, nbytes) for spec in group)
 
 
 def _blocks(domain: ControlDomain, lanes: int) -> tuple[tuple[int, int, int, int], ...]:

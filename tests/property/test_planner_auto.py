@@ -74,6 +74,7 @@ def test_what_is_proposed(profile: Profile, quality: str, some: frozenset[str], 
     assert found.expected <= bound * (1.05 if found.alphas else 1.0)
     assert sum(not c.why_not for c in found.considered) == 1
     assert sorted(t for row in found.why for t in row.tensors) == sorted(t.name for t in profile.tensors)
+    assert len({rule.pattern for rule in found.rules}) == len(found.rules)
     assert all(parse(rule.spec).name in ("none", parse(found.family).name, "topk") for rule in found.rules)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(found), type=Proposal) == found == compose(profile, wish)
 

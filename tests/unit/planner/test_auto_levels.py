@@ -168,6 +168,23 @@ def test_what_levels_in_force_lose_by_the_errors_of_now() -> None:
     assert lost(1_000, one) == lost(1_000, one, of=names[1:2])
 
 
+def test_what_levels_may_lose_is_what_they_were_chosen_by_where_the_default_is_no_level() -> None:
+    """The budget was made with the next more precise level: so it is when it is looked at again."""
+    profile, spec = with_errors(gpt(), "topk"), parse("topk(ratio=0.003)")
+    rows = tuple(r for r in profile.errors["topk"] if r.name in {profile.tensors[i].name for i in large(profile)})
+    assert spec.level not in rows[0].levels
+    every = range(len(profile.tensors))
+    chosen = choose_levels(profile, spec, every, (1.0,))
+    in_force = {profile.tensors[i].name: levels[-1] for i, levels in chosen.levels.items()}
+    assert 0.9 < overspent(profile, spec, every, in_force) <= 1.0 + 1e-9
+    above = min(level for level in rows[0].levels if level > spec.level)
+    below = max(level for level in rows[0].levels if level < spec.level)
+    lost = {level: sum(row.errors[row.levels.index(level)] for row in rows) for level in (above, below)}
+    lower = dict.fromkeys(in_force, below)
+    assert overspent(profile, spec, every, lower) == pytest.approx(lost[below] / lost[above])
+    assert overspent(profile, spec, every, dict.fromkeys(in_force, spec.level)) == pytest.approx(1.0)
+
+
 def test_levels_are_as_low_as_they_may_be_and_no_lower() -> None:
     profile, spec = with_errors(gpt(), "qsgd"), parse("qsgd(bits=5)")
     free, bound = (choose_levels(profile, spec, large(profile), (0.8, 1.0), least=least) for least in (0, 4))

@@ -7,6 +7,7 @@ from fnmatch import fnmatchcase
 import msgspec
 import pytest
 
+from gcproto.agreed import last_of_each
 from gcproto.dtypes import DType
 from gcproto.manifest import AddressSpace, Section, TensorSpec
 from gcproto.messages import Rule
@@ -48,6 +49,25 @@ def test_every_name_gets_what_it_wants_whatever_it_is_called() -> None:
     found = rules(names, wanted)
     assert all(holds(found, n) == wanted[n] for n in names)
     assert any(r.pattern.startswith("a[[]") for r in found[1:])
+
+
+@pytest.mark.parametrize(
+    ("exactly", "wanted"),
+    [
+        (("h.*.fc.weight",), {}),
+        (("h.3.fc.weight", "h.3.fc.weight"), {}),
+        (("h.3.fc.weight",), {"h.3.fc.weight": TensorOption("none", ALL)}),
+    ],
+)
+def test_no_pattern_comes_twice_so_that_a_planner_knows_its_plan(
+    exactly: tuple[str, ...], wanted: dict[str, TensorOption]
+) -> None:
+    """Of two rules for one pattern members keep the later one: the plan in force would not be what was asked."""
+    every = {n: TensorOption("none" if "fc" in n else "topk(ratio=0.01)") for n in NAMES} | wanted
+    found = rules(NAMES, every, exactly)
+    asked = tuple(Rule(*msgspec.structs.astuple(rule)) for rule in found)
+    assert last_of_each(asked) == asked
+    assert all(holds(found, n) == every[n] for n in NAMES)
 
 
 def test_a_rule_has_the_fields_of_the_message() -> None:

@@ -58,6 +58,21 @@ def test_sections_of_a_dtype_may_lie_apart() -> None:
     ]  # fmt: skip
 
 
+def test_what_is_too_small_is_so_by_its_group() -> None:
+    """Tensors that a worker brings one by one share no blocks: neighbours do not make a small one large."""
+    sizes = [1 << 10, 1 << 20]
+    tensors = tuple(
+        ProfiledTensor(f"t{i}", (n,), n, "float32", float(i), at, group)
+        for i, (n, at, group) in enumerate(zip(sizes, (0, 1 << 10), (4 << 10, 4 << 20), strict=True))
+    )
+    blocks = ((0, sizes[0], 0, 0), (sizes[0], sizes[1], 1, 0))
+    profile = msgspec.structs.replace(plain([1], [0.0]), tensors=tensors, blocks=blocks, min_compress_bytes=64 << 10)
+    assert [b.compressible for b in lay_out(profile).blocks] == [False, True]
+    unknown = tuple(msgspec.structs.replace(t, group=-1) for t in tensors)
+    found = lay_out(msgspec.structs.replace(profile, tensors=unknown))
+    assert [b.compressible for b in found.blocks] == [True, True], "of an older profile only the section is known"
+
+
 def mixed() -> Profile:
     profile = plain([1, 2, 3], [0.0] * 3)
     tensors = tuple(

@@ -65,6 +65,18 @@ def test_a_sparsifier_that_an_operator_asks_for_is_planned_whatever_the_optimize
     assert compose(job(False), Wish(family="topk(ratio=0.01)")).family == "topk(ratio=0.01)"
 
 
+@pytest.mark.parametrize(
+    ("levels", "planned", "goes"),
+    [((8, 6, 4), True, True), ((8, 8), True, False), ((), True, False), ((4,), False, False)],
+)
+def test_levels_below_what_a_quality_takes_have_to_go(levels: tuple[int, ...], planned: bool, goes: bool) -> None:
+    rules = ruled("none", Rule("h.*", "qsgd(bits=8)", "owner", levels))
+    why = barred(rules, "safe", True, planned=planned)
+    assert bool(why) is goes
+    assert not goes or "takes 8 and more, got 4" in why
+    assert not barred(rules, "balanced", True, planned=planned)
+
+
 def ruled(codec: str, *more: Rule) -> tuple[Rule, ...]:
     return (Rule("*", codec), *more)
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from gcproto.agreed import last_of_each
 from gcproto.messages import MemberInfo, PlanText, Rule
 from gcserver.core.control_events import AnswerRequest
 from gcserver.core.job import Job
@@ -119,7 +120,7 @@ class Daemon:
     def newest(self, rules: tuple[Rule, ...], planned: bool = False) -> int:
         """The members come to a plan with these rules, which is in force from the next step on."""
         version = self.job.numbered = self.job.numbered + 1
-        self.job.plans[version] = PlanText(self.job.id, version, version, rules, planned=planned)
+        self.job.plans[version] = PlanText(self.job.id, version, version, last_of_each(rules), planned=planned)
         self.job.proposal = version
         self.domain.switches.append((self.domain.settled + 1, version))
         return version

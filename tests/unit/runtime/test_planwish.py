@@ -9,11 +9,14 @@ from gcproto.manifest import Section, TensorSpec
 from gcproto.records import replace
 from gcserver.config_tables import PlanConfig
 from gcserver.core.control_domain import ControlDomain
+from gcserver.planner.auto import Wish
 from gcserver.planner.course import SURPRISE
 from gcserver.planner.live_layout import DDP_BUCKETS
+from gcserver.planner.profile import StepTime
 from gcserver.planner.standing import Standing
 from gcserver.planner.turns import Took
 from gcserver.runtime import planwish
+from gcserver.runtime.tensors import in_force
 from tests.unit.core.control_machine import declared
 
 
@@ -80,3 +83,14 @@ def test_late_codecs_wait_for_a_models_first_steps(quality: str, late_after: int
     assert planwish.wish(Standing("auto", quality), found, plan) == wish, "steps before it was resumed are its own"
     measured = Standing("auto", quality, took=(Took("fp16", 0.3, 0.3),))
     assert planwish.wish(measured, found, plan).hope == SURPRISE
+
+
+def test_rules_in_force_are_told_with_the_family_that_they_are_of() -> None:
+    """Their own texts are those of codecs, with what the model was declared with among them."""
+    (job,) = declared(whole=False)[0].jobs.values()
+    (found,) = job.domains.values()
+    standing = Standing("auto", "balanced", running="powersgd(rank=4)")
+    wish = planwish.informed(Wish(), standing, job, found, StepTime(0, 0.4, 0.01, 9))
+    assert (wish.running, wish.step) == ("powersgd(rank=4)", 0.4)
+    assert [rule.pattern for rule in wish.rules] == [rule.pattern for rule in in_force(job, found)[1].rules]
+    assert planwish.informed(Wish(), standing, job, found, None) == Wish()

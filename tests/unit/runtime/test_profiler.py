@@ -121,6 +121,16 @@ def test_addresses_go_on_over_sections() -> None:
     a.times(0, 10, 20)
     assert [(t.name, t.dtype, t.address) for t in a.known().tensors][2] == ("n", "float64", 90_300)
     assert a.known().blocks[-1][:2] == (90_300, 8)
+    assert [t.group for t in a.known().tensors] == [90_300 * 4, 90_300 * 4, 64]
+
+
+def test_what_a_worker_brings_one_by_one_is_a_group_each() -> None:
+    a = daemon()
+    each = tuple(TensorSpec(name, (n,), int(DType.F32)) for name, n in (("m", 8), ("n", 6)))
+    said(a.machine, 1, DeclareSection(0, Section(1, each, cuts=(1,))))
+    a.profiler.on_declared(JOB)
+    a.times(0, 10, 20, 30)
+    assert [(t.name, t.group) for t in a.known().tensors][2:] == [("m", 32), ("n", 24)]
 
 
 def test_what_a_worker_adds_to_its_model_is_no_tensor_of_it() -> None:
