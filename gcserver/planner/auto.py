@@ -72,18 +72,18 @@ class AutoError(ValueError):
 class Wish(msgspec.Struct, frozen=True):
     """What a job wants of its plan.
 
-    quality: safe, balanced or fast. parts: of lgreco, mergecomp and espresso; without espresso everything that can
-    be compressed is, through owners. family: a spec to keep to, empty for any. exclude: globs of tensors that
-    travel exactly; everywhere: those of them that hold for tensors of the job's other models, too. buckets: bytes
-    of the worker's buckets (DDP's) where the profile does not have them, empty if it brings tensors one by one.
-    groups: names of those it brings together, where it was told to. alpha_lo, notches: the budgets of L-GreCo.
-    rules, step: those in force and the seconds that a step takes under them, as measured (0: not yet); running: the
-    family that a planner made them of, empty if they are nobody's. took: seconds
-    of a step under families that were in force, which count instead of predictions; agreeing: of how many measurements
-    each is the mean. made, late_after: steps of the model, and after how many low rank and sparsifiers are in question
-    (`families.late_steps`); 0: at once. hope: the share by which the steps of families that were never in force may be
-    shorter than predicted, so that they are tried. kept: rules under which families took that. refused: families that
-    are not in question, and why. measure: a family to be put in force to see what its steps take; empty if none is.
+    quality: safe, balanced or fast. parts: of lgreco, mergecomp and espresso; without espresso everything that can be
+    compressed is, through owners. family: a spec to keep to, empty for any. exclude: globs of tensors that travel
+    exactly; everywhere: those of them that hold for tensors of the job's other models, too. buckets: bytes of the
+    worker's buckets (DDP's) where the profile does not have them, empty if it brings tensors one by one. groups: names
+    of those it brings together, where it was told to. alpha_lo, notches: the budgets of L-GreCo. rules, step: those in
+    force and the seconds that a step takes under them, as measured (0: not yet); running: the family that a planner
+    made them of, empty if they are nobody's. took: seconds of a step under families that were in force, which count
+    instead of predictions; agreeing: of how many measurements each is the mean. made, late_after: steps of the model,
+    and after how many low rank and sparsifiers are in question (`families.late_steps`); 0: at once. hope: the share by
+    which the steps of families that were never in force may be shorter than predicted, so that they are tried. kept:
+    rules under which families took that. refused: families that are not in question, and why. measure: a family to be
+    put in force to see what its steps take; empty if none is.
     """
 
     quality: str = "balanced"
