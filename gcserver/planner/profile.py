@@ -15,9 +15,13 @@ from typing import Final
 import msgspec
 
 from gcproto.packed import UNREADABLE
+from gcserver.planner.errors import TableError
+from gcserver.planner.families import parse
 
 #: a profile of another form is measured anew, never guessed at
 FORM: Final = 1
+#: No codec has a level beyond: ranks and bits are far below, ratios are millionths.
+MAX_LEVEL: Final = 1 << 20
 #: How the files of what codecs cost begin, which lie beside those of profiles.
 CODEC_COSTS: Final = "codec-costs-"
 
@@ -209,6 +213,13 @@ def _wrong(p: Profile) -> str:
     for name, (value, least) in figures.items():
         if not least <= value < inf:
             return f"{name}: expected a finite number from {least:g} on, got {value}"
+    for text in p.codecs:
+        try:
+            level = parse(text).level
+        except TableError as error:
+            return f"codecs: {error}"
+        if level > MAX_LEVEL:
+            return f"codecs: expected a spec whose level is {MAX_LEVEL} at most, got {text!r}"
     for family, rows in p.errors.items():
         for row in rows:
             alike = len(row.levels) == len(row.errors) == len(row.sizes)

@@ -63,7 +63,7 @@ def answer(request: Request) -> Answer:
             live = Live(request.profile, portions(request.profile, request.buckets, request.groups))
             return Predicted(live.step(auto_rules.applied(live, request.rules)))
         return Advised(advise(request.profile, request.bandwidths, request.quality, request.now))
-    except (PeekError, ValueError, LookupError, OSError) as error:
+    except (PeekError, ValueError, LookupError, ArithmeticError, OSError) as error:
         return Refused(f"{type(error).__name__}: {error}")
 
 

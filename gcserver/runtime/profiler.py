@@ -255,7 +255,12 @@ class Profiler:
 
     def _save(self, watched: Watched, run: Aside) -> None:
         watched.due, watched.saved = inf, self._clock()
-        profile, name = self._compose(watched), watched.name
+        name = watched.name
+        try:
+            profile = self._compose(watched)
+        except Exception as error:  # a defect here must not end the daemon, nor the job
+            self._s.warn_once(f"profile {name} cannot be made, it is not saved: {type(error).__name__}: {error}")
+            return
         if profile is not None:
             run(lambda: self._store.save(name, profile), lambda _: None)
 

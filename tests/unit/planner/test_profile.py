@@ -51,6 +51,16 @@ def test_a_profile_survives_json() -> None:
     assert load(dump(a_profile()), "f") == a_profile()
 
 
+@pytest.mark.parametrize("spec", ["Fp16", "fp16)", "qsgd(bits=many)", "qsgd(bits=1e300)", "topk(ratio=2)", ""])
+def test_costs_of_what_is_no_codec_are_refused(spec: str) -> None:
+    cost = CodecCost(Curve(((1, 0.1),)), Curve(((1, 0.1),)), Curve(((1, 0.1),)), 0.5)
+    broken = msgspec.structs.replace(a_profile(), codecs={"fp16": cost, spec: cost})
+    with pytest.raises(ProfileError, match="f is no profile: codecs"):
+        load(dump(broken), "f")
+    known = msgspec.structs.replace(a_profile(), codecs={"fp16": cost, "sidco-e(ratio=0.01,packed=1)": cost})
+    assert load(dump(known), "f") == known
+
+
 def test_computing_takes_forward_and_backward() -> None:
     profile = a_profile()
     assert (profile.elements, profile.backward, profile.compute) == (16, 0.25, 0.75)

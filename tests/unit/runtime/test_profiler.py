@@ -385,6 +385,17 @@ def test_a_broken_file_is_said_once_and_measured_anew(tmp_path: Path) -> None:
     assert b.files() == [b.known()]
 
 
+def test_a_profile_that_cannot_be_made_ends_neither_daemon_nor_job(tmp_path: Path) -> None:
+    a = daemon(tmp_path)
+    a.times(30_000, 0)
+    a.profiler.on_kernels(KernelTimes((JOB, 0), (KernelTime("topk", "encode", 90_300, 2, 6.0),)))
+    a.profiler.profile(JOB, 0, COSTS, LINK)
+    watched = next(iter(a.profiler._table.values()))
+    watched.learned["codecs"] = {"Topk": next(iter(COSTS.values()))}
+    a.profiler.forget(JOB)
+    assert "cannot be made, it is not saved: TableError" in a.warnings[-1] and not a.files()
+
+
 def test_a_second_domain_has_a_profile_of_its_own() -> None:
     a = daemon()
     said(a.machine, 1, DeclareDomain("ddp.1", 3, (0,), True))
