@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
+from fnmatch import translate
 from functools import lru_cache
 from itertools import pairwise
 
@@ -36,6 +36,11 @@ SMALL_BYTES = 32 << 10
 
 #: Characters of a codec's spec.
 MAX_SPEC = 1024
+#: Of a plan's rules so many have patterns that are no plain names: each may have to be tried for every tensor, in loops
+#: that must not wait. Names may be as many as there are tensors.
+MAX_GLOBS = 1024
+#: So many names are remembered with the rules for them.
+REMEMBERED = 1 << 16
 #: of a pattern in a complaint about its rule
 SHOWN = 200
 
@@ -64,7 +69,7 @@ def compiled(rule: Rule, resolve: Callable[[str], CodecChoice], origin: str = "p
     if not rule.pattern:
         raise PlanError("pattern: expected a glob of tensor names such as 'layer.*', got an empty one")
     # What a glob or a spec is made of takes time that grows with the square of its length, in loops that must not wait.
-    if len(_ESCAPED.sub(r"\1", rule.pattern)) > MAX_NAME or len(rule.pattern) > 3 * MAX_NAME:
+    if len(unescaped(rule.pattern)) > MAX_NAME or len(rule.pattern) > 3 * MAX_NAME:
         raise PlanError(f"pattern: expected at most {MAX_NAME} characters, as names have, got {len(rule.pattern)}")
     if len(rule.spec) > MAX_SPEC:
         raise PlanError(f"codec: expected at most {MAX_SPEC} characters, got {len(rule.spec)}")
@@ -92,9 +97,16 @@ def warming(plan: Plan) -> Plan:
 def unusable(rules: Iterable[Rule], resolve: Callable[[str], CodecChoice]) -> tuple[int, str] | None:
     """(index, why) of the first rule that cannot be run, alone or beside those before it; None if all can."""
     graded: Rule | None = None
+    globs = 0
     for i, rule in enumerate(rules):
         try:
             compiled(rule, resolve)
+            globs += is_glob(rule.pattern)
+            if globs > MAX_GLOBS:
+                raise PlanError(
+                    f"expected at most {MAX_GLOBS} rules of a plan with patterns, got more; name tensors, or put one "
+                    "pattern in place of many (`--replace` drops the rules in force)"
+                )
             if rule.levels:
                 graded = graded or rule
                 if len(rule.levels) != len(graded.levels):
@@ -179,18 +191,21 @@ def cut_matrix(
 
 
 def _rule(plan: Plan, name: str) -> PlanRule | None:
-    names, globs = _index(_Rules(plan.rules))
-    last = names.get(name, -1)
-    for i in globs:
-        if i < last:
-            break
-        if fnmatchcase(name, plan.rules[i].pattern):
-            last = i
-            break
+    last = _index(_Rules(plan.rules)).last(name)
     return plan.rules[last] if last >= 0 else None
 
 
 _ESCAPED = re.compile(r"\[([*?[])\]")
+
+
+def is_glob(pattern: str) -> bool:
+    """Whether a pattern may match more than one name."""
+    return any(c in "*?[" for c in _ESCAPED.sub("", pattern))
+
+
+def unescaped(pattern: str) -> str:
+    """The name that a pattern which is no glob matches."""
+    return _ESCAPED.sub(r"\1", pattern)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -206,16 +221,43 @@ class _Rules:
         return isinstance(other, _Rules) and other.rules is self.rules
 
 
+class _Index:
+    """A plan's rules, ready to be asked for many names, each more than once: a plan may name every tensor."""
+
+    def __init__(self, rules: tuple[PlanRule, ...]) -> None:
+        #: of plain names the last rule for each
+        self._names: dict[str, int] = {}
+        globs = []
+        for i, rule in enumerate(rules):
+            if is_glob(rule.pattern):
+                globs.append((i, re.compile(translate(rule.pattern)).match))
+            else:
+                self._names[unescaped(rule.pattern)] = i
+        self._globs = globs[::-1]
+        self._known: dict[str, int] = {}
+
+    def last(self, name: str) -> int:
+        """The last rule whose pattern matches; -1 without one."""
+        found = self._known.get(name)
+        if found is None:
+            if len(self._known) >= REMEMBERED:
+                self._known.clear()
+            found = self._known[name] = self._found(name)
+        return found
+
+    def _found(self, name: str) -> int:
+        last = self._names.get(name, -1)
+        for i, match in self._globs:
+            if i < last:
+                break
+            if match(name):
+                return i
+        return last
+
+
 @lru_cache(maxsize=16)
-def _index(of: _Rules) -> tuple[dict[str, int], tuple[int, ...]]:
-    """(plain names -> the last rule for each, rules with true globs, last first): a plan may name every tensor."""
-    names, globs = {}, []
-    for i, rule in enumerate(of.rules):
-        if any(c in "*?[" for c in _ESCAPED.sub("", rule.pattern)):
-            globs.append(i)
-        else:
-            names[_ESCAPED.sub(r"\1", rule.pattern)] = i
-    return names, tuple(reversed(globs))
+def _index(of: _Rules) -> _Index:
+    return _Index(of.rules)
 
 
 def _incompressible(section: Section, tensor: int, min_compress_bytes: int) -> str:

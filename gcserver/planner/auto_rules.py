@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from fnmatch import translate
 from glob import escape
+from typing import Final
 
 import msgspec
 
@@ -18,6 +19,9 @@ from gcserver.planner.families import DENSE, Spec, exact_level, parse
 from gcserver.planner.live import OWNER, BlockOption, Live, cost_of
 from gcserver.planner.payload import segment_bytes
 
+#: Patterns that a plan has at most beside those that somebody gave; whatever others would be for is named instead.
+#: Daemons try each for every tensor, and take no more than some (`gcserver.core.plan.MAX_GLOBS`).
+MOST: Final = 256
 _DIGITS = re.compile(r"\d+")
 #: what `glob.escape` makes of a character with a meaning
 _ESCAPED = re.compile(r"\[([*?[])\]")
@@ -64,7 +68,7 @@ def rules(
     for pattern, held in alike.items():
         option, count = Counter(wanted[name] for name in held).most_common(1)[0]
         # (of names that are numbers alone the pattern would be "*" once more)
-        if option != common and count > 1 and pattern != "*":
+        if option != common and count > 1 and pattern != "*" and len(found) <= MOST:
             found.append(_rule(pattern, option))
     if any(rule.spec != DENSE for rule in found):
         found += [PlannedRule(glob, DENSE) for glob in exactly]

@@ -6,8 +6,9 @@ What may live here: reading a job. What may not: which rule a block follows (`gc
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from fnmatch import fnmatchcase
+from fnmatch import translate
 
 from gcproto.manifest import Section
 from gcproto.messages import Rule
@@ -16,10 +17,12 @@ from gcserver.admin.source import DomainPlan, PlanGroup, PlanRule, PlanStatus
 from gcserver.core import events as ev
 from gcserver.core.control_domain import ControlDomain
 from gcserver.core.job import Job
-from gcserver.core.plan import OWNER, Choice
+from gcserver.core.plan import OWNER, Choice, is_glob, unescaped
 from gcserver.runtime.tensors import Chosen, chosen, holders, in_force
 
 LOSSLESS_NOTE = "declared lossless: a plan's rules do not apply"
+#: Of a wish so many patterns are tried for all tensors, to say which match none.
+LOOKED_AT = 64
 EMPTY_NOTE = "no tensor has been declared here yet: nothing is exchanged"
 
 
@@ -81,6 +84,9 @@ def _rule(r: ev.PlanRule) -> PlanRule:
 
 
 def without_tensors(job: Job, rules: Sequence[Rule]) -> list[Rule]:
-    """Those that match no tensor declared so far: slips, most likely. Empty where nothing has been declared."""
+    """Those that match no tensor declared so far: slips, most likely. Empty where nothing has been declared; of many
+    patterns the first `LOOKED_AT` are looked at, since each is tried for every tensor."""
     names = {t.name for d in job.domains.values() if not d.lossless for s in d.sections for t in s.tensors}
-    return [r for r in rules if names and not any(fnmatchcase(name, r.pattern) for name in names)]
+    globs = [r for r in rules if is_glob(r.pattern)][:LOOKED_AT]
+    tried = {r.pattern: any(map(re.compile(translate(r.pattern)).match, names)) for r in globs}
+    return [r for r in rules if names and not tried.get(r.pattern, is_glob(r.pattern) or unescaped(r.pattern) in names)]

@@ -11,8 +11,9 @@ import pytest
 from gcproto.dtypes import DType
 from gcproto.manifest import AddressSpace, Section, TensorSpec
 from gcproto.messages import Rule
+from gcserver.core import plan as core
 from gcserver.core.events import CodecChoice, Plan, PlanRule
-from gcserver.core.plan import PlanError, compiled, cut_matrix, explain, unusable
+from gcserver.core.plan import MAX_GLOBS, PlanError, compiled, cut_matrix, explain, unusable
 
 DENSE = CodecChoice("none", 1, 0, False, False)
 CAST = CodecChoice("fp16", 2, 0, False, False)
@@ -303,6 +304,24 @@ def test_what_is_too_long_is_refused_before_it_is_looked_into(rule: Rule, said: 
 
     bad = unusable((rule,), resolve)
     assert bad is not None and said in bad[1] and len(bad[1]) < 400
+
+
+def test_a_plan_has_so_many_patterns_and_any_number_of_names() -> None:
+    """Each pattern may have to be tried for every tensor of a model, while leases run."""
+    names = [Rule(f"w[[]{i}]", "none") for i in range(2 * MAX_GLOBS)]
+    globs = [Rule(f"w{i}.*", "none") for i in range(MAX_GLOBS)]
+    assert unusable((*names, *globs), lambda spec: DENSE) is None
+    found = unusable((*globs, *names, Rule("v*", "none")), lambda spec: DENSE)
+    assert found is not None and found[0] == 3 * MAX_GLOBS
+    assert f"rule 'v*': expected at most {MAX_GLOBS} rules of a plan with patterns" in found[1]
+
+
+def test_what_is_remembered_of_names_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(core, "REMEMBERED", 2)
+    rules = tuple(compiled(Rule(pattern, "none"), lambda spec: DENSE) for pattern in ("a*", "ab", "*b", "[[]x]"))
+    index = core._Index(rules)
+    for _ in range(2):
+        assert [index.last(name) for name in ("a", "ab", "b", "[x]", "c")] == [0, 2, 2, 3, -1]
 
 
 def test_a_name_may_be_as_long_as_names_are() -> None:

@@ -14,7 +14,7 @@ from gcserver.core import control_events as ce
 from gcserver.core.control import ControlMachine
 from gcserver.core.effects import ReportStep
 from gcserver.core.job import Job
-from gcserver.runtime.planstatus import EMPTY_NOTE, LOSSLESS_NOTE, plan_status, without_tensors
+from gcserver.runtime.planstatus import EMPTY_NOTE, LOOKED_AT, LOSSLESS_NOTE, plan_status, without_tensors
 from tests.unit.core.control_machine import LARGE, declared, domain_of, said
 
 DEFAULT = PlanRule("*", "none", "owner", "default")
@@ -40,6 +40,10 @@ def test_rules_that_match_no_tensor() -> None:
     m, _ = declared(whole=False)
     job, (star, here, slip) = job_of(m), (Rule("*", "topk"), Rule("[bw]", "topk"), Rule("wte*", "topk"))
     assert without_tensors(job, (star, here, slip)) == [slip]
+    name, other = Rule("[[]w]", "topk"), Rule("w", "topk")
+    assert without_tensors(job, (name, other)) == [name], "a name is written with its glob characters escaped"
+    many = tuple(Rule(f"x{i}*", "topk") for i in range(LOOKED_AT + 9))
+    assert without_tensors(job, many) == list(many[:LOOKED_AT]), "trying each for all tensors takes too long"
     job.domains.clear()
     assert without_tensors(job, (star, slip)) == [], "whatever is declared later may match"
 
