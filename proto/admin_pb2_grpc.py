@@ -150,8 +150,9 @@ class AdminServiceServicer(object):
 
     def SetCodec(self, request, context):
         """Changes the codec of the matching tensors of a running job, on every node at the same step.
-        INVALID_ARGUMENT for a codec that does not parse (the details say what would be accepted), NOT_FOUND when no
-        tensor matches, FAILED_PRECONDITION when several jobs run and none is named.
+        INVALID_ARGUMENT for a codec that does not parse (the details say what would be accepted), NOT_FOUND when no such
+        job runs here, FAILED_PRECONDITION when several jobs run and none is named. A pattern that matches no tensor makes
+        a plan all the same, and the answer says so: tensors may be declared later.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -116,7 +116,7 @@ class DeclareDomain(Message, frozen=True, tag="domain"):
 
 class PlanText(Message, frozen=True, tag="plan"):
     """The first member's numbered plan; members compile it and answer PlanReady. ``controller``, ``planned``: see
-    PlanRequest."""
+    PlanRequest. ``given``: somebody asked for rules, though they may be those there were; else for a controller."""
 
     job: bytes
     version: Version
@@ -124,3 +124,4 @@ class PlanText(Message, frozen=True, tag="plan"):
     rules: tuple[Rule, ...]
     controller: str = ""
     planned: bool = False
+    given: bool = False

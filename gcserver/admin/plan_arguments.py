@@ -13,10 +13,13 @@ from typing import Any
 
 from gcproto import admin_pb2 as pb
 from gcproto.rates import read_rate
+from gcserver.admin.source import MAX_REQUEST
 
 RULE = "PATTERN=SPEC[@SCHEME]"
 #: bytes of a file of rules; a slip may name anything
 _MOST = 16 << 20
+#: of a request that are left for what a command says besides
+_ROOM = 64 << 10
 _KEYS = ("pattern", "codec", "scheme")
 
 
@@ -60,7 +63,11 @@ def rules_in_file(path: str) -> list[pb.PlanRule]:
         raise argparse.ArgumentTypeError(f"{path}: expected JSON, got {error}") from None
     if not isinstance(content, list):
         raise argparse.ArgumentTypeError(f"{path}: expected a list of rules, got {type(content).__name__}")
-    return [_from_json(f"{path}: rule {i}", item) for i, item in enumerate(content)]
+    found = [_from_json(f"{path}: rule {i}", item) for i, item in enumerate(content)]
+    if (nbytes := pb.SetPlanRequest(rules=found).ByteSize()) > MAX_REQUEST - _ROOM:
+        text = f"expected rules of {(MAX_REQUEST - _ROOM) >> 10} KiB at most, as a request has, got {nbytes >> 10} KiB"
+        raise argparse.ArgumentTypeError(f"{path}: {text}; put one pattern in place of many names")
+    return found
 
 
 def _from_json(where: str, item: Any) -> pb.PlanRule:

@@ -32,15 +32,13 @@ from gcserver.admin.guard import Guard
 from gcserver.admin.handshakes import Handshakes
 from gcserver.admin.logs import LogRing
 from gcserver.admin.logstreams import LogStreams
-from gcserver.admin.source import AdminError, ErrorKind, NodeState, PlanRule, Source
+from gcserver.admin.source import MAX_REQUEST, AdminError, ErrorKind, NodeState, PlanRule, Source
 from gcserver.admin.statuses import SERVICE
 
 if TYPE_CHECKING:
     from gcserver.admin.audit_log import AuditLog
     from gcserver.admin.certificates import Certificates, Material
 
-#: A request is a few names; an answer lists every tensor of a job and may be longer than gRPC's 4 MiB.
-_MAX_REQUEST: Final = 64 << 10
 #: How long requests under way may take when the server stops, seconds.
 _GRACE: Final = 1.0
 #: A connection is made anew after this long at the latest, so that a CA that is no longer trusted ends what it let in.
@@ -216,7 +214,7 @@ async def serve(source: Source, address: str, access: Access = OPEN, ring: LogRi
         options=[
             # without this a second daemon would share the port and take half of the requests
             ("grpc.so_reuseport", 0),
-            ("grpc.max_receive_message_length", _MAX_REQUEST),
+            ("grpc.max_receive_message_length", MAX_REQUEST),
             ("grpc.max_send_message_length", -1),
             ("grpc.max_connection_age_ms", _MAX_AGE_MS),
             ("grpc.max_connection_age_grace_ms", _LAST_CALLS_MS),

@@ -12,10 +12,13 @@ from __future__ import annotations
 import enum
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 from gcserver.admin.planning import Advice, ControllerState, DomainProfile, Forecast, TimelineJob
 from gcserver.admin.spans import TracePart, TraceStarted, TraceStopped
+
+#: A request has at most so many bytes: rules by name for some ten thousand tensors.
+MAX_REQUEST: Final = 1 << 20
 
 
 class NodeState(enum.StrEnum):

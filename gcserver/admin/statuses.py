@@ -15,6 +15,8 @@ from gcproto import admin_pb2 as pb
 from gcserver.admin.source import AdminError, ErrorKind
 
 SERVICE: Final[str] = pb.DESCRIPTOR.services_by_name["AdminService"].full_name
+#: Bytes of a message: it comes twice, once with every byte beyond ASCII as three, and 16 KiB are all there is.
+LONGEST: Final = 2048
 _CODES: Final = {
     ErrorKind.INVALID: code_pb2.INVALID_ARGUMENT,
     ErrorKind.NOT_FOUND: code_pb2.NOT_FOUND,
@@ -28,19 +30,30 @@ _CODES: Final = {
 
 
 def rich_status(error: AdminError) -> status_pb2.Status:
-    """An AdminError as google.rpc.Status."""
+    """An AdminError as google.rpc.Status. Of a long text, which quotes what was given, as much as fits beside the rest
+    in what HTTP/2 has for a header."""
+    message = _cut(error.message)
     info = error_details_pb2.ErrorInfo(reason=error.kind.name, domain=SERVICE)
     if error.field:
         info.metadata["field"] = error.field
     details: list[Any] = [info]
     if error.kind is ErrorKind.INVALID and error.field:
-        violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=error.message)
+        violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=message)
         details.append(error_details_pb2.BadRequest(field_violations=[violation]))
     packed = []
     for detail in details:
         packed.append(any_pb2.Any())
         packed[-1].Pack(detail)
-    return status_pb2.Status(code=_CODES[error.kind], message=error.message, details=packed)
+    return status_pb2.Status(code=_CODES[error.kind], message=message, details=packed)
+
+
+def _cut(text: str) -> str:
+    """Its beginning and its end, `LONGEST` bytes of UTF-8 altogether."""
+    content = text.encode()
+    if len(content) <= LONGEST:
+        return text
+    half = LONGEST // 2
+    return f"{content[:half].decode(errors='ignore')} ... {content[-half:].decode(errors='ignore')}"
 
 
 def code_name(kind: ErrorKind) -> str:

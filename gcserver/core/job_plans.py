@@ -108,7 +108,8 @@ def _next_plan(job: Job) -> list[ControlEffect]:
     kept = last_of_each((*before, *wish.rules))
     job.numbered += 1
     controller = wish.controller or job.controller(newest)
-    text = PlanText(job.id, job.numbered, wish.request, kept, controller, _planned(job, newest, wish))
+    given = wish.replace or bool(wish.rules)
+    text = PlanText(job.id, job.numbered, wish.request, kept, controller, _planned(job, newest, wish), given)
     job.preparing[text.version] = {m.node for m in job.record.members}
     job.tell_members(text)
     return [job.save(), *on_plan(job, text)]

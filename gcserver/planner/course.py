@@ -73,10 +73,10 @@ def by_hand(standing: Standing) -> Standing:
     return Standing(STATIC, standing.quality, asked=standing.asked, chosen=standing.chosen)
 
 
-def noticed(standing: Standing, version: int, rules: Rules, planned: bool = False) -> Standing:
+def noticed(standing: Standing, version: int, rules: Rules, planned: bool = False, asked_for: bool = False) -> Standing:
     """What is known when ``version``, with ``rules``, is the job's newest plan (0: what it began or was resumed with).
-    Rules no planner made (``planned``) and that were not there when this one began are somebody's who wants them: an
-    operator's, at whatever node, or an audit's."""
+    Rules no planner made (``planned``) and that were not there when this one began, or were ``asked_for`` since, are
+    somebody's who wants them: an operator's, at whatever node, or an audit's."""
     if standing.mode == STATIC:
         return standing
     if rules == standing.asked and planned:
@@ -87,7 +87,7 @@ def noticed(standing: Standing, version: int, rules: Rules, planned: bool = Fals
     if rules == standing.rules:
         # A change of controller is another version with the same rules, whose they were. Somebody who gives those of
         # the planner's plan wants them to stay.
-        given = standing.mine and version != standing.plan and not planned
+        given = (standing.mine or asked_for) and version != standing.plan and not planned
         return by_hand(standing) if given else replace(standing, plan=version, mine=planned)
     if planned or not version:
         # Of a planner at a node that is gone, or a life whose memory is: nothing is known of how they came about.

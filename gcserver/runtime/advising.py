@@ -66,7 +66,7 @@ class Advising:
         if not all(math.isfinite(b) and b > 0 for b in message.bandwidths):
             return refused(f"bandwidths: expected bytes a second above 0, got {message.bandwidths}", "correct them")
         planning = self._s.planning
-        domain = planning.facts.model(job) if message.domain < 0 else job.domains.get(message.domain)
+        domain = planning.facts.model(job, lossless=True) if message.domain < 0 else job.domains.get(message.domain)
         if domain is None or not domain.declared_as.scoped:
             return refused(TOO_SOON)
         try:

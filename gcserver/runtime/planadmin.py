@@ -30,6 +30,7 @@ from gcserver.planner.profile import Profile, dump
 from gcserver.planner.standing import Standing
 from gcserver.runtime import planwish
 from gcserver.runtime.plancourse import Course
+from gcserver.runtime.planfacts import lossless
 from gcserver.runtime.plannerlink import PlannerError
 from gcserver.runtime.planstatus import plan_status
 from gcserver.runtime.steptrace import AskTrace, TracedJob, TracedStep
@@ -183,6 +184,8 @@ class PlanAdmin:
         """See ``Source.set_controller``."""
         try:
             wanted = controlled(controller, parameters)
+            if wanted.law is not None and (why := lossless(job)):
+                raise AdminError(ErrorKind.PRECONDITION, f"{controller} would move nothing: {why}", "controller")
             still = self._s.notches.still(job, job.proposal) if wanted.law is not None else ""
             planned = self._mode(job)
             if still and planned == STATIC:
@@ -214,7 +217,7 @@ class PlanAdmin:
     async def advise(self, job: Job, bandwidths: tuple[float, ...]) -> tuple[said.Advice, ...]:
         """See ``Source.advise``."""
         planning = self._s.planning
-        domain = planning.facts.model(job)
+        domain = planning.facts.model(job, lossless=True)  # whether it should be is what is asked
         if domain is None:
             raise AdminError(ErrorKind.PRECONDITION, f"job {job.record.label!r}: {TOO_SOON}", "job")
         standing = planning.course(job).standing

@@ -18,7 +18,7 @@ from gcserver.planner.standing import Rules
 from gcserver.runtime.peek import Watched
 from gcserver.runtime.plannerlink import Measure, Measured, PlannerLink
 from gcserver.runtime.profiler import GUESS
-from gcserver.runtime.unplannable import NotPlannable
+from gcserver.runtime.unplannable import LOSSLESS, NotPlannable
 
 if TYPE_CHECKING:
     from gcserver.runtime.supervisor import Supervisor
@@ -30,9 +30,9 @@ class PlanFacts:
     def __init__(self, supervisor: Supervisor, link: PlannerLink) -> None:
         self._s, self._link = supervisor, link
 
-    def model(self, job: Job) -> ControlDomain | None:
-        """The scoped domain with the most elements: the model."""
-        return max(_models(job), key=lambda d: sum(s.elements for s in d.sections), default=None)
+    def model(self, job: Job, lossless: bool = False) -> ControlDomain | None:
+        """The scoped domain with the most elements: the model. ``lossless``: also one that no plan applies to."""
+        return max(_models(job, lossless), key=lambda d: sum(s.elements for s in d.sections), default=None)
 
     def others(self, job: Job) -> tuple[ControlDomain, ...]:
         """The job's other models, for which the rules of the largest hold as well."""
@@ -60,8 +60,14 @@ class PlanFacts:
         return known
 
 
-def _models(job: Job) -> list[ControlDomain]:
-    return [d for d in job.domains.values() if d.declared_as.scoped and not d.lossless and d.sections]
+def lossless(job: Job) -> str:
+    """Why no plan applies to a job: all its models were declared lossless; empty if not, or if there is none yet."""
+    return LOSSLESS if _models(job, lossless=True) and not _models(job) else ""
+
+
+def _models(job: Job, lossless: bool = False) -> list[ControlDomain]:
+    scoped = [d for d in job.domains.values() if d.declared_as.scoped and d.sections]
+    return [d for d in scoped if lossless or not d.lossless]
 
 
 def newest_rules(job: Job) -> Rules:
@@ -72,6 +78,11 @@ def newest_rules(job: Job) -> Rules:
 def newest_planned(job: Job) -> bool:
     """Whether a planner made those."""
     return job.newest.planned if job.newest is not None else resuming.base_planned(job.domains)
+
+
+def newest_asked_for(job: Job) -> bool:
+    """Whether somebody asked for them, and not for another controller alone."""
+    return job.newest is not None and job.newest.given
 
 
 def step_now(domain: ControlDomain, profile: Profile) -> StepTime | None:

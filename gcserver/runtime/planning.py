@@ -35,7 +35,7 @@ from gcserver.planner.profile import Profile
 from gcserver.planner.standing import Before, Rules, Standing, rules_of
 from gcserver.runtime import planwish
 from gcserver.runtime.plancourse import LOOK_EVERY, LOOK_SOON, RETRY_AFTER, Course, heard, saved_or_begun
-from gcserver.runtime.planfacts import PlanFacts, newest_planned, newest_rules, step_now
+from gcserver.runtime.planfacts import PlanFacts, lossless, newest_asked_for, newest_planned, newest_rules, step_now
 from gcserver.runtime.plannerlink import Plan, Planned, PlannerError, PlannerLink
 from gcserver.runtime.planstudy import PlanStudy
 from gcserver.runtime.unplannable import FAILED, TOO_SOON, MemberRefused, NotPlannable, Overtaken, planner_of
@@ -155,7 +155,8 @@ class Planning:
 
     def _notice(self, job: Job, course: Course) -> None:
         """Whose the job's newest plan is."""
-        found = decide.noticed(course.standing, job.proposal, newest_rules(job), newest_planned(job))
+        planned, asked_for = newest_planned(job), newest_asked_for(job)
+        found = decide.noticed(course.standing, job.proposal, newest_rules(job), planned, asked_for)
         if found == course.standing:
             return
         if found.mode == STATIC:
@@ -170,7 +171,7 @@ class Planning:
         course.waits = ""
         domain = self.facts.model(job)
         if domain is None:
-            course.wait("waits for a model to be declared")
+            course.wait(lossless(job) or "waits for a model to be declared")
             return
         # What a plan would be compared with are steps after the model's own warm-up.
         warmup = self._s.config.plan.warmup_steps + domain.config.warmup
@@ -384,7 +385,7 @@ class Planning:
         domain = self.facts.model(job)
         seen = self.facts.seen(job, domain) if domain is not None else None
         if domain is None or seen is None:
-            raise NotPlannable(TOO_SOON)
+            raise NotPlannable(lossless(job) or TOO_SOON)
         free = {"taken_back": (), "refused": {}, "took": decide.released(course.standing)}
         self._now(job, **free | decide.unlearned(course.standing, seen))
         course.looked_at = -1

@@ -49,6 +49,7 @@ from gcserver.runtime.access import access
 from gcserver.runtime.lanelink import AskBlocks, BlockFacts, StepTimes
 from gcserver.runtime.peerstatus import peer_status
 from gcserver.runtime.planadmin import PlanAdmin
+from gcserver.runtime.planfacts import lossless
 from gcserver.runtime.planstatus import without_tensors
 from gcserver.runtime.tensors import Facts, in_force, space, tensors, with_facts
 
@@ -282,6 +283,14 @@ class Status:
             raise AdminError(ErrorKind.NOT_FOUND, f"no job {name!r} here; jobs: {have}", "job")
         raise AdminError(ErrorKind.PRECONDITION, f"several jobs match {name!r}; name one of: {have}", "job")
 
+    def _running(self, name: str) -> Job:
+        """The job that something is to be changed about."""
+        job = self._job(name)
+        if job.ended is not None:
+            text = f"job {job.record.label!r} has ended, nothing about it can be changed: {job.ended.message}"
+            raise AdminError(ErrorKind.NOT_FOUND, text, "job")
+        return job
+
     async def tensors(self, job: str, domain: str, pattern: str) -> list[TensorStatus]:
         """See Source. Bytes and residual norms are asked of the lanes."""
         found = self._job(job)
@@ -320,15 +329,15 @@ class Status:
         for field, words in (("mode", (mode, "")), ("quality", ("", quality))):
             if why := unknown(*words):
                 raise AdminError(ErrorKind.INVALID, why, field)
-        return self._plans.set_mode(self._job(job), mode, quality)
+        return self._plans.set_mode(self._running(job), mode, quality)
 
     async def replan(self, job: str) -> PlanChange:
         """See Source."""
-        return await self._plans.replan(self._job(job))
+        return await self._plans.replan(self._running(job))
 
     async def set_controller(self, job: str, controller: str, parameters: dict[str, float]) -> PlanChange:
         """See Source."""
-        return await self._plans.set_controller(self._job(job), controller, parameters)
+        return await self._plans.set_controller(self._running(job), controller, parameters)
 
     async def profile(self, job: str) -> tuple[DomainProfile, ...]:
         """See Source."""
@@ -351,14 +360,15 @@ class Status:
         return await self._change(job, wanted, replace, "rules")
 
     async def _change(self, job: str, rules: tuple[Rule, ...], replace: bool, field: str) -> PlanChange:
-        found = self._job(job)
+        found = self._running(job)
         changes = self._s.planning.course(found).changes
         answer = await self._s.set_plan(found.id.hex(), rules, replace)
         if answer.error:
             raise AdminError(ErrorKind.INVALID, answer.error, field)
         self._s.planning.by_hand(found, changes)
         idle = ", ".join(repr(r.pattern) for r in without_tensors(found, rules))
-        return PlanChange(answer.plan, answer.step, answer.message + (f"; no tensor matches {idle}" if idle else ""))
+        notes = (answer.message, f"no tensor matches {idle}" if idle else "", lossless(found))
+        return PlanChange(answer.plan, answer.step, "; ".join(filter(None, notes)))
 
     async def start_trace(self, job: str, steps: int, seconds: float, nodes: tuple[str, ...]) -> TraceStarted:
         """See Source."""

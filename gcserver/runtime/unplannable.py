@@ -14,6 +14,11 @@ TOO_SOON: Final = (
     "too little has been measured yet: let a model given to gcclient.state, DistributedOptimizer or attach(quality=) "
     "make some ten steps"
 )
+#: What no plan, controller or advice changes, and how to have it otherwise.
+LOSSLESS: Final = (
+    'every model was declared lossless (compression="none"), which no plan changes: leave compression= out, so that '
+    "the job's plans say what is compressed"
+)
 FAILED: Final = "planning failed; the daemon's log has the traceback"
 
 

@@ -69,3 +69,17 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
         (tmp_path / "text").write_bytes(content)
         with pytest.raises(argparse.ArgumentTypeError, match="text: expected JSON, got "):
             rules_in_file(str(tmp_path / "text"))
+
+
+def test_a_file_of_more_rules_than_a_request_has_room_for(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    rules = [
+        {"pattern": f"layers.{i}.attention.output.dense.weight", "codec": "topk(ratio=0.01)"} for i in range(10_000)
+    ]
+    path.write_text(json.dumps(rules))
+    assert len(rules_in_file(str(path))) == len(rules)
+    path.write_text(json.dumps(rules * 2))
+    with pytest.raises(
+        argparse.ArgumentTypeError, match=r"plan.json: expected rules of 960 KiB at most, .*, got 12\d\d KiB"
+    ):
+        rules_in_file(str(path))

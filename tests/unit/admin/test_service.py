@@ -21,8 +21,8 @@ from gcproto import admin_pb2 as pb
 from gcproto import admin_pb2_grpc as pb_grpc
 from gcserver.admin import convert
 from gcserver.admin.service import Admin, serve
-from gcserver.admin.source import JobState, JobStatus, NodeState, PeerState, PlanRule
-from gcserver.admin.statuses import SERVICE
+from gcserver.admin.source import AdminError, ErrorKind, JobState, JobStatus, NodeState, PeerState, PlanRule
+from gcserver.admin.statuses import LONGEST, SERVICE, rich_status
 from tests.unit.admin.source import BIG, FixedSource
 
 T = TypeVar("T")
@@ -153,6 +153,21 @@ def test_a_refusal_is_a_rich_status(request_: Any, code: int, text: str, field: 
     if code == code_pb2.INVALID_ARGUMENT:
         assert status.details[1].Unpack(bad)
         assert bad.field_violations[0].field == field
+
+
+def test_a_refusal_that_quotes_a_long_name_still_says_why() -> None:
+    """Headers have 16 KiB: a status beyond that comes as an error of the transport."""
+    for long in ("x" * 20_000, "\u20ac" * 20_000):
+        status = rich_status(AdminError(ErrorKind.INVALID, f"no controller {long}; expected one of none", "controller"))
+        assert len(status.message.encode()) <= LONGEST + 8 and len(status.SerializeToString()) < 3 * LONGEST
+        assert status.message.startswith("no controller") and status.message.endswith("expected one of none")
+
+    def ask(address: str) -> Any:
+        with grpc.insecure_channel(address) as channel, pytest.raises(grpc.RpcError) as caught:
+            pb_grpc.AdminServiceStub(channel).GetPlan(pb.GetPlanRequest(job="\u20ac" * 20_000), timeout=5)
+        return rpc_status.from_call(caught.value)
+
+    assert ask_from_thread(ask).code == code_pb2.NOT_FOUND
 
 
 def test_several_jobs_and_none_named() -> None:

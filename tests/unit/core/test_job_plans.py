@@ -304,6 +304,9 @@ def test_a_controller_comes_with_a_plan_and_stays_until_another_comes() -> None:
     assert text_of(m, 2) == [("w", "topk", "")], "its rules are those of the plan before"
     m.on(ce.SetPlan(3, "train", (messages.Rule("v", "topk"),), True), 0.0)
     m.on(ce.SetPlan(4, "train", (), controller="none"), 0.0)
+    m.on(ce.SetPlan(5, "train", (), True), 0.0)
+    (job,) = m.jobs.values()
+    assert [job.plans[v].given for v in range(1, 6)] == [True, False, True, False, True], "whether rules were asked for"
     assert [controller_of(m, v) for v in range(5)] == ["none", "none", "dc2-da2", "dc2-da2", "none"]
 
 

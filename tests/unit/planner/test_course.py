@@ -87,6 +87,8 @@ def test_the_same_rules_under_another_number_are_a_change_of_controller() -> Non
 def test_somebody_who_gives_the_planners_rules_wants_them_to_stay() -> None:
     mine = replace(PLANNED, mine=True)
     assert noticed(mine, 4, NEW) == by_hand(mine)
+    assert noticed(PLANNED, 4, NEW, asked_for=True) == by_hand(PLANNED), "given once more, by who wants them to stay"
+    assert noticed(PLANNED, PLANNED.plan, NEW, asked_for=True).mode == "auto", "not what was there when it began"
 
 
 @pytest.mark.parametrize("standing", [PLANNED, Standing("auto", "fast", OLD, asked=NEW)])

@@ -39,7 +39,7 @@ class Planning:
     def course(self, job: Any) -> Any:
         return self
 
-    def model(self, job: Any) -> Any:
+    def model(self, job: Any, lossless: bool = False) -> Any:
         return job.domains.get(16)
 
     async def advise(self, job: Any, standing: Any, domain: Any, bandwidths: tuple[float, ...]) -> tuple[Advice, float]:

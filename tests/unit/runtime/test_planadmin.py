@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from gcproto.agreed import Resumed
+from gcproto.records import replace
 from gcserver.admin.planning import AdviceRow, Forecast, TimelineJob
 from gcserver.admin.source import AdminError, ErrorKind, PlanChange
 from gcserver.core.control_events import AnswerRequest
@@ -291,6 +292,21 @@ def test_changes_are_answered_and_refused(tmp_path: Path) -> None:
         d.beyond = 0.05
         said = (await d.admin.set_controller(d.job, "dc2-da2", {"k_max": 0.02})).message
         assert said == "takes effect; the plan in force allows no ratio below 0.05, which counts instead of k_max"
+
+    run(tmp_path, test)
+
+
+def test_a_job_of_lossless_models_is_told_so_and_advised(tmp_path: Path) -> None:
+    """A script that says `compression="none"` keeps all plans away from its model."""
+
+    async def test(d: Service) -> None:
+        d.domain.declared_as = replace(d.domain.declared_as, codec="none")
+        why = "every model was declared lossless .*leave compression= out"
+        still = d.admin.set_controller(d.job, "dc2-da2", {})
+        await refused(still, ErrorKind.PRECONDITION, f"would move nothing: {why}")
+        await refused(d.admin.replan(d.job), ErrorKind.PRECONDITION, why)
+        assert "every model was declared lossless" in await d.look()
+        assert (await d.admin.advise(d.job, ()))[0].verdict == "don't", "whether it should be compressed can be asked"
 
     run(tmp_path, test)
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from gcproto.manifest import Section, TensorSpec
-from gcproto.messages import DeclareDomain, DeclareSection
-from gcserver.admin.source import AdminError, ErrorKind
+from gcproto.messages import DeclareDomain, DeclareSection, Fault
+from gcserver.admin.source import AdminError, ErrorKind, PlanRule
 from gcserver.core import control_events as ce
 from gcserver.core.control import ControlMachine
 from gcserver.core.effects import ReportStep
@@ -44,6 +44,28 @@ def test_the_step_of_a_job_is_that_of_its_model() -> None:
     assert step_of(m) == 5, "one step was audited"
     settle(m, job, 7, 9)
     assert step_of(m) == 5, "nor do many calls make it more"
+
+
+def test_nothing_can_be_changed_about_a_job_that_has_ended() -> None:
+    m = formed()
+    (job,) = m.jobs.values()
+    job.ended = Fault(job.id, "PeerLost", "b was lost")
+    supervisor: Any = SimpleNamespace(machine=m, lanes=SimpleNamespace(table=[None]))
+    status = Status(supervisor)
+
+    async def ask() -> None:
+        for asked in (
+            status.set_mode("", "auto", ""),
+            status.replan("train"),
+            status.set_controller("", "dc2-da2", {}),
+            status.set_codec("", "*", "fp16"),
+            status.set_plan("", (PlanRule("*", "topk", "owner", ""),), True),
+        ):
+            with pytest.raises(AdminError, match=r"job 'train' has ended, .*: b was lost") as caught:
+                await asked
+            assert caught.value.kind is ErrorKind.NOT_FOUND
+
+    asyncio.run(ask())
 
 
 def test_without_a_model_every_call_is_a_step() -> None:
