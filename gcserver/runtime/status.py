@@ -58,6 +58,8 @@ if TYPE_CHECKING:
 
 #: A lane that does not answer within this is restarting; its blocks are shown without facts.
 FACTS_TIMEOUT = 2.0
+#: Of patterns that match no tensor so many are named.
+NAMED = 8
 
 
 class Status:
@@ -366,7 +368,9 @@ class Status:
         if answer.error:
             raise AdminError(ErrorKind.INVALID, answer.error, field)
         self._s.planning.by_hand(found, changes)
-        idle = ", ".join(repr(r.pattern) for r in without_tensors(found, rules))
+        patterns = [repr(r.pattern) for r in without_tensors(found, rules)]
+        more = len(patterns) - NAMED
+        idle = ", ".join(patterns[:NAMED]) + (f" and {more} more" if more > 0 else "")
         notes = (answer.message, f"no tensor matches {idle}" if idle else "", lossless(found))
         return PlanChange(answer.plan, answer.step, "; ".join(filter(None, notes)))
 
