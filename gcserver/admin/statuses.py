@@ -49,7 +49,7 @@ def rich_status(error: AdminError) -> status_pb2.Status:
 
 def _cut(text: str) -> str:
     """Its beginning and its end, `LONGEST` bytes of UTF-8 altogether."""
-    content = text.encode()
+    content = text.encode(errors="replace")  # half of a character can be quoted too
     if len(content) <= LONGEST:
         return text
     half = LONGEST // 2

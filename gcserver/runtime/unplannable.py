@@ -14,7 +14,7 @@ TOO_SOON: Final = (
     "too little has been measured yet: let a model given to gcclient.state, DistributedOptimizer or attach(quality=) "
     "make some ten steps"
 )
-#: What no plan, controller or advice changes, and how to have it otherwise.
+#: Why no plan or controller changes anything, and how to have it otherwise.
 LOSSLESS: Final = (
     'every model was declared lossless (compression="none"), which no plan changes: leave compression= out, so that '
     "the job's plans say what is compressed"
