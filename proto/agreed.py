@@ -1,13 +1,12 @@
 """What the members of a job agree on before any gradient: who is in it, its process groups, its plans.
 
-What may live here: the types that several kinds of messages are made of, which of a plan's rules count. What
-may not: what only one message has (`messages.py`, `epoch_messages.py`), what is done about it (`gcserver.core`).
+What may live here: the types that several kinds of messages are made of. What may not: what only one message has
+(`messages.py`, `epoch_messages.py`), what is done about it (`gcserver.core`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Final, Protocol, TypeVar
+from typing import Annotated, Final
 
 import msgspec
 
@@ -55,20 +54,6 @@ class Rule(msgspec.Struct, frozen=True, array_like=True):
     spec: str
     scheme: str = ""
     levels: tuple[int, ...] = ()
-
-
-class _OfPattern(Protocol):
-    @property
-    def pattern(self) -> str: ...
-
-
-_AnyRule = TypeVar("_AnyRule", bound=_OfPattern)
-
-
-def last_of_each(rules: Sequence[_AnyRule]) -> tuple[_AnyRule, ...]:
-    """The rules of a plan: of those for one pattern the last, which replaces the earlier ones."""
-    last = {rule.pattern: i for i, rule in enumerate(rules)}
-    return tuple(rule for i, rule in enumerate(rules) if last[rule.pattern] == i)
 
 
 class Resumed(msgspec.Struct, frozen=True, array_like=True):

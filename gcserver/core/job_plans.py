@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from gcproto.agreed import last_of_each
 from gcproto.manifest import Section
 from gcproto.messages import PlanGo, PlanReady, PlanRequest, PlanText, Rule
+from gcproto.patterns import last_of_each
 from gcserver.core import plan as planning
 from gcserver.core import resuming
 from gcserver.core.change import OfPlans

@@ -7,16 +7,15 @@ notches is in force (`tuning.py`).
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from fnmatch import translate
 from functools import lru_cache
 from itertools import pairwise
 
 from gcproto.dtypes import DType
 from gcproto.manifest import MAX_NAME, Block, Section, tensors_inside
 from gcproto.messages import Rule
+from gcproto.patterns import Patterns, is_glob, unescaped
 from gcproto.records import Record
 from gcserver.core.events import CodecChoice, Plan, PlanRule
 
@@ -39,8 +38,6 @@ MAX_SPEC = 1024
 #: Of a plan's rules so many have patterns that are no plain names: each may have to be tried for every tensor, in loops
 #: that must not wait. Names may be as many as there are tensors.
 MAX_GLOBS = 1024
-#: So many names are remembered with the rules for them.
-REMEMBERED = 1 << 16
 #: of a pattern in a complaint about its rule
 SHOWN = 200
 
@@ -195,19 +192,6 @@ def _rule(plan: Plan, name: str) -> PlanRule | None:
     return plan.rules[last] if last >= 0 else None
 
 
-_ESCAPED = re.compile(r"\[([*?[])\]")
-
-
-def is_glob(pattern: str) -> bool:
-    """Whether a pattern may match more than one name."""
-    return any(c in "*?[" for c in _ESCAPED.sub("", pattern))
-
-
-def unescaped(pattern: str) -> str:
-    """The name that a pattern which is no glob matches."""
-    return _ESCAPED.sub(r"\1", pattern)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class _Rules:
     """A plan's rules as a key: the same object, since comparing thousands of rules takes longer than using one."""
@@ -221,43 +205,9 @@ class _Rules:
         return isinstance(other, _Rules) and other.rules is self.rules
 
 
-class _Index:
-    """A plan's rules, ready to be asked for many names, each more than once: a plan may name every tensor."""
-
-    def __init__(self, rules: tuple[PlanRule, ...]) -> None:
-        #: of plain names the last rule for each
-        self._names: dict[str, int] = {}
-        globs = []
-        for i, rule in enumerate(rules):
-            if is_glob(rule.pattern):
-                globs.append((i, re.compile(translate(rule.pattern)).match))
-            else:
-                self._names[unescaped(rule.pattern)] = i
-        self._globs = globs[::-1]
-        self._known: dict[str, int] = {}
-
-    def last(self, name: str) -> int:
-        """The last rule whose pattern matches; -1 without one."""
-        found = self._known.get(name)
-        if found is None:
-            if len(self._known) >= REMEMBERED:
-                self._known.clear()
-            found = self._known[name] = self._found(name)
-        return found
-
-    def _found(self, name: str) -> int:
-        last = self._names.get(name, -1)
-        for i, match in self._globs:
-            if i < last:
-                break
-            if match(name):
-                return i
-        return last
-
-
 @lru_cache(maxsize=16)
-def _index(of: _Rules) -> _Index:
-    return _Index(of.rules)
+def _index(of: _Rules) -> Patterns:
+    return Patterns(rule.pattern for rule in of.rules)
 
 
 def _incompressible(section: Section, tensor: int, min_compress_bytes: int) -> str:

@@ -8,13 +8,12 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from fnmatch import translate
 from glob import escape
 from typing import Final
 
 import msgspec
 
-from gcproto.agreed import last_of_each
+from gcproto.patterns import Patterns, last_of_each
 from gcserver.planner.families import DENSE, Spec, exact_level, parse
 from gcserver.planner.live import OWNER, BlockOption, Live, cost_of
 from gcserver.planner.payload import segment_bytes
@@ -23,8 +22,6 @@ from gcserver.planner.payload import segment_bytes
 #: Daemons try each for every tensor, and take no more than some (`gcserver.core.plan.MAX_GLOBS`).
 MOST: Final = 256
 _DIGITS = re.compile(r"\d+")
-#: what `glob.escape` makes of a character with a meaning
-_ESCAPED = re.compile(r"\[([*?[])\]")
 
 
 class PlannedRule(msgspec.Struct, frozen=True, array_like=True):
@@ -123,25 +120,11 @@ class _Index:
 
     def __init__(self, plan: Sequence[PlannedRule]) -> None:
         self._plan = plan
-        #: of plain names the last rule that is for them
-        self._names: dict[str, int] = {}
-        globs = []
-        for i, rule in enumerate(plan):
-            if any(c in "*?[" for c in _ESCAPED.sub("", rule.pattern)):
-                globs.append((i, re.compile(translate(rule.pattern)).match))
-            else:
-                self._names[_ESCAPED.sub(r"\1", rule.pattern)] = i
-        self._globs = globs[::-1]
+        self._patterns = Patterns(rule.pattern for rule in plan)
 
     def rule(self, name: str) -> PlannedRule | None:
         """The last rule whose pattern matches."""
-        last = self._names.get(name, -1)
-        for i, match in self._globs:
-            if i < last:
-                break
-            if match(name):
-                last = i
-                break
+        last = self._patterns.last(name)
         return self._plan[last] if last >= 0 else None
 
 

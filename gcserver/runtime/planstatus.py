@@ -12,12 +12,13 @@ from fnmatch import translate
 
 from gcproto.manifest import Section
 from gcproto.messages import Rule
+from gcproto.patterns import is_glob, unescaped
 from gcproto.records import replace
 from gcserver.admin.source import DomainPlan, PlanGroup, PlanRule, PlanStatus
 from gcserver.core import events as ev
 from gcserver.core.control_domain import ControlDomain
 from gcserver.core.job import Job
-from gcserver.core.plan import OWNER, Choice, is_glob, unescaped
+from gcserver.core.plan import OWNER, Choice
 from gcserver.runtime.tensors import Chosen, chosen, holders, in_force
 
 LOSSLESS_NOTE = "declared lossless: a plan's rules do not apply"

@@ -11,7 +11,6 @@ import pytest
 from gcproto.dtypes import DType
 from gcproto.manifest import AddressSpace, Section, TensorSpec
 from gcproto.messages import Rule
-from gcserver.core import plan as core
 from gcserver.core.events import CodecChoice, Plan, PlanRule
 from gcserver.core.plan import MAX_GLOBS, PlanError, compiled, cut_matrix, explain, unusable
 
@@ -314,14 +313,6 @@ def test_a_plan_has_so_many_patterns_and_any_number_of_names() -> None:
     found = unusable((*globs, *names, Rule("v*", "none")), lambda spec: DENSE)
     assert found is not None and found[0] == 3 * MAX_GLOBS
     assert f"rule 'v*': expected at most {MAX_GLOBS} rules of a plan with patterns" in found[1]
-
-
-def test_what_is_remembered_of_names_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(core, "REMEMBERED", 2)
-    rules = tuple(compiled(Rule(pattern, "none"), lambda spec: DENSE) for pattern in ("a*", "ab", "*b", "[[]x]"))
-    index = core._Index(rules)
-    for _ in range(2):
-        assert [index.last(name) for name in ("a", "ab", "b", "[x]", "c")] == [0, 2, 2, 3, -1]
 
 
 def test_a_name_may_be_as_long_as_names_are() -> None:

@@ -7,10 +7,10 @@ from fnmatch import fnmatchcase
 import msgspec
 import pytest
 
-from gcproto.agreed import last_of_each
 from gcproto.dtypes import DType
 from gcproto.manifest import AddressSpace, Section, TensorSpec
 from gcproto.messages import Rule
+from gcproto.patterns import last_of_each
 from gcserver.core import plan as core
 from gcserver.core.events import Plan
 from gcserver.planner.auto_rules import PlannedRule, TensorOption, applied, rules

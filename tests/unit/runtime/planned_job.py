@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
-from gcproto.agreed import last_of_each
 from gcproto.messages import MemberInfo, PlanText, Rule
+from gcproto.patterns import last_of_each
 from gcserver.core.control_events import AnswerRequest
 from gcserver.core.job import Job
 from gcserver.planner.auto import Proposal
