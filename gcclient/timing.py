@@ -32,7 +32,7 @@ from gcproto.timings import TensorTimes
 #: The first steps compile, allocate and let DDP rebuild its buckets: measuring begins with this one,
 FIRST: Final = 4
 #: for so many steps,
-FIRST_STEPS: Final = 5
+FIRST_STEPS: Final = 9
 #: and again every so many steps,
 EVERY: Final = 500
 #: for so many.

@@ -1,4 +1,4 @@
-"""What was measured of one domain of a job, and what it comes to: medians of the newest samples.
+"""What was measured of one domain of a job, and what the newest samples come to.
 
 What may live here: keeping samples and reducing them. What may not: where they come from and whose they are
 (`profiler.py`), what a profile looks like (`gcserver.planner.profile`).
@@ -17,7 +17,7 @@ from gcserver.planner.profile import CodecCost, StepTime
 from gcserver.runtime.lanelink import KernelTime
 
 #: Newest measured steps of each rank that count.
-STEPS: Final = 15
+STEPS: Final = 9
 #: A step so many times as long as is typical was disturbed, and says nothing about the others.
 DISTURBED: Final = 2.0
 #: Newest intervals between steps of each plan that count, and plans that are remembered.
@@ -45,7 +45,7 @@ class Readiness:
         self.count = 0
         self._counts: dict[int, int] = {}
         self._tolerant: dict[int, bool] = {}
-        self._medians: list[float] | None = None
+        self._ready: list[float] | None = None
 
     def add(self, rank: int, sample: TensorTimes) -> bool:
         """Whether the sample counts. Raises ValueError for one of another number of tensors."""
@@ -57,26 +57,28 @@ class Readiness:
         self._samples.setdefault(rank, deque(maxlen=STEPS)).append(sample)
         self._counts[rank] = self._counts.get(rank, 0) + 1
         self.count = max(self._counts.values())
-        self._medians = None
+        self._ready = None
         return True
 
     def ready(self) -> list[float]:
         """Seconds from a step's first gradient to each tensor's, tensors as declared: where ranks differ, the last.
 
-        A tensor that never had a gradient is ready when the pass is over. Call it once something was added.
+        Of steps the lower quartile (`_undisturbed`). A tensor that never had a gradient is ready when the pass is over.
+        Call it once something was added.
         """
-        if self._medians is None:
-            ranks = [[_median(times) for times in zip(*(s.ready for s in found), strict=True)] for found in self._all()]
+        if self._ready is None:
+            by_tensor = (zip(*(s.ready for s in found), strict=True) for found in self._all())
+            ranks = [[_undisturbed(times) for times in tensors] for tensors in by_tensor]
             known = [max((t for t in times if t is not None), default=None) for times in zip(*ranks, strict=True)]
             last = max(t for t in known if t is not None)
-            self._medians = [(last if t is None else t) / 1e6 for t in known]
-        return self._medians
+            self._ready = [(last if t is None else t) / 1e6 for t in known]
+        return self._ready
 
     def forward(self) -> float:
-        """Seconds from a step's results to the next first gradient, of the slowest rank; 0 if nobody knows."""
-        return (
-            max((m for found in self._all() if (m := _median(s.forward for s in found)) is not None), default=0) / 1e6
-        )
+        """Seconds from a step's results to the next first gradient, of the slowest rank, of its steps the lower
+        quartile; 0 if nobody knows."""
+        ranks = (_undisturbed(s.forward for s in found) for found in self._all())
+        return max((micros for micros in ranks if micros is not None), default=0) / 1e6
 
     def copy(self) -> float | None:
         """Bytes a second between worker and arena; None if nothing was copied."""
@@ -96,9 +98,15 @@ class Readiness:
         return self._samples.values()
 
 
-def _median(micros: Iterable[int]) -> float | None:
-    known = [t for t in micros if t >= 0]
-    return median(known) if known else None
+def _undisturbed(micros: Iterable[int]) -> int | None:
+    """The lower quartile, of two neighbours the lower: what computing takes on cores that do not come out of a wait.
+
+    The first steps of a job are dense, and where each waits for the link for long, computing takes up to twice as long
+    in half of them (cores that went idle; whatever prepares the first plan), by CPU time as well. Under a plan whose
+    exchanges are short it does not, and that is the step which the profile is to tell. Nothing makes it shorter.
+    """
+    known = sorted(t for t in micros if t >= 0)
+    return known[(len(known) - 1) // 4] if known else None
 
 
 class Paces:

@@ -1,10 +1,15 @@
-"""Samples of a running job and their medians."""
+"""Samples of a running job and what they come to."""
 
 from __future__ import annotations
 
+import random
+
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from gcclient.timing import DEPARTED_STEPS, FIRST_STEPS
 from gcproto.modes import QUALITIES
 from gcproto.timings import TensorTimes
 from gcserver.codecs import registry
@@ -29,11 +34,34 @@ def sample(*ready: int, forward: int = 1000, between: int = 10_000, typical: int
     return TensorTimes(0, 4, ready, forward, between, typical, **more)
 
 
-def test_ready_times_are_medians_over_steps() -> None:
+def test_computing_is_the_lower_quartile_over_steps() -> None:
     found = Readiness(2)
-    for ready in ((0, 5_000), (0, 9_000), (0, 6_000)):
-        assert found.add(0, sample(*ready))
-    assert found.ready() == [0.0, 0.006] and found.forward() == 0.001 and found.count == 3
+    for ready, forward in ((9_000, 1_500), (5_000, 3_000), (6_000, 2_000), (8_000, 1_000), (7_000, 2_500)):
+        assert found.add(0, sample(0, ready, forward=forward))
+    assert found.ready() == [0.0, 0.006] and found.forward() == 0.0015 and found.count == 5
+
+
+@given(
+    quiet=st.integers(1, 10**7),
+    slower=st.lists(st.integers(0, 10**7), min_size=STEPS - 3, max_size=STEPS - 3),
+    order=st.randoms(use_true_random=False),
+)
+def test_steps_that_were_slowed_down_do_not_count_beside_three_that_were_not(
+    quiet: int, slower: list[int], order: random.Random
+) -> None:
+    times = [quiet] * 3 + [quiet + more for more in slower]
+    order.shuffle(times)
+    found = Readiness(1)
+    for time in times:
+        found.add(0, sample(time, forward=time))
+    assert found.ready() == [quiet / 1e6] and found.forward() == quiet / 1e6
+
+
+def test_as_many_steps_as_are_measured_again_outvote_those_before() -> None:
+    found = Readiness(1)
+    for time in [100] * FIRST_STEPS + [900] * DEPARTED_STEPS:
+        found.add(0, sample(time))
+    assert found.ready() == [9e-4]
 
 
 def test_of_several_ranks_the_last_counts() -> None:
@@ -66,7 +94,7 @@ def test_what_is_not_known_does_not_count() -> None:
     found.add(0, sample(0, -1, 4_000, forward=-1))
     found.add(0, sample(0, -1, -1, forward=-1))
     found.add(0, sample(0, -1, 8_000, forward=-1))
-    assert found.ready() == [0.0, 0.006, 0.006], "without a gradient: ready when the pass is over"
+    assert found.ready() == [0.0, 0.004, 0.004], "without a gradient: ready when the pass is over"
     assert found.forward() == 0.0
 
 
