@@ -164,8 +164,10 @@ def load() -> Library:
     # UCX would have SIGHUP switch its logging; to a daemon it means other things. The loader runs what reads this.
     os.environ.setdefault("UCX_DEBUG_SIGNO", "0")
     if {"tcp", "all"} & set(os.environ.get("UCX_TLS", "all").split(",")):
-        # With it UCX 1.13 aborts the process when a peer dies while large payloads are on their way to it.
+        # UCX 1.13 aborts with the one where a peer dies while large payloads go to it, without the other (which also
+        # keeps a firewall from holding the loop for minutes) where it dies between connect() and what is said first.
         os.environ.setdefault("UCX_TCP_PUT_ENABLE", "n")
+        os.environ.setdefault("UCX_TCP_CONN_NB", "y")
     ffi = cffi.FFI()
     ffi.cdef(_DECLARATIONS.replace("128 / sizeof(long)", str(128 // ffi.sizeof("long"))) + ucpthread.DECLARATIONS)
     try:
