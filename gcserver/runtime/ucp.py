@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 
 import cffi
 
-from gcserver.runtime import ucpthread
+from gcserver.runtime import ucpthread, ucxdefaults
 from gcserver.runtime.ucpthread import UcxThread
 
 SONAME: Final = "libucp.so.0"
@@ -161,13 +161,7 @@ class Library(NamedTuple):
 @functools.cache
 def load() -> Library:
     """libucp, found by the system's loader. Raises UcpMissing where it is not there or too old."""
-    # UCX would have SIGHUP switch its logging; to a daemon it means other things. The loader runs what reads this.
-    os.environ.setdefault("UCX_DEBUG_SIGNO", "0")
-    if {"tcp", "all"} & set(os.environ.get("UCX_TLS", "all").split(",")):
-        # UCX 1.13 aborts with the one where a peer dies while large payloads go to it, without the other (which also
-        # keeps a firewall from holding the loop for minutes) where it dies between connect() and what is said first.
-        os.environ.setdefault("UCX_TCP_PUT_ENABLE", "n")
-        os.environ.setdefault("UCX_TCP_CONN_NB", "y")
+    ucxdefaults.tell(os.environ)
     ffi = cffi.FFI()
     ffi.cdef(_DECLARATIONS.replace("128 / sizeof(long)", str(128 // ffi.sizeof("long"))) + ucpthread.DECLARATIONS)
     try:
