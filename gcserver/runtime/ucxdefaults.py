@@ -10,6 +10,7 @@ from collections.abc import MutableMapping
 
 
 def tell(environ: MutableMapping[str, str]) -> None:
+    """Set what is not set yet; of TCP only where ``UCX_TLS`` may use it, since UCX warns of what nothing reads."""
     # UCX would have SIGHUP switch its logging; to a daemon it means other things. The loader runs what reads this.
     environ.setdefault("UCX_DEBUG_SIGNO", "0")
     if {"tcp", "all"} & set(environ.get("UCX_TLS", "all").split(",")):
