@@ -72,7 +72,7 @@ class CodecConfig:
 class PlanConfig:
     """``plan.*``: who makes the plans of jobs formed here (see `modes.py`). ``exclude``: globs of tensors' names.
 
-    ``late_after``: steps before plans use codecs that send late, by codec and optimizer (`families.late_steps`).
+    ``late_after``: steps before plans use codecs that send late, by codec and optimizer (`families.first_step`).
     ``controller``: what steers levels, such as ``dc2-da2``; "none": nothing does. ``probe_every``: seconds from one
     round of probes of the link to the next; 0: none. ``profiles``: directory of the profiles of jobs; None: none is
     kept.

@@ -80,7 +80,7 @@ class Wish(msgspec.Struct, frozen=True):
     force and the seconds that a step takes under them, as measured (0: not yet); running: the family that a planner
     made them of, empty if they are nobody's. took: seconds of a step under families that were in force, which count
     instead of predictions; agreeing: of how many measurements each is the mean. made, late_after: steps of the model,
-    and after how many low rank and sparsifiers are in question (`families.late_steps`); 0: at once. hope: the share by
+    and after how many low rank and sparsifiers are in question (`families.first_step`); 0: at once. hope: the share by
     which the steps of families that were never in force may be shorter than predicted, so that they are tried. kept:
     rules under which families took that. refused: families that are not in question, and why. measure: a family to be
     put in force to see what its steps take; empty if none is.

@@ -101,7 +101,7 @@ def next_act(
     standing: Standing, domain: int, seen: Profile, settled: int = 0, late_after: int = 0, why_not: str = ""
 ) -> tuple[Act, str]:
     """(what to do, why), from what is measured now of the job's model, which has made so many steps (``settled``);
-    late_after: see `families.late_steps`. why_not: see `in_force.barred`."""
+    late_after: see `families.first_step`. why_not: see `in_force.barred`."""
     if standing.profile is None:
         return Act.PLAN, "the first plan"
     if domain != standing.domain:
@@ -133,8 +133,7 @@ def next_act(
             return Act.PLAN, f"{new.family} took {new.seconds:.3g} s a step, {new.expected:.3g} s were expected"
     if other := in_turn(standing):
         return Act.MEASURE, f"{other} is measured beside {standing.family}"
-    late = ("low rank is", "sparsifiers are") if seen.tolerant else ("low rank is",)
-    for codecs, first in zip(late, late_steps(late_after, seen.tolerant), strict=False):
+    for codecs, first in late_steps(late_after, seen.tolerant):
         if standing.at < first <= settled:
             return Act.PLAN, f"{codecs} in question from step {first} on"
     if seen.errors and settled >= _look_again(standing):

@@ -45,8 +45,10 @@ LADDER: Final[dict[str, tuple[str, ...]]] = {
 
 #: So many times later than low rank a sparsifier is in question in a model's training: what it does not send error
 #: feedback keeps for some 1/ratio steps, which has to be little beside the steps made. Low rank, which keeps less,
-#: waits as long where the optimizer is not known to stand late gradients (docs/planner.md).
+#: waits as long where the optimizer is not known to stand late gradients, unless it is of
 LATER: Final = 10
+#: this rank at least, which costs such a training little from its first steps on (docs/planner.md).
+EARLY_RANK: Final = 8
 #: What auto may use, by how much it may lose. Each kind has to be worth it over those before it: the gain, as a share
 #: of the step, that it must bring (docs/planner.md says what that was measured by).
 KINDS: Final = (frozenset({DENSE}), frozenset(CASTS), frozenset({"qsgd"}), TWO_EXCHANGES, SPARSE)
@@ -136,21 +138,27 @@ def kind(text: str) -> int:
 
 
 def first_step(spec: Spec, late_after: int, tolerant: bool) -> int:
-    """The step of a model's training from which a spec is in question; late_after, tolerant: as in `late_steps`. Both
-    low rank and sparsifiers send a small part of a gradient at a time, and the rest of it many steps late."""
-    low_rank, sparse = late_steps(late_after, tolerant)
-    return low_rank if spec.name in TWO_EXCHANGES else sparse if spec.name in SPARSE else 0
+    """The step of a model's training from which a spec is in question. Low rank and sparsifiers send a small part of a
+    gradient at a time, and the rest of it many steps late: low rank waits for ``late_after`` steps if it is of
+    `EARLY_RANK` or the optimizer is known to stand late gradients (``tolerant``), all else for `LATER` times as many.
+    """
+    if spec.name in TWO_EXCHANGES and (tolerant or spec.level >= EARLY_RANK):
+        return late_after
+    return late_after * LATER if spec.name in SPARSE | TWO_EXCHANGES else 0
 
 
-def late_steps(late_after: int, tolerant: bool) -> tuple[int, int]:
-    """The steps from which low rank and sparsifiers are in question: ``late_after`` for low rank if the optimizer is
-    known to stand late gradients (``tolerant``)."""
-    return late_after if tolerant else late_after * LATER, late_after * LATER
+def late_steps(late_after: int, tolerant: bool) -> tuple[tuple[str, int], ...]:
+    """(which codecs, the step from which they are in question) for each such step; late_after, tolerant: as in
+    `first_step`. Which can be said before "in question"."""
+    early, late = late_after, late_after * LATER
+    if tolerant:
+        return ("low rank is", early), ("sparsifiers are", late)
+    return (f"low rank of {EARLY_RANK} and more is", early), ("low rank of less is", late)
 
 
 def gain_wanted(some: int, lossier: int, tolerant: bool) -> float:
     """What the lossier of two `KINDS` must bring over the other, as a share of the step; tolerant: as in
-    `late_steps`."""
+    `first_step`."""
     return GAIN_TOLERANT if tolerant and KINDS[some].isdisjoint({DENSE, *CASTS}) else GAINS[lossier]
 
 

@@ -63,7 +63,7 @@ def made(domain: ControlDomain) -> int:
 def late_after(
     standing: Standing, domain: ControlDomain, plan: PlanConfig, others: Sequence[ControlDomain] = ()
 ) -> int:
-    """How many steps a domain has to make before codecs that send late are in question (`families.late_steps`). Quality
+    """How many steps a domain has to make before codecs that send late are in question (`families.first_step`). Quality
     safe never takes them, and whoever says fast wants all at once."""
     return plan.late_after if quality(standing, domain, others) == BALANCED else 0
 

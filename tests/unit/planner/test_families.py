@@ -14,7 +14,9 @@ from gcserver.planner.families import (
     TWO_EXCHANGES,
     candidates,
     error_families,
+    first_step,
     ladder,
+    late_steps,
     loss,
     parse,
     refused,
@@ -118,3 +120,20 @@ def test_what_is_no_spec_is_refused(text: str) -> None:
 def test_an_unknown_quality_is_refused() -> None:
     with pytest.raises(TableError, match="safe, balanced, fast"):
         ladder("best")
+
+
+@pytest.mark.parametrize(
+    ("spec", "tolerant", "others"),
+    [
+        ("none", 0, 0), ("fp16", 0, 0), ("qsgd(bits=4)", 0, 0),
+        ("powersgd(rank=16)", 100, 100), ("powersgd(rank=8)", 100, 100),
+        ("powersgd(rank=7)", 100, 1000), ("powersgd(rank=4)", 100, 1000),
+        ("sidco-e(ratio=0.05)", 1000, 1000), ("topk(ratio=0.01)", 1000, 1000),
+    ],
+)  # fmt: skip
+def test_from_which_step_on_a_spec_is_in_question(spec: str, tolerant: int, others: int) -> None:
+    """By how much it sends late, and by whether the optimizer is known to stand that."""
+    assert [first_step(parse(spec), 100, stands) for stands in (True, False)] == [tolerant, others]
+    assert [first_step(parse(spec), 0, stands) for stands in (True, False)] == [0, 0], "nothing waits"
+    for stands in (True, False):
+        assert first_step(parse(spec), 100, stands) in {0, *(step for _, step in late_steps(100, stands))}
