@@ -78,18 +78,28 @@ def text_optimizer(model: nn.Module, momentum: bool) -> gpt.Optimizer:
     return gpt.Optimizer(model, embedding_rate=0.3 if momentum else 0.03)
 
 
-class MomentumSGD:
-    """SGD, momentum 0.9, ten steps of warm-up. ``momentum`` False: the codec brings its own (DGC), so none here."""
+class WarmedUp:
+    """An optimizer of torch's with ten steps of warm-up."""
 
-    def __init__(self, model: nn.Module, momentum: bool, rate: float = 0.01, warmup: int = 10) -> None:
-        self.sgd = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9 if momentum else 0.0)
-        self.rate, self.warmup, self.steps = rate, warmup, 0
+    def __init__(self, optimizer: torch.optim.Optimizer, warmup: int = 10) -> None:
+        self.optimizer, self.rate = optimizer, float(optimizer.defaults["lr"])
+        self.warmup, self.steps = warmup, 0
 
     def step(self) -> None:
         self.steps += 1
-        self.sgd.param_groups[0]["lr"] = self.rate * min(1.0, self.steps / self.warmup)
-        self.sgd.step()
-        self.sgd.zero_grad()
+        self.optimizer.param_groups[0]["lr"] = self.rate * min(1.0, self.steps / self.warmup)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+def momentum_sgd(model: nn.Module, momentum: bool, rate: float = 0.01) -> WarmedUp:
+    """SGD, momentum 0.9. ``momentum`` False: the codec brings its own (DGC), so none here."""
+    return WarmedUp(torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9 if momentum else 0.0))
+
+
+def adamw(model: nn.Module, momentum: bool, rate: float = 3e-4) -> WarmedUp:
+    """What most train transformers with, which may not stand late gradients; ``momentum`` as in `momentum_sgd`."""
+    return WarmedUp(torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9 if momentum else 0.0, 0.999)))
 
 
 GPT: Final = gpt.Shape(layers=7, width=570, heads=6, context=64)  # 27.3 M parameters
@@ -98,7 +108,8 @@ DEMO: Final = gpt.Shape(context=64)  # 3.0 M
 
 WORKLOADS: Final = {
     "gpt": Workload(lambda seed: gpt.GPT(GPT, seed), lambda: TextBatches(1, GPT.context), text_optimizer),
-    "cnn": Workload(lambda seed: resnet.ResNet(seed=seed), lambda: TextureBatches(16), MomentumSGD),
+    "cnn": Workload(lambda seed: resnet.ResNet(seed=seed), lambda: TextureBatches(16), momentum_sgd),
     "tiny": Workload(lambda seed: gpt.GPT(TINY, seed), lambda: TextBatches(2, TINY.context), text_optimizer),
     "demo": Workload(lambda seed: gpt.GPT(DEMO, seed), lambda: TextBatches(4, DEMO.context), text_optimizer),
+    "gpt-adamw": Workload(lambda seed: gpt.GPT(GPT, seed), lambda: TextBatches(1, GPT.context), adamw),
 }

@@ -8,7 +8,7 @@ import torch
 from benchmarks.models import MODELS
 from benchmarks.models.resnet import ResNet
 from benchmarks.models.textures import Textures
-from benchmarks.models.workloads import WORKLOADS, MomentumSGD
+from benchmarks.models.workloads import WORKLOADS, adamw, momentum_sgd
 from examples import gpt
 
 
@@ -34,7 +34,7 @@ def test_a_small_network_halves_its_picture_with_every_stage_and_learns() -> Non
     x, y = data.batch(24, torch.Generator().manual_seed(0))
     assert x.shape == (24, 3, 24, 24)
     assert model.blocks(torch.zeros(1, 8, 6, 6)).shape == (1, 64, 3, 3)
-    optimizer, losses = MomentumSGD(model, momentum=True, rate=0.05), []
+    optimizer, losses = momentum_sgd(model, momentum=True, rate=0.05), []
     for _ in range(25):
         loss = gpt.loss(model(x), y)
         loss.backward()
@@ -71,5 +71,19 @@ def test_the_same_seed_gives_the_same_weights_and_batches(name: str) -> None:
 
 def test_a_codec_with_momentum_gets_an_optimizer_without() -> None:
     model = torch.nn.Linear(2, 2)
-    assert MomentumSGD(model, momentum=True).sgd.defaults["momentum"] == 0.9
-    assert MomentumSGD(model, momentum=False).sgd.defaults["momentum"] == 0.0
+    assert momentum_sgd(model, momentum=True).optimizer.defaults["momentum"] == 0.9
+    assert momentum_sgd(model, momentum=False).optimizer.defaults["momentum"] == 0.0
+    assert adamw(model, momentum=True).optimizer.defaults["betas"] == (0.9, 0.999)
+    assert adamw(model, momentum=False).optimizer.defaults["betas"] == (0.0, 0.999)
+
+
+def test_a_rate_rises_over_the_first_ten_steps() -> None:
+    model = torch.nn.Linear(1, 1, bias=False)
+    warmed, moved = momentum_sgd(model, momentum=False, rate=1.0), []
+    for _ in range(12):
+        model.weight.grad = torch.ones(1, 1)
+        before = model.weight.item()
+        warmed.step()
+        moved.append(before - model.weight.item())
+    assert moved == pytest.approx([*(i / 10 for i in range(1, 11)), 1.0, 1.0], rel=1e-5)
+    assert model.weight.grad is None
