@@ -297,7 +297,7 @@ KEYS: Final[tuple[Key, ...]] = (
     Key(
         "plan.late_after", lambda raw: values.read_int(raw, 0, 1_000_000_000), "0 to 1000000000",
         "Steps a model makes before automatic plans of quality balanced use low rank (with optimizers that are not "
-        "known to stand late gradients of rank 8 and more), and ten times as many before they use lower ranks with "
+        "known to stand late gradients only from rank 8 on), and ten times as many before they use lower ranks with "
         "those, or sparsifiers at all (with the others alone): both send most of a gradient steps later.",
         100,
     ),

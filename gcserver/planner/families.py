@@ -45,9 +45,9 @@ LADDER: Final[dict[str, tuple[str, ...]]] = {
 
 #: So many times later than low rank a sparsifier is in question in a model's training: what it does not send error
 #: feedback keeps for some 1/ratio steps, which has to be little beside the steps made. Low rank, which keeps less,
-#: waits as long where the optimizer is not known to stand late gradients, unless it is of
+#: waits as long where the optimizer is not known to stand late gradients, but for high ranks (`EARLY_RANK`).
 LATER: Final = 10
-#: this rank at least, which costs such a training little from its first steps on (docs/planner.md).
+#: From this rank on what is left out costs the first steps of such a training hardly anything (docs/planner.md).
 EARLY_RANK: Final = 8
 #: What auto may use, by how much it may lose. Each kind has to be worth it over those before it: the gain, as a share
 #: of the step, that it must bring (docs/planner.md says what that was measured by).
