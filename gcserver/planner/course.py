@@ -131,11 +131,11 @@ def next_act(
         if new.seconds > new.expected * (1 + SURPRISE):
             # Another family may now be the one to choose. Each is tried once, so this comes to an end.
             return Act.PLAN, f"{new.family} took {new.seconds:.3g} s a step, {new.expected:.3g} s were expected"
-    if other := in_turn(standing):
-        return Act.MEASURE, f"{other} is measured beside {standing.family}"
     for codecs, first in late_steps(late_after, seen.tolerant):
         if standing.at < first <= settled:
             return Act.PLAN, f"{codecs} in question from step {first} on"
+    if other := in_turn(standing):
+        return Act.MEASURE, f"{other} is measured beside {standing.family}"
     if seen.errors and settled >= _look_again(standing):
         return Act.PLAN, f"gradients may lose more or less than {settled - standing.at} steps ago"
     return Act.STAY, ""
@@ -208,7 +208,8 @@ def learned(standing: Standing, seen: Profile) -> dict[str, Any]:
         took = (*(t for t in took if t.family != before.family), kept[-1])
     found: dict[str, Any] = {"took": took, "considered": done.considered}
     if before is not None and before.proposal is not None and standing.family in standing.in_turn:
-        found["proposal"] = before.proposal
+        # What has come into question since it was made is to be planned for.
+        found |= {"proposal": before.proposal, "at": before.at}
     return found
 
 
@@ -371,7 +372,8 @@ def replaced(
     decide = effective(in_force)
     dense = not lossy(decide)
     made_by = standing.proposal if standing.holds else None
-    return Before(rules, now, dense, lossiest(decide), standing.family or (DENSE if dense else ""), made_by)
+    family = standing.family or (DENSE if dense else "")
+    return Before(rules, now, dense, lossiest(decide), family, made_by, standing.at)
 
 
 def step_under(profile: Profile, plan: int) -> StepTime | None:

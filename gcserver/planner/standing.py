@@ -20,7 +20,7 @@ class Before(msgspec.Struct, frozen=True):
     """What a plan replaced: rules, and the measured step under them. dense: nothing was compressed in it, nor by what
     the job's models were declared with, which rules do not say. kind: the lossiest of what compressed (`KINDS`).
     family: of the proposal that it was, `DENSE` where steps were dense without one, empty for anything else. proposal:
-    that one, as far as steps were made by it."""
+    that one, as far as steps were made by it; at: the model's steps when it was made."""
 
     rules: Rules
     step: StepTime
@@ -28,6 +28,7 @@ class Before(msgspec.Struct, frozen=True):
     kind: int = 0
     family: str = ""
     proposal: Proposal | None = None
+    at: int = 0
 
 
 class Standing(msgspec.Struct, frozen=True):

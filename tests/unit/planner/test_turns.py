@@ -252,8 +252,8 @@ def test_what_is_measured_in_turn_is_put_in_force_whatever_is_expected() -> None
     assert switch(back, other, now, rules(FP16), made_by, QSGD) == (True, QSGD)
     assert not switch(back, other, None, rules(FP16), made_by, QSGD)[0], "nothing to compare it with"
     assert not switch(back, proposal(TOPK, 0.44), now, rules(FP16), made_by, QSGD)[0], "a member refuses qsgd"
-    before = Before(rules(FP16), now, False, 1, FP16, standing.proposal)
-    assert replaced(standing, rules(FP16), now, other, made_by) == before
+    before = Before(rules(FP16), now, False, 1, FP16, standing.proposal, 90)
+    assert replaced(replace(standing, at=90), rules(FP16), now, other, made_by) == before
 
 
 @pytest.mark.parametrize(
@@ -335,6 +335,24 @@ def test_what_is_said_after_a_turn_is_of_the_plan_that_stays() -> None:
     standing = judged(standing, won)
     act, why = next_act(standing, 7, won)
     assert act is Act.PLAN and why == f"{QSGD} took 0.36 s a step, others may take less", "not to be measured any more"
+
+
+def test_what_comes_into_question_during_turns_is_planned_for() -> None:
+    """What the proposal that is back was made from knew nothing of it."""
+    standing = replace(running(FP16, 3, Took(FP16, 0.4, 0.4, 3), Took(QSGD, 0.42, 0.4, 2)), at=90)
+    seen = measured(enough(0.4, 3))
+    assert next_act(standing, 7, seen, 99, 100) == (Act.MEASURE, f"{QSGD} is measured beside {FP16}")
+    act, why = next_act(standing, 7, seen, 100, 100)
+    assert act is Act.PLAN and why.endswith("in question from step 100 on"), "before others are measured"
+    # The turn began at step 99, and its plan was made at 100.
+    before = Before(rules(FP16), enough(0.4, 3), kind=1, family=FP16, proposal=proposal(FP16), at=90)
+    turn = replace(running(QSGD, 4, *standing.took, before=before, turns=(QSGD,)), at=100)
+    found = learned(turn, measured(enough(0.4, 3), enough(0.42, 4)))
+    assert (found["proposal"], found["at"]) == (proposal(FP16), 90)
+    back = replace(turn, rules=rules(FP16), plan=5, running=FP16, before=None, **found)
+    back = judged(back, again := measured(enough(0.4, 5)))
+    assert next_act(back, 7, again, 120, 100)[0] is Act.PLAN
+    assert next_act(replace(back, at=100), 7, again, 120, 100)[0] is not Act.PLAN
 
 
 def test_what_several_turns_have_found_is_not_undone_by_one_measurement() -> None:
