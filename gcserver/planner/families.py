@@ -47,7 +47,7 @@ LADDER: Final[dict[str, tuple[str, ...]]] = {
 #: feedback keeps for some 1/ratio steps, which has to be little beside the steps made. Low rank, which keeps less,
 #: waits as long where the optimizer is not known to stand late gradients, but for high ranks (`EARLY_RANK`).
 LATER: Final = 10
-#: From this rank on what is left out costs the first steps of such a training hardly anything (docs/planner.md).
+#: From this rank on what is left out costs such a training little even in its first thousand steps (docs/planner.md).
 EARLY_RANK: Final = 8
 #: What auto may use, by how much it may lose. Each kind has to be worth it over those before it: the gain, as a share
 #: of the step, that it must bring (docs/planner.md says what that was measured by).
@@ -140,7 +140,8 @@ def kind(text: str) -> int:
 def first_step(spec: Spec, late_after: int, tolerant: bool) -> int:
     """The step of a model's training from which a spec is in question. Low rank and sparsifiers send a small part of a
     gradient at a time, and the rest of it many steps late: low rank waits for ``late_after`` steps if it is of
-    `EARLY_RANK` or the optimizer is known to stand late gradients (``tolerant``), all else for `LATER` times as many.
+    `EARLY_RANK` or the optimizer is known to stand late gradients (``tolerant``), lower ranks and sparsifiers for
+    `LATER` times as many.
     """
     if spec.name in TWO_EXCHANGES and (tolerant or spec.level >= EARLY_RANK):
         return late_after
@@ -153,7 +154,7 @@ def late_steps(late_after: int, tolerant: bool) -> tuple[tuple[str, int], ...]:
     early, late = late_after, late_after * LATER
     if tolerant:
         return ("low rank is", early), ("sparsifiers are", late)
-    return (f"low rank of {EARLY_RANK} and more is", early), ("low rank of less is", late)
+    return (f"low rank from {EARLY_RANK} on is", early), (f"low rank below {EARLY_RANK} is", late)
 
 
 def gain_wanted(some: int, lossier: int, tolerant: bool) -> float:

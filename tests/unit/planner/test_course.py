@@ -227,10 +227,10 @@ def test_codecs_that_wait_for_first_steps_are_planned_for_after_them_once() -> N
     alike = replace(standing, profile=intolerant)
     assert next_act(alike, 7, intolerant, 99, 100)[0] is Act.STAY
     act, why = next_act(alike, 7, intolerant, 100, 100)
-    assert act is Act.PLAN and why == "low rank of 8 and more is in question from step 100 on"
+    assert act is Act.PLAN and why == "low rank from 8 on is in question from step 100 on"
     assert next_act(replace(alike, at=100), 7, intolerant, 999, 100)[0] is Act.STAY
     act, why = next_act(replace(alike, at=100), 7, intolerant, 1000, 100)
-    assert act is Act.PLAN and why == "low rank of less is in question from step 1000 on"
+    assert act is Act.PLAN and why == "low rank below 8 is in question from step 1000 on"
     assert next_act(replace(alike, at=1000), 7, intolerant, 1900, 100)[0] is Act.STAY, "sparsifiers never are"
     assert next_act(replace(PLANNED, at=18), 7, PROFILE, 100, 100)[0] is Act.STAY, "the plan is judged first"
 

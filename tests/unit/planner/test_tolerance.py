@@ -46,7 +46,7 @@ def test_a_plan_has_sparsifiers_where_the_optimizer_stands_late_gradients(
 @pytest.mark.parametrize(
     ("tolerant", "made", "family"), [(True, 100, "powersgd"), (False, 999, "qsgd"), (False, 1000, "powersgd")]
 )
-def test_low_rank_waits_ten_times_as_long_for_an_optimizer_that_may_not(tolerant: bool, made: int, family: str) -> None:
+def test_rank_4_waits_ten_times_as_long_for_an_optimizer_that_may_not(tolerant: bool, made: int, family: str) -> None:
     found = compose(job(tolerant), Wish(made=made, late_after=100))
     assert parse(found.family).name == family
     waiting = {parse(c.spec).name for c in found.considered if c.why_not == "in question from step 1000 on"}
