@@ -213,26 +213,22 @@ def test_the_way_back_from_a_sparse_plan_may_cost_what_that_one_had_to_bring() -
     assert next_act(back, 7, measured(StepTime(3, 0.45, 0.01, 30)))[0] is Act.TAKE_BACK
 
 
-def test_codecs_that_wait_for_first_steps_are_planned_for_after_them_once() -> None:
-    standing = replace(PLANNED, before=None, at=18)
-    assert next_act(standing, 7, PROFILE, 99, 100)[0] is Act.STAY
-    act, why = next_act(standing, 7, PROFILE, 100, 100)
-    assert act is Act.PLAN and why == "low rank is in question from step 100 on"
-    assert next_act(replace(standing, at=100), 7, PROFILE, 999, 100)[0] is Act.STAY
-    act, why = next_act(replace(standing, at=100), 7, PROFILE, 1000, 100)
-    assert act is Act.PLAN and why == "sparsifiers are in question from step 1000 on"
-    assert next_act(replace(standing, at=1000), 7, PROFILE, 1900, 100)[0] is Act.STAY
-    assert next_act(standing, 7, PROFILE, 300, 0)[0] is Act.STAY, "nothing waits"
-    intolerant = measured(tolerant=False)
-    alike = replace(standing, profile=intolerant)
-    assert next_act(alike, 7, intolerant, 99, 100)[0] is Act.STAY
-    act, why = next_act(alike, 7, intolerant, 100, 100)
-    assert act is Act.PLAN and why == "low rank from 8 on is in question from step 100 on"
-    assert next_act(replace(alike, at=100), 7, intolerant, 999, 100)[0] is Act.STAY
-    act, why = next_act(replace(alike, at=100), 7, intolerant, 1000, 100)
-    assert act is Act.PLAN and why == "low rank below 8 is in question from step 1000 on"
-    assert next_act(replace(alike, at=1000), 7, intolerant, 1900, 100)[0] is Act.STAY, "sparsifiers never are"
-    assert next_act(replace(PLANNED, at=18), 7, PROFILE, 100, 100)[0] is Act.STAY, "the plan is judged first"
+@pytest.mark.parametrize(
+    ("tolerant", "early", "late"),
+    [(True, "low rank is", "sparsifiers are"), (False, "low rank from 8 on is", "low rank below 8 is")],
+)
+def test_codecs_that_wait_for_first_steps_are_planned_for_after_them_once(
+    tolerant: bool, early: str, late: str
+) -> None:
+    seen = measured(tolerant=tolerant)
+    standing = replace(PLANNED, before=None, profile=seen)
+    for codecs, at, first in ((early, 18, 100), (late, 100, 1000)):
+        waits = replace(standing, at=at)
+        assert next_act(waits, 7, seen, first - 1, 100)[0] is Act.STAY
+        assert next_act(waits, 7, seen, first, 100) == (Act.PLAN, f"{codecs} in question from step {first} on")
+    assert next_act(replace(standing, at=1000), 7, seen, 1900, 100)[0] is Act.STAY, "nothing else comes"
+    assert next_act(replace(standing, at=18), 7, seen, 300, 0)[0] is Act.STAY, "nothing waits"
+    assert next_act(replace(PLANNED, at=18, profile=seen), 7, seen, 100, 100)[0] is Act.STAY, "the plan is judged first"
 
 
 def considered(**expected: float) -> tuple[Considered, ...]:
