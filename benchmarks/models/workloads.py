@@ -81,13 +81,14 @@ def text_optimizer(model: nn.Module, momentum: bool) -> gpt.Optimizer:
 class WarmedUp:
     """An optimizer of torch's with ten steps of warm-up."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, warmup: int = 10) -> None:
-        self.optimizer, self.rate = optimizer, float(optimizer.defaults["lr"])
-        self.warmup, self.steps = warmup, 0
+    WARMUP: Final = 10
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer, self.rate, self.steps = optimizer, float(optimizer.defaults["lr"]), 0
 
     def step(self) -> None:
         self.steps += 1
-        self.optimizer.param_groups[0]["lr"] = self.rate * min(1.0, self.steps / self.warmup)
+        self.optimizer.param_groups[0]["lr"] = self.rate * min(1.0, self.steps / self.WARMUP)
         self.optimizer.step()
         self.optimizer.zero_grad()
 

@@ -47,7 +47,7 @@ LADDER: Final[dict[str, tuple[str, ...]]] = {
 #: feedback keeps for some 1/ratio steps, which has to be little beside the steps made. Low rank, which keeps less,
 #: waits as long where the optimizer is not known to stand late gradients, but for high ranks (`EARLY_RANK`).
 LATER: Final = 10
-#: From this rank on what is left out costs such a training little even in its first thousand steps (docs/planner.md).
+#: From this rank on what is left out costs such a training 1 to 2 % of its loss in its first steps (docs/planner.md).
 EARLY_RANK: Final = 8
 #: What auto may use, by how much it may lose. Each kind has to be worth it over those before it: the gain, as a share
 #: of the step, that it must bring (docs/planner.md says what that was measured by).
