@@ -18,7 +18,8 @@ import numpy as np
 
 from benchmarks.common import Row, Table, describe, machine, median_row, write_json
 from gcserver.codecs.jit import compile_kernel
-from gcserver.codecs.powersgd import PowerSgd, powersgd_begin, powersgd_finish, powersgd_middle
+from gcserver.codecs.powersgd import PowerSgd
+from gcserver.codecs.powersgd_kernels import powersgd_begin, powersgd_finish, powersgd_middle
 
 Stages = dict[str, Callable[[], object]]
 

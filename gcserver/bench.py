@@ -145,7 +145,8 @@ class Rounds:
         floats = codec.state_floats(self.n, 1, self.shapes)
         self.states = [np.zeros(floats, np.float32), np.ones(floats, np.float32)]
         self.work = np.ones(codec.work_floats(self.shapes), np.float32)
-        self.out = [np.ones(4 * codec.payload_floats(stage, self.shapes), np.uint8) for stage in (0, 1)]
+        self.out = [np.ones(codec.payload_bytes(stage, self.shapes), np.uint8) for stage in (0, 1)]
+        self.sums = [np.ones(codec.payload_floats(stage, self.shapes), np.float32) for stage in (0, 1)]
 
     def __call__(self) -> None:
         self.encode()
@@ -157,13 +158,20 @@ class Rounds:
         (old, new), (first, second), work = self.states, self.out, self.work
         x, more = self.buffers.gradient(self.step)[: self.n], (self.segments, self.shapes)
         self.codec.begin(x, old, new, work, first, *more, SCALE, 1)
-        self.codec.middle(first.view(np.float32), new, work, second, *more)
+        self.codec.middle(self._sum(0), new, work, second, *more)
+
+    def _sum(self, stage: int) -> F32:
+        """What one member's payload comes to."""
+        if self.codec.plain:
+            return self.out[stage].view(np.float32)
+        self.codec.decode(self.out[stage], self.sums[stage])
+        return self.sums[stage]
 
     def finish(self) -> None:
         """The result of the last `encode`."""
-        (old, new), (_, second), work = self.states, self.out, self.work
+        (old, new), work = self.states, self.work
         out, more = self.buffers.dense[: self.n], (self.segments, self.shapes)
-        self.codec.finish(second.view(np.float32), new, work, out, *more, 2.0)
+        self.codec.finish(self._sum(1), new, work, out, *more, 2.0)
         self.states = [new, old]
 
 

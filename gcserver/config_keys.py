@@ -296,9 +296,9 @@ KEYS: Final[tuple[Key, ...]] = (
     ),
     Key(
         "plan.late_after", lambda raw: values.read_int(raw, 0, 1_000_000_000), "0 to 1000000000",
-        "Steps a model makes before automatic plans of quality balanced use low rank, and ten times as many before "
-        "they use sparsifiers: both send most of a gradient steps later. With optimizers that are not known to stand "
-        "that, ranks below 8 wait ten times as long, too, and sparsifiers are never used.",
+        "Steps a model makes before automatic plans of quality balanced use low rank below 16, and ten times as many "
+        "before they use sparsifiers: both send most of a gradient steps later. With optimizers that are not known to "
+        "stand that, low rank below 16 waits ten times as long, too, and sparsifiers are never used.",
         100,
     ),
     Key(

@@ -17,7 +17,7 @@ All scheme: the contribution goes to every member, everyone accumulates in membe
 without encoding again. A contribution for a round that is complete here is how a peer that came back asks
 for what it missed: the retained payload of that round is the answer.
 
-Two exchanges (codecs with ``rounds`` 2), always through the owner: Finalise of stage 0 gives a plain sum, which goes to
+Two exchanges (codecs with ``rounds`` 2), always through the owner: Finalise of stage 0 gives a sum, which goes to
 all; everyone encodes stage 1 from it and contributes that; Finalise of stage 1 gives the result. The owner retains both
 aggregates: a member that lost its process redoes both stages.
 """

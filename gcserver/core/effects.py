@@ -94,8 +94,8 @@ class Finalise(Record, frozen=True, gc=False):
     (``codec`` None): write the accumulator into the output slot. ``divisor`` is applied once.
     ``nonfinite``: some contribution was; the output becomes NaN and the payload is empty.
 
-    A codec of two exchanges: the aggregate is the plain sum, committed to ``retain``. Only ``stage`` 1 writes the
-    output slot (unless ``nonfinite``), and with it the next state into version ``write`` of the node's own.
+    A codec of two exchanges: the aggregate is the sum as a payload, committed to ``retain``. Only ``stage`` 1 writes
+    the output slot (unless ``nonfinite``), and with it the next state into version ``write`` of the node's own.
 
     ``levels``: of the block's segments, as in Encode.
     """

@@ -6,9 +6,9 @@ not: the rules of the parts (`auto_levels`, `auto_groups`, `auto_options`, `auto
 
 The rules, in order:
 
-1. Families that the quality takes (`families.ladder`) and whose cost was measured are tried, each by itself; low rank
-   and sparsifiers not in a model's first steps, and sparsifiers only with optimizers that stand late gradients, where
-   the quality is balanced.
+1. Families that the quality takes (`families.ladder`) and whose cost was measured are tried, each by itself; where the
+   quality is balanced lower ranks and sparsifiers not in a model's first steps, and sparsifiers only with optimizers
+   that stand late gradients.
 2. L-GreCo gives each tensor its levels at every notch; the rest is priced at alpha = 1, and error that a block left
    dense does not use is not spent again. Quantisers and low rank keep one level unless levels gain `SURE`.
 3. Espresso picks an option for every block by the live timeline; all are compressed alike unless that gains `SURE`. A
@@ -80,10 +80,10 @@ class Wish(msgspec.Struct, frozen=True):
     force and the seconds that a step takes under them, as measured (0: not yet); running: the family that a planner
     made them of, empty if they are nobody's. took: seconds of a step under families that were in force, which count
     instead of predictions; agreeing: of how many measurements each is the mean. made, late_after: steps of the model,
-    and after how many low rank and sparsifiers are in question (`families.first_step`); 0: at once. hope: the share by
-    which the steps of families that were never in force may be shorter than predicted, so that they are tried. kept:
-    rules under which families took that. refused: families that are not in question, and why. measure: a family to be
-    put in force to see what its steps take; empty if none is.
+    and after how many lower ranks and sparsifiers are in question (`families.first_step`); 0: at once. hope: the share
+    by which the steps of families that were never in force may be shorter than predicted, so that they are tried.
+    kept: rules under which families took that. refused: families that are not in question, and why. measure: a family
+    to be put in force to see what its steps take; empty if none is.
     """
 
     quality: str = "balanced"

@@ -17,14 +17,17 @@ from typing import Final
 import numpy as np
 
 from gcserver.planner.errors import LevelTable
+from gcserver.planner.errors_lowrank import lowrank_bytes
 from gcserver.planner.errors_sparse import EXACT
-from gcserver.planner.families import SPARSE, Spec, error_families, exact_level
+from gcserver.planner.families import SPARSE, TWO_EXCHANGES, Spec, error_families, exact_level
 from gcserver.planner.lgreco import solve
 from gcserver.planner.payload import sparse_payload
 from gcserver.planner.profile import LevelErrors, Profile
 
 #: So many tensors get levels of their own: the programme's time and memory grow with the square of their number.
 MOST: Final = 1000
+#: Of low rank no tensor's rank is more than so many times the spec's, or less than that part of it (L-GreCo, 5.1).
+RANGE: Final = 4
 #: Levels that lose so much more than they may, as a share, are replaced whatever that costs.
 OVERSPENT: Final = 0.1
 
@@ -113,6 +116,10 @@ def _solved(profile: Profile, spec: Spec, tensors: Collection[int], alphas: Sequ
     common = [level for level in common if level >= least]
     if len(common) < 2:
         return Levels({}, (), f"one level for all: the quality takes none below {least}")
+    if spec.name in TWO_EXCHANGES:
+        common = [level for level in common if spec.level <= RANGE * level and level <= RANGE * spec.level]
+    if len(common) < 2 or common[-1] < spec.level:
+        return Levels({}, (), f"one level for all: errors are known of no ranks around {spec.level}")
     default = _default(common, spec)
     table = _table(profile, spec, rows, common, default)
     sets = solve(table, alphas=alphas).sets
@@ -136,16 +143,18 @@ def _default(common: Sequence[int], spec: Spec) -> int:
 def _table(
     profile: Profile, spec: Spec, rows: Sequence[LevelErrors], common: Sequence[int], default: int
 ) -> LevelTable:
-    """Errors are the family's, bytes the spec's own: a sparsifier's depend on how it packs."""
+    """Errors are the family's, bytes the spec's own: those of sparsifiers and low rank depend on how they pack."""
     picks = [[row.levels.index(level) for level in common] for row in rows]
-    elements = {t.name: t.elements for t in profile.tensors}
+    tensors, levels = {t.name: t for t in profile.tensors}, np.array(common, np.int64)
     if spec.name in SPARSE:
-        sizes = [sparse_payload(spec, elements[row.name], np.array(common, np.int64)) for row in rows]
+        sizes = [sparse_payload(spec, tensors[row.name].elements, levels) for row in rows]
+    elif spec.name in TWO_EXCHANGES:
+        sizes = [lowrank_bytes(tensors[row.name].shape, levels, spec.width) for row in rows]
     else:
         sizes = [np.array([row.sizes[i] for i in pick]) for row, pick in zip(rows, picks, strict=True)]
     return LevelTable(
         tuple(row.name for row in rows),
-        np.array(common, np.int64),
+        levels,
         np.array(sizes),
         np.array([[row.errors[i] for i in pick] for row, pick in zip(rows, picks, strict=True)]),
         np.full(len(rows), common.index(default), np.int64),

@@ -30,10 +30,11 @@ def compressed(rows: int, cols: int, levels: I64) -> np.ndarray[tuple[int], np.d
     return np.asarray(2 * levels * (rows + cols) < rows * cols)
 
 
-def lowrank_bytes(shape: Sequence[int], levels: I64) -> F64:
-    """Bytes of a contribution, both rounds together, float64[C]: P and Q, or float32 where it is sent as it is."""
+def lowrank_bytes(shape: Sequence[int], levels: I64, width: int = 32) -> F64:
+    """Bytes of a contribution, both rounds together, float64[C]: P and Q with ``width`` bits an element, or float32
+    where it is sent as it is."""
     rows, cols = matrix_shape(shape)
-    return np.where(compressed(rows, cols, levels), 4.0 * levels * (rows + cols), 4.0 * math.prod(shape))
+    return np.where(compressed(rows, cols, levels), width / 8 * levels * (rows + cols), 4.0 * math.prod(shape))
 
 
 def lowrank_errors(gradient: F32, levels: I64, *, method: str = "auto", iterations: int = 5, seed: int = 0) -> F64:

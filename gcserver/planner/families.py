@@ -33,7 +33,7 @@ SPARSE: Final = frozenset({"topk", "dgc", "redsync", "gaussiank", "randomk", "si
 LADDER: Final[dict[str, tuple[str, ...]]] = {
     "safe": (DENSE, *CASTS, "qsgd(bits=8)"),
     "balanced": (
-        "qsgd(bits=4)", "powersgd(rank=8)", "powersgd(rank=4)",
+        "qsgd(bits=4)", "powersgd(rank=16,values=16)", "powersgd(rank=4)",
         "sidco-e(ratio=0.05,packed=1,values=16)",
         "sidco-e(ratio=0.01,packed=1)", "sidco-e(ratio=0.01,packed=1,values=16)",
     ),
@@ -45,10 +45,11 @@ LADDER: Final[dict[str, tuple[str, ...]]] = {
 
 #: So many times later than low rank a sparsifier is in question in a model's training: what it does not send error
 #: feedback keeps for some 1/ratio steps, which has to be little beside the steps made. Low rank, which keeps less,
-#: waits as long where the optimizer is not known to stand late gradients, but for high ranks (`EARLY_RANK`).
+#: waits as long where the optimizer is not known to stand late gradients.
 LATER: Final = 10
-#: From this rank on what is left out costs such a training 1 to 2 % of its loss in its first steps (docs/planner.md).
-EARLY_RANK: Final = 8
+#: From this rank on low rank waits for nothing: what it leaves out costs no training from scratch anything that was
+#: found (docs/planner.md). Lower ranks cost such an optimizer's 1 to 5 % of its loss.
+EARLY_RANK: Final = 16
 #: What auto may use, by how much it may lose. Each kind has to be worth it over those before it: the gain, as a share
 #: of the step, that it must bring (docs/planner.md says what that was measured by).
 KINDS: Final = (frozenset({DENSE}), frozenset(CASTS), frozenset({"qsgd"}), TWO_EXCHANGES, SPARSE)
@@ -67,9 +68,11 @@ _LEAST: Final[dict[str, tuple[str, dict[str, float]]]] = {
 }
 #: what a spec means where it does not say so, and what is the same with and without "+ef"
 _DEFAULTS: Final = {("bucket", "1024"), ("kind", "maxmin"), ("packed", "0"), ("values", "32"), ("unbiased", "0")}
-#: how a sparsifier packs what it sends, and the narrowest values that auto takes: of 16 bits they are off by a 2048th
-#: at most, which error feedback keeps
-_PACKING: Final = frozenset({"packed", "values"})
+#: how a family packs what it sends, and the narrowest values that auto takes: of 16 bits they are off by a 2048th at
+#: most, which error feedback keeps; low rank's factors by a 256th, of which it keeps what nodes do not all have alike
+_PACKING: Final = {name: frozenset({"packed", "values"}) for name in SPARSE} | {
+    name: frozenset({"values"}) for name in TWO_EXCHANGES
+}
 NARROWEST: Final = 16
 _FEEDBACK: Final = SPARSE | TWO_EXCHANGES | {"onebit", "efsignsgd", "threshold"}
 _SPEC: Final = re.compile(r"([a-z][a-z0-9-]*)(?:\(([^()]*)\))?((?:\+.*)?)", re.ASCII)
@@ -95,8 +98,8 @@ class Spec:
 
     @property
     def width(self) -> int:
-        """Bits of a sparsifier's values; below 32 they are rounded."""
-        text = dict(self.values).get("values", "") if self.name in SPARSE else ""
+        """Bits of a sparsifier's values, or of low rank's factors; below 32 they are rounded."""
+        text = dict(self.values).get("values", "") if self.name in _PACKING else ""
         return int(text) if text.isdecimal() else 32
 
     @property
@@ -139,22 +142,21 @@ def kind(text: str) -> int:
 
 def first_step(spec: Spec, late_after: int, tolerant: bool) -> int:
     """The step of a model's training from which a spec is in question. Low rank and sparsifiers send a small part of a
-    gradient at a time, and the rest of it many steps late: low rank waits for ``late_after`` steps if it is of
-    `EARLY_RANK` or the optimizer is known to stand late gradients (``tolerant``), lower ranks and sparsifiers for
-    `LATER` times as many.
+    gradient at a time, and the rest of it many steps late: low rank below `EARLY_RANK` waits for ``late_after`` steps
+    if the optimizer is known to stand late gradients (``tolerant``), else for `LATER` times as many, as sparsifiers do.
     """
-    if spec.name in TWO_EXCHANGES and (tolerant or spec.level >= EARLY_RANK):
-        return late_after
-    return late_after * LATER if spec.name in SPARSE | TWO_EXCHANGES else 0
+    if spec.name in TWO_EXCHANGES:
+        return 0 if spec.level >= EARLY_RANK else late_after if tolerant else late_after * LATER
+    return late_after * LATER if spec.name in SPARSE else 0
 
 
 def late_steps(late_after: int, tolerant: bool) -> tuple[tuple[str, int], ...]:
     """(which codecs, the step from which they are in question) for each such step; late_after, tolerant: as in
     `first_step`. Which can be said before "in question"."""
-    early, late = late_after, late_after * LATER
+    low, late = f"low rank below {EARLY_RANK}", late_after * LATER
     if tolerant:
-        return ("low rank is", early), ("sparsifiers are", late)
-    return (f"low rank from {EARLY_RANK} on is", early), (f"low rank below {EARLY_RANK} is", late)
+        return (f"{low} is", late_after), ("sparsifiers are", late)
+    return ((f"{low} is", late),)
 
 
 def gain_wanted(some: int, lossier: int, tolerant: bool) -> float:
@@ -179,10 +181,11 @@ def refused(spec: Spec, quality: str) -> str:
         return "not a family of auto"
     parameter, least = _LEAST[spec.name]
     values = dict(spec.own)
-    packing = _PACKING if spec.name in SPARSE else frozenset()
+    packing = _PACKING.get(spec.name, frozenset())
     other = parameter not in values or set(values) - {parameter} - packing or spec.width < NARROWEST
     if quality in least and other:
-        return f"auto takes no other parameters than {parameter}" + (", packed and values=16" if packing else "")
+        allowed = ", ".join((parameter, *sorted(packing)))
+        return f"auto takes no other parameters than {allowed}" + (f", values from {NARROWEST} on" if packing else "")
     return too_lossy(spec, quality)
 
 

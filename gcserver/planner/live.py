@@ -106,10 +106,15 @@ def cost_of(profile: Profile, spec: str) -> CodecCost:
 
 
 def _next_rank(profile: Profile, wanted: Spec) -> str:
-    """Of a codec of ranks: the measured spec with the least rank not below ``wanted``'s, else with the highest."""
+    """Of a codec of ranks: the measured spec with the least rank not below ``wanted``'s, else with the highest.
+
+    Of those with factors of as many bits, if there are any: rules of a plan with levels name the highest rank that a
+    tensor has, while on average ranks are the family's, which that tells.
+    """
     if wanted.name not in TWO_EXCHANGES:
         return ""
-    known = sorted((parse(t).level, t) for t in profile.codecs if parse(t).name == wanted.name)
+    ranked = [s for s in map(parse, profile.codecs) if s.name == wanted.name]
+    known = sorted((s.level, s.text) for s in [s for s in ranked if s.width == wanted.width] or ranked)
     return next((t for rank, t in known if rank >= wanted.level), known[-1][1] if known else "")
 
 

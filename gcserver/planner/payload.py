@@ -52,7 +52,8 @@ def segment_bytes(
 ) -> float:
     """Bytes of ``elements`` elements of a tensor of this shape; ``level`` 0: the spec's own.
 
-    Exact for what docs/codecs.md gives in closed form; else the measured ratio of ``cost``, in proportion to the level.
+    Exact, but for the four bytes of a payload's head, for what docs/codecs.md gives in closed form; else the measured
+    ratio of ``cost``, in proportion to the level.
     """
     level = level or spec.level
     levels = np.array([level], np.int64)
@@ -65,6 +66,6 @@ def segment_bytes(
     if spec.name == "qsgd" and len(spec.own) == 1:
         return float(qsgd_bytes(elements, levels)[0])
     if spec.name == "powersgd":
-        return float(lowrank_bytes(shape, levels)[0])
+        return float(lowrank_bytes(shape, levels, spec.width)[0])
     share = level / spec.level if spec.level else 1.0
     return 4.0 * elements * (cost.ratio if cost else 1.0) * share

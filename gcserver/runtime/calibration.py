@@ -103,7 +103,7 @@ def _operations(codec: Codec, buffers: bench.Buffers) -> tuple[list[Callable[[],
         rounds = bench.Rounds(codec, buffers)
         rounds()
         payloads = rounds.out
-        sums = [np.zeros(out.size // 4, np.float32) for out in payloads]
+        sums = [np.zeros(codec.floats_in(out), np.float32) for out in payloads]
 
         def encode() -> None:
             rounds.encode()

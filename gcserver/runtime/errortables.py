@@ -27,7 +27,7 @@ from typing import Any, Final
 import numpy as np
 
 from gcserver.planner import errors_lowrank, errors_quantised, errors_sparse
-from gcserver.planner.errors import F32, F64, I64, LevelTable, quantiser_levels, rank_levels, sparse_levels
+from gcserver.planner.errors import F32, F64, I64, LevelTable, quantiser_levels, sparse_levels
 from gcserver.planner.profile import LevelErrors
 from gcserver.runtime.peek import Peek, PeekTensor
 
@@ -38,12 +38,13 @@ WIDE: Final = 1 << 22
 BUCKET: Final = 1024
 #: A plan waits for the sample: CPU time may take so many times as long.
 STRETCH: Final = 4.0
-#: levels of each family unless others are asked for: ratios 0.1 % to 10 %, bits 2 to 8, ranks 1 to 16
+#: levels of each family unless others are asked for: ratios 0.1 % to 10 %, bits 2 to 8, ranks 1 to 32, which differ the
+#: less by one more the higher they are
 LEVELS: Final[Mapping[str, I64]] = {
     "topk": sparse_levels(10_000, 9),
     "sidco": sparse_levels(10_000, 9),
     "qsgd": quantiser_levels(4),
-    "powersgd": rank_levels(4, narrower=4, wider=4),
+    "powersgd": np.array([1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32], np.int64),
 }
 
 

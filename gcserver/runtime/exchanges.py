@@ -16,7 +16,7 @@ import numpy as np
 from gcproto import wire
 from gcproto.dtypes import DType
 from gcproto.wire import Flag, Header
-from gcserver.codecs import Codec, CodecError, parse, reduce
+from gcserver.codecs import Codec, CodecError, parse
 from gcserver.codecs.base import U32
 from gcserver.codecs.base import Encoded as Result
 from gcserver.codecs.tworounds import TwoRounds
@@ -59,7 +59,7 @@ class Exchanges:
         levels = levels_of(e)
         work = np.frombuffer(self.pool.take(4 * codec.work_floats(state.shapes, levels)), np.float32)
         self.between[e.domain, e.key, e.step] = Between(codec, after, work, levels)
-        out = self.pool.take(4 * codec.payload_floats(0, state.shapes, levels))
+        out = self.pool.take(codec.payload_bytes(0, state.shapes, levels))
         x = node_sum(self.pool, state)
         scale = 1.0 / state.loss_scale()
         seed = codec_seed(e.seed)
@@ -72,11 +72,11 @@ class Exchanges:
         state = self.domains[e.domain].blocks[e.key]
         between = self.between[e.domain, e.key, e.step]
         codec, levels = between.codec, between.levels
-        aggregate = self._floats_of(e.aggregate)
+        aggregate = self._floats_of(codec, self._payload(e.aggregate))
         if aggregate.size != codec.payload_floats(0, state.shapes, levels):
             # Not the sum of payloads such as ours: the owner hears of it as of a number that is not finite.
             return self._half(e, state, memoryview(b""), Result(0, 1))
-        out = self.pool.take(4 * codec.payload_floats(1, state.shapes, levels))
+        out = self.pool.take(codec.payload_bytes(1, state.shapes, levels))
         where = between.state_out, between.work, as_bytes(out), state.bounds, state.shapes, levels
         return self._half(e, state, out, codec.middle(aggregate, *where))
 
@@ -89,69 +89,77 @@ class Exchanges:
         handle = self.handles.add(payload) if len(payload) else None
         return Encoded(e.domain, e.key, e.step, handle, len(payload), digest, nonfinite, e.stage)
 
-    def _floats_of(self, handle: int | None) -> F32:
-        """A payload of plain float32; without a handle it is empty."""
-        return np.frombuffer(b"" if handle is None else self.handles.table[handle], np.float32)
+    def _payload(self, handle: int | None) -> memoryview:
+        return memoryview(b"") if handle is None else self.handles.table[handle]
+
+    def _floats_of(self, codec: TwoRounds, payload: memoryview) -> F32:
+        """The vector of a payload that was checked, or is our own."""
+        if codec.plain:
+            return np.frombuffer(payload, np.float32)
+        data = as_bytes(payload)
+        x = np.frombuffer(self.pool.take(4 * codec.floats_in(data)), np.float32)
+        codec.decode(data, x)
+        return x
 
     def add(self, acc: Accumulator, state: BlockState, e: Accumulate, codec: TwoRounds) -> bool:
         """Either payload of two exchanges. How long it must be depends on levels that are not known before this node
         has decided: all are as long as the first, and `finalise` sees whether that was right."""
-        payload = memoryview(b"") if e.handle is None else self.handles.table[e.handle]
-        n = len(payload) // 4 if acc.base is None else acc.base.size
+        payload = as_bytes(self._payload(e.handle))
         between = self.between.get((e.domain, e.key, e.step))
-        if between is not None:
-            n = codec.payload_floats(e.stage, state.shapes, between.levels)
-        if len(payload) != 4 * n or (acc.base is not None and acc.base.size != n):
+        try:
+            n = codec.floats_in(payload)
+            if between is not None and n != (wanted := codec.payload_floats(e.stage, state.shapes, between.levels)):
+                raise CodecError("payload", f"of {wanted} elements", n)
+            if acc.base is None:
+                acc.base = np.frombuffer(self.pool.take(4 * n), np.float32)
+                acc.owned = True
+                codec.decode(payload, acc.base)
+            else:
+                codec.decode_add(payload, acc.base)
+        except CodecError:
             acc.poisoned = True
             return False
-        if acc.base is None:
-            acc.base = np.frombuffer(self.pool.take(4 * n), np.float32)
-            acc.owned = True
-            if n:
-                codec.decode(as_bytes(payload), acc.base)
-        elif n:
-            codec.decode_add(as_bytes(payload), acc.base)
         return True
 
     def finalise(self, memory: DomainMemory, state: BlockState, e: Finalise, acc: Accumulator) -> Finalised:
-        """The plain sum of one of two exchanges; of the second also the result."""
-        bad = e.nonfinite or acc.poisoned or acc.base is None
-        if not bad and e.codec is not None and acc.base is not None:
-            codec = two_rounds(parse(e.codec.spec))
-            bad = acc.base.size != codec.payload_floats(e.stage, state.shapes, levels_of(e))
-        if not bad:
-            assert acc.base is not None
-            nbytes = acc.base.nbytes
+        """The sum of one of two exchanges as its owner sends it; of the second also the result."""
+        assert e.codec is not None
+        codec, levels = two_rounds(parse(e.codec.spec)), levels_of(e)
+        total = None if e.nonfinite or acc.poisoned else acc.base
+        if total is not None and total.size == codec.payload_floats(e.stage, state.shapes, levels):
+            nbytes = codec.payload_bytes(e.stage, state.shapes, levels)
             out = memory.make_kept(e.key, e.retain, max(nbytes, 4))[:nbytes]
             # One pass: the copy counts what is not finite.
-            if acc.base.size:
-                bad = reduce.scale_copy(np.frombuffer(out, np.float32), acc.base, 1.0) > 0
+            bad = total.size > 0 and codec.store(e.stage, total, as_bytes(out), state.shapes, levels) > 0
             if not bad and e.stage:
-                bad = self._finish(state, e, np.frombuffer(out, np.float32), e.divisor)
+                bad = self._finish(state, e, self._floats_of(codec, out), e.divisor, total)
             if not bad:
                 return keep(self.handles, memory, e, out, False)
         fill_nan(state)
         return keep(self.handles, memory, e, memoryview(b""), True)
 
-    def _finish(self, state: BlockState, e: Finalise | Decode, aggregate: F32, divisor: int) -> bool:
-        """The second sum as the result into the output slot; whether it is not finite."""
+    def _finish(
+        self, state: BlockState, e: Finalise | Decode, aggregate: F32, divisor: int, exact: F32 | None = None
+    ) -> bool:
+        """The second sum as the result into the output slot; whether it is not finite. exact: as its owner added it
+        up."""
         b = self.between.pop((e.domain, e.key, e.step))
         narrow = state.block.dtype is not DType.F32
         out = np.empty(state.block.elements, np.float32) if narrow else state.floats(state.output)
         per = divisor / state.loss_scale()
         where = b.state_out, b.work, out, state.bounds, state.shapes
-        bad = b.codec.finish(aggregate, *where, per, b.levels) > 0
+        bad = b.codec.finish(aggregate, *where, per, b.levels, exact) > 0
         return store(state, state.output, out, 1.0) or bad if narrow else bad
 
     def decode(self, state: BlockState, e: Decode) -> bool:
         """The second sum, as its owner sent it, into the output slot; whether it is not finite or of another length."""
-        aggregate = self._floats_of(e.handle)
         between = self.between[e.domain, e.key, e.step]
+        aggregate = self._floats_of(between.codec, self._payload(e.handle))
         if aggregate.size != between.codec.payload_floats(1, state.shapes, between.levels):
             return True
         return self._finish(state, e, aggregate, e.divisor)
 
-    def check(self, h: Header, codec: TwoRounds, nbytes: int) -> None:
+    def check(self, h: Header, codec: TwoRounds, payload: memoryview | None) -> None:
         """A payload of two exchanges: of some length that its block's can have, where that is known.
 
         The plan's levels fix it; what is as long as other levels would have it makes the round void (`add`).
@@ -160,12 +168,13 @@ class Exchanges:
             raise CodecError("dtype", [d.name for d in COMPRESSIBLE], h.dtype)
         memory = self.domains.get((h.job, h.domain))
         state = memory.blocks.get(h.key) if memory is not None else None
-        low, high = 0, 4 * h.elements
+        low, high = 0, h.elements
         if state is not None:
             stage = 1 if h.flags & Flag.SECOND else 0
-            low, high = (4 * n for n in codec.payload_range(stage, state.shapes))
-        if nbytes % 4 or not low <= nbytes <= high:
-            raise CodecError("payload.nbytes", f"a multiple of 4 within {low}..{high}", nbytes)
+            low, high = codec.payload_range(stage, state.shapes)
+        n = codec.floats_in(as_bytes(memoryview(b"") if payload is None else payload))
+        if not low <= n <= high:
+            raise CodecError("payload", f"of {low}..{high} elements", n)
 
     def close(self, domain: DomainKey) -> None:
         for key in [k for k in self.between if k[0] == domain]:

@@ -53,7 +53,7 @@ class Executor:
         """Whether a frame's payload will decode. Raises CodecError; afterwards decoding cannot fail."""
         codec = by_id(h.codec, h.level)
         if codec.rounds > 1 and not h.flags & Flag.NONFINITE:
-            self.exchanges.check(h, two_rounds(codec), 0 if payload is None else len(payload))
+            self.exchanges.check(h, two_rounds(codec), payload)
             return
         if h.flags & Flag.SECOND and codec.rounds == 1:
             raise CodecError("flags", f"no second exchange ({codec.name} takes one)", f"{h.flags:#x}")

@@ -128,7 +128,7 @@ def heap_bytes(sizes: Sequence[int]) -> int:
 
 def _private(laid: Sequence[Laid], share: Share, lanes: int) -> list[Part]:
     """What lanes may have under way in one step: every block at once."""
-    sums = own = aggregates = parked = 0
+    sums = own = aggregates = parked = scratch = 0
     for lane in range(lanes):
         theirs = largest = 0
         for x in laid:
@@ -138,6 +138,7 @@ def _private(laid: Sequence[Laid], share: Share, lanes: int) -> list[Part]:
                 everyone = choice.scheme == ALL
                 owned = block.owner == share.me
                 payload = max(_payloads(choice, x.section, block))
+                scratch += _scratch(choice, x.section, block)
                 if owned or everyone:
                     sums += rounded(4 * block.elements)
                     theirs, largest = theirs + payload, max(largest, payload)
@@ -153,6 +154,7 @@ def _private(laid: Sequence[Laid], share: Share, lanes: int) -> list[Part]:
         Part("contributions on their way to owners", PRIVATE, own),
         Part(f"contributions that wait for their turn, {share.members - 1} x credit", PRIVATE, parked),
         Part("aggregates on their way from owners", PRIVATE, aggregates),
+        Part("scratch of codecs of two exchanges", PRIVATE, scratch),
         Part("bookkeeping of blocks, lanes and supervisor", PRIVATE, count * BLOCK_BYTES),
     ]
 
@@ -203,17 +205,32 @@ def _payloads(
     what they come to."""
     if not choice.codec.id:
         return (block.nbytes,)
-    codec = parse(choice.codec.spec)
-    # What has no ratios runs the last notch whatever steers (`gcserver.core.tuning`).
-    notches = choice.levels if steered and choice.codec.tunable else choice.levels[-1:]
-    levels: list[U32 | None] = [np.array(row, np.uint32) for row in notches]
-    levels = levels or [None]
+    codec, levels = parse(choice.codec.spec), _notches(choice, steered)
     if isinstance(codec, TwoRounds):
         shapes = segment_shapes(section, block)
         # One without elements has a place all the same (`exchanges.py`).
-        return tuple(4 * max(1, *(codec.payload_floats(stage, shapes, row) for row in levels)) for stage in (0, 1))
+        return tuple(max(4, *(codec.payload_bytes(stage, shapes, row) for row in levels)) for stage in (0, 1))
     codec, bounds = codec.at_owner() if owner else codec, np.array(block.bounds, np.int64)
     return (max(codec.needed(bounds, row) for row in levels),)
+
+
+def _scratch(choice: Choice, section: Section, block: Block) -> int:
+    """Bytes that a block needs between its two exchanges, and for a sum that is not sent as float32."""
+    codec = parse(choice.codec.spec) if choice.codec.rounds > 1 else None
+    if not isinstance(codec, TwoRounds):
+        return 0
+    shapes, (levels, *_) = segment_shapes(section, block), _notches(choice, False)
+    work = rounded(4 * codec.work_floats(shapes, levels))
+    if codec.plain:
+        return work
+    return work + rounded(4 * max(codec.payload_floats(stage, shapes, levels) for stage in (0, 1)))
+
+
+def _notches(choice: Choice, steered: bool) -> list[U32 | None]:
+    """The levels of a block's segments at all notches that may come to be run; None for the codec's own."""
+    # What has no ratios runs the last notch whatever steers (`gcserver.core.tuning`).
+    notches = choice.levels if steered and choice.codec.tunable else choice.levels[-1:]
+    return [np.array(row, np.uint32) for row in notches] or [None]
 
 
 def _paged(nbytes: int) -> int:

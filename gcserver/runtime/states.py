@@ -47,4 +47,4 @@ def matrix_use(codec: TwoRounds, state: BlockState) -> StateUse | None:
     floats = codec.state_floats(state.block.elements, len(state.shapes), state.shapes)
     if not floats:
         return None
-    return StateUse(floats, codec.error_feedback, wire.digest(f"{codec.name}/{codec.level}/{floats}".encode()))
+    return StateUse(floats, codec.error_feedback, wire.digest(f"{codec.name}/{codec.own_level}/{floats}".encode()))

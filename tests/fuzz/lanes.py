@@ -51,6 +51,7 @@ PARTITION: Final = 4096
 KINDS: Final = (
     ("none", False, 0), ("none", False, 3), ("topk(ratio=0.05)", False, 0), ("onebit", False, 0), ("qsgd", False, 0),
     ("powersgd(rank=1)", True, 0), ("randomk(ratio=0.1)", False, 0), ("fp16", False, 0),
+    ("powersgd(rank=1,values=16)", True, 0),
 )  # fmt: skip
 #: kinds of faults by which a lane may end a job
 FAULTS: Final = frozenset({"CorruptFrame", "TensorMismatch", "OutOfMemory", "PeerLost", "CodecError"})

@@ -31,4 +31,5 @@ RATES = {
     "terngrad": 0.2,
     "natural": 0.5,
     "powersgd(rank=4)": 0.5,
+    "powersgd(rank=4,values=16)": 0.5,
 }

@@ -47,7 +47,7 @@ def test_every_sum_is_exact_across_kills(cluster: Cluster) -> None:
 def test_the_weights_are_those_of_an_undisturbed_run(cluster: Cluster, tmp_path: Path) -> None:
     """Uncompressed, with error feedback at both ends, and in two exchanges with a random start; every tensor is
     compressed. What is disturbed is encrypted, which changes no bit either."""
-    codecs = ["none", "topk(ratio=0.05)", "powersgd(rank=4)"]
+    codecs = ["none", "topk(ratio=0.05)", "powersgd(rank=4)", "powersgd(rank=4,values=16)"]
     calm = [o.ok() for o in cluster.run(TRAINING, [0, 1], steps=36, compressions=codecs)]
     with Cluster(tmp_path, nodes=2, options={"min_compress_bytes": "0"}, keys=True) as secured:
         job = secured.start(TRAINING, [0, 1], steps=36, compressions=codecs)
@@ -57,6 +57,8 @@ def test_the_weights_are_those_of_an_undisturbed_run(cluster: Cluster, tmp_path:
             (codecs[1], 25, 0, _kill_supervisor),
             (codecs[2], 10, 0, Daemon.kill_lane),
             (codecs[2], 25, 1, _kill_all),
+            (codecs[3], 10, 1, Daemon.kill_lane),
+            (codecs[3], 25, 0, _kill_all),
         ):
             job.wait_mark(f"{codec} {step}")
             kill(secured.daemons[node])

@@ -8,17 +8,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gcserver.codecs import CodecError
-from gcserver.codecs.powersgd import PowerSgd, largest_rank
+from gcserver.codecs.powersgd import PowerSgd
+from gcserver.codecs.powersgd_kernels import largest_rank
 from tests.unit.codecs.powersgd_nodes import Node, step
 
 side = st.one_of(st.integers(0, 40), st.integers(41, 200))
 partitions = st.lists(st.tuples(side, side), max_size=4)
 
 
-@given(partitions, st.integers(1, 64), st.integers(1, 3), st.integers(0, 2**32 - 1), st.data())
-@settings(max_examples=150, deadline=None)
-def test_nodes_agree_and_nothing_is_lost(shapes, rank, count, seed, data):
-    codec = PowerSgd(rank=rank)
+values = st.sampled_from(["32", "16"])
+
+
+@given(partitions, st.integers(1, 64), values, st.integers(1, 3), st.integers(0, 2**32 - 1), st.data())
+@settings(max_examples=200, deadline=None)
+def test_nodes_agree_and_nothing_is_lost(shapes, rank, values, count, seed, data):
+    codec = PowerSgd(rank=rank, values=values)
     nodes = [Node(codec, shapes) for _ in range(count)]
     n, rng = nodes[0].n, np.random.default_rng(seed)
     levels = None
@@ -38,12 +42,13 @@ def test_nodes_agree_and_nothing_is_lost(shapes, rank, count, seed, data):
         size = max(np.abs(x).max(initial=0) + np.abs(old[:n]).max(initial=0) for x, old in zip(xs, before, strict=True))
         assert np.abs(count * outs[0].astype(np.float64) + left - put_in).max(initial=0) <= 1e-5 * count * size
         assert first.size + second.size <= n
+        assert all(payload.size <= codec.max_bytes(n) for node in nodes for payload in node.pay)
 
 
-@given(partitions, st.integers(1, 8), st.sampled_from([np.nan, np.inf, -np.inf]), st.data())
+@given(partitions, st.integers(1, 8), values, st.sampled_from([np.nan, np.inf, -np.inf]), st.data())
 @settings(max_examples=80, deadline=None)
-def test_nonfinite_elements_are_counted(shapes, rank, bad, data):
-    nodes = [Node(PowerSgd(rank=rank), shapes) for _ in range(2)]
+def test_nonfinite_elements_are_counted(shapes, rank, values, bad, data):
+    nodes = [Node(PowerSgd(rank=rank, values=values), shapes) for _ in range(2)]
     x = np.zeros(nodes[0].n, np.float32)
     places = data.draw(st.lists(st.integers(0, max(0, x.size - 1)), max_size=5)) if x.size else []
     x[places] = bad

@@ -21,18 +21,22 @@ class Node:
         self.levels = None
 
     def begin(self, x, scale=1.0, seed=7):
-        codec, floats = self.codec, self.codec.payload_floats
+        codec = self.codec
         self.checks = []
         self.work = self.guard(4 * codec.work_floats(self.shapes, self.levels)).view(np.float32)
         self.work[:] = np.nan  # scratch holds anything
         self.next = self.guard(4 * self.state.size).view(np.float32)
-        self.pay = [self.guard(4 * floats(stage, self.shapes, self.levels)) for stage in (0, 1)]
+        self.pay = [self.guard(codec.payload_bytes(stage, self.shapes, self.levels)) for stage in (0, 1)]
         self.out = self.guard(4 * self.n).view(np.float32)
         self.encoded = codec.begin(
             x, self.state, self.next, self.work, self.pay[0], self.segments, self.shapes, scale, seed, self.levels
         )
         assert self.encoded.nbytes == self.pay[0].size
-        return self.pay[0].view(np.float32)
+        return self.vector(0)
+
+    def vector(self, stage):
+        """What this member's payload decodes to."""
+        return decoded(self.codec, self.pay[stage])
 
     def guard(self, nbytes):
         array, check = vectors.guarded(nbytes)
@@ -43,11 +47,17 @@ class Node:
         args = self.next, self.work, self.pay[1], self.segments, self.shapes, self.levels
         self.second = self.codec.middle(aggregate, *args)
         assert self.second.nbytes == self.pay[1].size
-        return self.pay[1].view(np.float32)
+        return self.vector(1)
 
-    def finish(self, aggregate, divisor):
+    def stored(self, stage, x):
+        """A sum as all members have it that this one, its owner, sends."""
+        out = self.guard(self.codec.payload_bytes(stage, self.shapes, self.levels))
+        self.codec.store(stage, x, out, self.shapes, self.levels)
+        return decoded(self.codec, out)
+
+    def finish(self, aggregate, divisor, exact=None):
         args = self.next, self.work, self.out, self.segments, self.shapes, divisor, self.levels
-        self.bad = self.codec.finish(aggregate, *args)
+        self.bad = self.codec.finish(aggregate, *args, exact)
         for check in self.checks:
             check()
         return self.out
@@ -64,10 +74,24 @@ def total(payloads):
     return result
 
 
+def decoded(codec, payload):
+    """float32 of a payload; where that is no view of it, written between guard zones."""
+    if codec.plain:
+        return payload.view(np.float32)
+    out, check = vectors.guarded(4 * codec.floats_in(payload))
+    codec.decode(payload, out.view(np.float32))
+    check()
+    return out.view(np.float32)
+
+
 def step(nodes, gradients, scale=1.0, seed=7, settle=True):
+    """One step; the first node owns the sums."""
+    owner = nodes[0]
     first = total([node.begin(x, scale, seed) for node, x in zip(nodes, gradients, strict=True)])
-    second = total([node.middle(first) for node in nodes])
-    outs = [node.finish(second, len(nodes)) for node in nodes]
+    first = owner.stored(0, first)
+    added = total([node.middle(first) for node in nodes])
+    second = owner.stored(1, added)
+    outs = [node.finish(second, len(nodes), added if node is owner else None) for node in nodes]
     if settle:
         for node in nodes:
             node.settle()

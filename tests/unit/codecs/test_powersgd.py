@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from gcserver.codecs.powersgd import PowerSgd, largest_rank
+from gcserver.codecs.powersgd import PowerSgd
+from gcserver.codecs.powersgd_kernels import largest_rank
 from tests.unit.codecs import oracles, vectors
 from tests.unit.codecs import powersgd_oracle as oracle
 from tests.unit.codecs.powersgd_nodes import ODD, Node, matrices, pieces, step, total

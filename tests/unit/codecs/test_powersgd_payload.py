@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from gcserver.codecs import CodecError
-from gcserver.codecs.powersgd import PowerSgd, largest_rank
+from gcserver.codecs.powersgd import PowerSgd
+from gcserver.codecs.powersgd_kernels import largest_rank
 from gcserver.codecs.tworounds import TwoRounds
 from tests.unit.codecs import powersgd_oracle as oracle
 from tests.unit.codecs import vectors
@@ -107,9 +108,9 @@ def test_wrong_arguments_are_refused(case):
 def shared_digest():
     """Of what every node computes for itself from the same sums: the result and the warm Q."""
     digest = hashlib.sha256()
-    for rank in (1, 3, 4, 13):
+    for rank, values in ((1, "32"), (3, "16"), (3, "32"), (4, "32"), (13, "16"), (13, "32")):
         shapes = ((203, 311), (64, 0), (99, 4101))
-        node = Node(PowerSgd(rank=rank), shapes)
+        node = Node(PowerSgd(rank=rank, values=values), shapes)
         node.begin(vectors.normal(node.n))
         node.middle(vectors.normal(node.codec.payload_floats(0, shapes), seed=1))
         out = node.finish(vectors.normal(node.codec.payload_floats(1, shapes), seed=2), 3)

@@ -68,7 +68,7 @@ def with_errors(profile: Profile, *families: str, seed: int = 0) -> Profile:
     grids = {
         "topk": np.union1d(np.rint(np.geomspace(100, 500_000, 25)).astype(np.int64), [1000, 5000, 10_000, 50_000]),
         "qsgd": np.arange(2, 9, dtype=np.int64),
-        "powersgd": np.arange(1, 17, dtype=np.int64),
+        "powersgd": np.array([*range(1, 17), 20, 24, 28, 32], np.int64),
     }
     errors = {}
     for family in families:

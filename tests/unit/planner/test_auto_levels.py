@@ -10,6 +10,7 @@ import pytest
 
 from gcserver.planner import auto_levels
 from gcserver.planner.auto_levels import Levels, budgets, choose_levels, overspent
+from gcserver.planner.errors_lowrank import lowrank_bytes
 from gcserver.planner.families import parse
 from gcserver.planner.payload import sparse_payload
 from gcserver.planner.profile import Profile
@@ -80,6 +81,35 @@ def test_sizes_follow_the_spec_and_not_the_family() -> None:
     assert packed.levels != plain.levels
     # the programme rounds errors, hence the slack
     assert sent(packed.levels) <= sent(plain.levels) * 1.001
+
+
+@pytest.mark.parametrize(
+    ("spec", "least", "most"), [("powersgd(rank=4)", 1, 16), ("powersgd(rank=16,values=16)", 4, 32)]
+)
+def test_ranks_are_near_the_specs_own(spec: str, least: int, most: int) -> None:
+    """Within four times of it, as far as errors are known."""
+    profile = with_errors(gpt(), "powersgd")
+    found = choose_levels(profile, parse(spec), range(len(profile.tensors)), ALPHAS)
+    given = {level for i in large(profile) for level in found.levels[i]}
+    assert least <= min(given) < parse(spec).level < max(given) <= most
+
+
+def test_what_16_bits_save_of_a_rank_they_do_not_save_of_what_is_sent_whole() -> None:
+    """From rank 8 on (64, 20) is sent as it is; plans are priced by what the spec sends."""
+    shape, level = (64, 20), np.array([8, 16])
+    assert [lowrank_bytes(shape, level, width).tolist() for width in (32, 16)] == [
+        [4 * 1280, 4 * 1280], [4 * 1280, 4 * 1280]
+    ]  # fmt: skip
+    assert lowrank_bytes((640, 200), level, 16).tolist() == [2 * 8 * 840, 2 * 16 * 840]
+    profile = with_errors(gpt(), "powersgd")
+    every = range(len(profile.tensors))
+    wide, narrow = (choose_levels(profile, parse(f"powersgd(rank=16{v})"), every, (1.0,)) for v in ("", ",values=16"))
+
+    def sent(levels: dict[int, tuple[int, ...]]) -> float:
+        shapes = {i: profile.tensors[i].shape for i in large(profile)}
+        return sum(float(lowrank_bytes(shapes[i], np.array(levels[i]), 16)[0]) for i in shapes)
+
+    assert sent(narrow.levels) <= sent(wide.levels) * 1.001
 
 
 def test_without_errors_one_level_serves_all() -> None:

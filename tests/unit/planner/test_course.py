@@ -214,15 +214,18 @@ def test_the_way_back_from_a_sparse_plan_may_cost_what_that_one_had_to_bring() -
 
 
 @pytest.mark.parametrize(
-    ("tolerant", "early", "late"),
-    [(True, "low rank is", "sparsifiers are"), (False, "low rank from 8 on is", "low rank below 8 is")],
+    ("tolerant", "waiting"),
+    [
+        (True, (("low rank below 16 is", 18, 100), ("sparsifiers are", 100, 1000))),
+        (False, (("low rank below 16 is", 18, 1000),)),
+    ],
 )
 def test_codecs_that_wait_for_first_steps_are_planned_for_after_them_once(
-    tolerant: bool, early: str, late: str
+    tolerant: bool, waiting: tuple[tuple[str, int, int], ...]
 ) -> None:
     seen = measured(tolerant=tolerant)
     standing = replace(PLANNED, before=None, profile=seen)
-    for codecs, at, first in ((early, 18, 100), (late, 100, 1000)):
+    for codecs, at, first in waiting:
         waits = replace(standing, at=at)
         assert next_act(waits, 7, seen, first - 1, 100)[0] is Act.STAY
         assert next_act(waits, 7, seen, first, 100) == (Act.PLAN, f"{codecs} in question from step {first} on")

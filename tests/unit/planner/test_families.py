@@ -68,6 +68,7 @@ def test_no_quality_takes_signs_or_votes() -> None:
     ("qsgd(bits=8)", "safe balanced fast"), ("qsgd(bits=5)", "balanced fast"), ("qsgd(bits=3)", ""),
     ("qsgd(bits=8,bucket=1024,kind=maxmin)", "safe balanced fast"), ("qsgd(bits=8,bucket=64,kind=l2)", ""),
     ("powersgd(rank=8)+ef", "balanced fast"), ("powersgd(rank=2)", ""),
+    ("powersgd(rank=16,values=16)", "balanced fast"), ("powersgd(rank=16,packed=1)", ""),
     ("sidco-e(ratio=0.02)", "balanced fast"), ("topk(ratio=0.001)", "fast"), ("topk(ratio=0.0001)", ""),
     ("topk(ratio=0.01,packed=1)", "balanced fast"), ("topk(ratio=0.01,values=8)", ""),
     ("sidco-e(ratio=0.01,packed=1,values=16)", "balanced fast"), ("sidco-e(ratio=0.005,values=16)", "fast"),
@@ -89,6 +90,8 @@ def test_at_one_ratio_rounded_values_are_the_lossier_ones() -> None:
     order = ["sidco-e(ratio=0.01,packed=1,values=16)", "sidco-e(ratio=0.01,packed=1)"]
     assert [s.text for s in sorted(map(parse, order), key=loss)] == order[::-1]
     assert [parse(s).width for s in order] == [16, 32] and parse("qsgd(bits=8)").width == 32
+    ranks = ["powersgd(rank=4)", "powersgd(rank=16,values=16)", "powersgd(rank=16)"]
+    assert [s.text for s in sorted(map(parse, ranks), key=loss)] == ranks[::-1]
 
 
 @pytest.mark.parametrize(("a", "b", "same"), [
@@ -126,8 +129,8 @@ def test_an_unknown_quality_is_refused() -> None:
     ("spec", "tolerant", "others"),
     [
         ("none", 0, 0), ("fp16", 0, 0), ("qsgd(bits=4)", 0, 0),
-        ("powersgd(rank=16)", 100, 100), ("powersgd(rank=8)", 100, 100),
-        ("powersgd(rank=7)", 100, 1000), ("powersgd(rank=4)", 100, 1000),
+        ("powersgd(rank=32)", 0, 0), ("powersgd(rank=16,values=16)", 0, 0),
+        ("powersgd(rank=15)", 100, 1000), ("powersgd(rank=4)", 100, 1000),
         ("sidco-e(ratio=0.05)", 1000, 1000), ("topk(ratio=0.01)", 1000, 1000),
     ],
 )  # fmt: skip

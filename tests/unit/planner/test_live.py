@@ -299,6 +299,20 @@ def test_a_cost_is_found_however_the_spec_is_written(written: str) -> None:
     assert cost_of(gpt(), written) in costs().values()
 
 
+def test_a_rank_that_nobody_measured_costs_what_its_family_does() -> None:
+    """Levels of a plan raise the rank that its rules name, not what tensors have on average."""
+    known = ("powersgd(rank=4)", "powersgd(rank=8)", "powersgd(rank=16,values=16)")
+    each = {spec: msgspec.structs.replace(costs()["powersgd(rank=4)"], ratio=i + 1.0) for i, spec in enumerate(known)}
+    profile = msgspec.structs.replace(gpt(), codecs=costs() | each)
+    for spec, measured in (
+        ("powersgd(rank=6)", 1), ("powersgd(rank=10)", 1), ("powersgd(rank=2)", 0),
+        ("powersgd(rank=28,values=16)", 2), ("powersgd(rank=8,values=16)+ef", 2),
+    ):  # fmt: skip
+        assert cost_of(profile, spec).ratio == measured + 1.0
+    alone = msgspec.structs.replace(profile, codecs={known[2]: each[known[2]]})
+    assert cost_of(alone, "powersgd(rank=4)") == each[known[2]]
+
+
 def test_dense_costs_are_a_copy_where_nobody_measured() -> None:
     profile = msgspec.structs.replace(gpt(), codecs={})
     assert cost_of(profile, "none").decode(MILLION) == pytest.approx(4e6 / profile.copy)

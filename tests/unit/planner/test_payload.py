@@ -50,6 +50,9 @@ def test_levels_and_shapes_and_dtypes() -> None:
     assert segment_bytes(topk, None, (1000,), 1000, 1_000_000) == 4 + 8000
     assert segment_bytes(rank, None, (100, 50), 5000, 2) == 4 * 2 * 150
     assert segment_bytes(rank, None, (100,), 100, 0) == 400
+    narrow = parse("powersgd(rank=4,values=16)")
+    assert segment_bytes(narrow, None, (100, 50), 5000, 0) == 2 * 4 * 150
+    assert segment_bytes(narrow, None, (100,), 100, 0) == segment_bytes(narrow, None, (100, 50), 5000, 1 << 20) / 50
     assert segment_bytes(parse("none"), None, (10,), 10, 0, 2) == 20
 
 

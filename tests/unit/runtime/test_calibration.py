@@ -15,7 +15,7 @@ from gcserver.runtime import calibration
 from gcserver.runtime.calibration import costs
 
 SIZES = (1 << 12, 1 << 14)
-SPECS = ("none", "topk(ratio=0.01)", "powersgd(rank=4)", "qsgd(bits=8)")
+SPECS = ("none", "topk(ratio=0.01)", "powersgd(rank=4)", "qsgd(bits=8)", "powersgd(rank=4,values=16)")
 
 
 def measure(folder: Path, specs: tuple[str, ...] = SPECS) -> tuple[dict[str, CodecCost], list[str]]:
@@ -38,6 +38,7 @@ def test_every_operation_of_every_spec_is_measured(tmp_path: Path) -> None:
     assert found["qsgd(bits=8)"].ratio == pytest.approx(0.25, rel=0.05)
     # P and Q of a square matrix of 128 x 128
     assert found["powersgd(rank=4)"].ratio == pytest.approx(4 * 256 / 128**2)
+    assert found["powersgd(rank=4,values=16)"].ratio == pytest.approx(2 * 256 / 128**2 + 2 / 128**2)
 
 
 def test_what_is_known_is_not_measured_again(tmp_path: Path) -> None:

@@ -30,7 +30,10 @@ SECTIONS = (
     Section(1, (TensorSpec("d", (33,), 4),)),
     Section(2, (TensorSpec("e", (400_001,), 0),)),
 )
-SPECS = ("none", "fp16", "onebit", "topk(ratio=0.01)", "dgc(ratio=0.01)", "signum", "qsgd(bits=4)", "powersgd(rank=2)")
+SPECS = (
+    "none", "fp16", "onebit", "topk(ratio=0.01)", "dgc(ratio=0.01)", "signum", "qsgd(bits=4)", "powersgd(rank=2)",
+    "powersgd(rank=2,values=16)",
+)  # fmt: skip
 
 
 def laid(spec: str, scheme: str, members: int, lanes: int) -> tuple[list[Laid], bool]:
@@ -68,7 +71,7 @@ def use_everything(lane: DomainMemory, made: list[Laid], me: int, order: random.
             for slot in (0, 1):
                 size = codec.needed(state.bounds, None) if choice.codec.id and not two else block.nbytes
                 if isinstance(codec, TwoRounds):
-                    size = max(4 * codec.payload_floats(slot, state.shapes), 4)
+                    size = max(codec.payload_bytes(slot, state.shapes), 4)
                 lane.make_kept(block.key, slot, size)
 
 

@@ -87,7 +87,7 @@ def run(lane: DomainMemory, spec: str, everyone: bool = False, kept: bool = True
                 lane.state(key, 0, owner, use)
         for slot in (0, 1) if kept else ():
             if isinstance(codec, TwoRounds):
-                size = 4 * codec.payload_floats(slot, state.shapes)
+                size = codec.payload_bytes(slot, state.shapes)
             else:
                 size = state.block.nbytes if spec == "none" else codec.needed(state.bounds, None)
             lane.make_kept(key, slot, size)
