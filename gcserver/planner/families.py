@@ -47,8 +47,8 @@ LADDER: Final[dict[str, tuple[str, ...]]] = {
 #: feedback keeps for some 1/ratio steps, which has to be little beside the steps made. Low rank, which keeps less,
 #: waits as long where the optimizer is not known to stand late gradients.
 LATER: Final = 10
-#: From this rank on low rank waits for nothing: what it leaves out costs no training from scratch anything that was
-#: found (docs/planner.md). Lower ranks cost such an optimizer's 1 to 5 % of its loss.
+#: From this rank on low rank waits for nothing: what it leaves out costs a training from scratch 1 % of its loss, lower
+#: ranks up to 5 % with such an optimizer (docs/planner.md).
 EARLY_RANK: Final = 16
 #: What auto may use, by how much it may lose. Each kind has to be worth it over those before it: the gain, as a share
 #: of the step, that it must bring (docs/planner.md says what that was measured by).
