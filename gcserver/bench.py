@@ -146,7 +146,11 @@ class Rounds:
         self.states = [np.zeros(floats, np.float32), np.ones(floats, np.float32)]
         self.work = np.ones(codec.work_floats(self.shapes), np.float32)
         self.out = [np.ones(codec.payload_bytes(stage, self.shapes), np.uint8) for stage in (0, 1)]
-        self.sums = [np.ones(codec.payload_floats(stage, self.shapes), np.float32) for stage in (0, 1)]
+        #: what one member's payloads come to: the same memory where they are that
+        self.sums = [
+            out.view(np.float32) if codec.plain else np.ones(codec.payload_floats(stage, self.shapes), np.float32)
+            for stage, out in enumerate(self.out)
+        ]
 
     def __call__(self) -> None:
         self.encode()
@@ -161,10 +165,8 @@ class Rounds:
         self.codec.middle(self._sum(0), new, work, second, *more)
 
     def _sum(self, stage: int) -> F32:
-        """What one member's payload comes to."""
-        if self.codec.plain:
-            return self.out[stage].view(np.float32)
-        self.codec.decode(self.out[stage], self.sums[stage])
+        if not self.codec.plain:
+            self.codec.decode(self.out[stage], self.sums[stage])
         return self.sums[stage]
 
     def finish(self) -> None:

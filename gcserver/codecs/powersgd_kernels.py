@@ -76,20 +76,18 @@ def layout(shapes: tuple[Shape, ...], rank: int, ranks: tuple[int, ...] | None, 
     sizes = [high * wide if wide else high for high, wide in shapes]
     whole = sum(n for n, used in zip(sizes, ranked, strict=True) if not used)
     rows = []
-    first = at_whole = pay1 = state = work = 0
-    pay0 = whole if narrow else 0
+    first = pay1 = state = work = 0
+    # In payload 0 of a narrow layout what is sent as it is has a part of its own, before all else.
+    pay0 = [whole if narrow else 0, 0]
     for (high, wide), room, used, n in zip(shapes, rooms, ranked, sizes, strict=True):
         left, own = (used * high, used * wide) if used else (n, 0)
-        apart = narrow and not used
+        part = int(narrow and not used)
         # A state must not move when levels change: it has room for the largest.
-        rows.append((first, high, wide, used, room, at_whole if apart else pay0, pay1, state, work, work + left))
+        rows.append((first, high, wide, used, room, pay0[part], pay1, state, work, work + left))
         first, pay1, state = first + n, pay1 + own, state + room * wide
-        if apart:
-            at_whole += left
-        else:
-            pay0 += left
+        pay0[part] += left
         work += left + used * (-(-wide // WIDTH) * WIDTH)
-    return Layout(first, np.array(rows, np.int64).reshape(-1), whole, pay0, pay1, state, work)
+    return Layout(first, np.array(rows, np.int64).reshape(-1), whole, pay0[0], pay1, state, work)
 
 
 @njit(nogil=True)
