@@ -22,7 +22,7 @@ TORCH, LAYERS, MERGED, MERGECOMP = "torch", "layers", "merged", "mergecomp"
 KINDS: Final = (TORCH, LAYERS, MERGED, MERGECOMP)
 COMPUTE, AUTO = "compute", "auto"
 DDP: Final = ("ddp", "ddp-fp16", "ddp-powersgd")
-#: every codec there is, as its paper or most users set it
+#: every codec there is, as its paper or most users set it, and low rank as ``auto`` begins with it where links are slow
 CODECS: Final = (
     "fp16",
     "bf16",
@@ -43,12 +43,13 @@ CODECS: Final = (
     "sidco-gp(ratio=0.01)",
     "sidco-p(ratio=0.01)",
     "powersgd(rank=4)",
+    "powersgd(rank=16,values=16)",
     "dgc(ratio=0.01)",
 )
 #: How daemons are set where steps are timed: as after a model's first steps, whose plans are other ones.
 LATER: Final = {"plan.late_after": "0"}
-#: ``auto`` beside the buckets that most systems are fastest with
-DEFAULT: Final = (COMPUTE, *DDP, "none", *CODECS, f"{AUTO}@{MERGED}")
+#: ``auto`` beside the buckets that most systems are fastest with; first, as it is timed minutes after its run began
+DEFAULT: Final = (f"{AUTO}@{MERGED}", COMPUTE, *DDP, "none", *CODECS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,9 +94,9 @@ def test_a_list_splits_outside_parentheses_and_repeats_for_each_kind_of_buckets(
 
 def test_the_default_systems_can_all_be_read_and_auto_tells_the_daemons() -> None:
     systems = [training_systems.read(text) for text in training_systems.DEFAULT]
-    assert [s.comm for s in systems[:5]] == ["compute", "ddp", "ddp-fp16", "ddp-powersgd", "gradcomm"]
+    assert [s.comm for s in systems[:6]] == ["auto", "compute", "ddp", "ddp-fp16", "ddp-powersgd", "gradcomm"]
     assert [s.codec for s in systems if s.own_momentum] == ["dgc(ratio=0.01)"]
-    assert systems[-1] == training_systems.System("auto", buckets="merged")
+    assert systems[0] == training_systems.System("auto", buckets="merged")
     assert training_systems.read("auto").settings == {"plan.mode": "auto"}
     assert not training_systems.read("none").settings
 
@@ -104,6 +104,7 @@ def test_the_default_systems_can_all_be_read_and_auto_tells_the_daemons() -> Non
 def test_the_default_systems_have_every_codec() -> None:
     found = [registry.parse(text).name for text in training_systems.CODECS]
     assert sorted({"none", *found}) == sorted(registry.names())
+    assert len(set(training_systems.CODECS)) == len(training_systems.CODECS)
 
 
 # ------------------------------------------------------------------------------------------------ figures
