@@ -124,7 +124,7 @@ def measure(model: str, nodes: int, network: str, args: argparse.Namespace) -> I
             return min(map(len, ranks.lines))
 
         ranks.wait(args.seconds, look, lambda: watch.dense is not None and done() >= watch.changed + args.steps)
-        took = Lines.of(ranks.lines).seconds(0)
+        took = Lines.of(ranks.lines, untimed=0).seconds()
     durations = dict(enumerate(took, start=2))  # the first step has no end before it
     yield rows(watch, durations, model=model, nodes=nodes, network=network)
 

@@ -5,8 +5,10 @@
 
 ``--mode speed`` times steps on shaped links, from the end of one to the end of the next on the slowest rank: in each
 round ten of each system, or as many as begin within ``--seconds``. The first steps, which connect and rebuild buckets,
-run before the links get their rate, but for ``auto``, whose planner must see the links as they are. ``--mode loss``
-trains 300 steps on links that are not shaped, with three seeds, for the loss at the end and that of held-out batches.
+run before the links get their rate, but for ``auto``, whose planner must see the links as they are. With ``--stay`` the
+systems of a cell are started once, ``auto`` last, and wait for their turns: a round takes no more than its steps, and
+what is compared was measured within seconds. ``--mode loss`` trains 300 steps on links that are not shaped, with three
+seeds, for the loss at the end and that of held-out batches.
 
 Everything measured is written to ``--json`` at once, so that an interrupted run keeps what it has and ``--resume`` goes
 on behind it; ``--report`` measures nothing more. The report is markdown on stdout, with the rules of acceptance as met
@@ -110,6 +112,9 @@ def items(args: argparse.Namespace) -> Iterator[Item]:
     speed = args.mode == "speed"
     if speed:
         systems = training_systems.with_buckets(systems, args.buckets.split(","))
+    if args.stay:
+        # its planner must see no links without a rate, which those that begin behind it would begin with
+        systems.sort(key=lambda system: system.comm == training_systems.AUTO)
     networks = args.rates if speed else [args.network]
     for model, nodes, network in itertools.product(args.models.split(","), args.nodes, networks):
         place = Place(model, nodes, network)
@@ -139,6 +144,7 @@ def _task(args: argparse.Namespace, place: Place, system: System, seed: int) -> 
         steps=args.steps,
         seconds=args.seconds if speed else 0.0,
         held_out=not speed,
+        stays=args.stay,
     )
 
 
@@ -160,9 +166,8 @@ def measure(wanted: Sequence[Item], results: Results, settings: Mapping[str, str
 def _measure(stage: training_run.Stage, item: Item) -> common.Row:
     place, task, name = item.place, item.task, item.system.method
     where = f"{place.model}, {place.nodes} nodes, {place.network}: {name}"
-    total = task.unshaped + task.settle + task.steps
 
-    def show(done: int) -> None:
+    def show(done: int, total: int) -> None:
         if sys.stderr.isatty():
             print(f"\r{where}, step {done} of {total}   ", end="", file=sys.stderr, flush=True)
 
@@ -171,7 +176,7 @@ def _measure(stage: training_run.Stage, item: Item) -> common.Row:
     except (workers.WorkerError, daemons.DaemonError) as error:
         print(f"\r{where}: {error}", file=sys.stderr, flush=True)
         return item.row() | {"error": str(error).splitlines()[0]}
-    row = training_run.speed_row(lines, task) if item.mode == "speed" else training_run.loss_row(lines, task)
+    row = training_run.speed_row(lines) if item.mode == "speed" else training_run.loss_row(lines, task)
     said = (
         f"{common.show_seconds(row['median_s'])} a step, {row['runs']} steps"
         if item.mode == "speed"
@@ -209,6 +214,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--rounds", type=command.count, default=2, help="how often each system has its turn (default 2)"
     )
     parser.add_argument(
+        "--stay", action="store_true", help="start systems once and keep them between rounds (0.5 to 1 GiB a rank)"
+    )
+    parser.add_argument(
         "--steps", type=command.count, help="timed a round, at most (default 10), or for a loss (default 300)"
     )
     parser.add_argument("--seconds", type=float, default=180.0, help="timed steps begin within this (default 180)")
@@ -234,6 +242,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
                 raise ValueError(f"--models: expected some of {', '.join(MODELS)}, got {item.place.model!r}")
     except ValueError as error:
         parser.error(str(error))
+    if args.stay and not speed:
+        parser.error("--stay: losses have no rounds")
     if (args.resume or args.report) and args.json is None:
         parser.error("--resume and --report need --json FILE")
     return args

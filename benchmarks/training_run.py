@@ -16,7 +16,7 @@ from typing import Any
 
 import grpc
 
-from benchmarks import common, proposed_buckets, training_systems
+from benchmarks import common, proposed_buckets, training_systems, training_worker
 from benchmarks.lab import daemons, netns, workers
 from benchmarks.training_systems import System
 from benchmarks.training_worker import Task
@@ -29,46 +29,88 @@ LAST = 20
 STARTS_WITHIN = 120.0
 #: what an untimed step may take at most, s: 110 MB dense at 100 Mbit/s between four nodes take 15
 SLOWEST_STEP = 60.0
+#: what the daemons of one host, several side by side, may have of ports each
+PORTS = 32
 #: steps; who is ended from outside does not get there
 MOST = 1_000_000
+#: is told how many steps are done, and of how many
+OnStep = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """The steps of one run as all ranks logged them: the line of every rank, by step. ``buckets``: DDP's, bytes."""
+    """The steps of one turn as all ranks logged them: the line of every rank, by step. ``buckets``: DDP's, bytes.
+
+    ``untimed``: how many steps at the beginning were not to be timed.
+    """
 
     steps: tuple[tuple[Mapping[str, Any], ...], ...]
     held_out: float | None
     buckets: tuple[int, ...] = ()
+    untimed: int = 0
 
     @classmethod
-    def of(cls, logs: Sequence[Sequence[Mapping[str, Any]]]) -> Lines:
+    def of(cls, logs: Sequence[Sequence[Mapping[str, Any]]], untimed: int) -> Lines:
         steps = zip(*([line for line in log if "step" in line] for log in logs), strict=False)
         held = [line["held_out"] for log in logs for line in log if "held_out" in line]
         buckets = [line["buckets"] for log in logs for line in log if "buckets" in line]
-        return cls(tuple(steps), held[0] if held else None, tuple(buckets[0]) if buckets else ())
+        return cls(tuple(steps), held[0] if held else None, tuple(buckets[0]) if buckets else (), untimed)
 
-    def seconds(self, skip: int) -> list[float]:
-        """From the end of a step to the end of the next, each that of the slowest rank, but for the first ``skip``."""
+    def seconds(self) -> list[float]:
+        """Of each timed step, from its predecessor's end to its own, each on the slowest rank."""
         ends = [max(line["end"] for line in step) for step in self.steps]
-        return [b - a for a, b in itertools.pairwise(ends)][max(0, skip - 1) :]
+        return [b - a for a, b in itertools.pairwise(ends)][self._before :]
 
-    def sent(self, skip: int) -> float:
-        """Bytes a host sends a step, all headers included: median over steps, mean over hosts."""
+    def sent(self) -> float:
+        """Bytes a host sends a timed step, all headers included: median over steps, mean over hosts."""
         totals = [statistics.fmean(line["sent"] for line in step) for step in self.steps]
-        return statistics.median([b - a for a, b in itertools.pairwise(totals)][max(0, skip - 1) :])
+        return statistics.median([b - a for a, b in itertools.pairwise(totals)][self._before :])
 
-    def cpu_seconds(self, skip: int) -> tuple[float, float]:
-        """CPU time a step costs a rank and a daemon, s: means over steps and hosts."""
-        first, last, nodes = self.steps[max(0, skip - 1)], self.steps[-1], len(self.steps[0])
-        steps = len(self.steps) - max(1, skip)
+    def cpu_seconds(self) -> tuple[float, float]:
+        """CPU time a timed step costs a rank and a daemon, s: means over steps and hosts."""
+        first, last, nodes = self.steps[self._before], self.steps[-1], len(self.steps[0])
+        steps = len(self.steps) - 1 - self._before
         used = (sum(line[key] for line in last) - sum(line[key] for line in first) for key in ("cpu", "daemons"))
         ranks, others = (total / nodes / steps for total in used)
         return ranks, others
 
+    @property
+    def _before(self) -> int:
+        """Index of the step at whose end the first timed one begins. Where the very first begins nobody knows."""
+        return max(0, self.untimed - 1)
+
     def losses(self) -> list[float]:
         """Of each step, mean of all ranks."""
         return [statistics.fmean(line["loss"] for line in step) for step in self.steps]
+
+
+@dataclass(slots=True)
+class _Ranks:
+    """Ranks of a system. ``read``: how many lines each had logged by the end of its last turn."""
+
+    workers: workers.Workers
+    read: list[int]
+
+    def news(self) -> list[list[dict[str, Any]]]:
+        """What each has logged since."""
+        return [log[read:] for log, read in zip(self.workers.lines, self.read, strict=True)]
+
+    def wait(self, timeout: float, on_step: Callable[[int], None], asks: str | None) -> None:
+        """Until all ask for that since their last turn; None: until they have ended. Raises WorkerError."""
+
+        def tell() -> None:
+            on_step(min(sum("step" in line for line in log) for log in self.news()))
+
+        def asked() -> bool:
+            return all(any(line.get("asks") == asks for line in log) for log in self.news())
+
+        self.workers.wait(timeout, tell, asked if asks else None)
+
+    def turn(self, untimed: int) -> Lines:
+        """The turn that has just ended."""
+        lines = Lines.of(self.news(), untimed)
+        self.read = [len(log) for log in self.workers.lines]
+        return lines
 
 
 class Stage:
@@ -76,7 +118,7 @@ class Stage:
 
     ``base`` are settings of the daemons. Daemons stay for the next system unless that needs other settings or this one
     failed: it may have been them, and what failed must not fail the next. What they measure for MergeComp's buckets is
-    measured once.
+    measured once. Where ranks stay between their turns all daemons do.
     """
 
     def __init__(
@@ -84,26 +126,29 @@ class Stage:
     ) -> None:
         self.lab, self.rate, self.base, self.folder = lab, rate, dict(base), folder
         self._stack = contextlib.ExitStack()
-        self._cluster: daemons.Daemons | None = None
+        self._clusters: list[daemons.Daemons] = []
+        self._staying: dict[System, _Ranks] = {}
         self._profile: Profile | None = None
 
     def __enter__(self) -> Stage:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._end_daemons()
+        self._end_all()
 
-    def run(self, system: System, task: Task, on_step: Callable[[int], None]) -> Lines:
-        """All of a task's steps; ``on_step`` gets how many are done.
+    def run(self, system: System, task: Task, on_step: OnStep) -> Lines:
+        """All of a task's steps, or another turn of ranks that stayed.
 
         Raises WorkerError if a rank fails, DaemonError if a daemon does.
         """
         try:
+            if system in self._staying:
+                return self._turn(self._staying[system], task, on_step)
             if system.buckets == training_systems.MERGECOMP:
                 task = dataclasses.replace(task, caps=self._cut(system, task))
-            return self._run(system.method, system.settings if system.daemons else None, task, on_step)
+            return self._run(system, task, on_step)
         except workers.WorkerError:
-            self._end_daemons()
+            self._end_all()
             raise
 
     def _cut(self, system: System, task: Task) -> tuple[float, ...]:
@@ -119,10 +164,12 @@ class Stage:
     def _measured(self, task: Task) -> Profile:
         """What the daemons measure while the task's model trains."""
         folder, job, asked = self.folder / "profiles", daemons.job_name("measured"), 0
-        cluster = self._daemons({**proposed_buckets.SETTINGS, "plan.profiles": str(folder)})
-        assert cluster is not None
-        task = dataclasses.replace(task, comm=training_systems.AUTO, codec="", unshaped=0, steps=MOST, seconds=0.0)
+        settings = {**self.base, **proposed_buckets.SETTINGS, "plan.profiles": str(folder)}
+        task = dataclasses.replace(
+            task, comm=training_systems.AUTO, codec="", unshaped=0, steps=MOST, seconds=0.0, stays=False
+        )
         with (
+            daemons.Daemons(self.lab.hosts, settings, port=self._port()) as cluster,
             workers.Workers(job, self._argv(task), self.lab.hosts, cluster, self.folder, job) as ranks,
             grpc.insecure_channel(cluster[0].admin) as channel,
         ):
@@ -141,30 +188,34 @@ class Stage:
 
             self._shape(self.rate)
             ranks.wait(proposed_buckets.PATIENCE, until=planned)
-        self._end_daemons()  # so that all is written
-        return proposed_buckets.measured(folder, job)
+        return proposed_buckets.measured(folder, job)  # all of it, as the daemons have ended
 
-    def _run(self, name: str, settings: Mapping[str, str] | None, task: Task, on_step: Callable[[int], None]) -> Lines:
-        """``settings``: of the daemons beside the base; None: without any."""
-        job, cluster = daemons.job_name("training"), self._daemons(settings)
+    def _run(self, system: System, task: Task, on_step: OnStep) -> Lines:
+        job = daemons.job_name("training")
+        cluster = self._daemons(system.settings, task.stays) if system.daemons else None
         task = dataclasses.replace(task, daemons=tuple(d.process.pid for d in cluster or ()))
         self._shape(None if task.unshaped else self.rate)
-        untimed = (task.unshaped + task.settle) * SLOWEST_STEP
-        timeout = STARTS_WITHIN + untimed + (task.seconds or task.steps * SLOWEST_STEP) + 2 * SLOWEST_STEP
-        with workers.Workers(name, self._argv(task), self.lab.hosts, cluster, self.folder, job) as ranks:
-
-            def tell() -> None:
-                on_step(min(sum("step" in line for line in log) for log in ranks.lines))
-
-            def asked() -> bool:
-                return all(any("asks" in line for line in log) for log in ranks.lines)
-
+        untimed = task.unshaped + task.settle
+        tell, timeout = _teller(on_step, untimed + task.steps), STARTS_WITHIN + untimed * SLOWEST_STEP + _timed(task)
+        started = workers.Workers(system.method, self._argv(task), self.lab.hosts, cluster, self.folder, job)
+        with contextlib.ExitStack() as stack:
+            ranks = _Ranks(stack.enter_context(started), [0] * len(self.lab.hosts))
             if task.unshaped:
-                ranks.wait(timeout, tell, asked)
+                ranks.wait(timeout, tell, training_worker.LINKS)
                 self._shape(self.rate)
-                ranks.say("go")
-            ranks.wait(timeout, tell)
-            return Lines.of(ranks.lines)
+                started.say(training_worker.GO)
+            ranks.wait(timeout, tell, training_worker.TURN if task.stays else None)
+            if task.stays:
+                self._staying[system] = ranks
+                self._stack.push(stack.pop_all())
+            return ranks.turn(untimed)
+
+    def _turn(self, ranks: _Ranks, task: Task, on_step: OnStep) -> Lines:
+        """Another turn of ranks that stayed: a step that is not timed, and the timed ones."""
+        self._shape(self.rate)
+        ranks.workers.say(training_worker.GO)
+        ranks.wait(SLOWEST_STEP + _timed(task), _teller(on_step, 1 + task.steps), training_worker.TURN)
+        return ranks.turn(untimed=1)
 
     def _argv(self, task: Task) -> list[str]:
         return ["-m", "benchmarks.training_worker", "--task", task.text()]
@@ -173,33 +224,48 @@ class Stage:
         if self.lab.means is not None:
             self.lab.set_rate(rate)
 
-    def _daemons(self, settings: Mapping[str, str] | None) -> daemons.Daemons | None:
-        """Those with these settings, started if they do not run yet or run with others."""
-        if settings is None:
-            return None
+    def _daemons(self, settings: Mapping[str, str], stay: bool) -> daemons.Daemons:
+        """Those with these settings, started if they do not run yet; unless all ``stay``, those with others end."""
         settings = {**self.base, **settings}
-        if self._cluster is None or self._cluster.settings != settings:
-            self._end_daemons()
-            self._cluster = self._stack.enter_context(daemons.Daemons(self.lab.hosts, settings))
-        return self._cluster
+        for cluster in self._clusters:
+            if cluster.settings == settings:
+                return cluster
+        if not stay:
+            self._end_all()
+        cluster = self._stack.enter_context(daemons.Daemons(self.lab.hosts, settings, port=self._port()))
+        self._clusters.append(cluster)
+        return cluster
 
-    def _end_daemons(self) -> None:
-        self._cluster = None
+    def _port(self) -> int:
+        """The first of those that no daemons here have."""
+        return daemons.PORT + PORTS * len(self._clusters)
+
+    def _end_all(self) -> None:
+        self._staying.clear()
+        self._clusters.clear()
         self._stack.close()
 
 
-def speed_row(lines: Lines, task: Task) -> common.Row:
+def _teller(on_step: OnStep, total: int) -> Callable[[int], None]:
+    return lambda done: on_step(done, total)
+
+
+def _timed(task: Task) -> float:
+    """What the timed steps of a turn may take at most, s."""
+    return (task.seconds or task.steps * SLOWEST_STEP) + 2 * SLOWEST_STEP
+
+
+def speed_row(lines: Lines) -> common.Row:
     """Step times: median, tenth and ninetieth percentile, s; what a step costs a host: bytes sent, CPU seconds."""
-    untimed = task.unshaped + task.settle
-    worker, daemon = lines.cpu_seconds(untimed)
-    times = lines.seconds(untimed)
+    worker, daemon = lines.cpu_seconds()
+    times = lines.seconds()
     low, *_, high = statistics.quantiles(times, n=10, method="inclusive") if len(times) > 1 else (times[0], times[0])
     return {
         "median_s": statistics.median(times),
         "p10_s": low,
         "p90_s": high,
         "runs": len(times),
-        "step_bytes": lines.sent(untimed),
+        "step_bytes": lines.sent(),
         "worker_cpu_s": worker,
         "daemon_cpu_s": daemon,
         "ddp_buckets": list(lines.buckets),
@@ -216,5 +282,5 @@ def loss_row(lines: Lines, task: Task) -> common.Row:
         "loss_held_out": lines.held_out,
         "losses": [round(loss, 6) for loss in losses],
         "ddp_buckets": list(lines.buckets),
-        "step_bytes": lines.sent(1),
+        "step_bytes": lines.sent(),
     }

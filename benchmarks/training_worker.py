@@ -7,14 +7,17 @@ A line is ``{"step": n, "end": s, "sent": bytes, "cpu": s, "daemons": s, "loss":
 system's monotonic clock (one for all ranks of a machine) after the optimizer's step, ``sent`` what the host has sent by
 then, ``cpu`` and ``daemons`` the CPU time of this rank and, from the first timed step on and on rank 0 only, of all
 daemons together, ``loss`` that of the batch before the step. A line ``{"asks": "links"}`` comes after the first
-``unshaped`` steps: the rank waits until it reads a line. Rank 0's last lines are ``{"held_out": loss}`` where that was
-asked for, and ``{"buckets": [bytes, ...]}``, DDP's.
+``unshaped`` steps, and ``{"asks": "turn"}`` after the timed ones of a rank that stays: the rank waits until it reads a
+line. With ``go`` after a turn it makes a step that is not timed and as many timed ones as before, with anything else it
+ends. Rank 0 says ``{"buckets": [bytes, ...]}``, DDP's, behind its timed steps, and ``{"held_out": loss}`` at the end
+where that was asked for.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import itertools
 import json
 import os
 import sys
@@ -37,6 +40,7 @@ from examples.train_gpt import sent_bytes
 from gcserver.planner import mergecomp_groups as groups
 
 POWERSGD_RANK = 4
+LINKS, TURN, GO = "links", "turn", "go"  #: what ranks ask for, and the word with which they go on
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +50,7 @@ class Task:
     unshaped: steps before the links get their rate, 0 if they have it from the start. settle: untimed steps after that.
     steps, seconds: at most so many timed steps, and none begun after so long (0: no such limit). buckets: as in
     ``benchmarks.training_systems``. caps: their sizes, MiB, where they were cut before (empty: torch's own). momentum:
-    whether the optimizer may have one.
+    whether the optimizer may have one. stays: whether more turns may follow.
     """
 
     model: str
@@ -62,6 +66,7 @@ class Task:
     held_out: bool
     daemons: tuple[int, ...] = ()  # pids of their first processes
     caps: tuple[float, ...] = ()
+    stays: bool = False
 
     def text(self) -> str:
         return json.dumps(asdict(self))
@@ -153,29 +158,43 @@ class Trainer:
             loss=loss.item(),
         )
 
+    def ask(self, what: str) -> str:
+        """Waits, once all ranks are here, for a word of whoever started them; empty if there is none to come."""
+        dist.barrier()
+        self.write(asks=what)
+        return sys.stdin.readline().strip()
+
     def train(self) -> None:
-        """All steps of the task; rank 0 watches the clock."""
+        """All steps of the task, turn by turn."""
         task = self.task
         for _ in range(task.unshaped):
             self.step()
         if task.unshaped:
-            dist.barrier()
-            self.write(asks="links")
-            sys.stdin.readline()
+            self.ask(LINKS)
         for i in range(task.settle):
             if self.rank == 0 and i == task.settle - 1:
                 self.daemons = procfs.CpuClock(pid for first in task.daemons for pid in procfs.tree(first))
             self.step()
-        start, last = time.monotonic(), self.done + task.steps
-        decided = not task.seconds
+        self.timed("0")
+        turns = itertools.count(1)
+        while task.stays and self.ask(TURN) == GO:
+            self.step()  # after a pause
+            self.timed(str(next(turns)))
+
+    def timed(self, turn: str) -> None:
+        """The timed steps of a turn; rank 0 watches the clock."""
+        task, start = self.task, time.monotonic()
+        decided, last, key = not task.seconds, self.done + task.steps, f"last step of turn {turn}"
         while self.done < last:
             self.step()
             # the others cannot pass the next step without rank 0, and see its word after that one
             if not decided and self.rank == 0 and time.monotonic() - start > task.seconds:
                 last, decided = min(last, self.done + 1), True
-                self.store.set("last step", str(last))
-            elif not decided and self.rank and self.store.check(["last step"]):
-                last, decided = int(self.store.get("last step")), True
+                self.store.set(key, str(last))
+            elif not decided and self.rank and self.store.check([key]):
+                last, decided = int(self.store.get(key)), True
+        if self.rank == 0:
+            self.write(buckets=self.buckets())
 
     def held_out(self) -> float:
         """The mean loss of batches that were not trained on, of this rank's model."""
@@ -208,8 +227,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         dist.barrier()
         if task.held_out and trainer.rank == 0:
             trainer.write(held_out=trainer.held_out())
-        if trainer.rank == 0:
-            trainer.write(buckets=trainer.buckets())
         dist.barrier()
     if task.comm in ("gradcomm", "auto"):
         import gcclient

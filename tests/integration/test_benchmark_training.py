@@ -35,6 +35,19 @@ def test_a_cell_is_timed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "the best static system" in capsys.readouterr().out
 
 
+def test_those_that_stay_are_timed_in_every_round(tmp_path: Path) -> None:
+    argv = ["--models", "tiny", "--nodes", "2", "--rates", "loopback", "--stay", "--rounds", "3", "--steps", "4"]
+    argv += ["--systems", "auto@merged,compute,ddp,topk(ratio=0.01)@layers", "--auto-warmup", "20"]
+    path = tmp_path / "stay.json"
+    assert training.main([*argv, "--json", str(path)]) == 0
+    rows = json.loads(path.read_text())["rows"]
+    turn = ["compute", "ddp", "topk(ratio=0.01)@layers", "auto@merged"]
+    assert [(row["round"], row["method"]) for row in rows] == [(i, method) for i in range(3) for method in turn]
+    assert all(row["runs"] == 4 and 0 < row["p10_s"] <= row["median_s"] <= row["p90_s"] for row in rows)
+    assert {row["method"]: row["ddp_buckets"] for row in rows[:4]} == {r["method"]: r["ddp_buckets"] for r in rows[8:]}
+    assert all(row["step_bytes"] > 300_000 for row in rows if row["method"] == "ddp")
+
+
 def test_losses_of_exact_averages_agree(tmp_path: Path) -> None:
     argv = ("--mode", "loss", "--network", "loopback", "--systems", "ddp,none", "--steps", "15", "--seeds", "1")
     rows = run(tmp_path / "loss.json", *argv)

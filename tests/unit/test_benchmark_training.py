@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
 from benchmarks import common, training, training_report, training_run, training_systems
-from benchmarks.lab import daemons, netns, workers
+from benchmarks.lab import workers
 from benchmarks.training_report import Cell
 from benchmarks.training_systems import System
 from benchmarks.training_worker import Task
@@ -108,43 +107,6 @@ def test_the_default_systems_have_every_codec() -> None:
 
 
 # ------------------------------------------------------------------------------------------------ figures
-def test_a_step_lasts_from_the_end_of_one_to_the_end_of_the_next_on_the_slowest_rank() -> None:
-    ends = ([0.0, 5.0, 6.0, 7.0, 8.0], [0.5, 4.0, 6.5, 7.0, 9.0])
-    logs: list[list[dict[str, Any]]] = [
-        [
-            {
-                "step": i + 1,
-                "end": e,
-                "sent": 100 * i * (rank + 1),
-                "loss": 4.0 - i + rank,
-                "cpu": 2.0 * i,
-                "daemons": 0,
-            }
-            for i, e in enumerate(times)
-        ]
-        for rank, times in enumerate(ends)
-    ]
-    logs[0].insert(1, {"asks": "links"})
-    logs[0].append({"held_out": 1.5})
-    lines = training_run.Lines.of(logs)
-    assert lines.seconds(skip=2) == [1.5, 0.5, 2.0]
-    assert lines.sent(skip=2) == 150
-    logs[0][-2]["daemons"] = 12.0
-    assert training_run.Lines.of(logs).cpu_seconds(skip=2) == (2.0, 2.0)
-    assert lines.losses() == [4.5, 3.5, 2.5, 1.5, 0.5]
-    task = Task("tiny", "gradcomm", "none", "torch", True, 3, 1, 1, 3, 0.0, True)
-    row = training_run.speed_row(lines, task)
-    assert (row["median_s"], row["p10_s"], row["p90_s"], row["runs"]) == (
-        1.5,
-        pytest.approx(0.7),
-        pytest.approx(1.9),
-        3,
-    )
-    trained = training_run.loss_row(lines, task)
-    assert (trained["seed"], trained["steps"], trained["loss"], trained["loss_held_out"]) == (3, 5, 2.5, 1.5)
-    assert trained["losses"] == lines.losses()
-
-
 def test_losses_are_compared_seed_by_seed_and_shared_by_all_buckets() -> None:
     known = training_report.losses([*TRAINED, loss("onebit", 0, 9.0, error="x")], "gpt", 2)
     assert known["topk(ratio=0.01)"].ratio == pytest.approx(1.01)
@@ -286,6 +248,15 @@ def test_items_take_turns_at_each_place() -> None:
         (1, "ddp"),
         (1, "compute"),
     ]
+    args = training.parse(
+        ["--models", "tiny", "--nodes", "2", "--rates", "1gbit", "--systems", "auto,ddp", "--stay", "--buckets", "2"]
+    )
+    assert [(i.round, i.system.method, i.task.stays) for i in training.items(args)] == [
+        (0, "ddp", True),
+        (0, "auto@2", True),  # last, as its planner must see no links without a rate
+        (1, "ddp", True),
+        (1, "auto@2", True),
+    ]
     args = training.parse(["--mode", "loss", "--models", "tiny", "--systems", "dgc(ratio=0.01)", "--seeds", "2"])
     assert [(i.task.seed, i.task.steps, i.task.momentum) for i in training.items(args)] == [
         (0, 300, False),
@@ -305,51 +276,13 @@ def test_items_take_turns_at_each_place() -> None:
         ["--rounds", "0"],
         ["--set", "node.lanes"],
         ["--resume"],
+        ["--mode", "loss", "--stay"],
     ],
 )
 def test_wrong_options_end_before_anything_starts(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         training.parse(argv)
     assert "error:" in capsys.readouterr().err
-
-
-class Standing:
-    """Stands in for daemons and for workers; those of the first run fail."""
-
-    made: ClassVar[list[Standing]] = []
-
-    def __init__(self, *_: object) -> None:
-        self.hosts, self.settings, self.lines = (), {"plan.mode": "auto"}, [[{"step": 1}]]
-        self.ended = False
-
-    def __enter__(self) -> Standing:
-        self.made.append(self)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.ended = True
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(())
-
-    def wait(self, *_: object) -> None:
-        if len(self.made) == 2:
-            raise workers.WorkerError("it died")
-
-
-def test_a_run_that_failed_leaves_no_daemons_to_the_next(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(Standing, "made", [])
-    monkeypatch.setattr(daemons, "Daemons", Standing)
-    monkeypatch.setattr(workers, "Workers", Standing)
-    task, auto = Task("tiny", "auto", "", "torch", True, 3, 0, 1, 3, 0.0, False), training_systems.read("auto")
-    with training_run.Stage(netns.Loopback(1), None, {}, tmp_path) as stage:
-        with pytest.raises(workers.WorkerError):
-            stage.run(auto, task, lambda _: None)
-        assert [standing.ended for standing in Standing.made] == [True, True]
-        for _ in range(2):
-            stage.run(auto, task, lambda _: None)
-        assert [standing.ended for standing in Standing.made] == [True, True, False, True, True]  # the daemons stay
-    assert all(standing.ended for standing in Standing.made)
 
 
 class Stage:
@@ -378,7 +311,7 @@ class Stage:
         lines = tuple(
             ({"step": i, "end": float(i), "sent": 10 * i, "cpu": i, "daemons": i, "loss": 1.0},) for i in steps
         )
-        return training_run.Lines(lines, None)
+        return training_run.Lines(lines, None, untimed=task.unshaped + task.settle)
 
 
 def test_an_interrupted_run_keeps_what_it_has_and_resumes_behind_it(
