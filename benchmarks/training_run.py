@@ -95,11 +95,14 @@ class _Ranks:
         """What each has logged since."""
         return [log[read:] for log, read in zip(self.workers.lines, self.read, strict=True)]
 
-    def wait(self, timeout: float, on_step: Callable[[int], None], asks: str | None) -> None:
-        """Until all ask for that since their last turn; None: until they have ended. Raises WorkerError."""
+    def wait(self, timeout: float, on_step: OnStep, steps: int, asks: str | None) -> None:
+        """Until all ask for that since their last turn, which is to have so many steps; None: until they have ended.
+
+        Raises WorkerError.
+        """
 
         def tell() -> None:
-            on_step(min(sum("step" in line for line in log) for log in self.news()))
+            on_step(min(sum("step" in line for line in log) for log in self.news()), steps)
 
         def asked() -> bool:
             return all(any(line.get("asks") == asks for line in log) for log in self.news())
@@ -196,15 +199,15 @@ class Stage:
         task = dataclasses.replace(task, daemons=tuple(d.process.pid for d in cluster or ()))
         self._shape(None if task.unshaped else self.rate)
         untimed = task.unshaped + task.settle
-        tell, timeout = _teller(on_step, untimed + task.steps), STARTS_WITHIN + untimed * SLOWEST_STEP + _timed(task)
+        steps, timeout = untimed + task.steps, STARTS_WITHIN + untimed * SLOWEST_STEP + _timed(task)
         started = workers.Workers(system.method, self._argv(task), self.lab.hosts, cluster, self.folder, job)
         with contextlib.ExitStack() as stack:
             ranks = _Ranks(stack.enter_context(started), [0] * len(self.lab.hosts))
             if task.unshaped:
-                ranks.wait(timeout, tell, training_worker.LINKS)
+                ranks.wait(timeout, on_step, steps, training_worker.LINKS)
                 self._shape(self.rate)
                 started.say(training_worker.GO)
-            ranks.wait(timeout, tell, training_worker.TURN if task.stays else None)
+            ranks.wait(timeout, on_step, steps, training_worker.TURN if task.stays else None)
             if task.stays:
                 self._staying[system] = ranks
                 self._stack.push(stack.pop_all())
@@ -214,7 +217,7 @@ class Stage:
         """Another turn of ranks that stayed: a step that is not timed, and the timed ones."""
         self._shape(self.rate)
         ranks.workers.say(training_worker.GO)
-        ranks.wait(SLOWEST_STEP + _timed(task), _teller(on_step, 1 + task.steps), training_worker.TURN)
+        ranks.wait(SLOWEST_STEP + _timed(task), on_step, 1 + task.steps, training_worker.TURN)
         return ranks.turn(untimed=1)
 
     def _argv(self, task: Task) -> list[str]:
@@ -244,10 +247,6 @@ class Stage:
         self._staying.clear()
         self._clusters.clear()
         self._stack.close()
-
-
-def _teller(on_step: OnStep, total: int) -> Callable[[int], None]:
-    return lambda done: on_step(done, total)
 
 
 def _timed(task: Task) -> float:

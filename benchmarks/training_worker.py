@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import itertools
 import json
 import os
 import sys
@@ -175,16 +174,15 @@ class Trainer:
             if self.rank == 0 and i == task.settle - 1:
                 self.daemons = procfs.CpuClock(pid for first in task.daemons for pid in procfs.tree(first))
             self.step()
-        self.timed("0")
-        turns = itertools.count(1)
+        self.timed()
         while task.stays and self.ask(TURN) == GO:
             self.step()  # after a pause
-            self.timed(str(next(turns)))
+            self.timed()
 
-    def timed(self, turn: str) -> None:
+    def timed(self) -> None:
         """The timed steps of a turn; rank 0 watches the clock."""
         task, start = self.task, time.monotonic()
-        decided, last, key = not task.seconds, self.done + task.steps, f"last step of turn {turn}"
+        decided, last, key = not task.seconds, self.done + task.steps, f"last step after {self.done}"
         while self.done < last:
             self.step()
             # the others cannot pass the next step without rank 0, and see its word after that one
