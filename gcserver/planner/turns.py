@@ -27,6 +27,9 @@ from gcserver.planner.worth import margin, of_means, uncertainty
 
 #: Families whose steps were longer than those of the plan in force by less than this share are measured in turns.
 CLOSE: Final = 0.10
+#: So are, by this share, those that were expected to be shorter and were in force once: one busy moment decides over no
+#: family, and so over no kind.
+DOUBTED: Final = 0.20
 #: Of those that were never in force, but are of the same kind, predictions say so much within their own error.
 NEAR: Final = 0.05
 #: A plan that is back is measured so often, and what was slower than it is in question again where the machine has
@@ -181,9 +184,9 @@ def next_in_turn(considered: Sequence[Considered], family: str, took: Sequence[T
     """The family to be measured beside ``family``, which is in force; empty if there is none. considered: those of the
     newest proposal; done: those that are not to be.
 
-    These are what was in force and took at most `CLOSE` longer; and what was not, but is of a kind that was (casts
-    differ by their kernels alone, which are measured), and is at most `NEAR` longer by what predictions of its kind are
-    off: prices are not that exact.
+    These are what was in force and took at most `CLOSE` longer, or `DOUBTED`, where it was in force once and expected
+    to be shorter; and what was not, but is of a kind that was (casts differ by their kernels alone, which are
+    measured), and is at most `NEAR` longer by what predictions of its kind are off: prices are not that exact.
     """
     expected = {c.spec: c.expected for c in considered if c.expected > 0}
     if (mine := known(took, family)) is None or family not in expected:
@@ -195,6 +198,7 @@ def next_in_turn(considered: Sequence[Considered], family: str, took: Sequence[T
     guesses = {s: seconds * statistics.mean(off[kind(s)]) for s, seconds in expected.items() if kind(s) in off}
     close = {s: seconds for s, seconds in guesses.items() if seconds < mine.seconds * (1.0 + NEAR)}
     close |= {t.family: t.seconds for t in took if t.family in expected}
-    left_out = {family, *done}
-    possible = (s for s, seconds in close.items() if s not in left_out and seconds < mine.seconds * (1.0 + CLOSE))
+    doubted = {t.family for t in took if t.runs <= 1 and t.expected < mine.seconds}
+    longest = {s: mine.seconds * (1.0 + (DOUBTED if s in doubted else CLOSE)) for s in close}
+    possible = (s for s, seconds in close.items() if s not in {family, *done} and seconds < longest[s])
     return min(possible, key=close.__getitem__, default="")

@@ -17,6 +17,7 @@ from gcserver.planner.profile import Profile, StepTime
 from gcserver.planner.standing import Before, Standing, rules_of
 from gcserver.planner.turns import (
     CLOSE,
+    DOUBTED,
     NEAR,
     OFTEN,
     UNTIL,
@@ -162,6 +163,19 @@ def test_what_comes_close_is_measured_in_turn_the_shortest_first() -> None:
     assert next_in_turn(families, QSGD, took, (FP16, TOPK)) == "", "dense steps are far from it"
     assert next_in_turn(families[:-1], QSGD, took, (FP16,)) == "", "it is not in question any more"
     assert next_in_turn(families, "onebit", took, ()) == next_in_turn(families, QSGD, took[:-1], ()) == ""
+
+
+def test_what_was_expected_to_be_shorter_is_measured_again_before_it_is_given_up() -> None:
+    """As it was seen on the CNN at 10 Gbit/s: the quantiser's only turn fell into a busy moment."""
+    eight, families = "qsgd(bits=8)", considered(**{FP16: 0.63, "bf16": 0.61, "qsgd(bits=8)": 0.7, QSGD: 0.7})
+    took = (Took(eight, 0.7, 0.586), Took(FP16, 0.63, 0.665, runs=3), Took("bf16", 0.61, 0.66, runs=2))
+    assert next_in_turn(families, "bf16", took, (FP16,)) == eight
+    assert next_in_turn(families, "bf16", took, (FP16, eight)) == "", "by that turn, others of its kind are longer"
+    (first, *others) = took
+    for other in (replace(first, runs=2), replace(first, expected=0.62), replace(first, seconds=0.61 * (1 + DOUBTED))):
+        assert next_in_turn(families, "bf16", (other, *others), (FP16,)) == ""
+    again = (*others, replace(first, seconds=0.6, runs=2, alike=1))
+    assert next_in_turn(families, "bf16", again, (FP16, eight)) == QSGD, "and by this one they are not"
 
 
 def test_others_of_the_kind_are_measured_by_what_predictions_of_it_are_off() -> None:
