@@ -18,33 +18,42 @@ from numba import njit
 from gcserver.codecs.casts import store_raw
 from gcserver.codecs.jit import f32, hold, place
 from gcserver.codecs.lowrank_tiles import (
+    EXPANDED,
+    GATHERED,
+    PROJECTED,
+    WIDE,
     WIDTH,
-    expand11,
-    expand12,
-    expand14,
-    expand21,
-    expand22,
-    expand24,
-    gather11,
-    gather12,
-    gather14,
-    gather81,
-    gather82,
-    gather84,
-    project11,
-    project12,
-    project14,
-    project21,
-    project22,
-    project24,
-    whole21,
-    whole22,
-    whole24,
+    begins4,
+    ends4,
+    expand1,
+    expand2,
+    expand4,
+    expands1,
+    expands2,
+    expands4,
+    gather1,
+    gather2,
+    gather4,
+    gathers1,
+    gathers2,
+    gathers4,
+    project1,
+    project2,
+    project4,
+    projects1,
+    projects2,
+    projects4,
+    wholes1,
+    wholes2,
+    wholes4,
 )
 from gcserver.codecs.stream import ordered, put
 from gcserver.codecs.vector import F32, Ops, elementwise
 
-STRIP = 4096  #: columns worked on at a time, so that a block of rows stays in the caches for all ranks
+STRIP = 8192 // PROJECTED  #: columns worked on at a time, so that a block of rows stays in the caches for all ranks
+#: float32 between the rows of a block: were they a multiple of 4 KiB apart, loads would wait for stores to others
+GAP = 16
+LINE = STRIP + GAP
 
 
 def _corrected(ops: Ops, values: list[Any], scalars: list[Any]) -> list[Any]:
@@ -111,40 +120,40 @@ def pack_array(source, target, n, rank):
 
 @njit(nogil=True)
 def project_rows(x, r, v, rows, n, q, rank, scale, decay, sums, block):
-    """V = x*scale + r*decay for 1 or 2 rows of n columns, and sums[i*rank + k] = (V Q)[i, k].
+    """V = x*scale + r*decay for 1 or `PROJECTED` rows of n columns, and sums[i*rank + k] = (V Q)[i, k].
 
-    q: packed; sums: float64[2*rank + 8]; block: float32[2*STRIP] of scratch. Returns the number of non-finite elements
-    of V, after which `ordered` is due.
+    q: packed; sums: float64[PROJECTED*(rank + 4)]; block: float32[PROJECTED*LINE] of scratch. Returns the number of
+    non-finite elements of V, after which `ordered` is due.
     """
     sums[:] = 0.0
-    part, high = sums[2 * rank :], packed(n, 1)
+    part, high = sums[PROJECTED * rank :], packed(n, 1)
     bad = np.int64(0)
     for start in range(0, n, STRIP):
         size = min(STRIP, n - start)
         for i in range(rows):
             at = 4 * (i * n + start)
-            line = place(block) + 4 * i * STRIP
+            line = place(block) + 4 * i * LINE
             bad += correct(x + at, 0 if r == 0 else r + at, line, size, scale, decay)
             put(line, v + at, size)
-        matrix, k = (place(block), 4 * STRIP), 0
+        matrix, k = (place(block), 4 * LINE), 0
         while k < rank:
             width = tile_width(rank, k)
             thin = q + 4 * (k * high + start * width)
             part[:] = 0.0
             if width == 4:
-                if rows == 2:
-                    project24(matrix, thin, size, place(part))
+                if rows == PROJECTED:
+                    projects4(matrix, thin, size, place(part))
                 else:
-                    project14(matrix, thin, size, place(part))
+                    project4(matrix, thin, size, place(part))
             elif width == 2:
-                if rows == 2:
-                    project22(matrix, thin, size, place(part))
+                if rows == PROJECTED:
+                    projects2(matrix, thin, size, place(part))
                 else:
-                    project12(matrix, thin, size, place(part))
-            elif rows == 2:
-                project21(matrix, thin, size, place(part))
+                    project2(matrix, thin, size, place(part))
+            elif rows == PROJECTED:
+                projects1(matrix, thin, size, place(part))
             else:
-                project11(matrix, thin, size, place(part))
+                project1(matrix, thin, size, place(part))
             for i in range(rows):
                 for j in range(width):
                     sums[i * rank + k + j] += part[i * width + j]
@@ -160,27 +169,35 @@ def gather_matrix(v, rows, n, p, q, rank):
     for start in range(0, n, STRIP):
         size, i = min(STRIP, n - start), 0
         while i < rows:
-            step = 8 if rows - i >= 8 else 1
+            step = GATHERED if rows - i >= GATHERED else 1
             matrix, k = (v + 4 * (i * n + start), 4 * n), 0
             while k < rank:
                 width = tile_width(rank, k)
                 left, thin = (p + 4 * (k * rows + i), 4 * rows), q + 4 * (k * high + start * width)
                 if width == 4:
-                    if step == 8:
-                        gather84(matrix, left, thin, size)
+                    if step == GATHERED:
+                        gathers4(matrix, left, thin, size)
                     else:
-                        gather14(matrix, left, thin, size)
+                        gather4(matrix, left, thin, size)
                 elif width == 2:
-                    if step == 8:
-                        gather82(matrix, left, thin, size)
+                    if step == GATHERED:
+                        gathers2(matrix, left, thin, size)
                     else:
-                        gather12(matrix, left, thin, size)
-                elif step == 8:
-                    gather81(matrix, left, thin, size)
+                        gather2(matrix, left, thin, size)
+                elif step == GATHERED:
+                    gathers1(matrix, left, thin, size)
                 else:
-                    gather11(matrix, left, thin, size)
+                    gather1(matrix, left, thin, size)
                 k += width
             i += step
+
+
+@njit(nogil=True)
+def expanded_strip(rank):
+    """Columns that `expand_matrix` works on at a time."""
+    if WIDE:
+        return 1024
+    return STRIP if rank <= 8 else 2048 if rank <= 16 else 1024
 
 
 @njit(nogil=True)
@@ -191,22 +208,24 @@ def expand_matrix(out, v, rows, n, p, sums, own, rank, factor):
     """
     bad = np.int64(0)
     high = packed(n, 1)
-    # Both thin matrices' strips are read again for every two rows, so they should stay in the second-level cache.
-    strip = STRIP if rank <= 8 else 2048 if rank <= 16 else 1024
-    block = np.empty(2 * strip, np.float32)
-    line = 4 * strip
+    # Both thin matrices' strips are read again for every few rows, so they should stay in the second-level cache.
+    strip = expanded_strip(rank)
+    block = np.empty(EXPANDED * (strip + GAP), np.float32)
+    line = 4 * (strip + GAP)
     for start in range(0, n, strip):
         size, i = min(strip, n - start), 0
         while i < rows:
-            step = 2 if rows - i >= 2 else 1
+            step = EXPANDED if rows - i >= EXPANDED else 1
             at = 4 * (i * n + start)
             target, rest, left = (place(block), line), (v + at, 4 * n), (p + 4 * i, 4 * rows)
-            if step == 2 and rank == 4:
-                bad += whole24(target, rest, left, sums + 16 * start, own + 16 * start, size, factor)
-            elif step == 2 and rank == 2:
-                bad += whole22(target, rest, left, sums + 8 * start, own + 8 * start, size, factor)
-            elif step == 2 and rank == 1:
-                bad += whole21(target, rest, left, sums + 4 * start, own + 4 * start, size, factor)
+            if step == EXPANDED and rank == 4:
+                bad += wholes4(target, rest, left, sums + 16 * start, own + 16 * start, size, factor)
+            elif step == EXPANDED and rank == 2:
+                bad += wholes2(target, rest, left, sums + 8 * start, own + 8 * start, size, factor)
+            elif step == EXPANDED and rank == 1:
+                bad += wholes1(target, rest, left, sums + 4 * start, own + 4 * start, size, factor)
+            elif step == EXPANDED and rank % 4 == 0:
+                bad += _expand_by_fours(target, rest, left, sums, own, start, size, high, rank, factor)
             else:
                 bad += _expand_by_tiles(target, rest, left, sums, own, start, size, high, step, rank, factor)
             for row in range(step):
@@ -215,6 +234,18 @@ def expand_matrix(out, v, rows, n, p, sums, own, rank, factor):
     ordered()
     hold(block)
     return bad
+
+
+@njit(nogil=True)
+def _expand_by_fours(target, rest, left, sums, own, start, size, high, rank, factor):
+    """`_expand_by_tiles` where all tiles have four columns: without passes of their own for zeros and the factor."""
+    step, at = 16 * high, 16 * start
+    begins4(target, rest, left, sums + at, own + at, size, factor)
+    for k in range(4, rank - 4, 4):
+        part, at = (left[0] + k * left[1], left[1]), at + step
+        expands4(target, rest, part, sums + at, own + at, size, factor)
+    part, at = (left[0] + (rank - 4) * left[1], left[1]), at + step
+    return ends4(target, rest, part, sums + at, own + at, size, factor)
 
 
 @njit(nogil=True)
@@ -227,19 +258,19 @@ def _expand_by_tiles(target, rest, left, sums, own, start, size, high, rows, ran
         at = 4 * (k * high + start * width)
         part = (left[0] + k * left[1], left[1])
         if width == 4:
-            if rows == 2:
-                expand24(target, rest, part, sums + at, own + at, size, factor)
+            if rows == EXPANDED:
+                expands4(target, rest, part, sums + at, own + at, size, factor)
             else:
-                expand14(target, rest, part, sums + at, own + at, size, factor)
+                expand4(target, rest, part, sums + at, own + at, size, factor)
         elif width == 2:
-            if rows == 2:
-                expand22(target, rest, part, sums + at, own + at, size, factor)
+            if rows == EXPANDED:
+                expands2(target, rest, part, sums + at, own + at, size, factor)
             else:
-                expand12(target, rest, part, sums + at, own + at, size, factor)
-        elif rows == 2:
-            expand21(target, rest, part, sums + at, own + at, size, factor)
+                expand2(target, rest, part, sums + at, own + at, size, factor)
+        elif rows == EXPANDED:
+            expands1(target, rest, part, sums + at, own + at, size, factor)
         else:
-            expand11(target, rest, part, sums + at, own + at, size, factor)
+            expand1(target, rest, part, sums + at, own + at, size, factor)
         k += width
     bad = np.int64(0)
     for row in range(rows):

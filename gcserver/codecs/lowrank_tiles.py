@@ -16,10 +16,17 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
+from numba.core.registry import cpu_target
 
 from gcserver.codecs.vector import F32, F64, I8, I32, I64, Ops, intrinsic
 
-WIDTH = 8  #: float32 of a vector; one AVX2 register, because tiles of accumulators must fit the register file
+#: Whether kernels are compiled for a processor with AVX-512: 32 registers of 16 float32, AVX2 has 16 of 8. What they
+#: are cached by says so, too.
+WIDE = "+avx512f" in cpu_target.target_context.codegen().magic_tuple()[2].split(",")
+WIDTH = 16 if WIDE else 8  #: float32 of a vector: one register, because tiles of accumulators must fit into them
+_WIDTHS = (16, 8, 1) if WIDE else (8, 1)  #: what is left of a row is swept by
+#: Rows of a tile of each product; what is left of a matrix is done row by row.
+PROJECTED, GATHERED, EXPANDED = (4, 8, 4) if WIDE else (2, 8, 2)
 
 
 class _Rows:
@@ -48,11 +55,14 @@ class _Tile:
 
 
 def _sweep(b: Any, n: Any, run: Callable[[Ops, Any, Any], None]) -> None:
-    """run(ops, start, stop) for the whole vectors of n elements, then for the rest one by one."""
-    whole = b.and_(n, I64(-WIDTH))
-    run(Ops(b, WIDTH), I64(0), whole)
-    with b.if_then(b.icmp_signed("<", whole, n), likely=False):
-        run(Ops(b, 1), whole, n)
+    """run(ops, start, stop) for the whole vectors of n elements, then for the rest by shorter ones, in the end one by
+    one."""
+    start: Any = I64(0)
+    for width in _WIDTHS:
+        stop = b.add(start, b.and_(b.sub(n, start), I64(-width)))
+        with b.if_then(b.icmp_signed("<", start, stop), likely=width == WIDTH):
+            run(Ops(b, width), start, stop)
+        start = stop
 
 
 def _fused(ops: Ops, x: Any, y: Any, z: Any) -> Any:
@@ -150,13 +160,13 @@ def gather(rows: int, ranks: int) -> Any:
     return tile
 
 
-def expand(rows: int, ranks: int, whole: bool) -> Any:
+def expand(rows: int, ranks: int, first: bool = False, last: bool = False) -> Any:
     """An intrinsic ``f(out, v, p, sums, own, n, factor)``: out += P sums^T, then v -= P own^T, for n columns.
 
     out, v, p (the transpose): (address, row stride in bytes); sums, own: addresses of packed tiles. An element of
-    out is ((0 + p0*q0) + p1*q1) + ..., each operation rounded. whole: these are all ranks there are, so out
-    starts from zero, ends multiplied by factor (float32), and its non-finite elements are counted: the result.
-    Otherwise out is read, factor is not used, and the result is 0.
+    out is ((0 + p0*q0) + p1*q1) + ..., each operation rounded. first: these are the first ranks, so out is not read but
+    starts from zero. last: these are the last ones, so out ends multiplied by factor (float32), and its non-finite
+    elements are counted: the result. Otherwise factor is not used, and the result is 0.
     """
 
     @intrinsic
@@ -179,18 +189,18 @@ def expand(rows: int, ranks: int, whole: bool) -> Any:
                     # As in `gather`, all loads before any store.
                     rests = [ops.load(matrix.at(i, j), F32) for i in range(rows)]
                     zero = ops.const(F32, 0.0)
-                    totals = [zero if whole else ops.load(result.at(i, j), F32) for i in range(rows)]
+                    totals = [zero if first else ops.load(result.at(i, j), F32) for i in range(rows)]
                     for i in range(rows):
                         for k in range(ranks):
                             totals[i] = b.fadd(totals[i], b.fmul(factors[i][k], sum_rows[k]))
                             rests[i] = _fused(ops, factors[i][k], own_rows[k], rests[i])
-                        if whole:
+                        if last:
                             totals[i] = b.fmul(totals[i], scale)
                             ops.count(ops.nonfinite(totals[i]), 0)
                     for i in range(rows):
                         ops.store(totals[i], result.at(i, j))
                         ops.store(rests[i], matrix.at(i, j))
-                if whole:
+                if last:
                     for lane in range(ops.width):
                         one = b.zext(b.extract_element(b.load(bad), I32(lane)), I64)
                         b.store(b.add(b.load(found), one), found)
@@ -203,7 +213,10 @@ def expand(rows: int, ranks: int, whole: bool) -> Any:
     return tile
 
 
-project24, project22, project21, project14, project12, project11 = (project(r, k) for r in (2, 1) for k in (4, 2, 1))
-gather84, gather82, gather81, gather14, gather12, gather11 = (gather(r, k) for r in (8, 1) for k in (4, 2, 1))
-expand24, expand22, expand21, expand14, expand12, expand11 = (expand(r, k, False) for r in (2, 1) for k in (4, 2, 1))
-whole24, whole22, whole21 = (expand(2, k, True) for k in (4, 2, 1))
+projects4, projects2, projects1, project4, project2, project1 = (
+    project(r, k) for r in (PROJECTED, 1) for k in (4, 2, 1)
+)
+gathers4, gathers2, gathers1, gather4, gather2, gather1 = (gather(r, k) for r in (GATHERED, 1) for k in (4, 2, 1))
+expands4, expands2, expands1, expand4, expand2, expand1 = (expand(r, k) for r in (EXPANDED, 1) for k in (4, 2, 1))
+wholes4, wholes2, wholes1 = (expand(EXPANDED, k, first=True, last=True) for k in (4, 2, 1))
+begins4, ends4 = expand(EXPANDED, 4, first=True), expand(EXPANDED, 4, last=True)

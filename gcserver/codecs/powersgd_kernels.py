@@ -19,7 +19,7 @@ from gcserver.codecs.chance import bits64
 from gcserver.codecs.factors import rounded
 from gcserver.codecs.jit import f32, i64, kernel, place
 from gcserver.codecs.lowrank import (
-    STRIP,
+    LINE,
     correct,
     expand_matrix,
     gather_matrix,
@@ -28,7 +28,7 @@ from gcserver.codecs.lowrank import (
     packed,
     project_rows,
 )
-from gcserver.codecs.lowrank_tiles import WIDTH
+from gcserver.codecs.lowrank_tiles import PROJECTED, WIDTH
 from gcserver.codecs.orthonormal import orthonormalise
 from gcserver.codecs.stream import ordered
 from gcserver.codecs.tworounds import Shape
@@ -144,7 +144,7 @@ def keep_columns(sums, new, n, rank, room):
 def powersgd_begin(x, r, v, q, work, out, table, m, scale, decay, seed):
     """V and the payload of round 0; r, q: 0 for none. Returns the non-finite elements of V."""
     rows_of, bad = i64(table, 10 * m), 0
-    block = np.empty(2 * STRIP, np.float32)
+    block = np.empty(PROJECTED * LINE, np.float32)
     for s in range(m):
         row = rows_of[10 * s : 10 * s + 10]
         first, rows, cols, rank = row[FIRST], row[ROWS], row[COLS], row[RANK]
@@ -157,15 +157,17 @@ def powersgd_begin(x, r, v, q, work, out, table, m, scale, decay, seed):
             continue
         thin = work + 4 * row[OWN]
         warm_columns(0 if q == 0 else q + 4 * row[STATE], thin, cols, rank, seed, s)
-        left, sums = f32(target, rank * rows), np.empty(2 * rank + 8, np.float64)
-        for i in range(0, rows, 2):
-            step, at = min(2, rows - i), 4 * i * cols
+        left, sums = f32(target, rank * rows), np.empty(PROJECTED * (rank + 4), np.float64)
+        i = 0
+        while i < rows:
+            step, at = PROJECTED if rows - i >= PROJECTED else 1, 4 * i * cols
             before = 0 if old == 0 else old + at
             place_of_v = v + 4 * first + at
             bad += project_rows(source + at, before, place_of_v, step, cols, thin, rank, scale, decay, sums, block)
             for k in range(rank):
                 for j in range(step):
                     left[k * rows + i + j] = np.float32(sums[j * rank + k])
+            i += step
     ordered()
     return bad
 

@@ -120,3 +120,5 @@ def pieces(payload, shapes, rank, stage):
 
 
 ODD = ((33, 47), (17, 0), (0, 9), (1, 1), (64, 40), (0, 0), (130, 19), (21, 9000), (9, 0), (6000, 18))
+#: of which rank 16 saves something: several strips, rows that fill no tile
+LARGE = ((139, 1403), (17, 0), (99, 4101))

@@ -7,12 +7,15 @@ from gcserver.codecs.powersgd import PowerSgd
 from gcserver.codecs.powersgd_kernels import largest_rank
 from tests.unit.codecs import oracles, vectors
 from tests.unit.codecs import powersgd_oracle as oracle
-from tests.unit.codecs.powersgd_nodes import ODD, Node, matrices, pieces, step, total
+from tests.unit.codecs.powersgd_nodes import LARGE, ODD, Node, matrices, pieces, step, total
 
 
-@pytest.mark.parametrize("rank", [1, 2, 3, 4, 5, 7, 8, 11])
-def test_each_stage_equals_the_oracle(rank):
-    nodes = [Node(PowerSgd(rank=rank, decay=0.75), ODD) for _ in range(3)]
+@pytest.mark.parametrize(
+    ("rank", "shapes"),
+    [*((rank, ODD) for rank in (1, 2, 3, 4, 5, 7, 8)), *((rank, LARGE) for rank in (11, 12, 16))],
+)
+def test_each_stage_equals_the_oracle(rank, shapes):
+    nodes = [Node(PowerSgd(rank=rank, decay=0.75), shapes) for _ in range(3)]
     n = nodes[0].n
     for t in range(3):
         olds = [node.state.copy() for node in nodes]
@@ -20,12 +23,12 @@ def test_each_stage_equals_the_oracle(rank):
         outs, first, second = step(nodes, xs, 0.5, seed=t)
         vs = [oracles.corrected(x, old[:n], 0.5, 0.75) for x, old in zip(xs, olds, strict=True)]
         state_at = n
-        for s, (rows, cols) in enumerate(ODD):
+        for s, (rows, cols) in enumerate(shapes):
             used = oracle.used_rank(rows, cols, rank)
-            sums = [list(pieces(payload, ODD, rank, stage))[s] for stage, payload in enumerate((first, second))]
-            v = [list(matrices(v, ODD))[s] for v in vs]
-            result = [list(matrices(out, ODD))[s] for out in outs]
-            after = [list(matrices(node.state[:n], ODD))[s] for node in nodes]
+            sums = [list(pieces(payload, shapes, rank, stage))[s] for stage, payload in enumerate((first, second))]
+            v = [list(matrices(v, shapes))[s] for v in vs]
+            result = [list(matrices(out, shapes))[s] for out in outs]
+            after = [list(matrices(node.state[:n], shapes))[s] for node in nodes]
             room = largest_rank(rows, cols, rank)
             kept = [state[state_at : state_at + room * cols] for state in (*olds, *(node.state for node in nodes))]
             state_at += room * cols
@@ -41,9 +44,9 @@ def test_each_stage_equals_the_oracle(rank):
             for i in range(3):
                 own_p = v[i].astype(np.float64) @ warm.astype(np.float64)
                 size = np.abs(v[i]).astype(np.float64) @ np.abs(warm)
-                sent = list(pieces(nodes[i].pay[0].view(np.float32), ODD, rank, 0))[s]
+                sent = list(pieces(nodes[i].pay[0].view(np.float32), shapes, rank, 0))[s]
                 assert (np.abs(sent - own_p) <= 2e-6 * size).all()
-                sent = list(pieces(nodes[i].pay[1].view(np.float32), ODD, rank, 1))[s]
+                sent = list(pieces(nodes[i].pay[1].view(np.float32), shapes, rank, 1))[s]
                 own_q = v[i].T.astype(np.float64) @ p
                 size = np.abs(v[i]).T.astype(np.float64) @ np.abs(p)
                 assert (np.abs(sent - own_q) <= 1e-5 * size).all()

@@ -7,6 +7,7 @@ import sys
 
 import numpy as np
 import pytest
+from numba.core.registry import cpu_target
 
 from gcserver.codecs import CodecError
 from gcserver.codecs.powersgd import PowerSgd
@@ -108,7 +109,7 @@ def test_wrong_arguments_are_refused(case):
 def shared_digest():
     """Of what every node computes for itself from the same sums: the result and the warm Q."""
     digest = hashlib.sha256()
-    for rank, values in ((1, "32"), (3, "16"), (3, "32"), (4, "32"), (13, "16"), (13, "32")):
+    for rank, values in ((1, "32"), (3, "16"), (3, "32"), (4, "32"), (12, "32"), (13, "16"), (13, "32"), (16, "16")):
         shapes = ((203, 311), (64, 0), (99, 4101))
         node = Node(PowerSgd(rank=rank, values=values), shapes)
         node.begin(vectors.normal(node.n))
@@ -118,10 +119,32 @@ def shared_digest():
     return digest.hexdigest()
 
 
+def without_avx512():
+    """This processor's features but those, as numba names them."""
+    features = cpu_target.target_context.codegen().magic_tuple()[2].split(",")
+    return ",".join("-" + f[1:] if f.startswith(("+avx512", "+avx10")) else f for f in features)
+
+
 @pytest.mark.long
-def test_nodes_with_another_cpu_agree():
-    """Compiled for a processor without AVX or fused multiply-add, the kernels give the same bytes."""
-    program = "from tests.unit.codecs.test_powersgd_payload import shared_digest; print(shared_digest())"
-    env = os.environ | {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": "", "PYTHONPATH": os.pathsep.join(sys.path)}
+@pytest.mark.parametrize(
+    ("cpu", "features"),
+    [
+        pytest.param("generic", "", id="no AVX, no fused multiply-add"),
+        pytest.param("x86-64", without_avx512(), id="no AVX-512"),
+    ],
+)
+def test_nodes_with_another_cpu_agree(cpu, features):
+    """Compiled for a processor that can do less, the kernels are right as well, and give the same bytes."""
+    program = """
+from tests.unit.codecs import powersgd_nodes, test_powersgd, test_powersgd_payload
+test_powersgd.test_each_stage_equals_the_oracle(7, powersgd_nodes.ODD)
+test_powersgd.test_each_stage_equals_the_oracle(12, powersgd_nodes.LARGE)
+print(test_powersgd_payload.shared_digest())
+"""
+    env = os.environ | {
+        "NUMBA_CPU_NAME": cpu,
+        "NUMBA_CPU_FEATURES": features,
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
     done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == shared_digest()
