@@ -1,6 +1,7 @@
 """Speed of powersgd on one core, against the arithmetic of torch's own PowerSGD hook, measured in turn.
 
-``python -m benchmarks.lowrank [--shapes 4096x4096 ...] [--ranks 4 ...] [--json FILE]``. Torch's side is what
+``python -m benchmarks.lowrank [--shapes 4096x4096 cnn ...] [--ranks 4 ...] [--json FILE]``. A shape may be a model of
+``benchmarks.training``: all its matrices, one after the other. Torch's side is what
 ``torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook`` computes between its collectives, on one thread: bmm
 for P, its orthogonalisation, bmm for Q, bmm for P Q^T, and with error feedback the addition of the residual, the
 copy and the subtraction, all into buffers that exist (the hook itself allocates some of them anew, which is slower).
@@ -12,14 +13,15 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from benchmarks.common import Row, Table, describe, machine, median_row, write_json
 from gcserver.codecs.jit import compile_kernel
 from gcserver.codecs.powersgd import PowerSgd
-from gcserver.codecs.powersgd_kernels import powersgd_begin, powersgd_finish, powersgd_middle
+from gcserver.codecs.powersgd_kernels import largest_rank, powersgd_begin, powersgd_finish, powersgd_middle
+from gcserver.codecs.tworounds import Shape
 
 Stages = dict[str, Callable[[], object]]
 
@@ -67,32 +69,54 @@ def torch_hook(rows: int, cols: int, rank: int, feedback: bool) -> Stages:
     return {"P": left, "Q": right, "PQ": product}
 
 
-def measure(rows: int, cols: int, rank: int, feedback: bool, runs: int) -> list[Row]:
-    """One row a system: the median of the three stages' sum, and of each."""
-    systems = {"gradcomm": ours(rows, cols, rank, feedback), "torch": torch_hook(rows, cols, rank, feedback)}
+def matrices(text: str) -> list[Shape]:
+    """The shapes that ``ROWSxCOLS`` or a model's name stands for. Raises ValueError for neither."""
+    if "x" in text:
+        rows, cols = map(int, text.split("x"))
+        return [(rows, cols)]
+    from benchmarks.models.workloads import WORKLOADS
+
+    if text not in WORKLOADS:
+        raise ValueError(f"expected ROWSxCOLS or one of {', '.join(WORKLOADS)}, got {text!r}")
+    parameters = WORKLOADS[text].model(0).parameters()
+    return [(len(p), p.numel() // len(p)) for p in parameters if p.dim() > 1]
+
+
+def copying(rows: int, cols: int) -> Stages:
+    """What a pass over the matrix takes at least."""
     source, target = np.ones(rows * cols, np.float32), np.zeros(rows * cols, np.float32)
-    systems["memcpy"] = {"P": lambda: np.copyto(target, source)}
+    return {"P": lambda: np.copyto(target, source)}
+
+
+def measure(shapes: Sequence[Shape], rank: int, feedback: bool, runs: int) -> list[Row]:
+    """One row a system: the median of the three stages' sum, and of each, of all these matrices together."""
+    systems = {
+        "gradcomm": [ours(*shape, rank, feedback) for shape in shapes],
+        "torch": [torch_hook(*shape, rank, feedback) for shape in shapes],
+        "memcpy": [copying(*shape) for shape in shapes],
+    }
     taken: dict[str, list[dict[str, float]]] = {system: [] for system in systems}
     for run in range(runs + 1):
-        for system, stages in systems.items():
-            times = {}
-            for stage, act in stages.items():
-                start = time.perf_counter()
-                act()
-                times[stage] = time.perf_counter() - start
+        for system, each_matrix in systems.items():
+            times = dict.fromkeys(each_matrix[0], 0.0)
+            for stages in each_matrix:
+                for stage, act in stages.items():
+                    start = time.perf_counter()
+                    act()
+                    times[stage] += time.perf_counter() - start
             if run:  # the first turn touches pages
                 taken[system].append(times)
     result = []
     for system, each in taken.items():
         parts = {f"{stage}_s": statistics.median(t[stage] for t in each) for stage in each[0]}
-        case = {"rows": rows, "cols": cols, "rank": rank, "feedback": feedback}
+        case = {"rank": rank, "feedback": feedback}
         result.append(median_row(system, [sum(t.values()) for t in each], **case, **parts))
     return result
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shapes", nargs="+", default=["4096x4096", "1000x16777", "65536x256"], metavar="ROWSxCOLS")
+    parser.add_argument("--shapes", nargs="+", default=["4096x4096", "1000x16777", "65536x256"], metavar="SHAPE")
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 4, 32])
     parser.add_argument("--runs", type=int, default=9)
     parser.add_argument("--json", metavar="FILE")
@@ -101,20 +125,26 @@ def main() -> None:
         compile_kernel(kernel)
     print(describe(machine()))
     widths = {"feedback": 10, "system": 10, "P": 9, "Q": 9, "PQ": 9, "ms": 9, "torch/ours": 12}
-    table = Table({"rows x cols, rank": 24} | widths)
+    table = Table({"shape, rank": 24} | widths)
     print(table.head())
     rows: list[Row] = []
     for shape in args.shapes:
-        high, wide = map(int, shape.split("x"))
+        try:
+            all_ = matrices(shape)
+        except ValueError as error:
+            parser.error(f"--shapes: {error}")
         for rank in args.ranks:
+            compressed = [(high, wide) for high, wide in all_ if largest_rank(high, wide, rank) == rank]
+            if not compressed:
+                parser.error(f"--ranks: {rank} saves too little on {shape} to be used")
             for feedback in (False, True):
-                part = measure(high, wide, rank, feedback, args.runs)
-                rows += part
+                part = measure(compressed, rank, feedback, args.runs)
+                rows += [row | {"shape": shape} for row in part]
                 medians = {row["system"]: row["median_s"] for row in part}
                 for row in part:
                     stages = [f"{1e3 * row[f'{s}_s']:.2f}" if f"{s}_s" in row else "" for s in ("P", "Q", "PQ")]
                     ratio = f"{medians['torch'] / row['median_s']:.2f}x" if row["system"] == "gradcomm" else ""
-                    head = f"{high} x {wide}, {rank}", "yes" if feedback else "no", row["system"]
+                    head = f"{shape}, {rank}", "yes" if feedback else "no", row["system"]
                     print(table.line(*head, *stages, f"{1e3 * row['median_s']:.2f}", ratio), flush=True)
     write_json(args.json, rows)
 

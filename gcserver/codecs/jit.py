@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numba import extending, njit, types
 from numba.core import cgutils, sigutils
+from numba.core.registry import cpu_target
 from numba.np.arrayobj import make_array, populate_array
 
 from gcproto import layouts
@@ -44,6 +45,15 @@ def kernel(signature: str) -> Callable[[Callable[..., Any]], Any]:
         return dispatcher
 
     return declare
+
+
+def compiled_for() -> frozenset[str]:
+    """Features of the processor that kernels are compiled for, as LLVM names them; numba's cache tells them apart."""
+    try:
+        features = cpu_target.target_context.codegen().magic_tuple()[2]
+    except AttributeError:  # another numba: the least that there is
+        return frozenset()
+    return frozenset(f[1:] for f in features.split(",") if f.startswith("+"))
 
 
 def _stamp(dispatcher: Any, file: Path) -> None:

@@ -23,29 +23,29 @@ from gcserver.codecs.lowrank_tiles import (
     PROJECTED,
     WIDE,
     WIDTH,
-    begins4,
-    ends4,
-    expand1,
-    expand2,
-    expand4,
-    expands1,
-    expands2,
-    expands4,
-    gather1,
-    gather2,
-    gather4,
-    gathers1,
-    gathers2,
-    gathers4,
-    project1,
-    project2,
-    project4,
-    projects1,
-    projects2,
-    projects4,
-    wholes1,
-    wholes2,
-    wholes4,
+    expand_first4,
+    expand_last4,
+    expand_row1,
+    expand_row2,
+    expand_row4,
+    expand_rows1,
+    expand_rows2,
+    expand_rows4,
+    expand_whole1,
+    expand_whole2,
+    expand_whole4,
+    gather_row1,
+    gather_row2,
+    gather_row4,
+    gather_rows1,
+    gather_rows2,
+    gather_rows4,
+    project_row1,
+    project_row2,
+    project_row4,
+    project_rows1,
+    project_rows2,
+    project_rows4,
 )
 from gcserver.codecs.stream import ordered, put
 from gcserver.codecs.vector import F32, Ops, elementwise
@@ -53,7 +53,7 @@ from gcserver.codecs.vector import F32, Ops, elementwise
 STRIP = 8192 // PROJECTED  #: columns worked on at a time, so that a block of rows stays in the caches for all ranks
 #: float32 between the rows of a block: were they a multiple of 4 KiB apart, loads would wait for stores to others
 GAP = 16
-LINE = STRIP + GAP
+LINE = STRIP + GAP  #: float32 from row to row of such a block
 
 
 def _corrected(ops: Ops, values: list[Any], scalars: list[Any]) -> list[Any]:
@@ -92,7 +92,7 @@ def tile_width(rank, k):
 def pack(source, target, n, rank, back):
     """A thin matrix from its transpose at source (rank rows of n) to tiles at target, or back.
 
-    A tile of w columns holds, for every 8 elements, 8 of the first column, 8 of the next, ...: the kernels
+    A tile of w columns holds, for every `WIDTH` elements, those of the first column, of the next, ...: the kernels
     read it as one stream. Columns of their own would lie a multiple of 4 KiB apart and evict each other.
     """
     high = (n + WIDTH - 1) // WIDTH * WIDTH
@@ -142,18 +142,18 @@ def project_rows(x, r, v, rows, n, q, rank, scale, decay, sums, block):
             part[:] = 0.0
             if width == 4:
                 if rows == PROJECTED:
-                    projects4(matrix, thin, size, place(part))
+                    project_rows4(matrix, thin, size, place(part))
                 else:
-                    project4(matrix, thin, size, place(part))
+                    project_row4(matrix, thin, size, place(part))
             elif width == 2:
                 if rows == PROJECTED:
-                    projects2(matrix, thin, size, place(part))
+                    project_rows2(matrix, thin, size, place(part))
                 else:
-                    project2(matrix, thin, size, place(part))
+                    project_row2(matrix, thin, size, place(part))
             elif rows == PROJECTED:
-                projects1(matrix, thin, size, place(part))
+                project_rows1(matrix, thin, size, place(part))
             else:
-                project1(matrix, thin, size, place(part))
+                project_row1(matrix, thin, size, place(part))
             for i in range(rows):
                 for j in range(width):
                     sums[i * rank + k + j] += part[i * width + j]
@@ -176,28 +176,20 @@ def gather_matrix(v, rows, n, p, q, rank):
                 left, thin = (p + 4 * (k * rows + i), 4 * rows), q + 4 * (k * high + start * width)
                 if width == 4:
                     if step == GATHERED:
-                        gathers4(matrix, left, thin, size)
+                        gather_rows4(matrix, left, thin, size)
                     else:
-                        gather4(matrix, left, thin, size)
+                        gather_row4(matrix, left, thin, size)
                 elif width == 2:
                     if step == GATHERED:
-                        gathers2(matrix, left, thin, size)
+                        gather_rows2(matrix, left, thin, size)
                     else:
-                        gather2(matrix, left, thin, size)
+                        gather_row2(matrix, left, thin, size)
                 elif step == GATHERED:
-                    gathers1(matrix, left, thin, size)
+                    gather_rows1(matrix, left, thin, size)
                 else:
-                    gather1(matrix, left, thin, size)
+                    gather_row1(matrix, left, thin, size)
                 k += width
             i += step
-
-
-@njit(nogil=True)
-def expanded_strip(rank):
-    """Columns that `expand_matrix` works on at a time."""
-    if WIDE:
-        return 1024
-    return STRIP if rank <= 8 else 2048 if rank <= 16 else 1024
 
 
 @njit(nogil=True)
@@ -208,8 +200,9 @@ def expand_matrix(out, v, rows, n, p, sums, own, rank, factor):
     """
     bad = np.int64(0)
     high = packed(n, 1)
-    # Both thin matrices' strips are read again for every few rows, so they should stay in the second-level cache.
-    strip = expanded_strip(rank)
+    # Both thin matrices' strips are read again for every few rows, so they should stay in the second-level cache; four
+    # rows of a longer one would fill the first.
+    strip = 1024 if WIDE or rank > 16 else 2048 if rank > 8 else STRIP
     block = np.empty(EXPANDED * (strip + GAP), np.float32)
     line = 4 * (strip + GAP)
     for start in range(0, n, strip):
@@ -219,12 +212,12 @@ def expand_matrix(out, v, rows, n, p, sums, own, rank, factor):
             at = 4 * (i * n + start)
             target, rest, left = (place(block), line), (v + at, 4 * n), (p + 4 * i, 4 * rows)
             if step == EXPANDED and rank == 4:
-                bad += wholes4(target, rest, left, sums + 16 * start, own + 16 * start, size, factor)
+                bad += expand_whole4(target, rest, left, sums + 16 * start, own + 16 * start, size, factor)
             elif step == EXPANDED and rank == 2:
-                bad += wholes2(target, rest, left, sums + 8 * start, own + 8 * start, size, factor)
+                bad += expand_whole2(target, rest, left, sums + 8 * start, own + 8 * start, size, factor)
             elif step == EXPANDED and rank == 1:
-                bad += wholes1(target, rest, left, sums + 4 * start, own + 4 * start, size, factor)
-            elif step == EXPANDED and rank % 4 == 0:
+                bad += expand_whole1(target, rest, left, sums + 4 * start, own + 4 * start, size, factor)
+            elif step == EXPANDED and rank > 4 and rank % 4 == 0:
                 bad += _expand_by_fours(target, rest, left, sums, own, start, size, high, rank, factor)
             else:
                 bad += _expand_by_tiles(target, rest, left, sums, own, start, size, high, step, rank, factor)
@@ -238,14 +231,14 @@ def expand_matrix(out, v, rows, n, p, sums, own, rank, factor):
 
 @njit(nogil=True)
 def _expand_by_fours(target, rest, left, sums, own, start, size, high, rank, factor):
-    """`_expand_by_tiles` where all tiles have four columns: without passes of their own for zeros and the factor."""
+    """`_expand_by_tiles` of two and more tiles of four columns: without passes of their own for zeros and factor."""
     step, at = 16 * high, 16 * start
-    begins4(target, rest, left, sums + at, own + at, size, factor)
+    expand_first4(target, rest, left, sums + at, own + at, size, factor)
     for k in range(4, rank - 4, 4):
         part, at = (left[0] + k * left[1], left[1]), at + step
-        expands4(target, rest, part, sums + at, own + at, size, factor)
+        expand_rows4(target, rest, part, sums + at, own + at, size, factor)
     part, at = (left[0] + (rank - 4) * left[1], left[1]), at + step
-    return ends4(target, rest, part, sums + at, own + at, size, factor)
+    return expand_last4(target, rest, part, sums + at, own + at, size, factor)
 
 
 @njit(nogil=True)
@@ -259,18 +252,18 @@ def _expand_by_tiles(target, rest, left, sums, own, start, size, high, rows, ran
         part = (left[0] + k * left[1], left[1])
         if width == 4:
             if rows == EXPANDED:
-                expands4(target, rest, part, sums + at, own + at, size, factor)
+                expand_rows4(target, rest, part, sums + at, own + at, size, factor)
             else:
-                expand4(target, rest, part, sums + at, own + at, size, factor)
+                expand_row4(target, rest, part, sums + at, own + at, size, factor)
         elif width == 2:
             if rows == EXPANDED:
-                expands2(target, rest, part, sums + at, own + at, size, factor)
+                expand_rows2(target, rest, part, sums + at, own + at, size, factor)
             else:
-                expand2(target, rest, part, sums + at, own + at, size, factor)
+                expand_row2(target, rest, part, sums + at, own + at, size, factor)
         elif rows == EXPANDED:
-            expands1(target, rest, part, sums + at, own + at, size, factor)
+            expand_rows1(target, rest, part, sums + at, own + at, size, factor)
         else:
-            expand1(target, rest, part, sums + at, own + at, size, factor)
+            expand_row1(target, rest, part, sums + at, own + at, size, factor)
         k += width
     bad = np.int64(0)
     for row in range(rows):

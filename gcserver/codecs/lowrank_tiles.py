@@ -16,15 +16,15 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.core.registry import cpu_target
 
+from gcserver.codecs.jit import compiled_for
 from gcserver.codecs.vector import F32, F64, I8, I32, I64, Ops, intrinsic
 
-#: Whether kernels are compiled for a processor with AVX-512: 32 registers of 16 float32, AVX2 has 16 of 8. What they
-#: are cached by says so, too.
-WIDE = "+avx512f" in cpu_target.target_context.codegen().magic_tuple()[2].split(",")
-WIDTH = 16 if WIDE else 8  #: float32 of a vector: one register, because tiles of accumulators must fit into them
-_WIDTHS = (16, 8, 1) if WIDE else (8, 1)  #: what is left of a row is swept by
+#: Tiles of accumulators must fit the registers: AVX-512 has 32 of 16 float32, AVX2 16 of 8.
+WIDE = "avx512f" in compiled_for()
+#: Columns are swept by vectors of so many float32, what is left of them by shorter ones.
+_WIDTHS = (16, 8, 1) if WIDE else (8, 1)
+WIDTH = _WIDTHS[0]
 #: Rows of a tile of each product; what is left of a matrix is done row by row.
 PROJECTED, GATHERED, EXPANDED = (4, 8, 4) if WIDE else (2, 8, 2)
 
@@ -55,8 +55,7 @@ class _Tile:
 
 
 def _sweep(b: Any, n: Any, run: Callable[[Ops, Any, Any], None]) -> None:
-    """run(ops, start, stop) for the whole vectors of n elements, then for the rest by shorter ones, in the end one by
-    one."""
+    """run(ops, start, stop) for the whole vectors of n elements, then for the rest, in the end one by one."""
     start: Any = I64(0)
     for width in _WIDTHS:
         stop = b.add(start, b.and_(b.sub(n, start), I64(-width)))
@@ -213,10 +212,11 @@ def expand(rows: int, ranks: int, first: bool = False, last: bool = False) -> An
     return tile
 
 
-projects4, projects2, projects1, project4, project2, project1 = (
-    project(r, k) for r in (PROJECTED, 1) for k in (4, 2, 1)
-)
-gathers4, gathers2, gathers1, gather4, gather2, gather1 = (gather(r, k) for r in (GATHERED, 1) for k in (4, 2, 1))
-expands4, expands2, expands1, expand4, expand2, expand1 = (expand(r, k) for r in (EXPANDED, 1) for k in (4, 2, 1))
-wholes4, wholes2, wholes1 = (expand(EXPANDED, k, first=True, last=True) for k in (4, 2, 1))
-begins4, ends4 = expand(EXPANDED, 4, first=True), expand(EXPANDED, 4, last=True)
+project_rows4, project_rows2, project_rows1 = (project(PROJECTED, k) for k in (4, 2, 1))
+project_row4, project_row2, project_row1 = (project(1, k) for k in (4, 2, 1))
+gather_rows4, gather_rows2, gather_rows1 = (gather(GATHERED, k) for k in (4, 2, 1))
+gather_row4, gather_row2, gather_row1 = (gather(1, k) for k in (4, 2, 1))
+expand_rows4, expand_rows2, expand_rows1 = (expand(EXPANDED, k) for k in (4, 2, 1))
+expand_row4, expand_row2, expand_row1 = (expand(1, k) for k in (4, 2, 1))
+expand_whole4, expand_whole2, expand_whole1 = (expand(EXPANDED, k, first=True, last=True) for k in (4, 2, 1))
+expand_first4, expand_last4 = expand(EXPANDED, 4, first=True), expand(EXPANDED, 4, last=True)

@@ -41,7 +41,7 @@ from gcserver.planner.payload import segment_bytes
 from gcserver.planner.profile import CodecCost, Curve, Profile, ProfileError
 
 OWNER, ALL = "owner", "all"
-#: Seconds of CPU time that sending or receiving a byte over TCP takes outside the lanes' loops (docs/benchmarks.md).
+#: Seconds of CPU time that sending or receiving a byte over TCP takes outside the lanes' loops, on cores of its own.
 NETWORK: Final = 0.3e-9
 #: up to so many nodes are simulated one by one, and so many blocks of all nodes together
 NODES: Final = 8
@@ -214,7 +214,7 @@ class Live:
             lane = row[0] + row[1] + (adding + row[4] + others * row[5]) / profile.nodes
         # a turn more on every lane for the exchange in between
         turns = profile.round_seconds * (1 + stages) / 2
-        cpu = busy * lane + turns + 2 * NETWORK * self.sent(block, option)
+        cpu = busy * (lane + 2 * NETWORK * self.sent(block, option)) + turns
         return [float(scheme), float(stages), *(busy * seconds for seconds in row), send, cpu]
 
     def table(self, columns: Sequence[Sequence[BlockOption]]) -> F64:

@@ -5,8 +5,8 @@ not: when that is asked, what becomes of a job's plans (`course.py`), prediction
 
 Plans are tried one after the other, and a machine that others use, or whose network is theirs too, may be a tenth
 slower by the next trial: the shorter step would be the luckier one. So a plan that is back is measured again (A B A),
-what all others took is taken to have changed as it did, and what came close to the best is in force once more before it
-is given up (A B A B).
+what all others took is taken to have changed as it did, and what came close to the best, or should have been better, is
+in force once more before it is given up (A B A B).
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from gcserver.planner.worth import margin, of_means, uncertainty
 
 #: Families whose steps were longer than those of the plan in force by less than this share are measured in turns.
 CLOSE: Final = 0.10
-#: So are, by this share, those that were expected to be shorter and were in force once: one busy moment decides over no
-#: family, and so over no kind.
+#: So are, by this share, those that were expected, or hoped, to be shorter and were in force once: one busy moment
+#: decides over no family, and so over no kind.
 DOUBTED: Final = 0.20
 #: Of those that were never in force, but are of the same kind, predictions say so much within their own error.
 NEAR: Final = 0.05
@@ -72,6 +72,10 @@ class Took(msgspec.Struct, frozen=True):
         """Of all measurements that are alike, with one more."""
         return (self.seconds * self.agreeing + seconds) / (self.agreeing + 1)
 
+    def changed(self, times: float) -> Took:
+        """On a machine on which all takes so many times as long."""
+        return replace(self, seconds=self.seconds * times, expected=self.expected * times)
+
     def had(self, rules: tuple[Rule, ...]) -> bool:
         """Whether it was measured under these, as far as is known."""
         return self.rules in ((), rules)
@@ -103,9 +107,9 @@ def told(took: tuple[Took, ...], family: str, step: StepTime) -> tuple[Took, ...
     if before is None:
         return took
     place, half = took.index(before), 2.0 * times / (1.0 + times)
-    scaled = [replace(t, seconds=t.seconds * (times if i < place else half)) for i, t in enumerate(took)]
-    del scaled[place]
-    return (*scaled, replace(before, seconds=before.mean(step.seconds) if times == 1.0 else step.seconds))
+    others = [t.changed(times if i < place else half) for i, t in enumerate(took) if i != place]
+    mean = before.mean(step.seconds) if times == 1.0 else step.seconds
+    return (*others, replace(before.changed(times), seconds=mean))
 
 
 def noted(
@@ -198,7 +202,8 @@ def next_in_turn(considered: Sequence[Considered], family: str, took: Sequence[T
     guesses = {s: seconds * statistics.mean(off[kind(s)]) for s, seconds in expected.items() if kind(s) in off}
     close = {s: seconds for s, seconds in guesses.items() if seconds < mine.seconds * (1.0 + NEAR)}
     close |= {t.family: t.seconds for t in took if t.family in expected}
-    doubted = {t.family for t in took if t.runs <= 1 and t.expected < mine.seconds}
+    doubted = {t.family for t in took if t.runs == 1 and t.expected < mine.seconds}
     longest = {s: mine.seconds * (1.0 + (DOUBTED if s in doubted else CLOSE)) for s in close}
-    possible = (s for s, seconds in close.items() if s not in {family, *done} and seconds < longest[s])
+    left_out = {family, *done}
+    possible = (s for s, seconds in close.items() if s not in left_out and seconds < longest[s])
     return min(possible, key=close.__getitem__, default="")

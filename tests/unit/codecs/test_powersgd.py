@@ -12,7 +12,7 @@ from tests.unit.codecs.powersgd_nodes import LARGE, ODD, Node, matrices, pieces,
 
 @pytest.mark.parametrize(
     ("rank", "shapes"),
-    [*((rank, ODD) for rank in (1, 2, 3, 4, 5, 7, 8)), *((rank, LARGE) for rank in (11, 12, 16))],
+    [*((rank, ODD) for rank in (1, 2, 3, 4, 5, 6, 7, 8)), *((rank, LARGE) for rank in (11, 12, 16))],
 )
 def test_each_stage_equals_the_oracle(rank, shapes):
     nodes = [Node(PowerSgd(rank=rank, decay=0.75), shapes) for _ in range(3)]

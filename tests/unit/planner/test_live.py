@@ -132,6 +132,14 @@ def test_two_exchanges_take_three_turns_of_a_lane_and_one_takes_two() -> None:
         assert grown == pytest.approx(seconds), spec
 
 
+@pytest.mark.parametrize("spec", ["none", next(iter(FREE))])
+def test_who_shares_cores_has_kernels_and_the_network_stack_take_longer(spec: str) -> None:
+    """Alike: were it kernels alone, dense blocks would look the better the busier the cores are."""
+    profile = plain([MILLION], [0.0], codecs=FREE, round_seconds=0.2)
+    alone, shared = (Live(msgspec.structs.replace(profile, busy=b)).cpu([BlockOption(spec)]) for b in (1.0, 3.0))
+    assert alone > 0.2 and shared - 0.2 == pytest.approx(3.0 * (alone - 0.2)), "a turn's seconds are of the running job"
+
+
 @pytest.mark.parametrize("nodes", [2, 3])
 def test_what_is_added_in_both_exchanges_costs_cpu_time_in_both(nodes: int) -> None:
     """Half of a contribution in each, of every node, at the owner."""

@@ -55,6 +55,7 @@ def test_a_machine_that_has_changed_has_for_all_plans() -> None:
     assert seconds(told(THREE, QSGD, step(0.15))) == {TOPK: 0.2, FP16: 0.1, QSGD: 0.15}
     assert [t.family for t in told(THREE, FP16, step(0.3))] == [TOPK, QSGD, FP16], "the newest comes last"
     assert told(THREE, "none", step(0.3)) == THREE, "nothing is known of what that took before"
+    assert [t.expected for t in told(THREE, FP16, step(0.3))] == [0.6, pytest.approx(0.36), pytest.approx(0.3)]
 
 
 def test_what_may_be_noise_changes_no_other_plan() -> None:
@@ -174,6 +175,11 @@ def test_what_was_expected_to_be_shorter_is_measured_again_before_it_is_given_up
     (first, *others) = took
     for other in (replace(first, runs=2), replace(first, expected=0.62), replace(first, seconds=0.61 * (1 + DOUBTED))):
         assert next_in_turn(families, "bf16", (other, *others), (FP16,)) == ""
+    assert next_in_turn(families, "bf16", (replace(first, runs=0, rules=()), *others), (FP16,)) == "", (
+        "other rules may do"
+    )
+    slower = told(took, "bf16", step(0.61 * 1.5, noise=0.0))
+    assert next_in_turn(families, "bf16", slower, (FP16,)) == eight, "the machine does not make it a longer one"
     again = (*others, replace(first, seconds=0.6, runs=2, alike=1))
     assert next_in_turn(families, "bf16", again, (FP16, eight)) == QSGD, "and by this one they are not"
 
