@@ -130,11 +130,11 @@ def main() -> None:
     rows: list[Row] = []
     for shape in args.shapes:
         try:
-            all_ = matrices(shape)
+            named = matrices(shape)
         except ValueError as error:
             parser.error(f"--shapes: {error}")
         for rank in args.ranks:
-            compressed = [(high, wide) for high, wide in all_ if largest_rank(high, wide, rank) == rank]
+            compressed = [size for size in named if largest_rank(*size, rank) == rank]
             if not compressed:
                 parser.error(f"--ranks: {rank} saves too little on {shape} to be used")
             for feedback in (False, True):
