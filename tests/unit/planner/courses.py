@@ -151,7 +151,7 @@ class Course:
         hope = decide.SURPRISE if was.took else 0.0
         wish = having_taken(Wish(made=settled, late_after=LATE, measure=measure, hope=hope), was)
         if step is not None:
-            wish = replace(wish, rules=made_by, step=step.seconds)
+            wish = replace(wish, rules=made_by, step=step.seconds, running=was.family)
         proposal = compose(seen, wish)
         found: dict[str, Any] = {
             "profile": seen, "proposal": proposal, "domain": 0, "considered": len(was.took), "at": settled,
@@ -164,6 +164,9 @@ class Course:
             return
         before = decide.replaced(was, self.rules, step, proposal, made_by)
         self.put(rules, proposal.family, before)
+        if before is None:
+            took = tuple(t for t in self.standing.took if t.family != proposal.family)
+            found |= {"took": took, "considered": len(took)}
         self.standing = replace(self.standing, **found)
 
     def put(self, rules: Rules, family: str, before: Before | None) -> None:

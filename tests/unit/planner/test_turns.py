@@ -71,6 +71,11 @@ def test_the_newest_comes_last() -> None:
     assert new == (Took(FP16, 0.2, 0.19, 5, 1),)
     again = noted(THREE, FP16, step(0.3, plan=7), 0.2, False)
     assert seconds(again) == {TOPK: 0.6, QSGD: 0.36, FP16: 0.3} and again[-1] == Took(FP16, 0.3, 0.2, 7, 4, alike=1)
+    slower = noted(THREE, FP16, step(0.21), 0.2, False)
+    assert seconds(slower) == pytest.approx({TOPK: 0.42, QSGD: 0.3 * 2.1 / 2.05, FP16: 0.21})
+    assert slower[-1].agreeing == 3, "what changed was the machine: no more is known of how they compare"
+    same = noted(THREE, FP16, step(0.204), 0.2, False)
+    assert (seconds(same)[FP16], same[-1].agreeing) == (0.201, 4)
     beside = noted(THREE, FP16, step(0.216), 0.2, True)
     assert seconds(beside) == {TOPK: 0.4, QSGD: 0.3, FP16: 0.204}, "the plan before was measured just before"
     assert (beside[-1].runs, beside[-1].alike) == (4, 4)
