@@ -5,7 +5,8 @@
 Each model trains with ``plan.mode=auto``: dense first, then by what the planner makes of what it has measured, until a
 plan has lasted for ``--steps`` steps. Every plan that was in force for some steps is a row: the step time expected when
 it was made, and the median of those that the slowest rank took under it. ``none`` are the steps before the first plan,
-beside what the first plan's timeline expects of them. ``error`` is measured over expected, less one; wanted is at most
+beside what the first plan's timeline expects of them. Codecs that send late are in question at once
+(``plan.late_after=0``), as where steps are timed. ``error`` is measured over expected, less one; wanted is at most
 15 % either way. Models are those of ``benchmarks.training``; ``demo`` is the demo's.
 
 What may live here: this measurement. What may not: training, planning.
@@ -55,10 +56,12 @@ class Plan:
 @dataclass(slots=True)
 class Watch:
     """What the planner said while a job ran. ``dense``: what a step without any compression should take, s, as it said
-    first; None before."""
+    first; None before. ``since``: the step from which each version was in force, also those of which it said nothing,
+    which put back what was before."""
 
     dense: float | None = None
     plans: dict[int, Plan] = field(default_factory=dict)
+    since: dict[int, int] = field(default_factory=dict)
     changed: int = 0  # the step of the last change
 
     def hear(self, answer: admin_pb2.GetPlanResponse, step: int) -> None:
@@ -69,11 +72,12 @@ class Watch:
             forecast = domain.forecast
             if self.dense is None:
                 self.dense, self.changed = forecast.dense_seconds, step
+            if domain.plan_version and domain.plan_version not in self.since:
+                self.since[domain.plan_version] = self.changed = domain.since_step
             version = forecast.plan_version
             if version and version == domain.plan_version and version not in self.plans:
                 most = max(forecast.groups, key=lambda group: group.bytes)
                 self.plans[version] = Plan(version, domain.since_step, most.codec, forecast.expected_seconds)
-                self.changed = domain.since_step
 
 
 def rows(watch: Watch, durations: Mapping[int, float], **more: Any) -> list[common.Row]:
@@ -85,9 +89,9 @@ def rows(watch: Watch, durations: Mapping[int, float], **more: Any) -> list[comm
     if watch.dense is None:
         return []
     plans = [Plan(0, 1, "none", watch.dense), *watch.plans.values()]
-    ends = [plan.since for plan in plans[1:]] + [max(durations) + 1]
     found, known = [], {"none"}
-    for plan, end in zip(plans, ends, strict=True):
+    for plan in plans:
+        end = min((since for since in watch.since.values() if since > plan.since), default=max(durations) + 1)
         fitted = plan.codec in known
         known.add(plan.codec)
         times = [seconds for step, seconds in durations.items() if plan.since + SKIP <= step < end]
