@@ -256,6 +256,13 @@ def released(standing: Standing) -> tuple[Took, ...]:
     return tuple(t if t.family == standing.family else replace(t, rules=(), runs=0, alike=0) for t in standing.took)
 
 
+def anew(standing: Standing, family: str) -> dict[str, Any]:
+    """What changes of a standing where a plan of ``family`` came that is compared with nothing before it: neither is
+    it with what other rules of its family took."""
+    took = tuple(t for t in standing.took if t.family != family)
+    return {"took": took, "considered": len(took)}
+
+
 def stands(standing: Standing) -> str:
     """What the newest proposal came to, in one sentence; empty where there is none or operators make the plans."""
     if standing.mode == STATIC or standing.proposal is None:

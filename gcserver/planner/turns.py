@@ -124,14 +124,12 @@ def noted(
         return (*others, Took(family, step.seconds, expected, step.plan, rules=rules))
     # What is off by so much was measured on another machine, as it were, or this is: the two make no mean.
     same = abs(step.seconds - before.seconds) <= CHANGED * before.seconds or before.seconds <= 0
-    seconds = before.mean(step.seconds) if same else step.seconds
-    alike = before.agreeing + 1 if same else 1
+    steady = same if compared else moved(took, family, step) == 1.0
     if not compared:
-        *others, newest = told(took, family, step)
-        seconds = newest.seconds
-        if same and moved(took, family, step) != 1.0:
-            # It says how much the machine changed, and nothing more of how this compares with others.
-            alike = before.agreeing
+        *others, _ = told(took, family, step)
+    seconds = before.mean(step.seconds) if steady else step.seconds
+    # Steps that changed say how much the machine did, and nothing more of how they compare with others'.
+    alike = before.agreeing + steady if same else 1
     return (*others, Took(family, seconds, expected, step.plan, before.runs + 1, rules, alike))
 
 

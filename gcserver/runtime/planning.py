@@ -307,9 +307,7 @@ class Planning:
         # Whoever changed the mode or the quality meanwhile wants another plan, which then is the first one.
         if course.wanted == wanted:
             if before is None:
-                # Its steps are compared with nothing, not with those of other rules of its family either.
-                took = tuple(t for t in course.standing.took if t.family != proposal.family)
-                found |= {"took": took, "considered": len(took)}
+                found |= decide.anew(course.standing, proposal.family)
             self._now(job, **found)
             course.result = f"plan {answered.plan} since step {answered.step}: {reason}"
             _log(job).info("job %r: %s (expected %.3g s a step)", job.record.label, course.result, proposal.expected)

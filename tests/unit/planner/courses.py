@@ -165,8 +165,7 @@ class Course:
         before = decide.replaced(was, self.rules, step, proposal, made_by)
         self.put(rules, proposal.family, before)
         if before is None:
-            took = tuple(t for t in self.standing.took if t.family != proposal.family)
-            found |= {"took": took, "considered": len(took)}
+            found |= decide.anew(self.standing, proposal.family)
         self.standing = replace(self.standing, **found)
 
     def put(self, rules: Rules, family: str, before: Before | None) -> None:
