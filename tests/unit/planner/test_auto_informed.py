@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from gcserver.planner.auto import Wish, compose
-from gcserver.planner.auto_informed import beyond, informed, interference, slowness, under
+from gcserver.planner.auto_informed import Terms, beyond, informed, interference, slowness, under, waiting
 from gcserver.planner.auto_rules import PlannedRule, applied
 from gcserver.planner.live import Live
 from tests.unit.planner.live_profiles import GBIT1, GBIT10, MBIT100, gpt
@@ -50,6 +50,39 @@ def test_what_became_slower_is_computing_under_every_plan_and_the_exchange_of_wh
     assert more["none"] > more["fp16"] > more["qsgd(bits=8)"] > more["sidco-e(ratio=0.01)"] < 0.1 * share * 1.1
 
 
+@pytest.mark.parametrize("busy", [1.5, 2.5, 4.0])
+@pytest.mark.parametrize("spec", ["none", "fp16", "qsgd(bits=4)"])
+def test_kernels_that_wait_for_cores_make_workers_wait_for_them(busy: float, spec: str) -> None:
+    profile = msgspec.structs.replace(gpt(2, GBIT10), busy=busy)
+    rules = (PlannedRule("*", spec),)
+    live = Live(profile)
+    options = applied(live, rules)
+    predicted, cpu = live.seconds(options), live.cpu(options)
+    for measured in (predicted, predicted + cpu * waiting(busy) / 2, predicted - 0.1):
+        found = informed(profile, Wish(rules=rules, step=measured))
+        assert 1.0 <= found.busy < busy
+        assert found.interference == pytest.approx(waiting(found.busy))
+        again = Live(found, live.brought).seconds(options)
+        assert again == pytest.approx(max(measured, predicted), rel=2e-3), "as long as it was without"
+    # What is more than that is the interference's, with kernels as they were measured.
+    crowded = informed(profile, Wish(rules=rules, step=predicted + cpu * (waiting(busy) + 1) / 2))
+    assert (crowded.busy, crowded.interference) == (busy, pytest.approx((waiting(busy) + 1) / 2))
+    slower = informed(profile, Wish(rules=rules, step=predicted + cpu + 0.1))
+    assert (slower.busy, slower.interference) == (busy, 1.0)
+    assert slower.forward > profile.forward
+
+
+@pytest.mark.parametrize("busy", [2.5, 3.0])
+@pytest.mark.parametrize("spec", ["qsgd(bits=4)", "sidco-e(ratio=0.05,packed=1)", "sidco-e(ratio=0.01,packed=1)"])
+def test_cores_that_are_busy_are_no_reason_to_move_more(busy: float, spec: str) -> None:
+    """A step that takes as long as it would if computing waited for no kernel."""
+    profile = msgspec.structs.replace(gpt(2, GBIT10, whole=True), busy=busy)
+    live = Live(profile)
+    quantised, alone = (PlannedRule("*", "qsgd(bits=4)"),), applied(live, (PlannedRule("*", spec),))
+    wish = Wish(rules=quantised, step=live.seconds(applied(live, quantised)), measure=spec)
+    assert compose(profile, wish).bytes == pytest.approx(sum(live.sent(b, o) for b, o in enumerate(alone)), rel=0.02)
+
+
 def test_rules_in_force_that_auto_has_no_cost_of_do_not_keep_it_from_planning() -> None:
     """A job that began with a codec that is on no ladder, such as state(compression="onebit")."""
     profile = gpt(2, MBIT100)
@@ -73,4 +106,7 @@ def test_a_proposal_says_by_what_it_was_priced() -> None:
     waits = [j for j in step.jobs if j.what == "wait for cores"]
     assert [(j.resource, j.node) for j in waits] == [("worker", 0), ("worker", 1)]
     assert all(j.end - j.start == pytest.approx(drawn.cpu(applied(drawn, found.rules))) for j in waits)
-    assert under(profile, None) == profile, "a proposal of an older daemon"
+    crowded = msgspec.structs.replace(profile, busy=2.0)
+    assert under(crowded, compose(crowded, wish).terms) == informed(crowded, wish)
+    assert under(crowded, Terms(0.1, 1e8, 0.2)).busy == 2.0, "terms of an older daemon"
+    assert under(profile, None) == profile, "a proposal of one that had none"
