@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import msgspec
+import numpy as np
 
+from gcserver.planner import live_kernels
 from gcserver.planner.auto_rules import PlannedRule, applied
 from gcserver.planner.live import BlockOption, Live
 from gcserver.planner.live_layout import portions
@@ -26,17 +28,18 @@ _HALVINGS: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class Beyond:
-    """Seconds of a step beyond its prediction, those of CPU time of lanes and network, and the bytes that the mean node
-    sends; all 0 where nothing can be told."""
+    """Seconds of a step beyond its prediction, those of CPU time of lanes and network, the bytes that the mean node
+    sends, and what its blocks use; all 0 and empty where nothing can be told."""
 
     unexplained: float = 0.0
     cpu: float = 0.0
     sent: float = 0.0
+    options: tuple[BlockOption, ...] = ()
 
 
 class Terms(msgspec.Struct, frozen=True):
-    """What was learned of a profile in pricing a plan: as in `Profile`, and the link's bandwidth. ``busy``: 0 in those
-    of an older daemon, which left it as it was measured."""
+    """What was learned of a profile in pricing a plan: as in `Profile`, and the link's bandwidth. ``busy``: 0 where a
+    daemon before this field says them; the profile's is meant."""
 
     forward: float
     bandwidth: float
@@ -69,35 +72,38 @@ def interference(found: Beyond) -> float:
     return min(max(found.unexplained / found.cpu, 0.0), 1.0) if found.cpu > 0 else 0.0
 
 
-def waiting(busy: float) -> float:
-    """The interference that goes with kernels that take ``busy`` times as long as alone, in [0, 1).
+def least_interference(busy: float) -> float:
+    """The interference that is taken to go with kernels that take ``busy`` times as long as alone, in [0, 0.5].
 
-    For that share of its time such a kernel waits for a core that others have. While it has the core itself, they wait
-    for it as often.
+    Of that time such a kernel waits for a share of 1 - 1/busy for a core that others have, and for 1/busy it has one
+    itself. The workers are taken to wait for that core as often as it does for theirs, but no longer than it has one.
     """
-    return 1.0 - 1.0 / busy
+    return min(busy - 1.0, 1.0) / busy
 
 
-def shared(live: Live, options: Sequence[BlockOption], seconds: float) -> Profile:
-    """The profile of ``live`` with so much of ``busy``, and the interference that goes with it, that a step under
-    ``options`` takes ``seconds``: no less than with neither, no more than with all.
+def busy_that_fits(live: Live, options: Sequence[BlockOption], seconds: float) -> float:
+    """How much longer kernels take than alone, from 1 to the profile's ``busy``, for a step under ``options`` to take
+    ``seconds`` with the interference that goes with it; ``live``: without any.
 
-    The profile's ``busy`` is that of all kernels. Those that a step ends with run while the workers wait, with more of
-    a core than those that run beside computing. Were all stretched alike, and computing not at all, moving everything
-    as it is would look the better the busier the cores are, as it computes nothing that is stretched.
+    The profile's ``busy`` is that of all kernels. Those that a step waits for are taken to be its last, which run while
+    the workers wait, too, with more of a core than those that run beside computing.
     """
-
-    def at(busy: float) -> Profile:
-        return msgspec.structs.replace(live.profile, busy=busy, interference=waiting(busy))
+    alone, measured = (
+        Live(msgspec.structs.replace(live.profile, busy=busy), live.brought).table([options])
+        for busy in (1.0, live.profile.busy)
+    )
 
     def enough(busy: float) -> bool:
-        return Live(at(busy), live.brought).seconds(options) >= seconds
+        table = alone + (measured - alone) * (busy - 1.0) / (live.profile.busy - 1.0)
+        cpu = float(table[:, 0, live_kernels.CPU].sum())
+        return live.run(table, first)[0] + least_interference(busy) * cpu >= seconds
 
+    first = np.zeros(len(options), np.int64)
     least, most = 1.0, live.profile.busy
     for _ in range(_HALVINGS):
         middle = (least + most) / 2
         least, most = (least, middle) if enough(middle) else (middle, most)
-    return at(most)
+    return most
 
 
 def slowness(profile: Profile, found: Beyond) -> float:
@@ -107,11 +113,13 @@ def slowness(profile: Profile, found: Beyond) -> float:
 
 
 def informed(profile: Profile, wish: Wish) -> Profile:
-    """The profile with the interference and the slowness that the step of the wish's rules gives away; as it is where
-    no step is known.
+    """The profile with the interference, ``busy`` and slowness that the step of the wish's rules gives away; as it is
+    where no step is known.
 
-    No less interference than goes with how much longer kernels take (`waiting`): if a step does not give away as much,
-    its end was stretched less than kernels are on the whole (`shared`).
+    No less interference than goes with how much longer kernels take: where a step leaves no room for that, it is
+    kernels that take less long (`busy_that_fits`), or else moving everything as it is, where a step waits for few
+    kernels, would look the better the busier the cores are. Where it took less than predicted, the link may be what was
+    faster: then the prediction is what has to fit.
 
     What is slower is computing, under every plan, or the exchange, the more so the more is sent; one step does not tell
     which. So each bears its share of it, by the seconds that computing and the link take: the long steps of a dense
@@ -119,18 +127,20 @@ def informed(profile: Profile, wish: Wish) -> Profile:
     """
     if wish.step <= 0:
         return profile
-    live, link = Live(profile, portions(profile, wish.buckets, wish.groups)), profile.link
+    profile = msgspec.structs.replace(profile, interference=0.0)
+    live, link, busy = Live(profile, portions(profile, wish.buckets, wish.groups)), profile.link, profile.busy
     found = beyond(live, wish.rules, wish.step)
     learned, slower = interference(found), slowness(profile, found)
-    if found.cpu > 0 and learned < waiting(profile.busy):
-        predicted = wish.step - found.unexplained
-        profile = shared(live, applied(live, wish.rules), predicted + learned * found.cpu)
-        learned = profile.interference
+    if found.cpu > 0 and learned < least_interference(busy):
+        busy = busy_that_fits(live, found.options, wish.step - min(found.unexplained, 0.0))
+        learned = least_interference(busy)
     if slower:
         times = 1.0 + slower / (profile.compute + found.sent / link.bandwidth)
         link = msgspec.structs.replace(link, bandwidth=link.bandwidth / times)
         slower = profile.compute * (times - 1.0)
-    return msgspec.structs.replace(profile, interference=learned, forward=profile.forward + slower, link=link)
+    return msgspec.structs.replace(
+        profile, busy=busy, interference=learned, forward=profile.forward + slower, link=link
+    )
 
 
 def beyond(live: Live, rules: Sequence[PlannedRule], measured: float) -> Beyond:
@@ -139,7 +149,7 @@ def beyond(live: Live, rules: Sequence[PlannedRule], measured: float) -> Beyond:
         options = applied(live, rules)
     except ProfileError:
         return Beyond()
-    return Beyond(measured - live.seconds(options), live.cpu(options), sent(live, options))
+    return Beyond(measured - live.seconds(options), live.cpu(options), sent(live, options), tuple(options))
 
 
 def sent(live: Live, options: Sequence[BlockOption]) -> float:

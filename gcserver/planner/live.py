@@ -20,8 +20,8 @@ What each scheme asks of the lanes:
 
 The model leaves out: credit, frame headers, lost frames, priorities, nodes that differ, and what copies and computing
 take from each other beyond what was measured. Where workers, lanes and the network stack share cores, a step grows by
-``profile.interference`` seconds for each second of CPU time that lanes and network take; `auto_informed.py` finds it
-in the difference between a measured step and its prediction.
+``profile.interference`` seconds for each second of CPU time that lanes and network take, stretched by ``busy`` as
+kernels are; `auto_informed.py` finds it in the difference between a measured step and its prediction, and in ``busy``.
 """
 
 from __future__ import annotations
@@ -229,7 +229,8 @@ class Live:
         )
 
     def cpu(self, options: Sequence[BlockOption]) -> float:
-        """Seconds of CPU time that the mean node's lanes and network stack take for a step with these options."""
+        """Seconds that the mean node's lanes and network stack compute for a step with these options, as much longer as
+        kernels take in the job."""
         return float(self.table([options])[:, 0, kernels.CPU].sum())
 
     def run(self, table: F64, choice: I64) -> tuple[float, F64]:

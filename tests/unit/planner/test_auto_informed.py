@@ -6,10 +6,12 @@ import msgspec
 import pytest
 
 from gcserver.planner.auto import Wish, compose
-from gcserver.planner.auto_informed import Terms, beyond, informed, interference, slowness, under, waiting
+from gcserver.planner.auto_informed import Terms, beyond, informed, interference, least_interference, slowness, under
 from gcserver.planner.auto_rules import PlannedRule, applied
 from gcserver.planner.live import Live
-from tests.unit.planner.live_profiles import GBIT1, GBIT10, MBIT100, gpt
+from gcserver.planner.live_layout import portions
+from gcserver.planner.profile import CodecCost, Curve
+from tests.unit.planner.live_profiles import GBIT1, GBIT10, MBIT100, gpt, plain
 
 
 def test_what_a_step_takes_beyond_its_prediction_is_laid_at_the_cpu_that_lanes_take() -> None:
@@ -50,30 +52,40 @@ def test_what_became_slower_is_computing_under_every_plan_and_the_exchange_of_wh
     assert more["none"] > more["fp16"] > more["qsgd(bits=8)"] > more["sidco-e(ratio=0.01)"] < 0.1 * share * 1.1
 
 
-@pytest.mark.parametrize("busy", [1.5, 2.5, 4.0])
-@pytest.mark.parametrize("spec", ["none", "fp16", "qsgd(bits=4)"])
-def test_kernels_that_wait_for_cores_make_workers_wait_for_them(busy: float, spec: str) -> None:
-    profile = msgspec.structs.replace(gpt(2, GBIT10), busy=busy)
-    rules = (PlannedRule("*", spec),)
-    live = Live(profile)
-    options = applied(live, rules)
-    predicted, cpu = live.seconds(options), live.cpu(options)
-    for measured in (predicted, predicted + cpu * waiting(busy) / 2, predicted - 0.1):
-        found = informed(profile, Wish(rules=rules, step=measured))
-        assert 1.0 <= found.busy < busy
-        assert found.interference == pytest.approx(waiting(found.busy))
-        again = Live(found, live.brought).seconds(options)
-        assert again == pytest.approx(max(measured, predicted), rel=2e-3), "as long as it was without"
-    # What is more than that is the interference's, with kernels as they were measured.
-    crowded = informed(profile, Wish(rules=rules, step=predicted + cpu * (waiting(busy) + 1) / 2))
-    assert (crowded.busy, crowded.interference) == (busy, pytest.approx((waiting(busy) + 1) / 2))
-    slower = informed(profile, Wish(rules=rules, step=predicted + cpu + 0.1))
-    assert (slower.busy, slower.interference) == (busy, 1.0)
-    assert slower.forward > profile.forward
+# A block is ready ten seconds before the last gradient; encoding it takes 1 s alone, no step waits for that. Rounds,
+# bytes and decoding cost nothing: the mean node computes for 1.5 s, as one of the two, the owner, encodes twice.
+@pytest.mark.parametrize(("busy", "more", "found", "share"), [
+    (1.0, 0.3, 1.0, 0.2),         # alone on their cores: 0.3 of 1.5 s
+    (2.0, 0.0, 1.0, 0.0),         # no room for kernels that workers wait for: these took no longer than alone
+    (2.0, 0.75, 1.5, 1 / 3),      # kernels took 2.25 s and waited for 0.75 of them, and so did the workers
+    (2.0, 1.5, 2.0, 0.5),         # as long as kernels had a core
+    (2.0, 2.4, 2.0, 0.8),         # more than they had one, of 3 s
+    (4.0, 0.75, 1.5, 1 / 3),
+    (4.0, 1.2, 1.8, 0.8 / 1.8),
+    (4.0, 1.8, 4.0, 0.3),         # kernels that waited for neighbours have no core for longer than that: 1.8 of 6 s
+    (4.0, -3.0, 1.0, 0.0),        # the link may be what was faster
+])  # fmt: skip
+def test_kernels_that_wait_for_cores_make_workers_wait_for_them(
+    busy: float, more: float, found: float, share: float
+) -> None:
+    free, second = Curve(((0, 0.0),)), Curve(((0, 0.0), (1_000_000, 1.0)))
+    codecs = {"qsgd(bits=4)": CodecCost(second, free, free, 0.125)}
+    profile = plain([1_000_000, 10], [0.0, 10.0], owners=[0, 1], bandwidth=1e15, codecs=codecs, busy=busy)
+    rules = (PlannedRule("*", "qsgd(bits=4)"),)
+    known = informed(profile, Wish(rules=rules, step=10.0 + more, buckets=()))
+    assert (known.busy, known.interference) == (pytest.approx(found, abs=5e-3), pytest.approx(share, abs=5e-3))
+    live = Live(known, portions(known, ()))
+    assert live.seconds(applied(live, rules)) == pytest.approx(10.0 + max(more, 0.0), abs=0.01)
 
 
-@pytest.mark.parametrize("busy", [2.5, 3.0])
-@pytest.mark.parametrize("spec", ["qsgd(bits=4)", "sidco-e(ratio=0.05,packed=1)", "sidco-e(ratio=0.01,packed=1)"])
+def test_what_kernels_make_workers_wait_is_no_longer_than_they_have_cores() -> None:
+    found = [least_interference(busy) for busy in (1.0, 1.5, 2.0, 4.0)]
+    assert found == pytest.approx([0.0, 1 / 3, 1 / 2, 1 / 4])
+
+
+@pytest.mark.parametrize(("busy", "spec"), [
+    (2.5, "sidco-e(ratio=0.05,packed=1)"), (3.0, "sidco-e(ratio=0.05,packed=1)"), (3.0, "sidco-e(ratio=0.01,packed=1)")
+])  # fmt: skip
 def test_cores_that_are_busy_are_no_reason_to_move_more(busy: float, spec: str) -> None:
     """A step that takes as long as it would if computing waited for no kernel."""
     profile = msgspec.structs.replace(gpt(2, GBIT10, whole=True), busy=busy)
@@ -81,6 +93,8 @@ def test_cores_that_are_busy_are_no_reason_to_move_more(busy: float, spec: str) 
     quantised, alone = (PlannedRule("*", "qsgd(bits=4)"),), applied(live, (PlannedRule("*", spec),))
     wish = Wish(rules=quantised, step=live.seconds(applied(live, quantised)), measure=spec)
     assert compose(profile, wish).bytes == pytest.approx(sum(live.sent(b, o) for b, o in enumerate(alone)), rel=0.02)
+    stretched = compose(profile, Wish(measure=spec))
+    assert stretched.bytes > 10 * compose(profile, wish).bytes, "what kernels alone that are stretched would have moved"
 
 
 def test_rules_in_force_that_auto_has_no_cost_of_do_not_keep_it_from_planning() -> None:
@@ -107,6 +121,10 @@ def test_a_proposal_says_by_what_it_was_priced() -> None:
     assert [(j.resource, j.node) for j in waits] == [("worker", 0), ("worker", 1)]
     assert all(j.end - j.start == pytest.approx(drawn.cpu(applied(drawn, found.rules))) for j in waits)
     crowded = msgspec.structs.replace(profile, busy=2.0)
-    assert under(crowded, compose(crowded, wish).terms) == informed(crowded, wish)
+    live = Live(crowded)
+    wish = Wish(rules=rules, step=live.seconds(applied(live, rules)))
+    known = informed(crowded, wish)
+    assert under(crowded, compose(crowded, wish).terms) == known
+    assert 1.0 <= known.busy < 2.0
     assert under(crowded, Terms(0.1, 1e8, 0.2)).busy == 2.0, "terms of an older daemon"
     assert under(profile, None) == profile, "a proposal of one that had none"
