@@ -92,13 +92,13 @@ def busy_that_fits(live: Live, options: Sequence[BlockOption], seconds: float) -
         Live(msgspec.structs.replace(live.profile, busy=busy), live.brought).table([options])
         for busy in (1.0, live.profile.busy)
     )
+    first = np.zeros(len(options), np.int64)
 
     def enough(busy: float) -> bool:
         table = alone + (measured - alone) * (busy - 1.0) / (live.profile.busy - 1.0)
         cpu = float(table[:, 0, live_kernels.CPU].sum())
         return live.run(table, first)[0] + least_interference(busy) * cpu >= seconds
 
-    first = np.zeros(len(options), np.int64)
     least, most = 1.0, live.profile.busy
     for _ in range(_HALVINGS):
         middle = (least + most) / 2
