@@ -88,10 +88,8 @@ def busy_that_fits(live: Live, options: Sequence[BlockOption], seconds: float) -
     The profile's ``busy`` is that of all kernels. Those that a step waits for are taken to be its last, which run while
     the workers wait, too, with more of a core than those that run beside computing.
     """
-    alone, measured = (
-        Live(msgspec.structs.replace(live.profile, busy=busy), live.brought).table([options])
-        for busy in (1.0, live.profile.busy)
-    )
+    measured = live.table([options])
+    alone = Live(msgspec.structs.replace(live.profile, busy=1.0), live.brought).table([options])
     first = np.zeros(len(options), np.int64)
 
     def enough(busy: float) -> bool:
