@@ -6,6 +6,7 @@ the answers (`gcserver.planner`), who may ask (`planadmin.py`, `advising.py`).
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
@@ -32,14 +33,17 @@ USUAL: Final = (12.5e6, 125e6, 1.25e9, 12.5e9)
 
 
 class PlanStudy:
-    """Of all jobs this node knows. ``link``: the planning process."""
+    """Of all jobs this node knows. ``link``: the planning process. However many questions wait here, what a plan asks
+    of that process waits for one of theirs at most."""
 
     def __init__(self, supervisor: Supervisor, link: PlannerLink, facts: PlanFacts) -> None:
         self._s, self._link, self._facts = supervisor, link, facts
+        self._turn = asyncio.Lock()
 
     async def predict(self, domain: ControlDomain, profile: Profile, rules: tuple[PlannedRule, ...]) -> LiveStep:
         """One step under these rules, job by job. Raises PlannerError."""
-        answer = await self._link.ask(Predict(profile, rules, planwish.buckets(domain), planwish.groups(domain)))
+        async with self._turn:
+            answer = await self._link.ask(Predict(profile, rules, planwish.buckets(domain), planwish.groups(domain)))
         assert isinstance(answer, Predicted)
         return answer.step
 
@@ -53,9 +57,10 @@ class PlanStudy:
             raise NotPlannable(TOO_SOON)
         # Every quality is advised on, also those that the job's own plans do not take, or not yet.
         plain = replace(planwish.wish(standing, domain, self._s.config.plan), late_after=0, hope=0.0)
-        profile = await self._facts.measured(job, domain, seen, replace(plain, quality=QUALITIES[-1]), errors=False)
-        now = planwish.informed(plain, standing, job, domain, step_now(domain, seen))
-        answer = await self._link.ask(Advise(profile, bandwidths or USUAL, plain.quality, now))
+        async with self._turn:
+            profile = await self._facts.measured(job, domain, seen, replace(plain, quality=QUALITIES[-1]), errors=False)
+            now = planwish.informed(plain, standing, job, domain, step_now(domain, seen))
+            answer = await self._link.ask(Advise(profile, bandwidths or USUAL, plain.quality, now))
         assert isinstance(answer, Advised)
         if profile.link.samples:
             return answer.advice, profile.link.bandwidth
