@@ -110,3 +110,23 @@ class PlanText(Message, frozen=True, tag="plan"):
     controller: str = ""
     planned: bool = False
     given: bool = False
+
+
+class PlanMode(Message, frozen=True, tag="mode"):
+    """What an operator said last of who makes the job's plans and what those may lose, passed on among its members.
+
+    ``mode``, ``quality``: words of `modes.py`, the second empty where no operator said it. ``since``: rules of plans up
+    to this number were there or on their way when the mode was said, and may be planned away. ``number``: counts what
+    was said in the job; the higher (number, since) is the newer one.
+    """
+
+    job: bytes
+    mode: Label
+    quality: Label = ""
+    since: Annotated[int, msgspec.Meta(ge=0, le=(1 << 32) - 1)] = 0
+    number: Annotated[int, msgspec.Meta(ge=1, le=(1 << 32) - 1)] = 1
+
+    @property
+    def age(self) -> tuple[int, int]:
+        """The higher is the newer."""
+        return self.number, self.since

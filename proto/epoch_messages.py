@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from gcproto.agreed import DeclareDomain, MemberInfo, PlanText
+from gcproto.agreed import DeclareDomain, MemberInfo, PlanMode, PlanText
 from gcproto.manifest import Section
 from gcproto.packed import Message
 
@@ -77,7 +77,8 @@ class DomainFacts(msgspec.Struct, frozen=True, array_like=True):
 class JobState(Message, frozen=True, tag="state"):
     """To a node that comes in with ``epoch``: what a member knows of the job beside its record, which comes after this.
 
-    ``known``: all domains that the member is in; ``domains``: those of them that the other one is in as well.
+    ``known``: all domains that the member is in; ``domains``: those of them that the other one is in as well. ``said``:
+    what an operator said of who makes its plans.
     """
 
     job: bytes
@@ -87,6 +88,7 @@ class JobState(Message, frozen=True, tag="state"):
     plans: tuple[PlanText, ...]
     proposal: int
     numbered: int
+    said: PlanMode | None = None
 
 
 class Admit(Message, frozen=True, tag="admit"):

@@ -15,6 +15,7 @@ from gcproto.agreed import MAX_RANKS as MAX_RANKS
 from gcproto.agreed import DeclareDomain as DeclareDomain
 from gcproto.agreed import Label, Version
 from gcproto.agreed import MemberInfo as MemberInfo
+from gcproto.agreed import PlanMode as PlanMode
 from gcproto.agreed import PlanText as PlanText
 from gcproto.agreed import Rule as Rule
 from gcproto.audits import AuditAnswer, AuditReport
@@ -245,8 +246,9 @@ class JobLeft(Message, frozen=True, tag="left"):
     steps: tuple[tuple[int, int], ...] = ()
 
 
+OfPlans = PlanRequest | PlanText | PlanReady | PlanGo | PlanMode
 #: what is of one job, once that is formed
-OfJob = SectionOffer | SectionList | PlanRequest | PlanText | PlanReady | PlanGo | Fault | StepReady | Frozen
+OfJob = SectionOffer | SectionList | OfPlans | Fault | StepReady | Frozen
 OfJobs = JobJoin | JoinRefusal | EpochDecided | JobLeft | JobState | OfJob
 Control = OfJobs | OfTrace
 Link = Hello | Refuse | Beat | Nack

@@ -89,7 +89,7 @@ def state_for(job: Job, member: MemberInfo) -> JobState:
         if set(member.ranks) & set(d.declared_as.ranks)
     )
     plans = tuple(job.plans.values())
-    return JobState(job.id, job.record.epoch, tuple(job.domains), domains, plans, job.proposal, job.numbered)
+    return JobState(job.id, job.record.epoch, tuple(job.domains), domains, plans, job.proposal, job.numbered, job.said)
 
 
 def welcome(job: Job, before: EpochDecided) -> list[ControlEffect]:
@@ -119,7 +119,7 @@ def introduce(job: Job, node: str) -> None:
 def fill(job: Job, state: JobState) -> None:
     """A job that ran without this node, as members describe it: its plans, its domains, and where they stand."""
     job.plans = {text.version: text for text in state.plans}
-    job.proposal, job.numbered = state.proposal, state.numbered
+    job.proposal, job.numbered, job.said = state.proposal, state.numbered, state.said
     for facts in state.domains:
         domain = job.add_domain(facts.declared)
         domain.sections = list(facts.sections)

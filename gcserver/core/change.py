@@ -8,11 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from gcproto.epoch_messages import Frozen, StepReady
-from gcproto.messages import EpochDecided, PlanGo, PlanReady, PlanRequest, PlanText
+from gcproto.messages import EpochDecided, OfPlans
 from gcserver.core.early_messages import EarlyMessages
-
-#: What is said of plans; who makes them depends on the epoch.
-OfPlans = PlanRequest | PlanText | PlanReady | PlanGo
 
 
 @dataclass(slots=True)

@@ -31,6 +31,7 @@ from gcserver.core.control_events import (
     Log,
     PeerExpelled,
     ProbeLink,
+    SayMode,
     SetPlan,
     Tell,
     TellPeer,
@@ -329,6 +330,10 @@ class ControlMachine:
     def _on_set_plan(self, e: SetPlan, now: float) -> None:
         self.out.extend(job_plans.asked(self.jobs.values(), wish_number(self.config.incarnation, e.request), e))
 
+    def _on_say_mode(self, e: SayMode, now: float) -> None:
+        if (job := self.jobs.get(e.job)) is not None:
+            self.out.extend(job_plans.say_mode(job, e.mode, e.quality, e.anew))
+
     def _on_drain(self, e: DrainAsked, now: float) -> None:
         self.draining = e.reason or "draining"
         self.out.append(Log("info", f"draining: {self.draining}; {len(self.jobs)} job(s) still run"))
@@ -388,6 +393,7 @@ _HANDLERS: dict[type, Callable[[ControlMachine, Any, float], None]] = {
     EpochWon: ControlMachine._on_epoch_won,
     ArbiterSilent: ControlMachine._on_arbiter_silent,
     SetPlan: ControlMachine._on_set_plan,
+    SayMode: ControlMachine._on_say_mode,
     ProbeLink: lambda machine, e, now: machine.peers.on_probe(e, now),
     TellPeer: lambda machine, e, now: machine.peers.send(e.peer, e.message),
     PeerExpelled: ControlMachine._on_expelled,

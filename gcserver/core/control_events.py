@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gcproto.manifest import Section
-from gcproto.messages import DeclareDomain, EpochDecided, PlanText, Rule, Token, ToWorker, WorkerAct
+from gcproto.messages import DeclareDomain, EpochDecided, PlanMode, PlanText, Rule, Token, ToWorker, WorkerAct
 from gcproto.spans import OfTrace
 from gcserver.core.effects import (
     Count,
@@ -113,6 +113,17 @@ class SetPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class SayMode:
+    """At a job's first member: an operator says who makes its plans and what those may lose, see PlanMode. ``anew``:
+    the mode was said, and not the quality alone."""
+
+    job: bytes
+    mode: str
+    quality: str
+    anew: bool
+
+
+@dataclass(frozen=True, slots=True)
 class ProbeLink:
     """Measure the link to ``peer`` (a name) by a heartbeat with ``pad``; the link's ``probe`` says what it took."""
 
@@ -159,6 +170,7 @@ class JobMemory:
 
     ``frozen``: the other members were told that nothing more becomes ready here in this epoch. ``token``: what the
     job's workers know each other by, see Register. ``lost``: (member, why) of those without whom this node would go on.
+    ``said``: what an operator said of who makes its plans.
     """
 
     record: EpochDecided
@@ -171,6 +183,7 @@ class JobMemory:
     frozen: bool = False
     token: Token = b""
     lost: tuple[tuple[str, str], ...] = ()
+    said: PlanMode | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +202,7 @@ ControlEvent = (
     | EpochWon
     | ArbiterSilent
     | SetPlan
+    | SayMode
     | ProbeLink
     | TellPeer
     | PeerExpelled

@@ -123,9 +123,10 @@ def _merged(said: list[JobState]) -> JobState:
     newest = max(said, key=lambda m: (m.proposal, m.numbered))
     domains = {facts.declared.domain: facts for m in said for facts in m.domains}
     plans = {text.version: text for m in said for text in m.plans}
+    of_mode = [m.said for m in said if m.said is not None]
     return JobState(
         newest.job, newest.epoch, tuple(domains), tuple(domains.values()), tuple(plans.values()), newest.proposal,
-        max(m.numbered for m in said),
+        max(m.numbered for m in said), max(of_mode, key=lambda mode: mode.age, default=None),
     )  # fmt: skip
 
 
@@ -133,4 +134,5 @@ def _unable(job: Job, state: JobState) -> str:
     """Why this node cannot do its part in a job; empty if it can."""
     admission.fill(job, state)
     spaces = ((domain, section) for domain in job.domains.values() for section in domain.sections)
-    return job_plans.unresolved(job) or next(filter(None, (job.no_space(job, d, s) for d, s in spaces)), "")
+    bad = job_plans.no_words(job.said) or job_plans.unresolved(job)
+    return bad or next(filter(None, (job.no_space(job, d, s) for d, s in spaces)), "")

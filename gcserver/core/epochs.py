@@ -19,9 +19,9 @@ from __future__ import annotations
 import msgspec
 
 from gcproto.epoch_messages import Admit, DomainState, EpochStart, Frozen, StepReady
-from gcproto.messages import EpochChanged, EpochDecided
+from gcproto.messages import EpochChanged, EpochDecided, OfPlans
 from gcserver.core import admission, commits, declarations, job_plans, settling
-from gcserver.core.change import Change, OfPlans
+from gcserver.core.change import Change
 from gcserver.core.control_domain import ControlDomain
 from gcserver.core.control_events import Arbitrate, ControlEffect, Log, LogReady, OpenSection, Tell, ToLane
 from gcserver.core.effects import Count, ReportStep

@@ -82,6 +82,8 @@ class Job:
     proposal: int = 0
     #: the highest plan number ever given; that of a plan a member could not run is never given again
     numbered: int = 0
+    #: what an operator said last of who makes its plans; None: nobody did since it began
+    said: messages.PlanMode | None = None
     #: first member only: plans being prepared (version -> nodes still to answer), and those that wait
     preparing: dict[int, set[str]] = field(default_factory=dict)
     queue: list[PlanRequest] = field(default_factory=list)
@@ -210,16 +212,20 @@ class Job:
         """What a restarted supervisor must know, as it is now."""
         domains = tuple((d.declared_as, tuple(d.sections)) for d in self.domains.values())
         ranks, plans, lost = tuple(sorted(self.workers)), tuple(self.plans.values()), tuple(self.lost.items())
+        newest, number = self.proposal, self.numbered
         return SaveJob(
             self.id,
-            JobMemory(self.record, ranks, domains, plans, self.proposal, self.numbered, self.frozen, self.token, lost),
+            JobMemory(self.record, ranks, domains, plans, newest, number, self.frozen, self.token, lost, self.said),
         )
 
     def restore(self, memory: JobMemory, ledgers: tuple[DomainLedger, ...]) -> None:
         """After a restart of the supervisor."""
         self.plans = {p.version: p for p in memory.plans}
         self.proposal = memory.proposal
-        self.numbered = max(memory.numbered, memory.proposal, *self.plans, 0)
+        self.said = memory.said
+        # Wishes that waited have their numbers kept, though they are gone.
+        kept = self.said.since if self.said is not None else 0
+        self.numbered = max(memory.numbered, memory.proposal, kept, *self.plans)
         self.change = Change(dict(memory.lost), memory.frozen or bool(memory.lost))
         self.token = memory.token
         for (declared, sections), ledger in zip(memory.domains, ledgers, strict=True):

@@ -14,6 +14,7 @@ from gcproto.messages import DeclareDomain
 from gcserver.core.control_domain import LOSSLESS
 from gcserver.core.control_events import DomainLedger, JobMemory
 from gcserver.core.declarations import MAX_DOMAIN
+from gcserver.core.job_plans import no_words
 from gcserver.core.job_records import misfit
 
 #: Steps and plan numbers beyond these are not counted to by any job.
@@ -33,6 +34,8 @@ def damage(memory: JobMemory, ledgers: tuple[DomainLedger, ...], node: str) -> s
     known = {0, *(p.version for p in memory.plans)}
     if memory.proposal not in known or not 0 <= memory.numbered < 1 << 32:
         return f"proposal {memory.proposal} of plans {sorted(known)}, {memory.numbered} ever numbered"
+    if why := no_words(memory.said):
+        return f"what was said of its plans: {why}"
     # Whoever could settle a step under a plan knew its text, and from then on that number is the least ever given.
     highest = max(memory.numbered, memory.proposal, *known)
     numbers = [declared.domain for declared, _ in memory.domains]

@@ -70,13 +70,14 @@ class Act(enum.Enum):
 
 def by_hand(standing: Standing) -> Standing:
     """Somebody else gave the job rules, which are not to be planned away."""
-    return Standing(STATIC, standing.quality, asked=standing.asked, chosen=standing.chosen)
+    return Standing(STATIC, standing.quality, asked=standing.asked, chosen=standing.chosen, said=standing.said)
 
 
 def noticed(standing: Standing, version: int, rules: Rules, planned: bool = False, asked_for: bool = False) -> Standing:
     """What is known when ``version``, with ``rules``, is the job's newest plan (0: what it began or was resumed with).
-    Rules no planner made (``planned``) and that were not there when this one began, or were ``asked_for`` since, are
-    somebody's who wants them: an operator's, at whatever node, or an audit's."""
+    Rules no planner made (``planned``) and that were not there, nor being prepared, when this one began or was given
+    the plans, or were ``asked_for`` since, are somebody's who wants them: an operator's, at whatever node, or an
+    audit's."""
     if standing.mode == STATIC:
         return standing
     if rules == standing.asked and planned:
@@ -84,16 +85,18 @@ def noticed(standing: Standing, version: int, rules: Rules, planned: bool = Fals
             standing, rules=rules, asked=None, plan=version, stayed=False, running=standing.asked_as,
             before=standing.asked_before, asked_as="", asked_before=None, mine=True,
         )  # fmt: skip
+    there = standing.said is not None and version <= standing.said.since
     if rules == standing.rules:
         # A change of controller is another version with the same rules, whose they were. Somebody who gives those of
         # the planner's plan wants them to stay.
-        given = (standing.mine or asked_for) and version != standing.plan and not planned
+        given = (standing.mine or asked_for) and version != standing.plan and not planned and not there
         return by_hand(standing) if given else replace(standing, plan=version, mine=planned)
-    if planned or not version:
+    if planned or not version or there:
         # Of a planner at a node that is gone, or a life whose memory is: nothing is known of how they came about.
         return Standing(
-            standing.mode, standing.quality, rules, standing.asked, plan=version, chosen=standing.chosen, mine=planned
-        )
+            standing.mode, standing.quality, rules, standing.asked, plan=version, chosen=standing.chosen, mine=planned,
+            said=standing.said,
+        )  # fmt: skip
     return by_hand(standing)
 
 

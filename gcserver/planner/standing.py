@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from gcproto.messages import Rule
+from gcproto.messages import PlanMode, Rule
 from gcserver.planner.auto import Proposal
 from gcserver.planner.profile import Profile, StepTime
 from gcserver.planner.turns import Took
@@ -44,7 +44,8 @@ class Standing(msgspec.Struct, frozen=True):
     put in force to be measured beside the best. chosen: the quality is an operator's, whose word comes first. at: steps
     the domain had made when the newest proposal was. stayed: that proposal is the dense steps that there were without
     any plan. running: the family of the planner's plan that is in force, which the newest proposal may only not have
-    been worth to replace; empty if that is nobody's. mine: the job's newest plan is a planner's.
+    been worth to replace; empty if that is nobody's. mine: the job's newest plan is a planner's. said: what an operator
+    said of the mode before all that, as every member knows it.
     """
 
     mode: str
@@ -68,6 +69,7 @@ class Standing(msgspec.Struct, frozen=True):
     asked_as: str = ""
     asked_before: Before | None = None
     mine: bool = False
+    said: PlanMode | None = None
 
     @property
     def proposed(self) -> Rules:

@@ -14,23 +14,22 @@ from fnmatch import fnmatchcase
 from functools import cache
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from gcproto.modes import AUTO, STATIC
+from gcproto.modes import STATIC
 from gcserver.admin import planning as said
 from gcserver.admin.source import AdminError, DomainPlan, ErrorKind, PlanChange, PlanStatus
-from gcserver.core import resuming
 from gcserver.core.control_domain import ControlDomain
 from gcserver.core.job import Job
 from gcserver.planner.advice import Advice
 from gcserver.planner.auto import Proposal
 from gcserver.planner.auto_informed import under
 from gcserver.planner.controllers import controlled
-from gcserver.planner.course import step_under
+from gcserver.planner.course import noticed, step_under
 from gcserver.planner.live import LiveStep
 from gcserver.planner.profile import Profile, dump
 from gcserver.planner.standing import Standing
 from gcserver.runtime import planwish
 from gcserver.runtime.plancourse import Course
-from gcserver.runtime.planfacts import lossless
+from gcserver.runtime.planfacts import lossless, newest_asked_for, newest_planned, newest_rules
 from gcserver.runtime.plannerlink import PlannerError
 from gcserver.runtime.planstatus import plan_status
 from gcserver.runtime.steptrace import AskTrace, TracedJob, TracedStep
@@ -76,15 +75,12 @@ class PlanAdmin:
         return replace(status, domains=tuple(domains), mode=mode, quality=quality, planner=says)
 
     def _mode(self, job: Job) -> str:
-        """Who makes the job's plans. Elsewhere than at the planning node it is told by the newest plan, without one and
-        under one that only steers what a checkpoint brought by what the job began with: what an operator made of it
-        since then that node alone knows."""
-        if job.node == job.first:
-            return self._s.planning.course(job).standing.mode
-        newest, brought = job.newest, resuming.base(job.domains)
-        if newest is None or (brought and newest.rules == brought) or newest.planned == (job.record.mode != STATIC):
-            return job.record.mode
-        return AUTO if newest.planned else STATIC
+        """Who makes the job's plans. Elsewhere than at the planning node it is told as whoever came to plan next would
+        tell it: by what an operator has said, else what the job began with, and by whose the newest plan is."""
+        standing = self._s.planning.course(job).standing
+        if job.node != job.first:
+            standing = noticed(standing, job.proposal, newest_rules(job), newest_planned(job), newest_asked_for(job))
+        return standing.mode
 
     async def _domain(
         self, job: Job, domain: ControlDomain, shown: DomainPlan, course: Course, until: float

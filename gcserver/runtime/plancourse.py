@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+from msgspec.structs import replace
 
 from gcproto.packed import UNREADABLE
+from gcserver.core import resuming
 from gcserver.core.control_events import AnswerRequest
 from gcserver.core.job import Job
 from gcserver.core.plan import COMPRESSIBLE
@@ -88,6 +90,15 @@ class Course:
         self.link_since = self.link_since or now
         return now < self.link_since + LINK_SECONDS
 
+    def heed(self, job: Job) -> None:
+        """What an operator said last counts. It may have been said at a node that is lost, and be heard of only now;
+        the plans whose rules were there when it was said grow by those that only bring another controller."""
+        if outdated(self.standing, job):
+            self.begin_anew()
+            self.standing = begun(job)
+        elif self.standing.said != job.said:
+            self.standing = replace(self.standing, said=job.said)
+
     def forget(self) -> None:
         """What was said is of plans that are somebody else's now."""
         self.result = self.waits = ""
@@ -134,17 +145,32 @@ def _unknown(seen: Profile) -> int:
     return sum(t.name not in known for t in seen.tensors if t.elements >= EXACT and t.dtype in _LOSSY)
 
 
+def begun(job: Job) -> Standing:
+    """How planning for a job begins: as its record says it, or an operator since, at whichever node."""
+    rules, said = resuming.base(job.domains), job.said
+    if said is None:
+        return Standing(job.record.mode, job.record.quality, rules)
+    return Standing(said.mode, said.quality or job.record.quality, rules, chosen=said.quality != "", said=said)
+
+
 def saved_or_begun(daemon: Supervisor, job: Job) -> Standing:
-    """How planning for a job stood when it was saved, else as the job's record begins it."""
-    begun = Standing(job.record.mode, job.record.quality)
+    """How planning for a job stood when it was saved, else as it begins: also where an operator has said otherwise
+    since, when another node planned."""
     try:
         saved = daemon.store.planning(job.id)
-        return msgspec.msgpack.decode(saved, type=Standing) if saved else begun
+        standing = msgspec.msgpack.decode(saved, type=Standing) if saved else begun(job)
     except OSError as error:
         daemon.warn_once(f"how planning stood cannot be read, it begins anew: {error}")
-        return begun
+        return begun(job)
     except UNREADABLE:
-        return begun  # another release's, or damaged
+        return begun(job)  # another release's, or damaged
+    return begun(job) if outdated(standing, job) else standing
+
+
+def outdated(standing: Standing, job: Job) -> bool:
+    """Whether an operator has said otherwise, when another node planned."""
+    said = standing.said
+    return job.said is not None and (said is None or said.number != job.said.number)
 
 
 def heard(done: asyncio.Task[Any]) -> None:

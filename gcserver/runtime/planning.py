@@ -4,11 +4,11 @@ What may live here: the course from profile to plan, and what is said of it. Wha
 (`planstudy.py`), its decisions (`gcserver.planner.course`), measuring (`profiler.py`, `plannerprocess.py`), how good a
 plan is (`gcserver.planner`), how members come to one (`gcserver.core.job_plans`).
 
-The eldest member of a job plans for all (`JobRecord.eldest`): it alone needs a mode. A job is planned once
-``warmup_steps`` have settled and its gradients have been timed; again when what was measured has drifted; and taken
-back when the measured step is slower than before by more than the noise. Rules of anybody else, at whatever node, end
-that: the mode becomes static. How a job's planning stands is saved beside its other memory, so that a daemon that
-restarts goes on from there.
+The eldest member of a job plans for all (`JobRecord.eldest`); others know what was said of the mode, no more. A job is
+planned once ``warmup_steps`` have settled and its gradients have been timed; again when what was measured has drifted;
+and taken back when the measured step is slower than before by more than the noise. Rules of anybody else, at whatever
+node, end that: the mode becomes static. How a job's planning stands is saved beside its other memory, so that a daemon
+that restarts goes on from there.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import msgspec
 
 from gcproto.modes import AUTO, STATIC
 from gcserver.core.control_domain import ControlDomain
-from gcserver.core.control_events import AnswerRequest
+from gcserver.core.control_events import AnswerRequest, SayMode
 from gcserver.core.job import Job
 from gcserver.logsetup import of_job
 from gcserver.planner import course as decide
@@ -34,7 +34,7 @@ from gcserver.planner.in_force import barred
 from gcserver.planner.profile import Profile
 from gcserver.planner.standing import Before, Rules, Standing, rules_of
 from gcserver.runtime import planwish
-from gcserver.runtime.plancourse import LOOK_EVERY, LOOK_SOON, RETRY_AFTER, Course, heard, saved_or_begun
+from gcserver.runtime.plancourse import LOOK_EVERY, LOOK_SOON, RETRY_AFTER, Course, begun, heard, saved_or_begun
 from gcserver.runtime.planfacts import PlanFacts, lossless, newest_asked_for, newest_planned, newest_rules, step_now
 from gcserver.runtime.plannerlink import Plan, Planned, PlannerError, PlannerLink
 from gcserver.runtime.planstudy import PlanStudy
@@ -74,11 +74,15 @@ class Planning:
 
     # ------------------------------------------------------------------------------------------ modes
     def course(self, job: Job) -> Course:
-        """How planning for ``job`` stands: as it was saved, else begun with the mode of its record,
-        which is what rank 0's worker wanted, else what the first node's configuration says."""
+        """How planning for ``job`` stands: as it was saved, else begun as an operator has said or with the mode of its
+        record, which is what rank 0's worker wanted, else what the first node's configuration says. Elsewhere than on
+        the node that plans it is as it begins, since how it went on only that node knows."""
+        if job.node != job.first:
+            return Course(begun(job))
         found = self._courses.get(job.id)
         if found is None:
             found = self._courses[job.id] = Course(saved_or_begun(self._s, job))
+        found.heed(job)
         return found
 
     def set_mode(self, job: Job, mode: str, quality: str) -> str:
@@ -88,7 +92,9 @@ class Planning:
         course = self.course(job)
         old = course.standing
         chosen = old.chosen or bool(quality)
-        mode, quality = mode or old.mode, quality or old.quality
+        anew, mode, quality = bool(mode), mode or old.mode, quality or old.quality
+        self._s.feed(SayMode(job.id, mode, quality if chosen else "", anew))
+        course.standing = msgspec.structs.replace(old, said=job.said)
         course.begin_anew()
         if mode == STATIC:
             on_trial = f"plan {old.plan}, which was tried and is not judged yet, stays"
@@ -98,7 +104,9 @@ class Planning:
             self._now(job, mode=mode, quality=quality, before=None, chosen=chosen)
             return f"plans are made by operators from now on; {stays}"
         # Rules that are there now may be planned away; a plan that is on its way is still known as the planner's.
-        course.standing = Standing(mode, quality, newest_rules(job), old.asked, plan=job.proposal, chosen=chosen)
+        course.standing = Standing(
+            mode, quality, newest_rules(job), old.asked, plan=job.proposal, chosen=chosen, said=job.said
+        )
         self._now(job)
         said = planwish.quality(course.standing, self.facts.model(job), self.facts.others(job))
         return f"plans are made by the planner ({mode}, {said}) from now on"

@@ -17,7 +17,7 @@ from gcserver.core.job import Job
 from gcserver.planner.auto import PARTS, Wish
 from gcserver.planner.auto_rules import PlannedRule
 from gcserver.planner.course import SURPRISE
-from gcserver.planner.in_force import barred
+from gcserver.planner.in_force import barred, lossy
 from gcserver.planner.live_layout import DDP_BUCKETS
 from gcserver.planner.profile import Profile, StepTime
 from gcserver.planner.standing import Rules, Standing
@@ -49,10 +49,13 @@ def quality(standing: Standing, domain: ControlDomain | None, others: Sequence[C
 
 
 def why_not(job: Job, standing: Standing, quality: str, seen: Profile) -> str:
-    """Why the job's plan has to go (`in_force.barred`)."""
+    """Why the job's plan has to go (`in_force.barred`), or a planner's that compresses, where that serves nothing."""
     # Rules of no family are an operator's that came back when a plan was taken back.
     ours = standing.profile is None or standing.family != ""
-    return barred(newest_rules(job), quality, seen.tolerant, newest_planned(job) and ours)
+    planned = newest_planned(job) and ours
+    if planned and seen.nodes == 1 and lossy(newest_rules(job)):
+        return "what compresses has to go: with one node there is nobody to exchange with"
+    return barred(newest_rules(job), quality, seen.tolerant, planned)
 
 
 def made(domain: ControlDomain) -> int:

@@ -37,6 +37,7 @@ MESSAGES: Final[tuple[packed.Message, ...]] = (
     messages.SectionList(JOB, 0, messages.DeclareDomain("ddp", 0, (0, 1), True), SECTION, 1),
     messages.PlanRequest(JOB, 77, _RULES, True, "none"), messages.PlanText(JOB, 1, 77, _RULES, "dc2-da1"),
     messages.PlanReady(JOB, 1), messages.PlanReady(JOB, 1, "no"), messages.PlanGo(JOB, 1),
+    messages.PlanMode(JOB, "auto", "safe", 1), messages.PlanMode(JOB, "", "\0"),
     messages.Fault(JOB, "PeerLost", "gone", 0, 1, 1, "push", ("b",), 1.0, 0, "start again"),
     messages.JobLeft("train", JOB, 0, ((0, 3),)), messages.JobLeft("train", b"", 300),
     TraceOrder(7, JOB, 3, 60.0), TraceOrder(7, b"", 0, 0.5), AskSpans(7, 0), AskSpans(7, 1 << 20),

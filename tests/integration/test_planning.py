@@ -171,6 +171,7 @@ def test_a_job_is_planned_by_its_first_node_and_steered_by_operators(cluster: Cl
         assert "planner (lgreco, safe)" in ctl(a, "set-plan", "--mode", "lgreco", "--quality", "safe")[1]
         plan = ask(a, "plan")
         assert (plan["mode"], plan["quality"]) == ("lgreco", "safe")
+        until(lambda: (p := ask(b, "plan"))["mode"] == "lgreco" and p["quality"] == "safe", job, b)
         finish(job, tmp_path / "second")
 
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from gcproto.messages import Rule
+from gcproto.messages import PlanMode, Rule
 from gcserver.planner.auto import Considered, Proposal
 from gcserver.planner.auto_rules import PlannedRule
 from gcserver.planner.course import (
@@ -399,6 +399,15 @@ def test_rules_of_a_planner_that_is_gone_may_be_planned_away() -> None:
     assert noticed(began, 3, NEW, planned=True) == Standing("auto", "fast", NEW, plan=3, chosen=True, mine=True)
     assert noticed(began, 3, NEW).mode == "static", "an operator's"
     assert noticed(PLANNED, 9, OTHER, planned=True) == Standing("auto", "fast", OTHER, plan=9, mine=True)
+
+
+def test_rules_that_were_on_their_way_when_the_planner_got_the_plans_may_be_planned_away() -> None:
+    began = Standing("auto", "fast", OLD, plan=2, said=PlanMode(b"j" * 16, "auto", "", 4))
+    found = noticed(began, 4, NEW)
+    assert found == Standing("auto", "fast", NEW, plan=4, said=began.said)
+    assert noticed(found, 4, NEW, asked_for=True) == found
+    assert noticed(replace(began, plan=1), 3, OLD, asked_for=True) == replace(began, plan=3)
+    assert noticed(found, 5, OTHER) == by_hand(found) and by_hand(found).said == began.said
 
 
 def test_what_a_job_was_resumed_with_may_be_planned_away() -> None:

@@ -15,7 +15,8 @@ import msgspec
 
 from gcproto.messages import MemberInfo, PlanText, Rule
 from gcproto.patterns import last_of_each
-from gcserver.core.control_events import AnswerRequest
+from gcserver.core import job_plans
+from gcserver.core.control_events import AnswerRequest, SaveJob, SayMode
 from gcserver.core.job import Job
 from gcserver.planner.auto import Proposal
 from gcserver.planner.auto_rules import PlannedRule
@@ -116,6 +117,10 @@ class Daemon:
             return AnswerRequest(1, error=self.refuse)
         version = self.newest(rules, planned=True)
         return AnswerRequest(1, version, self.domain.settled + 2)
+
+    def feed(self, event: SayMode) -> None:
+        for effect in job_plans.say_mode(self.job, event.mode, event.quality, event.anew):
+            assert isinstance(effect, SaveJob)
 
     def newest(self, rules: tuple[Rule, ...], planned: bool = False) -> int:
         """The members come to a plan with these rules, which is in force from the next step on."""

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gcproto.agreed import Resumed
+from gcproto.agreed import PlanMode, Resumed
 from gcproto.records import replace
 from gcserver.admin.planning import AdviceRow, Forecast, TimelineJob
 from gcserver.admin.source import AdminError, ErrorKind, PlanChange
@@ -188,11 +188,16 @@ def test_a_plan_that_only_steers_what_a_checkpoint_brought_says_nothing_of_who_p
     ("began", "planned", "mode"),
     [("auto", True, "auto"), ("auto", False, "static"), ("static", True, "auto"), ("static", False, "static")],
 )
-def test_another_node_tells_who_plans_by_the_newest_plan(tmp_path: Path, began: str, planned: bool, mode: str) -> None:
+@pytest.mark.parametrize("said", [False, True], ids=["as it began", "as an operator said"])
+def test_another_node_tells_who_plans_by_the_newest_plan(
+    tmp_path: Path, said: bool, began: str, planned: bool, mode: str
+) -> None:
     async def test(d: Service) -> None:
         d.plans_at("b")
-        d.job.record = msgspec.structs.replace(d.job.record, mode=began)
-        assert (await d.admin.plan(d.job, timeline=False)).mode == began, "no plan has said otherwise"
+        d.job.record = msgspec.structs.replace(d.job.record, mode="static" if said else began)
+        if said or (planned and began == "static"):  # or no planner would have made the plan
+            d.job.said = PlanMode(d.job.id, mode if planned else began, "", 0)
+            assert (await d.admin.plan(d.job, timeline=False)).mode == d.job.said.mode
         d.newest(TOPK, planned=planned)
         assert (await d.admin.plan(d.job, timeline=False)).mode == mode
         d.still = "fp16"
