@@ -50,6 +50,7 @@ from gcserver.core.job_faults import AGAIN, abroad
 from gcserver.core.job_records import misfit, unknown_job, why_unusable
 from gcserver.core.link import Link
 from gcserver.core.peers import Peers, PeerUp
+from gcserver.core.plan_modes import on_say_mode
 from gcserver.core.restoring import damage
 
 #: In JobLeft of a job: an answer, which needs none.
@@ -330,10 +331,6 @@ class ControlMachine:
     def _on_set_plan(self, e: SetPlan, now: float) -> None:
         self.out.extend(job_plans.asked(self.jobs.values(), wish_number(self.config.incarnation, e.request), e))
 
-    def _on_say_mode(self, e: SayMode, now: float) -> None:
-        if (job := self.jobs.get(e.job)) is not None:
-            self.out.extend(job_plans.say_mode(job, e.mode, e.quality, e.anew))
-
     def _on_drain(self, e: DrainAsked, now: float) -> None:
         self.draining = e.reason or "draining"
         self.out.append(Log("info", f"draining: {self.draining}; {len(self.jobs)} job(s) still run"))
@@ -393,7 +390,7 @@ _HANDLERS: dict[type, Callable[[ControlMachine, Any, float], None]] = {
     EpochWon: ControlMachine._on_epoch_won,
     ArbiterSilent: ControlMachine._on_arbiter_silent,
     SetPlan: ControlMachine._on_set_plan,
-    SayMode: ControlMachine._on_say_mode,
+    SayMode: lambda machine, e, now: machine.out.extend(on_say_mode(machine.jobs, e)),
     ProbeLink: lambda machine, e, now: machine.peers.on_probe(e, now),
     TellPeer: lambda machine, e, now: machine.peers.send(e.peer, e.message),
     PeerExpelled: ControlMachine._on_expelled,

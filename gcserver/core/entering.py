@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from gcproto.epoch_messages import JobState
 from gcproto.messages import EpochDecided, Fault, MemberInfo, Register
-from gcserver.core import admission, job_plans
+from gcserver.core import admission, job_plans, plan_modes
 from gcserver.core.control_events import ControlEffect
 from gcserver.core.gathering import Formation
 from gcserver.core.job import Job
@@ -134,5 +134,5 @@ def _unable(job: Job, state: JobState) -> str:
     """Why this node cannot do its part in a job; empty if it can."""
     admission.fill(job, state)
     spaces = ((domain, section) for domain in job.domains.values() for section in domain.sections)
-    bad = job_plans.no_words(job.said) or job_plans.unresolved(job)
+    bad = plan_modes.no_words(job.said) or job_plans.unresolved(job)
     return bad or next(filter(None, (job.no_space(job, d, s) for d, s in spaces)), "")

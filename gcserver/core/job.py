@@ -308,7 +308,7 @@ class Job:
     def plan(self, domain: ControlDomain, version: int) -> Plan:
         """Plan ``version`` as this domain runs it: the job's default, the domain's codec, the text, what it excludes.
 
-        Of a lossless domain the text may be forgotten (`forget_plans`): it means nothing there.
+        Of a lossless domain the text may be forgotten (`job_plans.py`): it means nothing there.
         """
         text = self.plans[version].rules if version and not domain.lossless else resuming.rules(domain.declared_as)
         return self.compose(domain, version, text)
@@ -328,12 +328,6 @@ class Job:
         """What steers the levels of each node under plan ``version``; "none" if nothing does."""
         text = self.plans.get(version)
         return (text.controller if text is not None else resuming.controller(self)) or self.record.controller
-
-    def forget_plans(self) -> None:
-        """Texts that no step will run under any more: all that are older than the newest proposal, and than what is in
-        force wherever texts mean something. A domain yet to be declared begins with the newest proposal."""
-        needed = min((d.switches[0][1] for d in self.domains.values() if not d.lossless), default=self.proposal)
-        self.plans = {v: text for v, text in self.plans.items() if v >= min(needed, self.proposal)}
 
     def open_domain(self, domain: ControlDomain, lane: int | None) -> list[ControlEffect]:
         """Tell a lane (None: all of them) of a domain."""

@@ -5,20 +5,17 @@ what a plan means for a block (`plan.py`), the step from which it holds (`settli
 
     PlanRequest (any member -> the first) -> PlanText (the first -> all) -> PlanReady (each -> the first)
     -> all can: PlanGo (the first -> all), contributions propose it; one cannot: PlanReady with the error, to all.
-    PlanMode (the first -> all, again by all in a new epoch): who makes the plans, for whoever is the first after it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
-from gcproto import modes
 from gcproto.manifest import Section
 from gcproto.messages import OfPlans, PlanGo, PlanMode, PlanReady, PlanRequest, PlanText, Rule
 from gcproto.patterns import last_of_each
-from gcproto.records import replace
 from gcserver.core import plan as planning
-from gcserver.core import resuming
+from gcserver.core import plan_modes, resuming
 from gcserver.core.control_domain import ControlDomain
 from gcserver.core.control_events import AnswerRequest, ControlEffect, Log, SetPlan, ToLane
 from gcserver.core.events import PlanKnown, ProposalKnown
@@ -41,7 +38,7 @@ def on_message(job: Job, node: str, m: OfPlans) -> list[ControlEffect]:
     frozen, for the epoch that it may be of.
     """
     if isinstance(m, PlanMode):
-        return on_mode(job, m)  # whoever passes it on
+        return plan_modes.on_said(job, m)  # whoever passes it on
     to_first, of_first = isinstance(m, PlanRequest | PlanReady), not isinstance(m, PlanRequest)
     if not ((to_first and job.node == job.first) or (of_first and node == job.first)):
         if job.frozen:
@@ -115,10 +112,8 @@ def _next_plan(job: Job) -> list[ControlEffect]:
     given = wish.replace or bool(wish.rules)
     text = PlanText(job.id, job.numbered, wish.request, kept, controller, _planned(job, newest, wish), given)
     job.preparing[text.version] = {m.node for m in job.record.members}
-    if job.said is not None and newest <= job.said.since and not given:
-        # They are still rules that were there when the mode was said.
-        job.said = replace(job.said, since=text.version)
-        pass_on(job)
+    if not given:
+        plan_modes.as_old(job, newest, text.version)
     job.tell_members(text)
     return [job.save(), *on_plan(job, text)]
 
@@ -205,40 +200,6 @@ def cut(job: Job, domain: ControlDomain, section: Section, version: int, text: P
     return f"{cut[1].spec} takes whole matrices, and blocks of {domain.config.label!r} may cut {cut[0]!r}"
 
 
-def say_mode(job: Job, mode: str, quality: str, anew: bool) -> list[ControlEffect]:
-    """At the first member: an operator says who makes the plans from now on, and what those may lose (empty: nobody
-    has said that). Where the mode is said (``anew``), plans that are being prepared and wishes that wait were there
-    before."""
-    number, since = job.said.age if job.said is not None else (0, 0)
-    since = job.numbered + len(job.queue) if anew else since
-    out = on_mode(job, PlanMode(job.id, mode, quality, since, number + 1))
-    pass_on(job)
-    return out
-
-
-def on_mode(job: Job, said: PlanMode) -> list[ControlEffect]:
-    """Keep what was said, if it is news."""
-    if why := no_words(said):
-        return [Log("error", f"job {job.record.label}: who makes its plans stays as it was: {why}")]
-    if job.said is not None and job.said.age >= said.age:
-        return []
-    job.said = said
-    return [job.save()]
-
-
-def pass_on(job: Job, *nodes: str) -> None:
-    """Tell ``nodes``, or all other members, what was said of the mode."""
-    if job.said is not None:
-        job.tell_members(job.said, *nodes)
-
-
-def no_words(said: PlanMode | None) -> str:
-    """Why nothing can be made of what was said of the mode; empty if something can, or nothing was said."""
-    if said is None:
-        return ""
-    return modes.unknown(said.mode, said.quality) if said.mode else "no mode was said"
-
-
 def on_ready(job: Job, node: str, ready: PlanReady) -> list[ControlEffect]:
     """A member can or cannot run a plan; when all can, it is proposed."""
     if job.node != job.first:
@@ -281,7 +242,7 @@ def without(job: Job, gone: list[str], first: str) -> list[ControlEffect]:
     """Members are gone, ``first`` was the first one until now: plans that waited for them go on or are given up."""
     out: list[ControlEffect] = []
     if first in gone:
-        pass_on(job)  # it may not have reached all
+        plan_modes.pass_on(job)  # it may not have reached all
         out.extend(job.requests.lost(f"{first}, which makes this job's plans, was lost"))
         job.queue.clear()
         job.requests.wishes.clear()
@@ -317,14 +278,21 @@ def on_go(job: Job, go: PlanGo) -> list[ControlEffect]:
     if go.version <= job.proposal or go.version not in job.plans:
         return []
     job.proposal = go.version
-    job.forget_plans()
+    _forget(job)
     return [job.save(), *(ToLane(ProposalKnown(d.config.id, go.version)) for d in job.domains.values())]
+
+
+def _forget(job: Job) -> None:
+    """Texts that no step will run under any more: all that are older than the newest proposal, and than what is in
+    force wherever texts mean something. A domain yet to be declared begins with the newest proposal."""
+    needed = min((d.switches[0][1] for d in job.domains.values() if not d.lossless), default=job.proposal)
+    job.plans = {v: text for v, text in job.plans.items() if v >= min(needed, job.proposal)}
 
 
 def resend(job: Job, node: str) -> None:
     """Say what a peer that is a new process may not know: to members who makes the plans, and those, to the first one
     answers and wishes."""
-    pass_on(job, node)
+    plan_modes.pass_on(job, node)
     for version, text in job.plans.items():
         if job.node == job.first:
             job.tell_members(text, node)

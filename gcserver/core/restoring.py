@@ -14,8 +14,8 @@ from gcproto.messages import DeclareDomain
 from gcserver.core.control_domain import LOSSLESS
 from gcserver.core.control_events import DomainLedger, JobMemory
 from gcserver.core.declarations import MAX_DOMAIN
-from gcserver.core.job_plans import no_words
 from gcserver.core.job_records import misfit
+from gcserver.core.plan_modes import no_words
 
 #: Steps and plan numbers beyond these are not counted to by any job.
 MAX_STEP = 1 << 62

@@ -146,7 +146,8 @@ def _unknown(seen: Profile) -> int:
 
 
 def begun(job: Job) -> Standing:
-    """How planning for a job begins: as its record says it, or an operator since, at whichever node."""
+    """How planning for a job begins: as its record says it, which is what rank 0's worker wanted, else what the first
+    node's configuration says; or as an operator has said since, at whichever node."""
     rules, said = resuming.base(job.domains), job.said
     if said is None:
         return Standing(job.record.mode, job.record.quality, rules)
@@ -171,6 +172,15 @@ def outdated(standing: Standing, job: Job) -> bool:
     """Whether an operator has said otherwise, when another node planned."""
     said = standing.said
     return job.said is not None and (said is None or said.number != job.said.number)
+
+
+def left(standing: Standing) -> str:
+    """Which plan operators are left with who take over, in words."""
+    if standing.asked is not None:
+        return "the planner's newest one, which the members agree on right now, comes into force first"
+    if standing.before is not None:
+        return f"plan {standing.plan}, which was tried and is not judged yet, stays"
+    return "the one in force stays"
 
 
 def heard(done: asyncio.Task[Any]) -> None:

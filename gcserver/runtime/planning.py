@@ -34,7 +34,7 @@ from gcserver.planner.in_force import barred
 from gcserver.planner.profile import Profile
 from gcserver.planner.standing import Before, Rules, Standing, rules_of
 from gcserver.runtime import planwish
-from gcserver.runtime.plancourse import LOOK_EVERY, LOOK_SOON, RETRY_AFTER, Course, begun, heard, saved_or_begun
+from gcserver.runtime.plancourse import LOOK_EVERY, LOOK_SOON, RETRY_AFTER, Course, begun, heard, left, saved_or_begun
 from gcserver.runtime.planfacts import PlanFacts, lossless, newest_asked_for, newest_planned, newest_rules, step_now
 from gcserver.runtime.plannerlink import Plan, Planned, PlannerError, PlannerLink
 from gcserver.runtime.planstudy import PlanStudy
@@ -74,9 +74,8 @@ class Planning:
 
     # ------------------------------------------------------------------------------------------ modes
     def course(self, job: Job) -> Course:
-        """How planning for ``job`` stands: as it was saved, else begun as an operator has said or with the mode of its
-        record, which is what rank 0's worker wanted, else what the first node's configuration says. Elsewhere than on
-        the node that plans it is as it begins, since how it went on only that node knows."""
+        """How planning for ``job`` stands: as it was saved, else begun as an operator has said or as its record says.
+        Elsewhere than on the node that plans it is as it begins, since how it went on only that node knows."""
         if job.node != job.first:
             return Course(begun(job))
         found = self._courses.get(job.id)
@@ -97,12 +96,8 @@ class Planning:
         course.standing = msgspec.structs.replace(old, said=job.said)
         course.begin_anew()
         if mode == STATIC:
-            on_trial = f"plan {old.plan}, which was tried and is not judged yet, stays"
-            stays = on_trial if old.before is not None else "the one in force stays"
-            if old.asked is not None:
-                stays = "the planner's newest one, which the members agree on right now, comes into force first"
             self._now(job, mode=mode, quality=quality, before=None, chosen=chosen)
-            return f"plans are made by operators from now on; {stays}"
+            return f"plans are made by operators from now on; {left(old)}"
         # Rules that are there now may be planned away; a plan that is on its way is still known as the planner's.
         course.standing = Standing(
             mode, quality, newest_rules(job), old.asked, plan=job.proposal, chosen=chosen, said=job.said

@@ -1,6 +1,6 @@
 """What an operator says of who makes a job's plans, as every member comes to know it.
 
-What may live here: tests of `job_plans.say_mode` and of where what was said goes. What may not: what a planner makes of
+What may live here: tests of `plan_modes.py` and of where what was said goes. What may not: what a planner makes of
 it (`runtime/test_planning_modes.py`), plans themselves (`test_job_plans.py`).
 """
 
@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from gcproto.messages import MemberInfo, PlanMode
-from gcserver.core import admission, entering, job_plans
+from gcserver.core import admission, entering, job_plans, plan_modes
 from gcserver.core import control_events as ce
 from gcserver.core.job import Job
 from gcserver.core.restoring import damage
@@ -23,7 +23,7 @@ SAFE = PlanMode(JOB, "auto", "safe", 0)
 
 
 def say(w: Members, mode: str = "auto", quality: str = "safe", at: str = "a", anew: bool = True) -> None:
-    w.did(at, job_plans.say_mode(w[at], mode, quality, anew))
+    w.did(at, plan_modes.say(w[at], mode, quality, anew))
 
 
 def test_what_is_said_at_the_first_member_reaches_all_and_outlives_it() -> None:

@@ -15,7 +15,7 @@ import msgspec
 
 from gcproto.messages import MemberInfo, PlanText, Rule
 from gcproto.patterns import last_of_each
-from gcserver.core import job_plans
+from gcserver.core import plan_modes
 from gcserver.core.control_events import AnswerRequest, SaveJob, SayMode
 from gcserver.core.job import Job
 from gcserver.planner.auto import Proposal
@@ -119,7 +119,7 @@ class Daemon:
         return AnswerRequest(1, version, self.domain.settled + 2)
 
     def feed(self, event: SayMode) -> None:
-        for effect in job_plans.say_mode(self.job, event.mode, event.quality, event.anew):
+        for effect in plan_modes.on_say_mode(self.machine.jobs, event):
             assert isinstance(effect, SaveJob)
 
     def newest(self, rules: tuple[Rule, ...], planned: bool = False) -> int:
