@@ -21,7 +21,7 @@ from gcproto.wire import Flag, FrameType, Header, Phase
 from gcserver.core import control_events as ce
 from gcserver.core import events as ev
 from gcserver.core.control import wish_number
-from tests.simulation import strains, strangers
+from tests.simulation import modes, strains, strangers
 from tests.simulation.memory import CODECS, LEVELS
 from tests.simulation.processes import CONTROL, ControlProcess, Process
 from tests.simulation.shape import LOSSY, sometimes_twice
@@ -317,11 +317,11 @@ LOSSES: dict[Callable[[World, Random], None], int] = {
 LATE = (crash_lane, crash_supervisor, crash_node, reset, lose, pause_supervisor)
 
 
-#: ``tune`` is no fault, and drawn apart; so are ``stall`` and ``expel``, which came later
+#: ``tune`` is no fault, and drawn apart; so are ``stall``, ``expel`` and what is said of modes, which came later
 KINDS = {
     k.__name__: k
     for kinds in (
-        SURVIVABLE, LOSSES, [tune, stall, strains.expel],
+        SURVIVABLE, LOSSES, [tune, stall, strains.expel, *modes.HARMLESS],
         strains.HARMLESS, strains.RARE, strains.DEADLY, strains.RARE_DEADLY,
     )
     for k in kinds

@@ -15,6 +15,7 @@ from gcserver.core.early_messages import MAX_EARLY
 from gcserver.core.entering import MAX_STATES
 from gcserver.core.events import CodecChoice
 from tests.simulation.memory import resolve
+from tests.simulation.modes import says_mode
 from tests.simulation.operators import ask
 from tests.simulation.processes import ControlProcess
 from tests.simulation.program import DomainSpec, JobSpec
@@ -210,6 +211,21 @@ def the_first_is_lost_while_its_plan_is_made() -> World:
     return w
 
 
+def the_mode_outlives_who_plans() -> World:
+    """An operator says it at the first member, which is lost before all have heard of it, and comes back."""
+    w = lossy_world("shrink", "feedback")
+    play_to(w, 4)
+    w.network.partition("node0", "node2", w.now + 3.0, False)
+    first = supervisor(w, 0)
+    says_mode(w, first, next(iter(first.machine.jobs.values())), "auto", "safe")
+    play_until(w, lambda: any(node == "node1" for _, node in w.modes.kept))
+    w.die(w.nodes[0])
+    play_until(w, lambda: _stand(w, 2, False, 1, 2))
+    w.bring_back(w.nodes[0])
+    w.run()
+    return w
+
+
 # ------------------------------------------------------------------------------------------------ too much
 def is_told_too_much() -> World:
     """A peer speaks of jobs that there are not, to a node that waits for its own, and more than anybody keeps."""
@@ -236,5 +252,6 @@ WORLDS: tuple[Callable[[], World], ...] = (
     nobody_tells_what_the_job_is_like,
     a_plan_is_made_while_a_node_comes_in,
     the_first_is_lost_while_its_plan_is_made,
+    the_mode_outlives_who_plans,
     is_told_too_much,
 )

@@ -13,9 +13,10 @@ from typing import Any
 
 import msgspec
 
+from gcproto.messages import PlanMode
 from gcproto.records import replace
 from gcproto.wire import Flag, Header, Phase
-from gcserver.core import completion, encoding, exchange, frames, job_plans, settling, tuning
+from gcserver.core import completion, encoding, exchange, frames, job_plans, plan_modes, settling, tuning
 from gcserver.core import effects as fx
 from gcserver.core.domain import Domain
 from gcserver.core.job import Job
@@ -333,3 +334,14 @@ def taken_up_twice(original: Any) -> Any:
 def not_replaced(original: Any) -> Any:
     """A wish to replace all rules only adds its own."""
     return lambda job, wish: original(job, msgspec.structs.replace(wish, replace=False))
+
+
+@plant(plan_modes, "on_said", "modes", "crash_supervisor", "cut_off")
+def old_mode_is_news(original: Any) -> Any:
+    """Whatever a member says of the mode is kept, be it older than what is known."""
+
+    def on_said(job: Job, said: PlanMode) -> Any:
+        job.said = None
+        return original(job, said)
+
+    return on_said

@@ -184,11 +184,13 @@ class ControlProcess(Process):
 
     def _save_job(self, e: ce.SaveJob) -> None:
         self.world.checks.on_save(self, e)
+        self.world.modes.on_save(self, e)
         self.node.memory.jobs[e.job] = e.memory
         self.world.records.setdefault(e.job, e.memory.record)
 
     def _forget_job(self, e: ce.ForgetJob) -> None:
         self.world.checks.on_forget(self, e.job)
+        self.world.modes.on_forget(self, e.job)
         self.node.memory.forget(e.job)
         for lane in self.lanes_up.values():
             self.node.to_lane(self, lane, e)

@@ -17,7 +17,7 @@ import msgspec
 
 from gcproto.epoch_messages import EpochStart
 from gcproto.manifest import Section, TensorSpec
-from gcproto.messages import DeclareDomain
+from gcproto.messages import DeclareDomain, PlanMode
 from gcserver.core.control_events import JobMemory
 from gcserver.core.restoring import MAX_STEP
 from tests.simulation.memory import Ledger
@@ -83,6 +83,7 @@ SPOILS: dict[str, Spoil] = {
     "a step nobody counts to": _far,
     "plans that come before their time": _falling,
     "a plan nobody knows": _unknown_plan,
+    "a mode nobody knows": lambda m, d: replace(m, said=PlanMode(m.record.job, "wobble")),
 }
 
 

@@ -1,9 +1,9 @@
 """What worlds bear besides faults of machines and networks: clocks, slow readers, mistakes of people and programs.
 
 What may live here: drawing them from the seed, and those that are about time. What may not: what workers do wrong
-(`mistakes.py`), what foreign or faulty nodes send (`strangers.py`), what operators ask for (`operators.py`), what
-comes late (`latecomers.py`), what is beyond bounds (`bounds.py`), what a restart finds (`remembered.py`), which are
-only listed here.
+(`mistakes.py`), what foreign or faulty nodes send (`strangers.py`), what operators ask for (`operators.py`) and say
+(`modes.py`), what comes late (`latecomers.py`), what is beyond bounds (`bounds.py`), what a restart finds
+(`remembered.py`), which are only listed here.
 
 All come from generators of their own, so that the faults of `faults.py` strike a seed as they did before these came.
 Harmless ones must change nothing for any job; deadly ones end a job, with a fault that says why.
@@ -15,7 +15,7 @@ from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING
 
-from tests.simulation import bounds, latecomers, mistakes, operators, remembered, strangers
+from tests.simulation import bounds, latecomers, mistakes, modes, operators, remembered, strangers
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -77,8 +77,9 @@ RARE_DEADLY: dict[Strain, int] = {
     **dict.fromkeys(strangers.DEADLY, 3),
     mistakes.odd_domain: 2,
 }
-#: share of all worlds in which a node is expelled
+#: share of all worlds in which a node is expelled, in which an operator says who makes the plans
 EXPELLED = 0.03
+TOLD = 0.15
 #: these make a program wrong before it starts
 AT_START = frozenset((*mistakes.AT_START, *latecomers.AT_START))
 
@@ -95,6 +96,9 @@ def draw(w: World) -> list[tuple[float, Strain, Random]]:
     own = Random(w.seed * 64 + 59)
     if own.random() < EXPELLED:
         out.append((own.uniform(0.1, 0.4), expel, own))
+    said = Random(w.seed * 64 + 61)
+    if said.random() < TOLD:
+        out.append((said.uniform(0.05, 0.4), said.choice(modes.HARMLESS), said))
     if r.random() < 0.15:
         strain = r.choices(list(DEADLY), list(DEADLY.values()))[0]
         out.append((0.0 if strain in AT_START else r.uniform(0.1, 0.4), strain, r))

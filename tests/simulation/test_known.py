@@ -39,6 +39,14 @@ def test_a_plan_of_a_lost_first_member_comes_into_force_where_one_hears_of_it_be
     assert last_plan(w) == 1
 
 
+def test_what_an_operator_said_of_the_mode_outlives_the_node_that_was_told() -> None:
+    w = known.the_mode_outlives_who_plans()
+    assert sorted(finished(w)) == ["node0", "node1", "node2"]
+    kept = {node: [(said.mode, said.quality) for said in of] for (_, node), of in w.modes.kept.items()}
+    # The first member kept it before it was lost, and again when it had come back.
+    assert kept == {"node0": [("auto", "safe")] * 2, "node1": [("auto", "safe")], "node2": [("auto", "safe")]}
+
+
 def test_what_a_peer_says_of_jobs_that_are_not_there_costs_nobody_anything() -> None:
     w = known.is_told_too_much()
     machine = known.supervisor(w, 0).machine

@@ -12,7 +12,7 @@ import pytest
 
 from gcproto.agreed import Resumed, Rule
 from gcproto.messages import Fault
-from tests.simulation import bounds, latecomers, mistakes, remembered, strains, strangers
+from tests.simulation import bounds, latecomers, mistakes, modes, remembered, strains, strangers
 from tests.simulation.faults import lose_memory
 from tests.simulation.processes import CONTROL
 from tests.simulation.program import DomainSpec, JobSpec
@@ -95,7 +95,7 @@ def test_every_deadly_strain_is_expected_to_end_a_job() -> None:
     assert {*strains.DEADLY, *strains.RARE_DEADLY} <= set(ENDS)
 
 
-@pytest.mark.parametrize("strain", {**strains.HARMLESS, **strains.RARE}, ids=lambda s: s.__name__)
+@pytest.mark.parametrize("strain", [*{**strains.HARMLESS, **strains.RARE}, *modes.HARMLESS], ids=lambda s: s.__name__)
 def test_what_is_harmless_changes_no_output(strain: strains.Strain) -> None:
     w = world(12)
     play(w, strain, 0.2)

@@ -22,6 +22,7 @@ from gcserver.core.events import CodecChoice
 from tests.simulation.checks import Checks, Violation
 from tests.simulation.lane_process import LaneProcess
 from tests.simulation.memory import NodeMemory, resolve
+from tests.simulation.modes import Modes
 from tests.simulation.network import Network
 from tests.simulation.processes import CONTROL, LATEST_LIFE, ControlProcess, Process
 from tests.simulation.program import DomainSpec, JobSpec
@@ -134,7 +135,7 @@ class World:
         self.fault_names: set[str] = set()
         self.checks = Checks(self)
         self.network = Network(self)
-        self.register = Register(self)
+        self.register, self.modes = Register(self), Modes()
         #: nodes that their jobs may go on without
         self.excused: set[str] = set()
         #: links were broken for longer than a lease: the arbiter decides who is left
