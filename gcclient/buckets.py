@@ -190,7 +190,7 @@ class State:
         self.ranks = ranks
         self.auditor = auditor
         self.passes = Passes(passes, (p.tensor for p in parameters))
-        self.timing = Timing(domain.id, session.inform)
+        self.timing = Timing(domain.id, session)
         self.timing.watch(p.tensor for p in parameters)
         self.parameters = {id(p.tensor): p for p in parameters}
         self._plans: dict[tuple[int, ...], Plan] = {}

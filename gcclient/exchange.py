@@ -41,7 +41,7 @@ class Layout:
         self.parameters = tuple(parameters)
         used = torch.zeros(len(parameters), dtype=torch.float64, device=device.HOST)
         self.used = declare_tensor(session, domain, USED, used)
-        self.timing = Timing(domain.id, session.inform)
+        self.timing = Timing(domain.id, session)
         self.by_block: dict[BlockPlace, list[tuple[Parameter, Piece]]] = {}
         for parameter in parameters:
             for piece in parameter.pieces:

@@ -31,7 +31,7 @@ class Passes:
 
     def __init__(self, collectives: Collectives, domain: Domain) -> None:
         self.domain = domain
-        self.timing = Timing(domain.id, collectives.session.inform)
+        self.timing = Timing(domain.id, collectives.session)
         self._collectives = collectives
         self._counters = collectives.session.counters
         self._step: Step | None = None

@@ -84,6 +84,8 @@ class Session:
         self._asking: list[Message] = []
         #: False between a new connection and the daemon's answer to it; what is declared meanwhile waits for that
         self._attached = True
+        #: how often a daemon has taken this worker: once, and again by each that was started in its place
+        self.taken = 0
         self._waiting_said = 0.0
         self._waiting_for = ""
 
@@ -174,7 +176,7 @@ class Session:
         with control.sending:
             self.registered = message
             self.membership.on_registered(message)
-            self._attached = True
+            self._attached, self.taken = True, self.taken + 1
             for domain in self.domains.values():
                 control.post(domain.declared)
                 for section in domain.sections:

@@ -122,7 +122,7 @@ class ShardLayout:
         self.note = shards.note
         # A sum over the nodes' sums is the sum over all.
         self.nodes = nodes if average else replace(nodes, weight=(1, 1))
-        self.timing = Timing(self.domain.id, session.inform)
+        self.timing = Timing(self.domain.id, session)
         self.bundles = [Bundle(each, self.nodes) for each in bundles_of(self.parameters, groups, named)]
         self.bundle = {p: bundle for bundle in self.bundles for p in bundle.parameters}
         #: in an order that all ranks have alike, with a shard and without

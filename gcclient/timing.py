@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from statistics import median
 from time import perf_counter
-from typing import Final
+from typing import Final, Protocol
 
 import torch
 from torch.utils.hooks import RemovableHandle
@@ -44,7 +44,8 @@ DEPARTED: Final = 0.15
 #: in so many windows one after the other, it is measured; the next time in twice as many, since steps that go on
 #: changing, as plans are tried or the training takes turns, are not to be measured all the time;
 WINDOWS: Final = 2
-#: for so many steps: the newest are to be the most of those that the daemon looks at.
+#: for so many steps: the newest are to be the most of those that the daemon looks at. So is it for a daemon that was
+#: started again, which may know of none.
 DEPARTED_STEPS: Final = 8
 #: The time and what was waited for are read together at most so often until they are of one moment.
 READINGS: Final = 8
@@ -55,16 +56,25 @@ def measured(step: int) -> bool:
     return FIRST <= step < FIRST + FIRST_STEPS or (step >= EVERY and step % EVERY < AGAIN_STEPS)
 
 
+class Informed(Protocol):
+    """The session, as it is needed here: it takes the message of a measured step."""
+
+    #: grows with every daemon that was started in the place of the one before
+    taken: int
+
+    def inform(self, message: TensorTimes) -> None: ...
+
+
 class Timing:
-    """The clocks of one state. ``send`` takes the message of a measured step.
+    """The clocks of one state.
 
     ``on`` while the step to come is measured. Keeps no tensor: parameters keep it, by their hooks.
     """
 
-    def __init__(self, domain: int, send: Callable[[TensorTimes], None]) -> None:
+    def __init__(self, domain: int, session: Informed) -> None:
         tolerance.watch()
         self.on = False
-        self._domain, self._send = domain, send
+        self._domain, self._session, self._taken = domain, session, session.taken
         self._cores = CoreWait()
         #: when each gradient was ready, by the order of declaration; 0: not in this step
         self._ready: list[float] = []
@@ -158,9 +168,11 @@ class Timing:
         if between >= 0:
             self._between.append(between)
         if self.on:
-            self._send(self._message(step, between))
+            self._session.inform(self._message(step, between))
         if step >= self._look_at:
             self._look(step)
+        if self._taken != self._session.taken:
+            self._taken, self._until = self._session.taken, max(self._until, step + DEPARTED_STEPS)
         changed = self._tolerant is not None and tolerance.tolerant() is not self._tolerant
         self.on = measured(step + 1) or step < self._until or changed
         if self.on:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+from gcclient.timing import EVERY, FIRST, FIRST_STEPS
 from gcserver.planner.profile import Profile, load
 from gcserver.runtime.measurements import SETTLING
 from tests.integration.cluster import Cluster
+from tests.integration.operators import ctl, reachable, until
 
 TRAIN = "tests.integration.profile_workers:train"
+UNTIL = "tests.integration.planning_workers:train"
 PAUSE, FORWARD, STEPS = 0.02, 0.05, 20
 
 
@@ -45,3 +49,27 @@ def test_both_daemons_know_when_gradients_are_ready(tmp_path: Path) -> None:
         assert STEPS - 2 - SETTLING <= pace.steps <= STEPS - 1 - SETTLING
         assert profile.copy > 0 and profile.busy == 1.0, "no codec was calibrated"
         assert profile.tolerant, "SGD without momentum"
+
+
+def test_a_daemon_that_keeps_no_profiles_has_one_again_soon_after_it_was_killed(tmp_path: Path) -> None:
+    """Its workers measure again; otherwise they would with step 500."""
+    stop = tmp_path / "stop"
+    with reachable(Cluster(tmp_path, nodes=2)) as cluster:
+        a = cluster.daemons[0]
+
+        def tensors() -> int:
+            status, said, complained = ctl(a, "--json", "profile")
+            if status:  # as long as it has none
+                assert "too little has been measured yet" in complained or "no job" in complained, complained
+                return 0
+            return sum(len(domain["tensors"]) for domain in json.loads(said)["domains"])
+
+        job = cluster.start(UNTIL, [0, 1], job="gpt", stop=str(stop), pause=0.1, width=20)
+        job.wait_mark(f"step {FIRST + FIRST_STEPS + 1}")  # what is measured by itself is over
+        assert tensors() == 6
+        a.restart()
+        a.wait_ready()
+        until("a profile of the daemon's second life", lambda: tensors() == 6, timeout=30.0)
+        stop.touch()
+        values = [outcome.ok() for outcome in job.wait(60)]
+    assert values[0]["hash"] == values[1]["hash"] and values[0]["steps"] == values[1]["steps"] < EVERY

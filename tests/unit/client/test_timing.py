@@ -46,13 +46,25 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
+class Session:
+    """Stands for the connection to the daemon, which a test starts again by counting."""
+
+    def __init__(self) -> None:
+        self.taken = 1
+        self.sent: list[TensorTimes] = []
+
+    def inform(self, message: TensorTimes) -> None:
+        self.sent.append(message)
+
+
 class Worker:
     """Three parameters whose gradients come when the test says so."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
-        self.sent: list[TensorTimes] = []
-        self.timing = Timing(7, self.sent.append)
+        self.session = Session()
+        self.sent = self.session.sent
+        self.timing = Timing(7, self.session)
         self.cores = self.timing._cores
         self.tensors = [torch.zeros(2, requires_grad=True) for _ in range(3)]
         self.timing.watch(self.tensors)
@@ -237,6 +249,14 @@ def test_a_core_lost_while_the_clock_is_read_does_not_turn_it_back(worker: Worke
     lost += [0.003] * (3 * READINGS)
     worker.timing.clock()
     assert len(lost) >= READINGS, "who always loses it is not held up"
+
+
+def test_a_daemon_that_was_started_again_is_told_of_some_steps(worker: Worker) -> None:
+    worker.until(FIRST + FIRST_STEPS + 20)
+    told, step = len(worker.sent), worker.step
+    worker.session.taken += 1
+    worker.until(step + 2 * DEPARTED_STEPS + 1)
+    assert [m.step for m in worker.sent[told:]] == list(range(step + 2, step + 2 + DEPARTED_STEPS))
 
 
 def test_who_comes_into_a_job_looks_at_a_whole_window_first(worker: Worker) -> None:
