@@ -176,7 +176,8 @@ class Session:
         with control.sending:
             self.registered = message
             self.membership.on_registered(message)
-            self._attached, self.taken = True, self.taken + 1
+            self._attached = True
+            self.taken += 1
             for domain in self.domains.values():
                 control.post(domain.declared)
                 for section in domain.sections:

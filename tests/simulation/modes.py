@@ -74,8 +74,7 @@ def odd_modes(w: World, r: Random) -> None:
 def _firsts(w: World) -> list[tuple[ControlProcess, Job]]:
     """The supervisors that answer now and are their jobs' first members."""
     there = [p for n in w.nodes if (p := n.supervisor) is not None and p.alive and not p.paused]
-    jobs = [(p, job) for p in there for job in p.machine.jobs.values()]
-    return [(p, job) for p, job in jobs if job.ended is None and job.first == p.node.name]
+    return [(p, j) for p in there for j in p.machine.jobs.values() if j.ended is None and j.first == p.node.name]
 
 
 def _mode(w: World, r: Random) -> None:
