@@ -95,7 +95,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("version", "protocol_version", "node", "incarnation", "uptime_seconds", "listen", "advertise", "state", "reason", "lanes", "arena_bytes", "errors", "applicants")
+    __slots__ = ("version", "protocol_version", "node", "incarnation", "uptime_seconds", "listen", "advertise", "state", "reason", "lanes", "arena_bytes", "errors", "applicants", "planning_cpu_seconds")
     class ErrorsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -103,6 +103,13 @@ class GetStatusResponse(_message.Message):
         key: str
         value: int
         def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class PlanningCpuSecondsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     VERSION_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
@@ -116,6 +123,7 @@ class GetStatusResponse(_message.Message):
     ARENA_BYTES_FIELD_NUMBER: _ClassVar[int]
     ERRORS_FIELD_NUMBER: _ClassVar[int]
     APPLICANTS_FIELD_NUMBER: _ClassVar[int]
+    PLANNING_CPU_SECONDS_FIELD_NUMBER: _ClassVar[int]
     version: str
     protocol_version: int
     node: str
@@ -129,7 +137,8 @@ class GetStatusResponse(_message.Message):
     arena_bytes: int
     errors: _containers.ScalarMap[str, int]
     applicants: _containers.RepeatedCompositeFieldContainer[Applicant]
-    def __init__(self, version: _Optional[str] = ..., protocol_version: _Optional[int] = ..., node: _Optional[str] = ..., incarnation: _Optional[int] = ..., uptime_seconds: _Optional[float] = ..., listen: _Optional[str] = ..., advertise: _Optional[str] = ..., state: _Optional[_Union[NodeState, str]] = ..., reason: _Optional[str] = ..., lanes: _Optional[_Iterable[_Union[LaneStatus, _Mapping]]] = ..., arena_bytes: _Optional[int] = ..., errors: _Optional[_Mapping[str, int]] = ..., applicants: _Optional[_Iterable[_Union[Applicant, _Mapping]]] = ...) -> None: ...
+    planning_cpu_seconds: _containers.ScalarMap[str, float]
+    def __init__(self, version: _Optional[str] = ..., protocol_version: _Optional[int] = ..., node: _Optional[str] = ..., incarnation: _Optional[int] = ..., uptime_seconds: _Optional[float] = ..., listen: _Optional[str] = ..., advertise: _Optional[str] = ..., state: _Optional[_Union[NodeState, str]] = ..., reason: _Optional[str] = ..., lanes: _Optional[_Iterable[_Union[LaneStatus, _Mapping]]] = ..., arena_bytes: _Optional[int] = ..., errors: _Optional[_Mapping[str, int]] = ..., applicants: _Optional[_Iterable[_Union[Applicant, _Mapping]]] = ..., planning_cpu_seconds: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class Applicant(_message.Message):
     __slots__ = ("node", "job", "since_seconds", "reason")

@@ -67,6 +67,10 @@ WAITING: Final = _gauge(
     JOB, PEER, "wanted",
 )  # fmt: skip
 PLAN_VERSION: Final = _gauge("plan_version", "version", "Newest plan of a job; 0: the defaults hold.", JOB)
+PLANNING: Final = _counter(
+    "planning_cpu_seconds", "seconds",
+    "CPU time of the planning process, by what for: start, codecs, errors, plans, studies.", "part",
+)  # fmt: skip
 ARENA: Final = _gauge("arena_bytes", "bytes", "Shared memory held for gradients and averages.", JOB)
 AUDIT_ERROR: Final = _gauge(
     "audit_error", "ratio", "Relative L2 error of what the last audited step delivered, against the exact average.", JOB
@@ -99,8 +103,8 @@ INFO: Final = _gauge("build_info", "1", "1; what runs is in the labels.", "versi
 
 #: in the order of `docs/metrics.md`
 SERIES: Final[tuple[Series, ...]] = (
-    BYTES, FRAMES, ROUNDS, STEPS, STEP_SECONDS, RESIDUAL_NORM, WAITING, PLAN_VERSION, ARENA, AUDIT_ERROR, AUDITS,
-    PEER_UP, PEER_LANE_UP, PEER_RTT, LANE_READY, LANE_RESTARTS, ERRORS, EXPIRES, INFO,
+    BYTES, FRAMES, ROUNDS, STEPS, STEP_SECONDS, RESIDUAL_NORM, WAITING, PLAN_VERSION, PLANNING, ARENA, AUDIT_ERROR,
+    AUDITS, PEER_UP, PEER_LANE_UP, PEER_RTT, LANE_READY, LANE_RESTARTS, ERRORS, EXPIRES, INFO,
 )  # fmt: skip
 
 #: Values of ``kind`` of errors. All are there, as 0, from the start: of a series that begins at 1 Prometheus sees no

@@ -47,6 +47,7 @@ def status(s: source.NodeStatus) -> pb.GetStatusResponse:
         ],
         arena_bytes=s.arena_bytes,
         errors=s.errors,
+        planning_cpu_seconds=s.planning,
         applicants=[pb.Applicant(node=a.node, job=a.job, since_seconds=a.since, reason=a.reason) for a in s.applicants],
     )
 

@@ -78,7 +78,8 @@ class Applicant:
 
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
-    """The daemon itself. ``reason`` is empty while it serves normally; ``errors`` maps kinds to counts."""
+    """The daemon itself. ``reason`` is empty while it serves normally; ``errors`` maps kinds to counts, ``planning``
+    what the planning process computed for to its CPU time."""
 
     node: str
     incarnation: int
@@ -93,6 +94,7 @@ class NodeStatus:
     arena_bytes: int = 0
     errors: dict[str, int] = field(default_factory=dict)
     applicants: tuple[Applicant, ...] = ()
+    planning: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,11 +51,20 @@ def status(s: dict[str, Any]) -> str:
         ("listens on", s["listen"] + (f", advertised as {s['advertise']}" if s["advertise"] != s["listen"] else "")),
         ("arenas", human_size(s["arena_bytes"])),
     ]
+    if s["planning_cpu_seconds"]:
+        pairs.append(("planning", planning(s["planning_cpu_seconds"])))
     parts = [facts(pairs), lanes(s)]
     parts += [entering(a) for a in s["applicants"]]
     if s["errors"]:
         parts.append(table(("ERROR", "COUNT"), sorted(s["errors"].items())))
     return "\n\n".join(parts)
+
+
+def planning(seconds: dict[str, float]) -> str:
+    """What the planning process has computed, the parts that took longest first."""
+    parts = sorted(seconds.items(), key=lambda p: -p[1])
+    shown = ", ".join(f"{part} {human_duration(took)}" for part, took in parts)
+    return f"{human_duration(sum(seconds.values()))} of CPU time ({shown})"
 
 
 def lanes(s: dict[str, Any]) -> str:

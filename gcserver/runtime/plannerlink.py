@@ -1,7 +1,7 @@
 """The planning process of a daemon: what it is asked and answers, and the supervisor's end of the pipes.
 
 What may live here: requests and answers, starting the process when it is first needed, ending it when it is idle or
-stuck. What may not: what it does (`plannerprocess.py`), when to ask (`planning.py`).
+stuck, adding up what it has computed. What may not: what it does (`plannerprocess.py`), when to ask (`planning.py`).
 
 Planning takes seconds of a core when codecs have to be measured, and tens of milliseconds later; a process of its own
 at a low priority keeps all of it away from steps, and its end, however it comes, from the daemon.
@@ -37,6 +37,9 @@ COMMAND: Final = (sys.executable, "-m", "gcserver.runtime.plannerprocess")
 MAX_MESSAGE: Final = 1 << 28
 LENGTH: Final = struct.Struct("<I")
 TEXT: Final = Voice()
+#: What the process computes: to begin (interpreter, libraries), what codecs cost here, what levels would lose of
+#: gradients (L-GreCo's tables), plans (with L-GreCo's levels), and what was predicted for operators.
+START, CODECS, ERRORS, PLANS, STUDIES = PARTS = ("start", "codecs", "errors", "plans", "studies")
 
 
 class PlannerError(Exception):
@@ -104,6 +107,13 @@ Request = Measure | Plan | Advise | Predict
 Answer = Measured | Planned | Advised | Predicted | Refused
 
 
+class Reply(msgspec.Struct, frozen=True):
+    """An answer, and the CPU time since the reply before, s by PARTS; of the first one since the process began."""
+
+    answer: Answer
+    spent: dict[str, float]
+
+
 class PlannerLink:
     """One planning process at most, one question at a time. ``close`` ends it. ``voice``: how it logs."""
 
@@ -117,7 +127,9 @@ class PlannerLink:
         self._ending: asyncio.subprocess.Process | None = None
         self._turn = asyncio.Lock()
         self._timer: asyncio.TimerHandle | None = None
-        self._decoder = msgspec.msgpack.Decoder(Answer)
+        self._decoder = msgspec.msgpack.Decoder(Reply)
+        #: CPU time of all processes so far, s, but for what one that was ended used after its last answer
+        self.spent: dict[str, float] = dict.fromkeys(PARTS, 0.0)
 
     @property
     def pid(self) -> int | None:
@@ -165,7 +177,10 @@ class PlannerLink:
         (length,) = LENGTH.unpack(await process.stdout.readexactly(LENGTH.size))
         if length > MAX_MESSAGE:
             raise OSError(f"an answer of {length} bytes")
-        return self._decoder.decode(await process.stdout.readexactly(length))
+        reply = self._decoder.decode(await process.stdout.readexactly(length))
+        for part in PARTS:
+            self.spent[part] += reply.spent.get(part, 0.0)
+        return reply.answer
 
     def close(self) -> None:
         """End the process, if there is one."""

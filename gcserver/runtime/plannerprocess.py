@@ -1,8 +1,8 @@
 """The planning process: answers questions about plans on its standard input until that ends.
 
-What may live here: reading a question, calling the planner and the measurements it needs, writing the answer. What may
-not: decisions (`gcserver.planner`), measurements themselves (`calibration.py`, `errortables.py`), anything of a running
-step.
+What may live here: reading a question, calling the planner and the measurements it needs, writing the answer and what
+it took. What may not: decisions (`gcserver.planner`), measurements themselves (`calibration.py`, `errortables.py`),
+anything of a running step.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -30,8 +30,13 @@ from gcserver.runtime import calibration
 from gcserver.runtime.errortables import ErrorTables
 from gcserver.runtime.peek import Peek, PeekError
 from gcserver.runtime.plannerlink import (
+    CODECS,
+    ERRORS,
     LENGTH,
     MAX_MESSAGE,
+    PLANS,
+    START,
+    STUDIES,
     Advised,
     Answer,
     Measure,
@@ -41,6 +46,7 @@ from gcserver.runtime.plannerlink import (
     Predict,
     Predicted,
     Refused,
+    Reply,
     Request,
 )
 
@@ -52,11 +58,36 @@ SAMPLE_FOR: Final = 2.0
 SAMPLES: Final = 4
 
 
-def answer(request: Request) -> Answer:
+class Laps:
+    """CPU time of this process, s, by parts: what lies between two ends belongs to the later one."""
+
+    def __init__(self, clock: Callable[[], float] = time.process_time) -> None:
+        self._clock, self._at = clock, 0.0
+        self._spent: dict[str, float] = {}
+
+    def end(self, part: str) -> None:
+        now = self._clock()
+        self._spent[part] = self._spent.get(part, 0.0) + now - self._at
+        self._at = now
+
+    def taken(self) -> dict[str, float]:
+        """What has ended since this was called last."""
+        spent, self._spent = self._spent, {}
+        return spent
+
+
+def reply(request: Request, laps: Laps) -> Reply:
+    """The answer to one question, and what it took."""
+    found = answer(request, laps)
+    laps.end(ERRORS if isinstance(request, Measure) else PLANS if isinstance(request, Plan) else STUDIES)
+    return Reply(found, laps.taken())
+
+
+def answer(request: Request, laps: Laps) -> Answer:
     """The answer to one question; what cannot be done is an answer as well."""
     try:
         if isinstance(request, Measure):
-            return measure(request)
+            return measure(request, laps)
         if isinstance(request, Plan):
             return Planned(auto.compose(request.profile, request.wish))
         if isinstance(request, Predict):
@@ -67,14 +98,15 @@ def answer(request: Request) -> Answer:
         return Refused(f"{type(error).__name__}: {error}")
 
 
-def measure(request: Measure) -> Measured:
-    """What the codecs of a quality cost this machine, and lose of this job."""
+def measure(request: Measure, laps: Laps) -> Measured:
+    """What the codecs of a quality cost this machine, and lose of this job. Ends a lap between the two."""
     quality = request.wish.quality
     specs = dict.fromkeys((families.DENSE, *families.ladder(quality), *filter(None, [request.wish.family])))
     # Without files the profile, which lives as long as the daemon, is what remembers.
     known = {} if request.caches else {s: request.profile.codecs[s] for s in specs if s in request.profile.codecs}
     missing = tuple(s for s in specs if s not in known)
     codecs = known | calibration.costs(missing, Path(request.caches) if request.caches else None)
+    laps.end(CODECS)
     errors: dict[str, tuple[LevelErrors, ...]] | None = None
     if request.errors:
         known_errors = request.profile.errors
@@ -107,12 +139,13 @@ def _merged(
 
 def serve(source: BinaryIO, target: BinaryIO) -> None:
     """Until ``source`` ends."""
-    decoder = msgspec.msgpack.Decoder(Request)
+    decoder, laps = msgspec.msgpack.Decoder(Request), Laps()
+    laps.end(START)
     while len(head := source.read(LENGTH.size)) == LENGTH.size:
         (length,) = LENGTH.unpack(head)
         if length > MAX_MESSAGE:
             return
-        content = msgspec.msgpack.encode(answer(decoder.decode(source.read(length))))
+        content = msgspec.msgpack.encode(reply(decoder.decode(source.read(length)), laps))
         target.write(LENGTH.pack(len(content)))
         target.write(content)
         target.flush()

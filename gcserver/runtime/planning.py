@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -64,6 +64,11 @@ class Planning:
         self.facts = PlanFacts(supervisor, self._link)
         self.study = PlanStudy(supervisor, self._link, self.facts)
         self._courses: dict[bytes, Course] = {}
+
+    @property
+    def spent(self) -> Mapping[str, float]:
+        """CPU time of the planning process so far, s by `plannerlink.PARTS`."""
+        return self._link.spent
 
     async def close(self) -> None:
         """Stop planning, and end the planning process."""

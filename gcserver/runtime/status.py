@@ -144,6 +144,7 @@ class Status:
             sum(n for _, n in self.arenas()),
             self.errors(),
             s.applicants.shown(),
+            {part: seconds for part, seconds in s.planning.spent.items() if seconds},
         )
 
     def _lane(self, index: int) -> LaneStatus:

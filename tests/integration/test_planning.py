@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -15,10 +16,11 @@ import pytest
 from gcserver.admin.exits import Exit
 from gcserver.planner.families import DENSE, ladder
 from gcserver.runtime import calibration
+from gcserver.runtime.plannerlink import PARTS
 from gcserver.runtime.profiler import GUESS
 from tests.integration.cluster import Cluster, Job
 from tests.integration.daemon import Daemon
-from tests.integration.operators import ask, ctl, reachable
+from tests.integration.operators import ask, ctl, reachable, scrape
 
 TRAIN = "tests.integration.planning_workers:train"
 WRAPPED = "tests.integration.planning_workers:train_wrapped"
@@ -55,6 +57,12 @@ def planners(daemon: Daemon) -> list[int]:
     return [int(c) for c in children if b"plannerprocess" in Path(f"/proc/{c}/cmdline").read_bytes()]
 
 
+def spent(daemon: Daemon) -> dict[str, float]:
+    """CPU time that planning has taken, s by part, as Prometheus sees it."""
+    lines = re.findall(r'^gradcomm_planning_cpu_seconds_total\{part="(\w+)"\} (\S+)$', scrape(daemon)[1], re.MULTILINE)
+    return {part: float(seconds) for part, seconds in lines}
+
+
 def finish(job: Job, stop: Path) -> None:
     """All ranks have the same parameters after the same steps."""
     stop.touch()
@@ -69,7 +77,7 @@ def planned(folder: Path, **more: str) -> Cluster:
         "plan.mode": "auto", "plan.quality": "safe", "plan.warmup_steps": "0", "plan.profiles": f"{folder}/profiles",
         "min_compress_bytes": "0", **more,
     }  # fmt: skip
-    return reachable(Cluster(folder, nodes=2, options=options))
+    return reachable(Cluster(folder, nodes=2, options=options), metrics=True)
 
 
 @pytest.fixture
@@ -101,7 +109,11 @@ def test_a_job_is_planned_by_its_first_node_and_steered_by_operators(cluster: Cl
         # On loopback nothing has to be compressed.
         job = cluster.start(TRAIN, [0, 1], job="gpt", stop=f"{tmp_path}/first", **ARGUMENTS)
         job.wait_mark("step 1")
+        assert spent(b) == dict.fromkeys(PARTS, 0.0)
         forecast = until(lambda: (d := model(a)) is not None and d["forecast"], job, a)
+        took = spent(a)
+        assert list(took) == list(PARTS) and took["studies"] == 0
+        assert all(took[part] > 0 for part in ("start", "codecs", "errors", "plans"))
         assert forecast["reason"].startswith("dense: compression would gain")
         assert 0 < forecast["compute_seconds"] <= forecast["expected_seconds"] == forecast["dense_seconds"]
         assert {c["codec"] for c in forecast["considered"]} > {"fp16", "sidco-e(ratio=0.001,packed=1)"}
@@ -153,6 +165,7 @@ def test_a_job_is_planned_by_its_first_node_and_steered_by_operators(cluster: Cl
         until(lambda: not Path(f"/proc/{pid}").exists(), job, a)
         answer = ask(a, "replan")
         assert answer["plan_version"] != 1 and answer["message"]
+        assert spent(a)["start"] > 1.5 * took["start"], "of each process"
 
         # The daemon that plans starts anew: it still knows whose the plan is, and why.
         before = ask(a, "plan")

@@ -54,7 +54,7 @@ NODE = NodeStatus(
     node="a", incarnation=BIG, state=NodeState.SERVING, version="0.1.0", protocol_version=1, uptime=7500.0,
     listen="tcp://0.0.0.0:7470", advertise="tcp://10.0.0.1:7470", arena_bytes=3 << 20, errors={"frames_corrupt": 2},
     lanes=(LaneStatus(0, "ready", 411, 9, (0, 1), 1, 5 << 20, 6 << 20, 77),),
-    applicants=(Applicant("c", "gpt", 12.0, "not there yet: b (restarting)"),),
+    applicants=(Applicant("c", "gpt", 12.0, "not there yet: b (restarting)"),), planning={"start": 2.5, "errors": 4.0},
 )  # fmt: skip
 PEERS = [
     PeerStatus(

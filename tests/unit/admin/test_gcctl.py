@@ -70,6 +70,7 @@ up for       2 h 5 min
 incarnation  {BIG}
 listens on   tcp://0.0.0.0:7470, advertised as tcp://10.0.0.1:7470
 arenas       3 MiB
+planning     6.5 s of CPU time (errors 4 s, start 2.5 s)
 
 LANE  STATE  PID  CORES  RESTARTS  IN     OUT    ROUNDS
    0  ready  411  0-1           1  5 MiB  6 MiB      77

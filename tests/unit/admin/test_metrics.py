@@ -18,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from gcserver.admin import catalogue as c
 from gcserver.admin import exposition
 from gcserver.admin.metrics import MAX_JOBS, Metrics
+from gcserver.runtime import plannerlink
 
 ROOT = Path(__file__).resolve().parents[3]
 T = TypeVar("T")
@@ -40,6 +41,7 @@ def filled() -> Metrics:
     m.total(c.LANE_RESTARTS, "lane0", 1)
     m.set(c.ARENA, 1 << 20, training_job="gpt")
     m.set(c.PLAN_VERSION, 3, training_job="gpt")
+    m.total(c.PLANNING, "planning", 2.5, part="start")
     m.set(c.PEER_RTT, 0.0012, peer="b")
     m.set(c.LANE_READY, True, lane="0")
     m.set(c.EXPIRES, 1.8e9, certificate="node")
@@ -79,12 +81,17 @@ def test_what_is_counted_can_be_read() -> None:
     assert value(m, "lane_restarts_total") == 1
     assert value(m, "arena_bytes", training_job="gpt") == 1 << 20
     assert value(m, "plan_version", training_job="gpt") == 3
+    assert value(m, "planning_cpu_seconds_total", part="start") == 2.5
     assert value(m, "peer_rtt_seconds", peer="b") == 0.0012
     assert value(m, "lane_ready", lane="0") == 1
     assert value(m, "certificate_expires_timestamp_seconds", certificate="node") == 1.8e9
     assert value(m, "audit_error", training_job="gpt") == 0.25
     assert value(m, "audit_total", training_job="gpt") == 2
     assert value(m, "build_info", version="0.1.0", node="a", protocol="1") == 1
+
+
+def test_the_parts_of_planning_are_named() -> None:
+    assert c.PLANNING.about.endswith(f": {', '.join(plannerlink.PARTS)}.")
 
 
 def test_totals_of_a_lane_survive_its_restart() -> None:

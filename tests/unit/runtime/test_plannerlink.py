@@ -13,7 +13,21 @@ import pytest
 
 from gcserver.planner.auto import Wish
 from gcserver.planner.auto_rules import PlannedRule
-from gcserver.runtime.plannerlink import Advise, Plan, Planned, PlannerError, PlannerLink, Predict, Predicted
+from gcserver.runtime.plannerlink import (
+    CODECS,
+    ERRORS,
+    PARTS,
+    PLANS,
+    START,
+    STUDIES,
+    Advise,
+    Plan,
+    Planned,
+    PlannerError,
+    PlannerLink,
+    Predict,
+    Predicted,
+)
 from tests.unit.planner.live_profiles import MBIT100, costs, plain
 
 PROFILE = plain([100_000, 900_000], [0.0, 0.05], bandwidth=MBIT100, codecs=costs(), forward=0.05)
@@ -48,7 +62,10 @@ def says(program: str) -> PlannerLink:
 def test_questions_are_answered_in_turn_refused_and_outlive_kills() -> None:
     async def test() -> None:
         link = PlannerLink()
+        assert link.spent == dict.fromkeys(PARTS, 0.0)
         planned, predicted = await asyncio.gather(link.ask(PLAN), link.ask(PREDICT))
+        began = dict(link.spent)
+        assert all(began[part] > 0 for part in (START, PLANS, STUDIES)) and began[CODECS] == began[ERRORS] == 0
         assert isinstance(planned, Planned) and planned.proposal.expected < planned.proposal.dense
         assert isinstance(predicted, Predicted) and predicted.step.jobs
         first = await pid_of(link)
@@ -65,6 +82,7 @@ def test_questions_are_answered_in_turn_refused_and_outlive_kills() -> None:
             await asked
         assert await link.ask(PLAN) == planned
         assert await pid_of(link) != first
+        assert link.spent[START] > 1.5 * began[START], "of the second one as well"
         await link.ended()
         await link.ended()
         assert link.pid is None
@@ -76,7 +94,7 @@ def test_garbage_is_no_answer() -> None:
     async def test() -> None:
         write = "import sys; sys.stdin.buffer.read(4); sys.stdout.buffer.write({!r}); sys.stdout.flush()"
         await refused(says(write.format(b"\x05\0\0\0hello")), "failed at Predict")
-        await refused(says(write.format(b"\x08\0\0\0\x81\xa4type\xa1\xff")), "failed at Predict: 'utf-8'")
+        await refused(says(write.format(b"\x10\0\0\0\x81\xa6answer\x81\xa4type\xa1\xff")), "failed at Predict: 'utf-8'")
         await refused(says(write.format(b"\xff\xff\xff\xffhello")), "4294967295 bytes")
         await refused(says(write.format(b"\x05\0")), "failed at Predict")
         await refused(says("raise SystemExit(3)"), "failed at Predict")
@@ -125,7 +143,7 @@ def test_an_idle_process_is_ended() -> None:
     async def test() -> None:
         echo = "import sys; r = sys.stdin.buffer.read; w = sys.stdout.buffer\nwhile h := r(4):\n " \
                "r(int.from_bytes(h, 'little')); w.write({!r}); w.flush()"  # fmt: skip
-        content = b"\x82\xa4type\xa7refused\xa3why\xa2no"
+        content = b"\x82\xa6answer\x82\xa4type\xa7refused\xa3why\xa2no\xa5spent\x80"
         link = PlannerLink(60.0, 0.05, (sys.executable, "-c", echo.format(bytes([len(content), 0, 0, 0]) + content)))
         for _ in range(2):
             with pytest.raises(PlannerError, match=r"^no$"):

@@ -20,13 +20,17 @@ from gcserver.planner.auto import Wish, compose
 from gcserver.planner.auto_rules import PlannedRule
 from gcserver.planner.profile import CodecCost, LevelErrors
 from gcserver.runtime import calibration, plannerprocess
-from gcserver.runtime.peek import Watched
+from gcserver.runtime.peek import PeekError, Watched
 from gcserver.runtime.plannerlink import (
+    CODECS,
+    ERRORS,
     LENGTH,
     MAX_MESSAGE,
+    PLANS,
+    START,
+    STUDIES,
     Advise,
     Advised,
-    Answer,
     Measure,
     Measured,
     Plan,
@@ -34,15 +38,16 @@ from gcserver.runtime.plannerlink import (
     Predict,
     Predicted,
     Refused,
+    Reply,
     Request,
 )
-from gcserver.runtime.plannerprocess import answer, serve
+from gcserver.runtime.plannerprocess import Laps, answer, reply, serve
 from tests.unit.core.control_machine import declared
 from tests.unit.planner.live_profiles import MBIT100, costs, plain
 
 PROFILE = plain([100_000, 900_000], [0.0, 0.05], bandwidth=MBIT100, codecs=costs(), forward=0.05)
 WISH = Wish("fast", buckets=())
-ERRORS = {"topk": (LevelErrors("t0", (1000,), (0.1,), (800.0,)),)}
+LOSSES = {"topk": (LevelErrors("t0", (1000,), (0.1,), (800.0,)),)}
 
 
 def watched(folder: Path) -> Watched:
@@ -66,10 +71,10 @@ def calibrated(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 def test_plans_predictions_and_advice() -> None:
     proposal = compose(PROFILE, WISH)
-    assert answer(Plan(PROFILE, WISH)) == Planned(proposal)
-    predicted = answer(Predict(PROFILE, (PlannedRule("*", "none"),), ()))
+    assert answer(Plan(PROFILE, WISH), Laps()) == Planned(proposal)
+    predicted = answer(Predict(PROFILE, (PlannedRule("*", "none"),), ()), Laps())
     assert isinstance(predicted, Predicted) and predicted.step.seconds > proposal.expected
-    assert answer(Advise(PROFILE, (1e6,), "fast")) == Advised(advise(PROFILE, (1e6,), "fast"))
+    assert answer(Advise(PROFILE, (1e6,), "fast"), Laps()) == Advised(advise(PROFILE, (1e6,), "fast"))
 
 
 @pytest.mark.parametrize(
@@ -82,12 +87,13 @@ def test_plans_predictions_and_advice() -> None:
     ],
 )
 def test_what_cannot_be_done_is_refused(request_: Request, words: str) -> None:
-    found = answer(request_)
+    found = answer(request_, Laps())
     assert isinstance(found, Refused) and words in found.why
 
 
 def test_codecs_are_measured_into_the_folder(calibrated: list[Any], tmp_path: Path) -> None:
-    found = answer(Measure(PROFILE, Wish("safe", family="onebit"), watched(tmp_path), str(tmp_path), errors=False))
+    asked = Measure(PROFILE, Wish("safe", family="onebit"), watched(tmp_path), str(tmp_path), errors=False)
+    found = answer(asked, Laps())
     specs = (families.DENSE, *families.ladder("safe"), "onebit")
     assert isinstance(found, Measured) and found.errors is None
     assert set(found.codecs) == set(specs)
@@ -96,7 +102,7 @@ def test_codecs_are_measured_into_the_folder(calibrated: list[Any], tmp_path: Pa
 
 def test_without_a_folder_the_profile_remembers(calibrated: list[Any], tmp_path: Path) -> None:
     profile = msgspec.structs.replace(PROFILE, codecs={"fp16": costs()["fp16"], "topk(ratio=0.4)": costs()["none"]})
-    found = answer(Measure(profile, Wish("safe"), watched(tmp_path), "", errors=False))
+    found = answer(Measure(profile, Wish("safe"), watched(tmp_path), "", errors=False), Laps())
     assert isinstance(found, Measured)
     assert found.codecs["fp16"] == costs()["fp16"] and set(found.codecs) == {families.DENSE, *families.ladder("safe")}
     ((specs, directory),) = calibrated
@@ -107,7 +113,7 @@ def test_without_a_folder_the_profile_remembers(calibrated: list[Any], tmp_path:
 def test_gradients_are_looked_at(
     calibrated: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tensors: int, looks: int
 ) -> None:
-    gone = answer(Measure(PROFILE, WISH, watched(tmp_path), "", errors=True))
+    gone = answer(Measure(PROFILE, WISH, watched(tmp_path), "", errors=True), Laps())
     assert isinstance(gone, Refused) and gone.why.startswith("JobGone")
     sampled: list[float] = []
 
@@ -122,7 +128,7 @@ def test_gradients_are_looked_at(
             return 2
 
         def tables(self) -> Any:
-            return ERRORS
+            return LOSSES
 
     class Look:
         def __init__(self, watched: Watched) -> None:
@@ -139,8 +145,8 @@ def test_gradients_are_looked_at(
     old = (LevelErrors("long.ago", (1, 2), (2.0, 1.0), (1.0, 2.0)), LevelErrors("t0", (1, 2), (9.0, 9.0), (1.0, 2.0)))
     before = {"topk": old}
     known = msgspec.structs.replace(PROFILE, errors=before)
-    found = answer(Measure(known, WISH, watched(tmp_path), "", errors=True))
-    assert isinstance(found, Measured) and found.errors == {"topk": (*ERRORS["topk"], old[0])}, (
+    found = answer(Measure(known, WISH, watched(tmp_path), "", errors=True), Laps())
+    assert isinstance(found, Measured) and found.errors == {"topk": (*LOSSES["topk"], old[0])}, (
         "what was not seen stays"
     )
     assert len(sampled) == looks + 1 and sampled[-1] == 0.0
@@ -158,10 +164,45 @@ def test_questions_are_served_until_they_end() -> None:
     target = io.BytesIO()
     serve(io.BytesIO(questions + b"\x01"), target)
     target.seek(0)
-    kinds = []
+    replies = []
     while head := target.read(LENGTH.size):
-        kinds.append(type(msgspec.msgpack.decode(target.read(*LENGTH.unpack(head)), type=Answer)))
-    assert kinds == [Refused, Predicted]
+        replies.append(msgspec.msgpack.decode(target.read(*LENGTH.unpack(head)), type=Reply))
+    assert [type(r.answer) for r in replies] == [Refused, Predicted]
+    assert [r.spent.keys() for r in replies] == [{START, PLANS}, {STUDIES}], "each once"
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 2.5
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_what_is_computed_is_told_apart(calibrated: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    laps = Laps(clock)
+    laps.end(START)
+
+    def costly(specs: tuple[str, ...], directory: Path | None) -> dict[str, CodecCost]:
+        clock.now += 4.0
+        return dict.fromkeys(specs, costs()["none"])
+
+    class Look:
+        def __init__(self, watched: Watched) -> None:
+            clock.now += 1.5
+            raise PeekError("nothing to be seen")
+
+    monkeypatch.setattr(calibration, "costs", costly)
+    monkeypatch.setattr(plannerprocess, "Peek", Look)
+    measured = Measure(PROFILE, Wish("safe"), watched(tmp_path), "")
+    refused = reply(measured, laps)
+    assert isinstance(refused.answer, Refused)
+    assert refused.spent == {START: 2.5, CODECS: 4.0, ERRORS: 1.5}, "also of what failed"
+    clock.now += 0.25
+    assert reply(Plan(PROFILE, WISH), laps).spent == {PLANS: 0.25}
+    clock.now += 0.5
+    assert reply(Advise(PROFILE, (1e6,), "fast"), laps).spent == {STUDIES: 0.5}
 
 
 def test_a_question_too_long_ends_the_process() -> None:
