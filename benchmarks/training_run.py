@@ -20,13 +20,14 @@ from benchmarks import common, proposed_buckets, training_systems, training_work
 from benchmarks.lab import daemons, netns, workers
 from benchmarks.training_systems import System
 from benchmarks.training_worker import Task
-from gcproto import admin_pb2_grpc
+from gcproto import admin_pb2, admin_pb2_grpc
 from gcproto.modes import BALANCED
 from gcserver.planner.profile import Profile
 
 #: Losses of so many steps are averaged for the loss at the end.
 LAST = 20
 STARTS_WITHIN = 120.0
+ANSWERS_WITHIN = 30.0
 #: what an untimed step may take at most, s: 110 MB dense at 100 Mbit/s between four nodes take 15
 SLOWEST_STEP = 60.0
 #: what the daemons of one host, several side by side, may have of ports each
@@ -41,13 +42,15 @@ OnStep = Callable[[int, int], None]
 class Lines:
     """The steps of one turn as all ranks logged them: the line of every rank, by step. ``buckets``: DDP's, bytes.
 
-    ``untimed``: how many steps at the beginning were not to be timed.
+    ``untimed``: how many steps at the beginning were not to be timed. ``planning``: CPU time of the daemons' planning
+    processes meanwhile, s by what for (`plannerlink.PARTS`).
     """
 
     steps: tuple[tuple[Mapping[str, Any], ...], ...]
     held_out: float | None
     buckets: tuple[int, ...] = ()
     untimed: int = 0
+    planning: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def of(cls, logs: Sequence[Sequence[Mapping[str, Any]]], untimed: int) -> Lines:
@@ -55,6 +58,10 @@ class Lines:
         held = [line["held_out"] for log in logs for line in log if "held_out" in line]
         buckets = [line["buckets"] for log in logs for line in log if "buckets" in line]
         return cls(tuple(steps), held[0] if held else None, tuple(buckets[0]) if buckets else (), untimed)
+
+    def duration(self) -> float:
+        """From the end of the first step to that of the last, s."""
+        return max(line["end"] for line in self.steps[-1]) - max(line["end"] for line in self.steps[0])
 
     def seconds(self) -> list[float]:
         """Of each timed step, from its predecessor's end to its own, each on the slowest rank."""
@@ -196,6 +203,7 @@ class Stage:
     def _run(self, system: System, task: Task, on_step: OnStep) -> Lines:
         job = daemons.job_name("training")
         cluster = self._daemons(system.settings, task.stays) if system.daemons else None
+        before = _planning(cluster)
         task = dataclasses.replace(task, daemons=tuple(d.process.pid for d in cluster or ()))
         self._shape(None if task.unshaped else self.rate)
         untimed = task.unshaped + task.settle
@@ -211,7 +219,8 @@ class Stage:
             if task.stays:
                 self._staying[system] = ranks
                 self._stack.push(stack.pop_all())
-            return ranks.turn(untimed)
+            spent = {part: s - before.get(part, 0.0) for part, s in _planning(cluster).items()}
+            return dataclasses.replace(ranks.turn(untimed), planning=spent)
 
     def _turn(self, ranks: _Ranks, task: Task, on_step: OnStep) -> Lines:
         """Another turn of ranks that stayed: a step that is not timed, and the timed ones."""
@@ -249,6 +258,21 @@ class Stage:
         self._stack.close()
 
 
+def _planning(cluster: daemons.Daemons | None) -> dict[str, float]:
+    """CPU time of the planning processes so far, s by what for, of all daemons together. Raises WorkerError."""
+    found: dict[str, float] = {}
+    for daemon in cluster or ():
+        with grpc.insecure_channel(daemon.admin) as channel:
+            admin = admin_pb2_grpc.AdminServiceStub(channel)  # type: ignore[no-untyped-call]
+            try:
+                status = admin.GetStatus(admin_pb2.GetStatusRequest(), timeout=ANSWERS_WITHIN)
+            except grpc.RpcError as error:
+                raise workers.WorkerError(f"{daemon.name} does not say what it has planned: {error}") from error
+        for part, seconds in status.planning_cpu_seconds.items():
+            found[part] = found.get(part, 0.0) + seconds
+    return found
+
+
 def _timed(task: Task) -> float:
     """What the timed steps of a turn may take at most, s."""
     return (task.seconds or task.steps * SLOWEST_STEP) + 2 * SLOWEST_STEP
@@ -268,7 +292,15 @@ def speed_row(lines: Lines) -> common.Row:
         "worker_cpu_s": worker,
         "daemon_cpu_s": daemon,
         "ddp_buckets": list(lines.buckets),
+        **_planned(lines),
     }
+
+
+def _planned(lines: Lines) -> common.Row:
+    """Where there was any planning: how long the training took, and of it the CPU time of planning, s by what for."""
+    if not lines.planning:
+        return {}
+    return {"train_s": lines.duration()} | {f"planning_{part}_s": s for part, s in lines.planning.items()}
 
 
 def loss_row(lines: Lines, task: Task) -> common.Row:
@@ -282,4 +314,5 @@ def loss_row(lines: Lines, task: Task) -> common.Row:
         "losses": [round(loss, 6) for loss in losses],
         "ddp_buckets": list(lines.buckets),
         "step_bytes": lines.sent(),
+        **_planned(lines),
     }

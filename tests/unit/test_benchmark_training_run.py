@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,6 +51,9 @@ def test_a_step_lasts_from_the_end_of_one_to_the_end_of_the_next_on_the_slowest_
     trained = training_run.loss_row(lines, task)
     assert (trained["seed"], trained["steps"], trained["loss"], trained["loss_held_out"]) == (3, 5, 2.5, 1.5)
     assert trained["losses"] == lines.losses()
+    assert not any("planning" in key for key in (*row, *trained)), "nothing was planned"
+    planned = training_run.loss_row(dataclasses.replace(lines, planning={"start": 2.0, "errors": 0.5}), task)
+    assert planned == trained | {"train_s": 8.5, "planning_start_s": 2.0, "planning_errors_s": 0.5}
 
 
 class Standing:
