@@ -34,6 +34,8 @@ from benchmarks.lab import daemons, netns, processes, workers
 from benchmarks.models import MODELS
 from benchmarks.training_systems import System
 from benchmarks.training_worker import Task
+from gcserver.runtime import room
+from gcserver.values import human_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,10 @@ class Item:
         }
 
 
+#: What the larger models take on one host, bytes: a rank (the GPT's 0.65 GiB), and a daemon with the shared memory of
+#: its job (0.45 GiB) and its processes. The small ones take less than half.
+RANK, DAEMON = 640 << 20, 512 << 20
+SMALL = ("tiny", "demo")
 KEY = ("mode", "model", "nodes", "network", "method", "seed", "round")
 
 
@@ -124,6 +130,21 @@ def items(args: argparse.Namespace) -> Iterator[Item]:
         else:
             for seed, system in itertools.product(range(args.seeds), systems):
                 yield Item(place, system, _task(args, place, system, seed), args.mode)
+
+
+def no_room(wanted: Sequence[Item], available: int) -> str:
+    """Why systems that stay would not all fit into so much memory, bytes; empty if they do, or if none stays. Where
+    memory runs out the kernel ends ranks, lanes and planning as it likes, and figures are of what is left."""
+    for place, group in itertools.groupby((i for i in wanted if i.task.stays), key=lambda item: item.place):
+        systems = {item.system for item in group}
+        need = place.nodes * sum(RANK + (DAEMON if s.daemons else 0) for s in systems)
+        need //= 2 if place.model in SMALL else 1
+        if need > available:
+            return (
+                f"--stay: {len(systems)} systems of {place.model} on {place.nodes} nodes take about "
+                f"{human_size(need)} of memory, and {human_size(available)} are free: name fewer, or time them without"
+            )
+    return ""
 
 
 def _task(args: argparse.Namespace, place: Place, system: System, seed: int) -> Task:
@@ -214,7 +235,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--rounds", type=command.count, default=2, help="how often each system has its turn (default 2)"
     )
     parser.add_argument(
-        "--stay", action="store_true", help="start systems once and keep them between rounds (0.5 to 1 GiB a rank)"
+        "--stay",
+        action="store_true",
+        help="start systems once and keep them between rounds (0.6 GiB a rank, with a daemon 1.1)",
     )
     parser.add_argument(
         "--steps", type=command.count, help="timed a round, at most (default 10), or for a loss (default 300)"
@@ -255,6 +278,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     wanted = [] if args.report else list(items(args))
     if netns.shaping() is None and any(item.place.network != "loopback" for item in wanted):
         print(f"only --rates loopback can be measured here: {netns.probe().reason}", file=sys.stderr)
+        return 1
+    if reason := no_room(wanted, room.available()):
+        print(reason, file=sys.stderr)
         return 1
     print(common.describe(common.machine()))
     try:

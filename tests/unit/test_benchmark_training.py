@@ -264,6 +264,23 @@ def test_items_take_turns_at_each_place() -> None:
     ]
 
 
+def test_systems_that_would_not_all_fit_into_memory_do_not_stay(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def said(gib: int, *argv: str) -> str:
+        args = training.parse(["--rates", "loopback", "--buckets", "merged", "--systems", "compute,none,fp16", *argv])
+        return training.no_room(list(training.items(args)), gib << 30)
+
+    four = ("--models", "tiny,gpt", "--nodes", "2,4", "--stay")
+    assert said(12, *four) == ""
+    assert said(11, *four).startswith("--stay: 3 systems of gpt on 4 nodes take about 11.5 GiB of memory, and 11 GiB")
+    assert said(5, *four).startswith("--stay: 3 systems of tiny on 4 nodes"), "all places are looked at"
+    assert said(0, *four[:-1]) == "", "one after the other"
+    monkeypatch.setattr("gcserver.runtime.room.available", lambda: 1 << 30)
+    assert training.main(["--models", "tiny", "--rates", "loopback", "--stay"]) == 1
+    assert "are free: name fewer" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "argv",
     [
