@@ -82,9 +82,9 @@ class Item:
         }
 
 
-#: What the larger models take on one host, bytes: a rank (the GPT's 0.65 GiB), and a daemon with the shared memory of
-#: its job (0.45 GiB) and its processes. The small ones take less than half.
-RANK, DAEMON = 640 << 20, 512 << 20
+#: What the larger models take on one host, bytes: a rank (the GPT's 0.62 GiB), the shared memory of its job (0.46 GiB),
+#: and with it a daemon's processes. The small ones take less than half.
+RANK, SHARED, DAEMON = 640 << 20, 470 << 20, 512 << 20
 SMALL = ("tiny", "demo")
 KEY = ("mode", "model", "nodes", "network", "method", "seed", "round")
 
@@ -132,18 +132,22 @@ def items(args: argparse.Namespace) -> Iterator[Item]:
                 yield Item(place, system, _task(args, place, system, seed), args.mode)
 
 
-def no_room(wanted: Sequence[Item], available: int) -> str:
-    """Why systems that stay would not all fit into so much memory, bytes; empty if they do, or if none stays. Where
-    memory runs out the kernel ends ranks, lanes and planning as it likes, and figures are of what is left."""
+def no_room(wanted: Sequence[Item], available: int, shared: int) -> str:
+    """Why systems that stay would not all fit into so much memory, or into so much that can be shared, bytes; empty if
+    they do, or if none stays. Where memory runs out the kernel ends ranks, lanes and planning as it likes, and figures
+    are of what is left."""
     for place, group in itertools.groupby((i for i in wanted if i.task.stays), key=lambda item: item.place):
         systems = {item.system for item in group}
-        need = place.nodes * sum(RANK + (DAEMON if s.daemons else 0) for s in systems)
-        need //= 2 if place.model in SMALL else 1
-        if need > available:
-            return (
-                f"--stay: {len(systems)} systems of {place.model} on {place.nodes} nodes take about "
-                f"{human_size(need)} of memory, and {human_size(available)} are free: name fewer, or time them without"
-            )
+        with_daemons, less = sum(s.daemons for s in systems), 2 if place.model in SMALL else 1
+        for kind, need, free in (
+            ("memory", place.nodes * (len(systems) * RANK + with_daemons * DAEMON) // less, available),
+            ("shared memory", place.nodes * with_daemons * SHARED // less, shared),
+        ):
+            if need > free:
+                return (
+                    f"--stay: {len(systems)} systems of {place.model} on {place.nodes} nodes take about "
+                    f"{human_size(need)} of {kind}, and {human_size(free)} are free: name fewer, or time them without"
+                )
     return ""
 
 
@@ -279,7 +283,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if netns.shaping() is None and any(item.place.network != "loopback" for item in wanted):
         print(f"only --rates loopback can be measured here: {netns.probe().reason}", file=sys.stderr)
         return 1
-    if reason := no_room(wanted, room.available()):
+    todo = [item for item in wanted if not results.has(item)]
+    if reason := no_room(todo, room.available(), room.free_bytes(daemons.state_folder())):
         print(reason, file=sys.stderr)
         return 1
     print(common.describe(common.machine()))

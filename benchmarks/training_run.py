@@ -42,8 +42,9 @@ OnStep = Callable[[int, int], None]
 class Lines:
     """The steps of one turn as all ranks logged them: the line of every rank, by step. ``buckets``: DDP's, bytes.
 
-    ``untimed``: how many steps at the beginning were not to be timed. ``planning``: CPU time of the daemons' planning
-    processes meanwhile, s by what for (`plannerlink.PARTS`).
+    ``untimed``: how many steps at the beginning were not to be timed. ``planning``: CPU time of its daemons' planning
+    processes since the turn before, s by what for (`plannerlink.PARTS`); also for other systems that share them, and
+    what codecs cost is known to daemons that were there before.
     """
 
     steps: tuple[tuple[Mapping[str, Any], ...], ...]
@@ -93,10 +94,13 @@ class Lines:
 
 @dataclass(slots=True)
 class _Ranks:
-    """Ranks of a system. ``read``: how many lines each had logged by the end of its last turn."""
+    """Ranks of a system and its daemons. ``read``: how many lines each had logged by the end of its last turn;
+    ``planned``: what their planning had taken by then."""
 
     workers: workers.Workers
     read: list[int]
+    daemons: daemons.Daemons | None
+    planned: dict[str, float]
 
     def news(self) -> list[list[dict[str, Any]]]:
         """What each has logged since."""
@@ -118,7 +122,9 @@ class _Ranks:
 
     def turn(self, untimed: int) -> Lines:
         """The turn that has just ended."""
-        lines = Lines.of(self.news(), untimed)
+        before, self.planned = self.planned, _planning_so_far(self.daemons)
+        spent = {part: s - before.get(part, 0.0) for part, s in self.planned.items()}
+        lines = dataclasses.replace(Lines.of(self.news(), untimed), planning=spent)
         self.read = [len(log) for log in self.workers.lines]
         return lines
 
@@ -203,14 +209,14 @@ class Stage:
     def _run(self, system: System, task: Task, on_step: OnStep) -> Lines:
         job = daemons.job_name("training")
         cluster = self._daemons(system.settings, task.stays) if system.daemons else None
-        before = _planning(cluster)
+        planned = _planning_so_far(cluster)
         task = dataclasses.replace(task, daemons=tuple(d.process.pid for d in cluster or ()))
         self._shape(None if task.unshaped else self.rate)
         untimed = task.unshaped + task.settle
         steps, timeout = untimed + task.steps, STARTS_WITHIN + untimed * SLOWEST_STEP + _timed(task)
         started = workers.Workers(system.method, self._argv(task), self.lab.hosts, cluster, self.folder, job)
         with contextlib.ExitStack() as stack:
-            ranks = _Ranks(stack.enter_context(started), [0] * len(self.lab.hosts))
+            ranks = _Ranks(stack.enter_context(started), [0] * len(self.lab.hosts), cluster, planned)
             if task.unshaped:
                 ranks.wait(timeout, on_step, steps, training_worker.LINKS)
                 self._shape(self.rate)
@@ -219,8 +225,7 @@ class Stage:
             if task.stays:
                 self._staying[system] = ranks
                 self._stack.push(stack.pop_all())
-            spent = {part: s - before.get(part, 0.0) for part, s in _planning(cluster).items()}
-            return dataclasses.replace(ranks.turn(untimed), planning=spent)
+            return ranks.turn(untimed)
 
     def _turn(self, ranks: _Ranks, task: Task, on_step: OnStep) -> Lines:
         """Another turn of ranks that stayed: a step that is not timed, and the timed ones."""
@@ -258,18 +263,15 @@ class Stage:
         self._stack.close()
 
 
-def _planning(cluster: daemons.Daemons | None) -> dict[str, float]:
-    """CPU time of the planning processes so far, s by what for, of all daemons together. Raises WorkerError."""
+def _planning_so_far(cluster: daemons.Daemons | None) -> dict[str, float]:
+    """CPU time of the planning processes, s by what for, of all daemons that answer: steps are not lost for it."""
     found: dict[str, float] = {}
     for daemon in cluster or ():
-        with grpc.insecure_channel(daemon.admin) as channel:
+        with grpc.insecure_channel(daemon.admin) as channel, contextlib.suppress(grpc.RpcError):
             admin = admin_pb2_grpc.AdminServiceStub(channel)  # type: ignore[no-untyped-call]
-            try:
-                status = admin.GetStatus(admin_pb2.GetStatusRequest(), timeout=ANSWERS_WITHIN)
-            except grpc.RpcError as error:
-                raise workers.WorkerError(f"{daemon.name} does not say what it has planned: {error}") from error
-        for part, seconds in status.planning_cpu_seconds.items():
-            found[part] = found.get(part, 0.0) + seconds
+            status = admin.GetStatus(admin_pb2.GetStatusRequest(), timeout=ANSWERS_WITHIN)
+            for part, seconds in status.planning_cpu_seconds.items():
+                found[part] = found.get(part, 0.0) + seconds
     return found
 
 
@@ -292,13 +294,14 @@ def speed_row(lines: Lines) -> common.Row:
         "worker_cpu_s": worker,
         "daemon_cpu_s": daemon,
         "ddp_buckets": list(lines.buckets),
-        **_planned(lines),
+        **_planning_columns(lines),
     }
 
 
-def _planned(lines: Lines) -> common.Row:
-    """Where there was any planning: how long the training took, and of it the CPU time of planning, s by what for."""
-    if not lines.planning:
+def _planning_columns(lines: Lines) -> common.Row:
+    """Where something was planned: from the end of the first step to that of the last, and the CPU time of planning,
+    s by what for."""
+    if not any(lines.planning.values()):
         return {}
     return {"train_s": lines.duration()} | {f"planning_{part}_s": s for part, s in lines.planning.items()}
 
@@ -314,5 +317,5 @@ def loss_row(lines: Lines, task: Task) -> common.Row:
         "losses": [round(loss, 6) for loss in losses],
         "ddp_buckets": list(lines.buckets),
         "step_bytes": lines.sent(),
-        **_planned(lines),
+        **_planning_columns(lines),
     }

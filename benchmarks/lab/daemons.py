@@ -138,10 +138,8 @@ class Daemons(processes.Owner):
 
     def _prepare(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="gclab-"))
-        shared = Path("/dev/shm")
-        where = shared if shared.is_dir() else None
         # the process by which a test knows what was left behind from what belongs to somebody else
-        self.state = Path(tempfile.mkdtemp(prefix=f"gclab-{os.getpid()}-", dir=where))
+        self.state = Path(tempfile.mkdtemp(prefix=f"gclab-{os.getpid()}-", dir=state_folder()))
         lanes = int(self.settings.get("node.lanes", "1"))
         names = [f"n{i}" for i in range(len(self.hosts))]
         # on loopback the daemons share one set of ports
@@ -176,6 +174,12 @@ class Daemons(processes.Owner):
             argv += [word for key, value in given.items() for word in (f"--{key}", value)]
             paths = (self.folder / f"{name}.sock", self.state / name)
             self.all.append(Daemon(name, host, *paths, admin, self.folder / f"{name}.log", argv))
+
+
+def state_folder() -> Path:
+    """Where the daemons' shared memory lies."""
+    shared = Path("/dev/shm")
+    return shared if shared.is_dir() else Path(tempfile.gettempdir())
 
 
 def program(name: str) -> str:

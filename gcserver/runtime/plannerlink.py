@@ -38,7 +38,7 @@ MAX_MESSAGE: Final = 1 << 28
 LENGTH: Final = struct.Struct("<I")
 TEXT: Final = Voice()
 #: What the process computes: to begin (interpreter, libraries), what codecs cost here, what levels would lose of
-#: gradients (L-GreCo's tables), plans (with L-GreCo's levels), and what was predicted for operators.
+#: gradients (L-GreCo's tables), plans (with L-GreCo's levels), and what was predicted for who asked.
 START, CODECS, ERRORS, PLANS, STUDIES = PARTS = ("start", "codecs", "errors", "plans", "studies")
 
 

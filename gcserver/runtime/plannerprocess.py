@@ -79,8 +79,15 @@ class Laps:
 def reply(request: Request, laps: Laps) -> Reply:
     """The answer to one question, and what it took."""
     found = answer(request, laps)
-    laps.end(ERRORS if isinstance(request, Measure) else PLANS if isinstance(request, Plan) else STUDIES)
+    laps.end(_part(request))
     return Reply(found, laps.taken())
+
+
+def _part(request: Request) -> str:
+    """What the last of it was computed for."""
+    if isinstance(request, Measure):
+        return ERRORS if request.errors else CODECS
+    return PLANS if isinstance(request, Plan) else STUDIES
 
 
 def answer(request: Request, laps: Laps) -> Answer:
@@ -105,8 +112,10 @@ def measure(request: Measure, laps: Laps) -> Measured:
     # Without files the profile, which lives as long as the daemon, is what remembers.
     known = {} if request.caches else {s: request.profile.codecs[s] for s in specs if s in request.profile.codecs}
     missing = tuple(s for s in specs if s not in known)
-    codecs = known | calibration.costs(missing, Path(request.caches) if request.caches else None)
-    laps.end(CODECS)
+    try:
+        codecs = known | calibration.costs(missing, Path(request.caches) if request.caches else None)
+    finally:
+        laps.end(CODECS)
     errors: dict[str, tuple[LevelErrors, ...]] | None = None
     if request.errors:
         known_errors = request.profile.errors

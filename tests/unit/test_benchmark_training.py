@@ -264,21 +264,17 @@ def test_items_take_turns_at_each_place() -> None:
     ]
 
 
-def test_systems_that_would_not_all_fit_into_memory_do_not_stay(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def said(gib: int, *argv: str) -> str:
+def test_systems_that_would_not_all_fit_into_memory_do_not_stay() -> None:
+    def said(gib: int, *argv: str, shared: int = 100) -> str:
         args = training.parse(["--rates", "loopback", "--buckets", "merged", "--systems", "compute,none,fp16", *argv])
-        return training.no_room(list(training.items(args)), gib << 30)
+        return training.no_room(list(training.items(args)), gib << 30, shared << 30)
 
     four = ("--models", "tiny,gpt", "--nodes", "2,4", "--stay")
     assert said(12, *four) == ""
     assert said(11, *four).startswith("--stay: 3 systems of gpt on 4 nodes take about 11.5 GiB of memory, and 11 GiB")
     assert said(5, *four).startswith("--stay: 3 systems of tiny on 4 nodes"), "all places are looked at"
-    assert said(0, *four[:-1]) == "", "one after the other"
-    monkeypatch.setattr("gcserver.runtime.room.available", lambda: 1 << 30)
-    assert training.main(["--models", "tiny", "--rates", "loopback", "--stay"]) == 1
-    assert "are free: name fewer" in capsys.readouterr().err
+    assert "about 3.67 GiB of shared memory, and 3 GiB are free" in said(12, *four, shared=3)
+    assert said(0, *four[:-1], shared=0) == "", "one after the other"
 
 
 @pytest.mark.parametrize(
@@ -358,3 +354,15 @@ def test_an_interrupted_run_keeps_what_it_has_and_resumes_behind_it(
     assert runs(Stage(), "--report") == []
     assert "| `ddp-fp16` | 1.00 s |" in capsys.readouterr().out
     assert len(runs(Stage())) == 3  # without --resume everything anew
+
+
+def test_only_what_is_still_to_be_measured_has_to_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["--models", "tiny", "--nodes", "2", "--rates", "loopback", "--systems", "compute,ddp", "--stay"]
+    argv += ["--json", str(tmp_path / "results.json")]
+    monkeypatch.setattr(training_run, "Stage", Stage())
+    assert training.main(argv) == 0
+    monkeypatch.setattr("gcserver.runtime.room.available", lambda: 1 << 20)
+    assert training.main(argv) == 1 and "and 1 MiB are free: name fewer" in capsys.readouterr().err
+    assert training.main([*argv, "--resume"]) == 0

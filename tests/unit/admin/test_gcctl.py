@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from gcserver.admin import gcctl, tables
+from gcserver.admin import convert, gcctl, tables
 from gcserver.admin.exits import Exit
 from gcserver.admin.gcctl_settings import DEFAULT_ADDRESS
 from gcserver.admin.source import JobState, JobStatus, PlanRule, TensorStatus
 from gcserver.config_keys import BY_NAME
 from tests.unit.admin.serving import serving
-from tests.unit.admin.source import BIG, JOB, TENSORS, FixedSource
+from tests.unit.admin.source import BIG, JOB, NODE, TENSORS, FixedSource
 
 
 @dataclass
@@ -81,6 +81,10 @@ ERROR           COUNT
 frames_corrupt      2
 """
     )
+
+
+def test_a_daemon_that_has_planned_nothing_says_nothing_of_it() -> None:
+    assert "planning" not in tables.status(convert.plain(convert.status(replace(NODE, planning={}))))
 
 
 @pytest.mark.usefixtures("daemon")

@@ -199,6 +199,18 @@ def test_what_is_computed_is_told_apart(calibrated: list[Any], tmp_path: Path, m
     refused = reply(measured, laps)
     assert isinstance(refused.answer, Refused)
     assert refused.spent == {START: 2.5, CODECS: 4.0, ERRORS: 1.5}, "also of what failed"
+    laps.end(CODECS)
+    laps.taken()
+    unlooked = msgspec.structs.replace(measured, errors=False)
+    assert reply(unlooked, laps).spent == {CODECS: 4.0}, "nothing was looked at"
+
+    def failing(specs: tuple[str, ...], directory: Path | None) -> dict[str, CodecCost]:
+        clock.now += 3.0
+        raise OSError("no such folder")
+
+    monkeypatch.setattr(calibration, "costs", failing)
+    failed = reply(measured, laps)
+    assert isinstance(failed.answer, Refused) and failed.spent == {CODECS: 3.0, ERRORS: 0.0}
     clock.now += 0.25
     assert reply(Plan(PROFILE, WISH), laps).spent == {PLANS: 0.25}
     clock.now += 0.5
