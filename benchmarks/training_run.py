@@ -99,7 +99,7 @@ class _Ranks:
 
     workers: workers.Workers
     read: list[int]
-    daemons: daemons.Daemons | None
+    cluster: daemons.Daemons | None
     planned: dict[str, float]
 
     def news(self) -> list[list[dict[str, Any]]]:
@@ -122,7 +122,7 @@ class _Ranks:
 
     def turn(self, untimed: int) -> Lines:
         """The turn that has just ended."""
-        before, self.planned = self.planned, _planning_so_far(self.daemons)
+        before, self.planned = self.planned, _planning_so_far(self.cluster)
         spent = {part: s - before.get(part, 0.0) for part, s in self.planned.items()}
         lines = dataclasses.replace(Lines.of(self.news(), untimed), planning=spent)
         self.read = [len(log) for log in self.workers.lines]

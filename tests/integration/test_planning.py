@@ -165,7 +165,7 @@ def test_a_job_is_planned_by_its_first_node_and_steered_by_operators(cluster: Cl
         until(lambda: not Path(f"/proc/{pid}").exists(), job, a)
         answer = ask(a, "replan")
         assert answer["plan_version"] != 1 and answer["message"]
-        assert spent(a)["start"] > 1.5 * took["start"], "of each process"
+        assert spent(a)["start"] > took["start"], "of each process"
 
         # The daemon that plans starts anew: it still knows whose the plan is, and why.
         before = ask(a, "plan")

@@ -82,7 +82,7 @@ def test_questions_are_answered_in_turn_refused_and_outlive_kills() -> None:
             await asked
         assert await link.ask(PLAN) == planned
         assert await pid_of(link) != first
-        assert link.spent[START] > 1.5 * began[START], "of the second one as well"
+        assert link.spent[START] > began[START], "of the second one as well"
         await link.ended()
         await link.ended()
         assert link.pid is None
