@@ -55,7 +55,7 @@ from gcserver.runtime.keyring import Keyring
 from gcserver.runtime.linkfit import LinkFit
 from gcserver.runtime.linkstates import LinkStates
 from gcserver.runtime.peers import Peers
-from gcserver.runtime.plannerlink import PlannerError
+from gcserver.runtime.plannerlink import PARTS, PlannerError
 from gcserver.runtime.planning import Planning
 from gcserver.runtime.registrations import Registrations, _decode_worker
 from gcserver.runtime.resolve import resolve
@@ -163,6 +163,9 @@ class _Lanes:
 
 class _NoPlanner:
     """Stands where the planning process is, which works for seconds: it has died."""
+
+    def __init__(self) -> None:
+        self.spent = dict.fromkeys(PARTS, 0.0)
 
     async def ask(self, request: Any) -> Any:
         msgspec.msgpack.encode(request)
