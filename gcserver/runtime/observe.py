@@ -131,7 +131,7 @@ class Observer:
             m.set(c.ARENA, size, training_job=label)
         for running in s.machine.jobs.values():
             m.set(c.PLAN_VERSION, running.proposal, training_job=running.record.label)
-        for part, seconds in s.planning.spent.items():
+        for part, seconds in s.planning.link.spent.items():
             m.total(c.PLANNING, "planning", seconds, part=part)
         for lane_status in self._status.node().lanes:
             m.set(c.LANE_READY, lane_status.state == "ready", lane=str(lane_status.index))

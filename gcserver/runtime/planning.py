@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -60,22 +60,17 @@ class Planning:
 
     def __init__(self, supervisor: Supervisor, link: PlannerLink | None = None) -> None:
         self._s = supervisor
-        self._link = link or PlannerLink(voice=supervisor.config.voice())
-        self.facts = PlanFacts(supervisor, self._link)
-        self.study = PlanStudy(supervisor, self._link, self.facts)
+        self.link = link or PlannerLink(voice=supervisor.config.voice())
+        self.facts = PlanFacts(supervisor, self.link)
+        self.study = PlanStudy(supervisor, self.link, self.facts)
         self._courses: dict[bytes, Course] = {}
-
-    @property
-    def spent(self) -> Mapping[str, float]:
-        """CPU time of the planning process so far, s by `plannerlink.PARTS`."""
-        return self._link.spent
 
     async def close(self) -> None:
         """Stop planning, and end the planning process."""
         for course in self._courses.values():
             if course.task is not None:
                 course.task.cancel()
-        await self._link.ended()
+        await self.link.ended()
 
     # ------------------------------------------------------------------------------------------ modes
     def course(self, job: Job) -> Course:
@@ -286,7 +281,7 @@ class Planning:
         wish = planwish.informed(plain, course.standing, job, domain, now)
         wish, was = msgspec.structs.replace(wish, measure=measure), course.standing
         while True:
-            answer = await self._link.ask(Plan(profile, wish))
+            answer = await self.link.ask(Plan(profile, wish))
             assert isinstance(answer, Planned)
             self._still(job, course, wanted)
             if planwish.quality(course.standing, domain, self.facts.others(job)) != wish.quality:

@@ -144,7 +144,7 @@ class Status:
             sum(n for _, n in self.arenas()),
             self.errors(),
             s.applicants.shown(),
-            {part: seconds for part, seconds in s.planning.spent.items() if seconds},
+            {part: seconds for part, seconds in s.planning.link.spent.items() if seconds},
         )
 
     def _lane(self, index: int) -> LaneStatus:

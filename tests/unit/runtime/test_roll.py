@@ -82,7 +82,7 @@ def test_operators_and_prometheus_see_the_same_peers(monkeypatch: pytest.MonkeyP
     roll = Roll()
     supervisor: Any = SimpleNamespace(
         node="a", config=SimpleNamespace(node=node), counts={}, lanes=SimpleNamespace(table=[]),
-        machine=SimpleNamespace(jobs={}, gatherings={}), planning=SimpleNamespace(spent={}),
+        machine=SimpleNamespace(jobs={}, gatherings={}), planning=SimpleNamespace(link=SimpleNamespace(spent={})),
         peers=SimpleNamespace(addresses={"b": "tcp://b:1", "c": "tcp://c:1"}, roll=roll),
     )  # fmt: skip
     status = Status.__new__(Status)
