@@ -2,8 +2,8 @@
 
 What may live here: groupings, MergeComp's baselines, bucket sizes. What may not: costs and searches.
 
-A grouping says nothing of error feedback, and that is the point: residuals belong to elements of tensors, so groups
-change without losing anything (the released MergeComp clears its residuals with every new cut).
+A grouping says nothing of error feedback, and that is the point: residuals belong to elements of tensors, so that a
+checkpoint brings them into a job with other groups (the released MergeComp clears its residuals with every new cut).
 """
 
 from __future__ import annotations

@@ -43,10 +43,12 @@ class Trained:
         )
         self.compression = compression
 
-    def declare(self) -> None:
+    def declare(self, groups: Any = None) -> None:
         """All ranks together."""
         inner, named = torch.optim.SGD(self.model.parameters(), 0.02), self.model.named_parameters()
-        self.optimizer = gcclient.DistributedOptimizer(inner, named, compression=self.compression, warmup_steps=1)
+        self.optimizer = gcclient.DistributedOptimizer(
+            inner, named, compression=self.compression, warmup_steps=1, groups=groups
+        )
 
     def step(self, rank: int, step: int) -> None:
         x, y = _batch(rank, step)
@@ -169,6 +171,32 @@ def advised(codec: str) -> dict[str, Any]:
     }
     gcclient.shutdown()
     return result
+
+
+def regrouped(codec: str, groups: list[Any]) -> dict[str, Any]:
+    """A model is trained for some steps by one job after the other, each with groups of its own and what the one before
+    held back. Returns the norm of that, of what was not there any more, and how many blocks each job cut."""
+    torch.set_num_threads(1)
+    trained, state = Trained(1, codec), None
+    names = {name: p.numel() for name, p in trained.model.named_parameters()}
+    held, lost, blocks = [], [], []
+    for number, cut in enumerate(groups):
+        gcclient.init(deadline=60, seed=number, job=f"{os.environ['GC_JOB']}.{number}")
+        if state is not None:
+            gcclient.load_state_dict(state)
+        trained.declare(cut)
+        rank, domain = gcclient.rank(), next(iter(current().domains.values()))
+        blocks.append(len(domain.blocks))
+        if state is not None:
+            now = gcclient.state_dict()
+            lost.append(sum(float((_held(now, n, e) - before[n]).norm()) for n, e in names.items()))
+        for step in range(1, 4):
+            trained.step(rank, step)
+        state = gcclient.state_dict()
+        before = {name: _held(state, name, elements) for name, elements in names.items()}
+        held.append(sum(float(values.norm()) for values in before.values()))
+        gcclient.shutdown()
+    return {"held": held, "lost": lost, "blocks": blocks, "hash": trained.hash()}
 
 
 def by_torch(kind: str, overlap: bool, steps: list[int], save: str = "", load: str = "") -> dict[str, Any]:

@@ -80,6 +80,21 @@ def test_what_a_mismatch_advises_can_be_done_in_the_same_job(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("codec", ["topk(ratio=0.02)", "onebit"])
+def test_what_is_held_back_outlives_another_cut_into_groups(tmp_path: Path, codec: str) -> None:
+    """As MergeComp proposes them for a job's next run: residuals are of elements, whatever blocks they were in."""
+    groups = [None, "layer-wise", 2]
+    with Cluster(tmp_path, nodes=2, options=OPTIONS) as cluster:
+        job = "tests.integration.checkpoint_workers:regrouped"
+        found = [o.ok() for o in cluster.run(job, RANKS, codec=codec, groups=groups)]
+    for value in found:
+        assert len(set(value["blocks"])) == len(groups), "the cuts are other ones"
+        assert all(held > 0 for held in value["held"])
+        assert all(lost < 1e-6 * held for lost, held in zip(value["lost"], value["held"], strict=False))
+    assert len({value["hash"] for value in found}) == 1
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("overlap", [False, True])
 def test_torchs_functions_for_states_are_no_steps_and_bring_back_all_of_a_run(tmp_path: Path, overlap: bool) -> None:
     kinds = ["sgd", "adam"]

@@ -6,11 +6,13 @@ import os
 import re
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.integration.cluster import Cluster
-from tests.integration.operators import ask, reachable
+from tests.integration.daemon import Daemon
+from tests.integration.operators import ask, ctl, reachable, until
 
 TRAINING = "tests.integration.ddp_workers:training"
 CODEC = "topk(ratio=0.1)"
@@ -23,6 +25,12 @@ def options(controller: str) -> dict[str, str]:
 def levels(log: str) -> list[int]:
     """What a daemon's log says its lanes were told, in millionths."""
     return [int(level) for level in re.findall(r"tuned: notch -1, level (\d+)", log)]
+
+
+def steered(daemon: Daemon) -> Any:
+    """The model's controller in what `gcctl plan` says; None where there is none."""
+    domains = [d for d in ask(daemon, "plan")["domains"] if d["label"].startswith("ddp.")]
+    return next((c for d in domains for c in d["controllers"]), None)
 
 
 @pytest.mark.parametrize(("ratio", "lanes"), [(0.005, 1), pytest.param(0.3, 2, marks=pytest.mark.long)])
@@ -39,6 +47,29 @@ def test_payloads_follow_the_ratio(tmp_path: Path, ratio: float, lanes: int) -> 
             assert set(levels(daemon.text())) == {round(1e6 * ratio)}
         values = [o.ok() for o in job.wait(90)]
     assert values[0]["hashes"] == values[1]["hashes"]
+
+
+def test_a_worker_that_is_late_counts_as_skew_and_not_as_a_slow_network(tmp_path: Path) -> None:
+    """Under a controller that an operator gives the running job, which every node takes up at the same step."""
+    small = {**options("none"), "partition_bytes": "256KiB"}  # a member's first payload alone says not when it began
+    with reachable(Cluster(tmp_path, nodes=2, options=small)) as cluster:
+        job = cluster.start(TRAINING, [0, 1], steps=36, compressions=[CODEC], late=0.3)
+        job.wait_mark(f"{CODEC} 2")
+        assert steered(cluster.daemons[0]) is None
+        status, said, complained = ctl(cluster.daemons[1], "set-controller", "dc2-da5", "k_min=0.01", "k_max=0.2")
+        assert status == 0, complained
+        found = [until("ten steps", lambda d=d: (c := steered(d)) and c["steps"] >= 10 and c) for d in cluster.daemons]
+        values = [o.ok() for o in job.wait(90)]
+    waiting, late = found
+    assert waiting["delay_seconds"] > 0.25, "the first rank's node waits for the other's"
+    assert waiting["skew_seconds"] > waiting["delay_seconds"] / 2
+    assert late["delay_seconds"] < waiting["delay_seconds"], "the other finds everything there"
+    for c in found:
+        assert c["name"].startswith("dc2-da5") and 0.01 <= c["ratio"] <= 0.2
+    assert "takes effect at step" in said and "on every node" in said
+    assert values[0]["hashes"] == values[1]["hashes"]
+    logs = [daemon.text() for daemon in cluster.daemons]
+    assert all(10_000 <= level <= 200_000 for log in logs for level in levels(log)) and all(map(levels, logs))
 
 
 def test_ratios_move_and_outlive_lanes_and_daemons(tmp_path: Path) -> None:

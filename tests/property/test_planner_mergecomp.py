@@ -1,4 +1,4 @@
-"""Properties of MergeComp: exact against all cuts, Equation 7, every address once, residuals that stay."""
+"""Properties of MergeComp: exact against all cuts, Equation 7, bucket sizes as torch takes them, searches that end."""
 
 from __future__ import annotations
 

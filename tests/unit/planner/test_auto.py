@@ -71,6 +71,16 @@ def test_every_family_is_listed_with_why_it_lost() -> None:
     assert {c.why_not for c in found.considered if c.spec != "none"} == {"its cost was not measured"}
 
 
+def test_errors_of_two_families_are_never_compared() -> None:
+    """What a family's errors come to beside another's changes nothing, only what they are among themselves."""
+    profile = with_errors(gpt(2, GBIT1, layers=3), "topk", "qsgd", "powersgd")
+    found = compose(profile)
+    for family, rows in profile.errors.items():
+        for factor in (2.0**-20, 2.0**20):
+            other = tuple(replace(row, errors=tuple(factor * e for e in row.errors)) for row in rows)
+            assert compose(replace(profile, errors={**profile.errors, family: other})) == found, (family, factor)
+
+
 def test_of_two_as_fast_the_less_lossy_wins() -> None:
     """On this link 5 and 1 % hide alike: they are within a tie, and more is sent."""
     found = compose(gpt(2, 0.7 * GBIT1), Wish(quality="fast"))

@@ -8,6 +8,7 @@ from gcserver.planner.baselines import (
     CRIPPLED,
     SYSTEMS,
     all_compress,
+    alltoall_alltoall,
     byteps_compress,
     cpu_only,
     fp32,
@@ -15,13 +16,14 @@ from gcserver.planner.baselines import (
     hipress,
     hitopkcomm,
     inter_allgather,
+    inter_alltoall,
     myopic,
     plan_time,
 )
 from gcserver.planner.costs import clusters, codec_costs
 from gcserver.planner.options import Device
 from gcserver.planner.options_cost import compile_table
-from gcserver.planner.options_schemes import HITOPKCOMM, INTER_ALLGATHER, INTER_ALLTOALL, scheme
+from gcserver.planner.options_schemes import ALLTOALL_ALLTOALL, HITOPKCOMM, INTER_ALLGATHER, INTER_ALLTOALL, scheme
 from gcserver.planner.trace import Trace, TracedTensor
 
 NVLINK = clusters(8)[0]
@@ -57,6 +59,25 @@ def test_hipress_compresses_what_its_model_says() -> None:
     slow = clusters(8)[3]
     assert compressed(hipress(TRACE, slow, codec_costs("dgc", slow))) == [False, True, True, True]
     assert not any(compressed(hipress(TRACE, clusters(1)[0], DGC)))
+
+
+@pytest.mark.parametrize(
+    ("baseline", "texts"),
+    [
+        (inter_allgather, [INTER_ALLGATHER]),
+        (inter_alltoall, [INTER_ALLTOALL]),
+        (alltoall_alltoall, ALLTOALL_ALLTOALL),
+    ],
+)
+@pytest.mark.parametrize("cluster", clusters(8), ids=lambda c: c.name)
+def test_variants_of_one_scheme_compress_by_it_alone_where_that_is_shorter(cluster, baseline, texts) -> None:
+    dgc = codec_costs("dgc", cluster)
+    chosen = baseline(TRACE, cluster, dgc)
+    by = {scheme(text, device) for text in texts for device in Device}
+    assert {o for o in chosen if o.compressions} <= by
+    assert any(compressed(chosen)), "the largest tensor has most of the traffic"
+    dense = plan_time(TRACE, cluster, dgc, fp32(TRACE, cluster, dgc))
+    assert plan_time(TRACE, cluster, dgc, chosen) < dense
 
 
 def test_myopic_takes_the_quickest_option_of_the_whole_tree() -> None:

@@ -25,8 +25,9 @@ def optimum(step: MergeModel) -> float:
 
 @each
 @all_traces
-def test_measured_without_noise_fifty_cuts_find_the_best(model: str, codec: str) -> None:
-    step = merge_model(TRACES[model], *cases.costs(codec, 8))
+@pytest.mark.parametrize("own_cores", [False, True])
+def test_measured_without_noise_fifty_cuts_find_the_best(model: str, codec: str, own_cores: bool) -> None:
+    step = merge_model(TRACES[model], *cases.costs(codec, 8), own_cores)
     search = cases.measured_search(step)
     assert len(search.told) <= BUDGET == 50
     assert search.best.seconds <= 1.001 * optimum(step)
@@ -34,8 +35,9 @@ def test_measured_without_noise_fifty_cuts_find_the_best(model: str, codec: str)
 
 @each
 @all_traces
-def test_fitted_under_noise_thirty_steps_find_the_best(model: str, codec: str) -> None:
-    step = merge_model(TRACES[model], *cases.costs(codec, 8))
+@pytest.mark.parametrize("own_cores", [False, True])
+def test_fitted_under_noise_thirty_steps_find_the_best(model: str, codec: str, own_cores: bool) -> None:
+    step = merge_model(TRACES[model], *cases.costs(codec, 8), own_cores)
     for seed in range(2):
         measured, steps = cases.measured_model(step, noise=0.05, seed=seed)
         assert steps <= 30

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from gcserver.planner import timeline_kernels as kernels
 from gcserver.planner.costs import Cluster, CodecCosts, DeviceCosts, Link, line
 from gcserver.planner.options import Constraints, Device, options
 from gcserver.planner.options_cost import compile_table
@@ -70,6 +71,22 @@ def test_bubbles() -> None:
     assert job.bubbles(plan(0, 0, 0, 0)) == [2]
     assert training((1, 1.0), (1, 5.0)).bubbles(plan(0, 0)) == []  # complete just then: no gap
     assert job.time(plan(0, 0, 0, 0)) == 17.25 == job.time(plan(2, 0, 0, 0))
+
+
+def test_what_was_over_before_a_changed_tensor_is_not_looked_at_again() -> None:
+    """From the state at its gradient on a timeline continues; of what came before nothing is needed, known by then."""
+    job = training((1, 1.0), (1, 2.0), (1, 9.25), (1, 9.5))
+    before, after = plan(0, 0, 0, 0), plan(0, 0, 2, 0)
+    kept, room = (kernels.make_space(4, keep, False) for keep in (True, False))
+    chains = kernels.make_chains(before, job.arrays, job.priced)
+    kernels.begin(job.arrays, chains, kept)
+    kernels.simulate(np.int64(kernels.RECORD), kernels.INF, job.arrays, chains, kept)
+    gaps, size_of = job.arrays
+    gaps, added, now = gaps.copy(), np.zeros(4), before.copy()
+    kernels.put(2, 2, now, job.arrays, job.priced, chains, added)
+    gaps[:3], chains[2][:2], kept[3][:2], kept[4][:2] = np.nan, np.nan, -(1 << 40), np.nan
+    end = kernels.resume(2, added, kernels.INF, (gaps, size_of), chains, kept, room)
+    assert end == job.time(after) != job.time(before)
 
 
 def test_an_empty_trace_takes_its_forward_pass() -> None:
