@@ -15,7 +15,7 @@ from gcclient import arguments
 from gcclient.domain import Domain
 from gcclient.errors import NoAdvice
 from gcclient.grouping import plain_name
-from gcproto.advice import MAX_BANDWIDTHS, Advised, AskAdvice
+from gcproto.advice import BANDWIDTH_FORM, MAX_BANDWIDTHS, Advised, AskAdvice, is_bandwidth
 from gcproto.manifest import USED
 from gcproto.rates import RATE_FORM, read_rate, say_rate
 
@@ -143,7 +143,7 @@ def domain_of(session: Session, given: Any) -> int:
 
 def read_bandwidths(given: Iterable[float | str]) -> tuple[float, ...]:
     """Bytes a second; texts are rates such as "1gbit". Raises TypeError and ValueError that say what was expected."""
-    form = f"numbers above 0, bytes a second, or {RATE_FORM}"
+    form = f"numbers, {BANDWIDTH_FORM}, or {RATE_FORM}"
     if isinstance(given, str) or not isinstance(given, Iterable):
         raise TypeError(f"bandwidths={given!r}: expected several of these: {form}")
     found = []
@@ -152,7 +152,7 @@ def read_bandwidths(given: Iterable[float | str]) -> tuple[float, ...]:
             value = read_rate(arguments.read_text(one, "bandwidths")) if isinstance(one, str) else float(one)
         except (TypeError, ValueError):
             value = math.nan
-        if not (math.isfinite(value) and value > 0):
+        if not is_bandwidth(value):
             raise ValueError(f"bandwidths={one!r}: expected {form}")
         found.append(value)
     if len(found) > MAX_BANDWIDTHS:

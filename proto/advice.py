@@ -12,6 +12,15 @@ import msgspec
 from gcproto.packed import Message
 
 MAX_BANDWIDTHS: Final = 64
+#: Of links that are asked about, bytes a second: a byte takes no time on more, and on less for ever.
+LEAST_BANDWIDTH: Final = 1.0
+MOST_BANDWIDTH: Final = 1e15
+BANDWIDTH_FORM: Final = f"bytes a second from {LEAST_BANDWIDTH:g} to {MOST_BANDWIDTH:g}"
+
+
+def is_bandwidth(value: float) -> bool:
+    """Whether a link may have it; not a number: no."""
+    return LEAST_BANDWIDTH <= value <= MOST_BANDWIDTH
 
 
 class AskAdvice(Message, frozen=True, tag="advise?"):

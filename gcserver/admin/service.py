@@ -23,7 +23,7 @@ from grpc_reflection.v1alpha import reflection
 
 from gcproto import admin_pb2 as pb
 from gcproto import admin_pb2_grpc as pb_grpc
-from gcproto.advice import MAX_BANDWIDTHS
+from gcproto.advice import BANDWIDTH_FORM, MAX_BANDWIDTHS, is_bandwidth
 from gcproto.modes import STATIC
 from gcserver import values
 from gcserver.admin import convert
@@ -113,9 +113,9 @@ class Admin(pb_grpc.AdminServiceServicer):
         return pb.GetProfileResponse(domains=[convert.alike(pb.DomainProfile, d) for d in found])
 
     async def Advise(self, request: pb.AdviseRequest, context: Any) -> pb.AdviseResponse:
-        bad = [b for b in request.bandwidths if not (math.isfinite(b) and b > 0)]
+        bad = [b for b in request.bandwidths if not is_bandwidth(b)]
         if bad:
-            text = f"bandwidths: expected bytes a second above 0, got {bad[0]}"
+            text = f"bandwidths: expected {BANDWIDTH_FORM}, got {bad[0]}"
             raise AdminError(ErrorKind.INVALID, text, "bandwidths")
         if (count := len(request.bandwidths)) > MAX_BANDWIDTHS:
             # Each takes the planning process seconds, and plans of other jobs wait for it.

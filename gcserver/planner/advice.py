@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
+from gcproto.advice import BANDWIDTH_FORM, is_bandwidth
 from gcproto.dtypes import DType
 from gcproto.modes import QUALITIES
 from gcproto.rates import say_rate
@@ -81,8 +82,8 @@ def advise(
     links they cost as much for each second. Raises ProfileError for a profile or bandwidth that cannot be used,
     AutoError for another quality.
     """
-    if not all(b > 0 for b in bandwidths):
-        raise ProfileError(f"expected bandwidths above 0, bytes a second, got {list(bandwidths)}")
+    if not all(map(is_bandwidth, bandwidths)):
+        raise ProfileError(f"bandwidths: expected {BANDWIDTH_FORM}, got {list(bandwidths)}")
     compute, link = profile.compute, profile.link.bandwidth
     profile = informed(profile, now) if now is not None else profile
     # What steps say of an exchange slower than the link is measured holds on every link.

@@ -7,8 +7,9 @@ size on". After Algorithms 1 and 2 from no compression it runs them again on par
 compressed, only one scheme, only the CPU) and looks at those uniform plans, which is what HiTopKComm and
 BytePS-Compress are, and at the one in which every tensor takes what is quickest for it alone. Those that are nearly as
 good as the best, plans that a caller adds among them, and for many tensors a plan that keeps every resource busy
-(`espresso_mix`) are improved for a while and the best for longer: tensors are taken up again, with every option of the tree that
-is worth trying (`candidates`), mixed devices included, until nothing changes or the effort is spent. The result is the best plan seen.
+(`espresso_mix`) are improved for a while and the best for longer: tensors are taken up again, with every option of the
+tree that is worth trying (`candidates`), mixed devices included, until nothing changes or the effort is spent. The
+result is the best plan seen.
 """
 
 from __future__ import annotations

@@ -213,11 +213,15 @@ def _wrong(p: Profile) -> str:
     for name, (value, least) in figures.items():
         if not least <= value < inf:
             return f"{name}: expected a finite number from {least:g} on, got {value}"
+    try:
+        msgspec.msgpack.encode(p)
+    except OverflowError:  # JSON may have what nothing else here can write
+        return "expected whole numbers of at most 64 bits"
     for text in p.codecs:
         try:
             level = parse(text).level
-        except TableError as error:
-            return f"codecs: {error}"
+        except (TableError, OverflowError) as error:
+            return f"codecs: {text!r}: {error}"
         if level > MAX_LEVEL:
             return f"codecs: expected a spec whose level is {MAX_LEVEL} at most, got {text!r}"
     for family, rows in p.errors.items():

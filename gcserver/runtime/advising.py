@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from gcproto.advice import AdviceRow, Advised, AskAdvice
+from gcproto.advice import BANDWIDTH_FORM, AdviceRow, Advised, AskAdvice, is_bandwidth
 from gcserver.runtime.plannerlink import PlannerError
 from gcserver.runtime.unplannable import TOO_SOON, NotPlannable
 
@@ -63,8 +62,8 @@ class Advising:
         job = self._s.machine.jobs.get(worker[0]) if worker is not None else None
         if job is None:
             return refused("this worker is not part of a job", "call init() first")
-        if not all(math.isfinite(b) and b > 0 for b in message.bandwidths):
-            return refused(f"bandwidths: expected bytes a second above 0, got {message.bandwidths}", "correct them")
+        if not all(map(is_bandwidth, message.bandwidths)):
+            return refused(f"bandwidths: expected {BANDWIDTH_FORM}, got {message.bandwidths}", "correct them")
         planning = self._s.planning
         domain = planning.facts.model(job, lossless=True) if message.domain < 0 else job.domains.get(message.domain)
         if domain is None or not domain.declared_as.scoped:

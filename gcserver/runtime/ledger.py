@@ -140,7 +140,8 @@ class JobStore:
             os.close(descriptor)
 
     def _write(self, path: Path, content: bytes) -> None:
-        """Replace a file of a job; where no memory is left for it, with that of the reserve. Raises OSError."""
+        """Replace a file that a job cannot do without; where no memory is left for it, with that of the reserve. Raises
+        OSError."""
         try:
             replace_file(path, content)
         except OSError as error:
@@ -148,7 +149,11 @@ class JobStore:
             if error.errno != errno.ENOSPC or not reserve.exists():
                 raise
             reserve.unlink(missing_ok=True)
-            replace_file(path, content)
+            try:
+                replace_file(path, content)
+            except OSError:
+                self.keep_reserve()  # it was not enough, and may be for another
+                raise
 
     # ------------------------------------------------------------------------------------------- files
     def generation(self) -> int:
@@ -187,7 +192,8 @@ class JobStore:
         return _read(self.directory(job) / "steering.msgpack")
 
     def save_planning(self, job: bytes, saved: bytes) -> None:
-        self._write(self.directory(job) / "planning.msgpack", saved)
+        """Raises OSError: a job goes on without it, so that the reserve is not for this."""
+        replace_file(self.directory(job) / "planning.msgpack", saved)
 
     def planning(self, job: bytes) -> bytes:
         """What was saved last; empty if nothing was."""

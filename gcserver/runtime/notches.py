@@ -6,6 +6,7 @@ segments (`gcserver.core.plan`), picking (`steering.py`).
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from itertools import accumulate
 from typing import TypeVar
@@ -23,6 +24,9 @@ from gcserver.planner.controllers import Controlled
 from gcserver.runtime.tensors import chosen
 
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
 #: what was asked last of a domain: (plan version, sections), the answer
 _Answers = dict[DomainKey, tuple[tuple[int, int], T]]
 
@@ -37,12 +41,19 @@ class Notches:
 
     def ratios(self, job: Job, domain: ControlDomain, version: int) -> tuple[float, ...]:
         """Bytes of a contribution by dense bytes at each notch of plan ``version``, descending, at most 1; () without
-        notches. What codecs cannot say before they encode counts as much as it may take."""
+        notches, or where a codec fails to say. What codecs cannot say before they encode counts as much as it may
+        take."""
         if not domain.sections:
             return ()
-        return _remembered(
-            self._known, domain, version, lambda: _ratios(domain, job.plan(domain, version), self._lanes)
-        )
+
+        def found() -> tuple[float, ...]:
+            try:
+                return _ratios(domain, job.plan(domain, version), self._lanes)
+            except Exception:  # a third party's codec must not stop a daemon whose step has settled
+                log.exception("what the notches of plan %d take of %s cannot be said", version, domain.config.label)
+                return ()
+
+        return _remembered(self._known, domain, version, found)
 
     def still(self, job: Job, version: int) -> str:
         """The codecs of plan ``version`` where a controller can move none of them; empty where it can, or where nothing

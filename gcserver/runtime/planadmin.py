@@ -10,11 +10,11 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Sequence
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from functools import cache
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from gcproto.modes import STATIC
+from gcproto.patterns import Patterns
 from gcserver.admin import planning as said
 from gcserver.admin.source import AdminError, DomainPlan, ErrorKind, PlanChange, PlanStatus
 from gcserver.core.control_domain import ControlDomain
@@ -67,17 +67,17 @@ class PlanAdmin:
             await self._domain(job, domain, shown, course, until if timeline else 0.0)
             for shown, domain in zip(status.domains, list(job.domains.values()), strict=True)
         ]
-        mode, says = self._mode(job), course.says
+        mode, says = self._mode(job, course), course.says
         facts = self._s.planning.facts
         quality = planwish.quality(course.standing, facts.model(job), facts.others(job))
         if job.node != job.first:
             says = planner_of(job)
         return replace(status, domains=tuple(domains), mode=mode, quality=quality, planner=says)
 
-    def _mode(self, job: Job) -> str:
+    def _mode(self, job: Job, course: Course) -> str:
         """Who makes the job's plans. Elsewhere than at the planning node it is told as whoever came to plan next would
         tell it: by what an operator has said, else what the job began with, and by whose the newest plan is."""
-        standing = self._s.planning.course(job).standing
+        standing = course.standing
         if job.node != job.first:
             standing = noticed(standing, job.proposal, newest_rules(job), newest_planned(job), newest_asked_for(job))
         return standing.mode
@@ -126,9 +126,9 @@ class PlanAdmin:
         plan = job.newest
         if plan is None:
             return f"{text}; the first one will be made for the largest model, {of.config.label}"
-        names = (t.name for s in domain.sections for t in s.tensors)
+        patterns = Patterns(rule.pattern for rule in plan.rules)
         holds = "holds here as far as the names match"
-        if not any(fnmatchcase(name, rule.pattern) for name in names for rule in plan.rules):
+        if all(patterns.last(t.name) < 0 for s in domain.sections for t in s.tensors):
             holds = "none of its rules is for a tensor of this one"
         return f"{text}; it is made for the largest model, {of.config.label}, and {holds}"
 
@@ -183,7 +183,7 @@ class PlanAdmin:
             if wanted.law is not None and (why := lossless(job)):
                 raise AdminError(ErrorKind.PRECONDITION, f"{controller} would move nothing: {why}", "controller")
             still = self._s.notches.still(job, job.proposal) if wanted.law is not None else ""
-            planned = self._mode(job)
+            planned = self._mode(job, self._s.planning.course(job))
             if still and planned == STATIC:
                 raise AdminError(
                     ErrorKind.PRECONDITION,

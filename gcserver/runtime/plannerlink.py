@@ -152,7 +152,7 @@ class PlannerLink:
             except (OSError, asyncio.IncompleteReadError, *UNREADABLE) as error:
                 self.close()
                 raise PlannerError(f"the planning process failed at {type(request).__name__}: {error}") from None
-            except asyncio.CancelledError:
+            except BaseException:  # told to stop, or a question that cannot be written
                 self.close()
                 raise
             self._timer = asyncio.get_running_loop().call_later(self._idle, self.close)

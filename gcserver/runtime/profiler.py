@@ -40,7 +40,6 @@ SAVE_EVERY: Final = 30.0
 #: until somebody has measured the link: 1 Gbit/s and a local network's latency
 GUESS: Final = LinkCost(1e-4, 1.25e8)
 #: runs work, and then what takes its result
-Aside = Callable[[Callable[[], Any], Callable[[Any], None]], None]
 
 
 @dataclass(slots=True)
@@ -60,6 +59,7 @@ class Watched:
     learned: dict[str, Any] = field(default_factory=dict)
     due: float = inf
     saved: float = -inf
+    saving: bool = False
     audited: bool = False
 
 
@@ -150,7 +150,7 @@ class Profiler:
             if profile is not None and watched.name == name:
                 watched.kept = profile
 
-        self._s.aside(lambda: self._store.load(name), loaded)
+        self._s.filing.do(lambda: self._store.load(name), loaded)
 
     def _name(self, watched: Watched) -> str:
         """The profile's file, by the tensors and the nodes of now."""
@@ -232,28 +232,32 @@ class Profiler:
 
     # ------------------------------------------------------------------------------------------- keeping
     def tick(self) -> None:
-        """Save what is due."""
+        """Save what is due, unless what was saved before is still on its way to the disk."""
         now = self._clock()
         for watched in self._table.values():
             if now >= watched.due:
-                self._save(watched, self._s.aside)
+                if watched.saving:
+                    watched.due = now + SAVE_EVERY
+                else:
+                    self._save(watched)
 
     def forget(self, job: bytes) -> None:
         """The job has left this node."""
         for key in [k for k in self._table if k[0] == job]:
-            self._save_last(self._table.pop(key), self._s.aside)
+            self._save_last(self._table.pop(key))
 
     def close(self) -> None:
-        """The daemon stops: save now."""
+        """The daemon stops: save now. What the disk does not take in time is given up (`filing.PATIENCE`)."""
         for watched in self._table.values():
-            self._save_last(watched, lambda work, then: then(work()))
+            self._save_last(watched)
+        self._s.filing.close()
 
-    def _save_last(self, watched: Watched, run: Aside) -> None:
+    def _save_last(self, watched: Watched) -> None:
         """Whatever this run measured, since the times of its steps went on after the last series."""
         if watched.readiness.count or watched.due < inf:
-            self._save(watched, run)
+            self._save(watched)
 
-    def _save(self, watched: Watched, run: Aside) -> None:
+    def _save(self, watched: Watched) -> None:
         watched.due, watched.saved = inf, self._clock()
         name = watched.name
         try:
@@ -261,8 +265,18 @@ class Profiler:
         except Exception as error:  # a defect here must not end the daemon, nor the job
             self._s.warn_once(f"profile {name} cannot be made, it is not saved: {type(error).__name__}: {error}")
             return
-        if profile is not None:
-            run(lambda: self._store.save(name, profile), lambda _: None)
+        if profile is None:
+            return
+
+        def save() -> None:
+            try:
+                self._store.save(name, profile)
+            finally:
+                watched.saving = False
+
+        watched.saving = True
+        if not self._s.filing.do(save):
+            watched.saving = False
 
 
 #: What an earlier run's profile still tells. Its plans' numbers mean nothing in this one.

@@ -10,11 +10,15 @@ all that they will come to need under the plan in force.
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import wraps
 from itertools import groupby
 from pathlib import Path
+from typing import ParamSpec
 
 import msgspec
 import numpy as np
@@ -31,6 +35,10 @@ from gcserver.runtime.memory_parts import SHARED, listed, total
 from gcserver.runtime.records import KEPT, KEPT_HEAD, RECORD, WORD
 from gcserver.runtime.tensors import chosen
 from gcserver.values import human_size
+
+P = ParamSpec("P")
+
+log = logging.getLogger(__name__)
 
 CGROUP = Path("/sys/fs/cgroup")
 MEMINFO = Path("/proc/meminfo")
@@ -52,6 +60,22 @@ class Places:
 NOTHING = Places(0, 0, (0,) * KEPT, False)
 
 
+def _told(why: Callable[P, str]) -> Callable[P, str]:
+    """``why`` that answers also where a codec's code fails. A third party's may do so for sizes that nobody has asked
+    it about before, and must not stop a daemon that is asked for a plan or told of tensors: they are refused."""
+
+    @wraps(why)
+    def answer(*args: P.args, **kwargs: P.kwargs) -> str:
+        try:
+            return why(*args, **kwargs)
+        except Exception as error:
+            log.exception("what codecs keep of a job's tensors cannot be counted")
+            return f"how much its codecs keep cannot be counted, they fail: {type(error).__name__}: {error}"
+
+    return answer
+
+
+@_told
 def no_space(state: Path, lanes: int, job: Job, domain: ControlDomain, section: Section) -> str:
     """Why the memory under ``state`` does not suffice for tensors that are declared; empty if it does."""
     free = free_bytes(state)
@@ -100,6 +124,7 @@ def available() -> int:
     return min(found, default=1 << 62)
 
 
+@_told
 def no_room(state: Path, lanes: int, job: Job, text: PlanText) -> str:
     """Why the memory under ``state`` does not suffice for plan ``text``; empty if it does.
 

@@ -36,6 +36,7 @@ from gcserver.runtime import shortage
 from gcserver.runtime.applicants import Applicants
 from gcserver.runtime.audits import Audits
 from gcserver.runtime.etcd import EtcdArbiter
+from gcserver.runtime.filing import Filing
 from gcserver.runtime.keyring import Keyring, open_keyring
 from gcserver.runtime.lanelink import DEFECT, LaneTrouble
 from gcserver.runtime.lanes import Lanes
@@ -107,6 +108,7 @@ class Supervisor:
         )
         self.notches = Notches(config.node.lanes)
         self.status = Status(self)
+        self.filing = Filing(self.warn_once)
         self.profiler = Profiler(self)
         self.audits = Audits(self)
         self.traces = Traces(self)
@@ -305,8 +307,8 @@ class Supervisor:
         self.manager.tick(self.lanes.table)
 
     def aside(self, work: Callable[[], T], then: Callable[[T], None]) -> None:
-        """Do ``work`` in another thread, and ``then`` in this one with what it returns. For what reads or writes disks;
-        what is still to be done when the daemon stops is done."""
+        """Do ``work`` in another thread, and ``then`` in this one with what it returns. For what a job waits for, and
+        what ends by itself: the daemon's end waits for it, too. For files there is `filing.py`."""
         future = self.loop.run_in_executor(None, work)
         future.add_done_callback(lambda done: None if done.cancelled() else then(done.result()))
 

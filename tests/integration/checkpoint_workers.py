@@ -180,6 +180,7 @@ def regrouped(codec: str, groups: list[Any]) -> dict[str, Any]:
     trained, state = Trained(1, codec), None
     names = {name: p.numel() for name, p in trained.model.named_parameters()}
     held, lost, blocks = [], [], []
+    before: dict[str, torch.Tensor] = {}
     for number, cut in enumerate(groups):
         gcclient.init(deadline=60, seed=number, job=f"{os.environ['GC_JOB']}.{number}")
         if state is not None:

@@ -185,6 +185,17 @@ def test_a_job_is_planned_by_its_first_node_and_steered_by_operators(cluster: Cl
         plan = ask(a, "plan")
         assert (plan["mode"], plan["quality"]) == ("lgreco", "safe")
         until(lambda: (p := ask(b, "plan"))["mode"] == "lgreco" and p["quality"] == "safe", job, b)
+        # Each part alone: the one picks no schemes, the other knows that one trip does between two nodes.
+        for mode, scheme in (("lgreco", "owner"), ("espresso", "all")):
+            assert ctl(a, "set-plan", "--mode", mode, "--quality", "fast")[0] == 0
+
+            def made(before: int = version) -> Any:
+                d = model(a)
+                return d and d["forecast"] and d["forecast"]["plan_version"] == d["plan_version"] > before and d
+
+            plan = until(made, job, a)
+            assert plan["rules"][0]["codec"].startswith("sidco-e") and plan["rules"][0]["scheme"] == scheme
+            version = plan["plan_version"]
         finish(job, tmp_path / "second")
 
 

@@ -130,7 +130,7 @@ def test_every_state_has_its_number() -> None:
         ),
         (pb.GetPlanRequest(job="bert"), code_pb2.NOT_FOUND, "jobs: gpt", "job"),
         (pb.ListTensorsRequest(job="bert"), code_pb2.NOT_FOUND, "no job 'bert' here", "job"),
-        (pb.AdviseRequest(bandwidths=[float("nan")]), code_pb2.INVALID_ARGUMENT, "above 0, got nan", "bandwidths"),
+        (pb.AdviseRequest(bandwidths=[float("nan")]), code_pb2.INVALID_ARGUMENT, "to 1e+15, got nan", "bandwidths"),
         (pb.AdviseRequest(bandwidths=[1e9] * 65), code_pb2.INVALID_ARGUMENT, "at most 64, got 65", "bandwidths"),
         (pb.DrainRequest(timeout_seconds=-1), code_pb2.INVALID_ARGUMENT, "0 or more", "timeout_seconds"),
         (pb.DrainRequest(timeout_seconds=float("nan")), code_pb2.INVALID_ARGUMENT, "0 or more", "timeout_seconds"),

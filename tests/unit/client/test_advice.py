@@ -95,7 +95,8 @@ def test_what_was_not_declared_or_is_no_model_is_refused(joined: FakeDaemon) -> 
 
 @pytest.mark.parametrize(
     ("wrong", "error"),
-    [([0], ValueError), ([-1.0], ValueError), ([math.inf], ValueError), (["quick"], ValueError), ([None], ValueError),
+    [([0], ValueError), ([-1.0], ValueError), ([1e-302], ValueError),
+     ([math.inf], ValueError), (["quick"], ValueError), ([None], ValueError),
      ([1.0] * 65, ValueError), ("1gbit", TypeError), (5, TypeError)],
 )  # fmt: skip
 def test_bandwidths_that_are_none_are_refused_by_name(joined: FakeDaemon, wrong: Any, error: type[Exception]) -> None:

@@ -99,6 +99,9 @@ def test_another_form_is_to_be_measured_anew() -> None:
         (b'"errors":[0.5,0.25]', b'"errors":[0.5]', "errors"),
         (b'"levels":[1,10]', b'"levels":[10,10]', "errors"),
         (b'"sizes":[8.0,16.0]', b'"sizes":[-8.0,16.0]', "errors"),
+        (b'"elements":6', b'"elements":1' + 30 * b"0", "64 bits"),
+        (b'"samples":0', b'"samples":1' + 30 * b"0", "64 bits"),
+        (b'"topk(ratio=0.01)"', b'"topk(ratio=1e305)"', "codecs: 'topk.ratio=1e305.'"),
     ],
 )
 def test_figures_that_nobody_can_have_measured_are_refused(found: bytes, instead: bytes, named: str) -> None:

@@ -118,8 +118,8 @@ def test_a_refusal_says_what_to_do(advice: Exception, error: str, what: str) -> 
 def test_strangers_and_odd_bandwidths_are_refused() -> None:
     assert "init()" in answers(AskAdvice(1), worker=None)[0][0].advice
     assert "init()" in answers(AskAdvice(1), worker=(b"k" * 16, 0))[0][0].advice
-    for odd in (0.0, -1.0, float("nan"), float("inf")):
-        assert "above 0" in answers(AskAdvice(1, -1, (odd,)))[0][0].error
+    for odd in (0.0, -1.0, 1e-302, 1e300, float("nan"), float("inf")):
+        assert "expected bytes a second from 1 to 1e+15" in answers(AskAdvice(1, -1, (odd,)))[0][0].error
 
 
 def test_only_so_many_questions_wait() -> None:

@@ -85,6 +85,37 @@ def test_a_running_jobs_file_is_written_with_what_was_held_back(
     assert (tmp_path / "reserve").exists(), "held back again once there is room"
 
 
+def test_planning_does_not_take_what_is_held_back_for_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = JobStore(tmp_path)
+    store.keep_reserve()
+    (job,) = formed().jobs.values()
+    store.save(job.id, job.save().memory)
+    full(monkeypatch, [], free=0)
+    with pytest.raises(OSError, match="No space left"):
+        store.save_planning(job.id, b"x" * (2 * RESERVE))
+    assert (tmp_path / "reserve").exists() and not store.planning(job.id)
+    store.save_steering(job.id, b"steered")
+    assert store.steering(job.id) == b"steered"
+
+
+def test_what_is_held_back_is_held_back_again_where_it_does_not_suffice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = JobStore(tmp_path)
+    store.keep_reserve()
+    (job,) = formed().jobs.values()
+    store.save(job.id, job.save().memory)
+
+    def replaced(path: Path, content: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("gcserver.runtime.ledger.replace_file", replaced)
+        with pytest.raises(OSError, match="No space left"):
+            store.save_steering(job.id, b"x" * (2 * RESERVE))
+    assert (tmp_path / "reserve").exists()
+
+
 def test_a_job_under_another_ones_number_is_dropped(tmp_path: Path) -> None:
     store = JobStore(tmp_path)
     (job,) = formed().jobs.values()

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from gcproto.agreed import Resumed
 from gcproto.manifest import Section, TensorSpec
 from gcproto.messages import DeclareSection, PlanText, Rule
+from gcserver.codecs import parse
 from gcserver.core.control_domain import ControlDomain
 from gcserver.core.job import Job
 from gcserver.planner.controllers import controlled
@@ -64,6 +65,19 @@ def test_what_a_controller_can_move(rules: tuple[Rule, ...], moves: bool) -> Non
     assert not notches.moves(job, domain, 0), "no plan, another answer"
     notches.forget(job.id)
     assert notches.moves(job, domain, 1) is moves
+
+
+def test_a_codec_that_fails_leaves_no_notches_and_no_daemon_without_its_step(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def needed(*_: object) -> int:
+        raise ZeroDivisionError("no such size")
+
+    monkeypatch.setattr(type(parse(TOPK)), "needed", needed)
+    job, domain = job_with(Rule("*", TOPK, "", (100_000, 1_000)))
+    notches = Notches(1)
+    assert notches.ratios(job, domain, 1) == notches.ratios(job, domain, 1) == ()
+    assert caplog.text.count("what the notches of plan 1 take of ddp cannot be said") == 1
 
 
 def test_without_notches_there_are_no_ratios() -> None:

@@ -83,7 +83,7 @@ class Service(Daemon):
         return [TracedStep(4, asked.domain, 9, (TracedJob("encode", "lane 1", 0, 0.1, 0.2),))]
 
     async def set_controller(self, job: str, name: str, parameters: dict[str, float], planned: bool) -> AnswerRequest:
-        assert planned == (self.admin._mode(self.job) != "static")
+        assert planned == (self.admin._mode(self.job, self.planning.course(self.job)) != "static")
         if name != "dc2-da2":
             raise ValueError(f"expected dc2-da2, got {name}")
         return AnswerRequest(1, 3, 44, "takes effect")
@@ -205,6 +205,21 @@ def test_another_node_tells_who_plans_by_the_newest_plan(
             await refused(d.admin.set_controller(d.job, "dc2-da2", {}), ErrorKind.PRECONDITION, "would move nothing")
         else:
             assert "until the planner (auto)" in (await d.admin.set_controller(d.job, "dc2-da2", {})).message
+
+    run(tmp_path, test)
+
+
+def test_a_job_that_ends_while_its_step_is_traced_leaves_nothing_behind(tmp_path: Path) -> None:
+    async def test(d: Service) -> None:
+        traced = d.questions.ask
+
+        async def ends(question: Callable[[int], Any], patience: float) -> list[TracedStep]:
+            d.planning.forget_job(d.job.id)
+            return await traced(question, patience)
+
+        d.questions.ask = ends
+        assert (await d.admin.plan(d.job, timeline=True)).domains[0].measured
+        assert not d.planning._courses
 
     run(tmp_path, test)
 

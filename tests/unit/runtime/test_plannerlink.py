@@ -9,6 +9,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from gcserver.planner.auto import Wish
@@ -98,6 +99,20 @@ def test_garbage_is_no_answer() -> None:
         await refused(says(write.format(b"\xff\xff\xff\xffhello")), "4294967295 bytes")
         await refused(says(write.format(b"\x05\0")), "failed at Predict")
         await refused(says("raise SystemExit(3)"), "failed at Predict")
+
+    run(test)
+
+
+def test_a_question_that_cannot_be_written_ends_the_process() -> None:
+    async def test() -> None:
+        link = PlannerLink()
+        await link.ask(PREDICT)
+        link_of = msgspec.structs.replace(PROFILE.link, samples=1 << 80)
+        with pytest.raises(OverflowError):
+            await link.ask(Predict(msgspec.structs.replace(PROFILE, link=link_of), (), ()))
+        assert link.pid is None, "or it would idle for ever"
+        assert isinstance(await link.ask(PREDICT), Predicted)
+        await link.ended()
 
     run(test)
 

@@ -49,6 +49,7 @@ class Daemon:
 
     def __post_init__(self) -> None:
         self.node = "a"
+        self.filing = SimpleNamespace(do=self.aside, close=self.work)
         node, plan = SimpleNamespace(lanes=1), SimpleNamespace(profiles=self.folder)
         self.config = SimpleNamespace(node=node, plan=plan)
         self.profiler = Profiler(self, lambda: self.now)  # type: ignore[arg-type]
@@ -56,8 +57,9 @@ class Daemon:
     def warn_once(self, text: str) -> None:
         self.warnings.append(text)
 
-    def aside(self, work: Callable[[], Any], then: Callable[[Any], None]) -> None:
+    def aside(self, work: Callable[[], Any], then: Callable[[Any], None] = lambda _: None) -> bool:
         self.waiting.append((work, then))
+        return True
 
     def work(self) -> None:
         while self.waiting:
@@ -314,6 +316,24 @@ def test_the_end_of_the_daemon_or_of_the_job_saves_what_is_due(tmp_path: Path) -
     b.work()
     assert b.files() == [expected]
     b.profiler.close()
+
+
+def test_a_disk_that_does_not_answer_gets_no_second_profile_before_the_end(tmp_path: Path) -> None:
+    a = daemon(tmp_path)
+    a.work()
+    a.times(0, 10)
+    for _ in range(4):
+        a.now += SAVE_EVERY + QUIET
+        a.times(0, 20)
+        a.now += QUIET
+        a.profiler.tick()
+    assert len(a.waiting) == 1
+    a.work()
+    a.now += 2 * SAVE_EVERY
+    a.profiler.tick()
+    assert len(a.waiting) == 1, "what was due meanwhile"
+    a.profiler.close()
+    assert a.files() == [a.known()] and not a.waiting
 
 
 def test_the_next_run_starts_from_what_was_kept(tmp_path: Path) -> None:

@@ -103,6 +103,23 @@ def test_a_plan_that_would_keep_more_than_is_free_is_refused(tmp_path: Path, mon
     assert refused(tmp_path, job, Rule("*", TOPK)) == ""
 
 
+def test_what_a_codec_fails_to_count_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes of a third party's, which resolving a plan does not ask about."""
+
+    def state_floats(_: object, n: int, *more: object) -> int:
+        return n if n <= 2 else 1 // 0
+
+    monkeypatch.setattr(type(parse(TOPK)), "state_floats", state_floats)
+    job, why = a_job(), "they fail: ZeroDivisionError: integer division or modulo by zero"
+    assert why in no_room(tmp_path, 1, job, PlanText(job.id, 1, 2, (Rule("*", TOPK),)))
+    assert not no_room(tmp_path, 1, job, PlanText(job.id, 1, 2, (Rule("*", "fp16"),)))
+    short_of(monkeypatch, 1 << 20)
+    job.plans[1] = PlanText(job.id, 1, 1, (Rule("*", TOPK),))
+    job.proposal = 1
+    (domain,) = job.domains.values()
+    assert why in no_space(tmp_path, 1, job, domain, replace(domain.sections[0], index=1))
+
+
 def test_what_keeps_nothing_needs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     short_of(monkeypatch, 0)
     for rule in (Rule("*", "none"), Rule("other", TOPK)):
