@@ -1,7 +1,7 @@
 """Espresso's decisions: how good, how quick, and against what else (the paper's tables 5 and 6, figures 11 to 14).
 
 ``python -m benchmarks.planner [--models vgg16 ...] [--nodes 2 4 8 64] [--quick] [--part PART] [--json FILE]
-[--resume]``. Three parts, each only computation on one core: nothing is sent.
+[--resume]``. Four parts, each only computation on one core: nothing is sent.
 
 - selection: every trace x randomk, dgc, efsignsgd at 1 % x {NVLink + 100 Gbit/s, PCIe + 25 Gbit/s, CPU with 10 and
   1 Gbit/s} x nodes. Time to select with warm kernels, the median of ``--runs``; predicted iteration against the upper
@@ -9,10 +9,12 @@
 - offloading: the time of Algorithm 2 alone.
 - optimality: predicted iteration against exhaustive search, with two and three tensors over the whole tree, with four
   and five over the GPU's options that compress once; heads, tails and middles of traces, and random ones.
+- restricted: the same cases as selection, by the same search with fewer options: a heuristic may find less with more.
 
-``--part`` runs only the first two or the last; ``--quick``: 8 nodes and a tenth of the cases. The file is written after
-every cluster and codec and every ten small cases; ``--resume`` goes on behind what is there, so that the whole can be
-measured piece by piece (with the same ``--seed``). At the end every target is named with what was reached.
+``--part`` runs the first two alone, the third, or the last, which is not part of "all"; ``--quick``: 8 nodes, a tenth
+of the cases. The file is written after every cluster and codec and every ten small cases; ``--resume`` goes on behind
+what is there, so that the whole can be measured piece by piece (with the same ``--seed``). At the end every target is
+named with what was reached.
 """
 
 from __future__ import annotations
@@ -162,6 +164,30 @@ def optimality(models: list[Trace], cases: int, seed: int, done: int = 0) -> Ite
         }
 
 
+#: What a user may rule out, each by itself.
+RESTRICTED = {
+    "no flat": Constraints(flat=False),
+    "gpu alone": Constraints(cpu=False),
+    "cpu alone": Constraints(gpu=False),
+    "once": Constraints(max_compressions=1),
+}
+
+
+def restricted(trace: Trace, cluster: Cluster, codec: CodecCosts) -> Row:
+    """What the search comes to with all options, and with those of `RESTRICTED` that are fewer."""
+    fewer = {n: c for n, c in RESTRICTED.items() if cluster.gpu or (c.cpu and c.gpu)}
+    return {
+        "system": "restricted",
+        "model": trace.model,
+        "tensors": len(trace.tensors),
+        "cluster": cluster.name,
+        "nodes": cluster.nodes,
+        "codec": codec.name,
+        "iteration_s": select(trace, prepare(cluster, codec)).seconds,
+        **{f"{n}_s": select(trace, prepare(cluster, codec, c)).seconds for n, c in fewer.items()},
+    }
+
+
 def print_times(rows: list[Row]) -> None:
     table = Table({"model": 12, "tensors": 8, "select: median": 16, "worst": 9, "paper": 8, "offload": 10, "paper ": 8})
     print("\nmilliseconds on one core, warm: to select a strategy, and Algorithm 2 alone\n" + table.head())
@@ -220,6 +246,14 @@ def print_gaps(rows: list[Row]) -> None:
     print(f"all: mean {statistics.mean(gaps):.2%}, worst {max(gaps):.2%}")
 
 
+def print_restricted(rows: list[Row]) -> None:
+    ahead = [(r["iteration_s"] / r[f"{n}_s"] - 1, n, r) for r in rows for n in RESTRICTED if f"{n}_s" in r]
+    shorter = sorted((x for x in ahead if x[0] > 1e-9), key=lambda x: -x[0])
+    print(f"\nshorter with fewer options: {len(shorter)} of {len(ahead)}")
+    for gain, n, r in shorter:
+        print(f"  {r['model']} {r['cluster']} {r['nodes']} nodes {r['codec']}: {n} by {gain:.2%}")
+
+
 #: So many small cases are written together.
 PIECE = 10
 #: The targets: above exhaustive search on average and at worst, above the upper bound with 64 GPUs.
@@ -271,7 +305,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--cases", type=int, default=500, help="small cases against exhaustive search")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--part", choices=["selection", "optimality", "all"], default="all")
+    parser.add_argument("--part", choices=["selection", "optimality", "restricted", "all"], default="all")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--json")
     parser.add_argument("--resume", action="store_true", help="keep what the file of --json has, and add what it lacks")
@@ -285,8 +319,10 @@ def main() -> None:
     if args.resume and Path(args.json).exists():
         rows = json.loads(Path(args.json).read_text())["rows"]
     gaps = [r for r in rows if r["system"] == "exhaustive"]
+    fewer = [r for r in rows if r["system"] == "restricted"]
     rows = [r for r in rows if r["system"] == "espresso"]
-    known = {(r["nodes"], r["cluster"], r["codec"], r["model"]) for r in rows}
+    part = fewer if args.part == "restricted" else rows
+    known = {(r["nodes"], r["cluster"], r["codec"], r["model"]) for r in part}
     begin = time.perf_counter()
     todo = [] if args.part == "optimality" else [(n, k, name) for n in nodes for k in range(4) for name in sorted(WIRE)]
     for done, (n, k, name) in enumerate(todo):
@@ -294,24 +330,27 @@ def main() -> None:
         left = [t for t in wanted if (n, cluster.name, name, t.model) not in known]
         for trace in left:
             elapsed = time.perf_counter() - begin
-            progress(f"selection: {done + 1} of {len(todo)} ({n} nodes, {cluster.name}, {name}), {elapsed:.0f} s")
-            rows.append(measure(trace, cluster, codec_costs(name, cluster), args.runs))
+            progress(f"case {done + 1} of {len(todo)} ({n} nodes, {cluster.name}, {name}), {elapsed:.0f} s")
+            case = trace, cluster, codec_costs(name, cluster)
+            part.append(restricted(*case) if part is fewer else measure(*case, args.runs))
         if left:
-            write_json(args.json, [*rows, *gaps])
-    if args.part != "selection":
+            write_json(args.json, [*rows, *fewer, *gaps])
+    if args.part in ("optimality", "all"):
         for row in optimality(traces.read(), cases, args.seed, len(gaps)):
             gaps.append(row)
             if not len(gaps) % PIECE:
-                write_json(args.json, [*rows, *gaps])
+                write_json(args.json, [*rows, *fewer, *gaps])
     progress("")
     if rows:
         print_times(rows)
         print_bounds(rows)
         print_iterations(rows)
+    if fewer:
+        print_restricted(fewer)
     if gaps:
         print_gaps(gaps)
     print("", *verdicts([*rows, *gaps]), sep="\n")
-    write_json(args.json, [*rows, *gaps])
+    write_json(args.json, [*rows, *fewer, *gaps])
 
 
 if __name__ == "__main__":

@@ -10,6 +10,9 @@ import pytest
 from benchmarks import planner, traces
 from benchmarks.common import Row
 from gcserver.planner.baselines import CRIPPLED, SYSTEMS
+from gcserver.planner.costs import clusters, codec_costs
+from gcserver.planner.espresso import prepare, select
+from gcserver.planner.options import Constraints
 
 
 def selected(**more: Any) -> Row:
@@ -62,3 +65,17 @@ def test_small_cases_go_on_where_they_were_left(monkeypatch: pytest.MonkeyPatch)
     assert [row["tensors"] for row in whole[:5]] == [2, 2, 3, 4, 5]
     assert whole[0]["gap"] == pytest.approx(0.1) and len({row["model"] for row in whole}) > 2
     assert list(planner.optimality(models, 12, seed=3, done=7)) == whole[7:]
+
+
+def test_fewer_options_are_searched_beside_all_and_what_they_gain_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    (trace,) = traces.read(["LSTM"])
+    gpu, _, cpu, _ = clusters(2)
+    row = planner.restricted(trace, gpu, codec_costs("dgc", gpu))
+    assert {f"{name}_s" for name in planner.RESTRICTED} < row.keys()
+    alone = select(trace, prepare(gpu, codec_costs("dgc", gpu), Constraints(gpu=False)))
+    assert row["cpu alone_s"] == alone.seconds >= row["iteration_s"]
+    without = planner.restricted(trace, cpu, codec_costs("dgc", cpu))
+    assert {n for n in planner.RESTRICTED if f"{n}_s" in without} == {"no flat", "once"}, "one device there is"
+    planner.print_restricted([row, {**without, "once_s": without["iteration_s"] / 1.25}])
+    said = capsys.readouterr().out
+    assert "shorter with fewer options: 1 of 6" in said and "LSTM cpu+10g 2 nodes dgc: once by 25.00%" in said
