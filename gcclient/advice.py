@@ -150,7 +150,7 @@ def read_bandwidths(given: Iterable[float | str]) -> tuple[float, ...]:
     for one in given:
         try:
             value = read_rate(arguments.read_text(one, "bandwidths")) if isinstance(one, str) else float(one)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             value = math.nan
         if not is_bandwidth(value):
             raise ValueError(f"bandwidths={one!r}: expected {form}")

@@ -18,6 +18,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Final
@@ -31,11 +32,14 @@ from gcserver import bench, codecs
 from gcserver.codecs import Codec, parse, reduce
 from gcserver.codecs.tworounds import TwoRounds
 from gcserver.planner.profile import CODEC_COSTS, CodecCost, Curve
+from gcserver.runtime.filing import patiently
 
 #: elements; the longest block has 8 MiB
 SIZES: Final = (1 << 16, 1 << 18, 1 << 20, 1 << 21)
 #: a spec takes so long, about
 SECONDS: Final = 0.25
+_READING: Final = "what codecs cost could not be read"
+_WRITING: Final = "what codecs cost could not be kept"
 #: another number whenever what is measured changes
 FORM: Final = 1
 #: steps before the clock starts, and the share of the time that is left for the rest
@@ -62,17 +66,19 @@ def costs(
     not measured again.
 
     progress(spec, done, total): called before each that is measured. seconds: for each, about. sizes: elements,
-    ascending. Files of another machine, of other kernels or that cannot be read are left aside, and a folder that
-    cannot be written costs the next call its time. Raises CodecError for a spec that is none.
+    ascending. Files of another machine, of other kernels or that cannot be read are left aside, also where the disk
+    does not answer, and a folder that cannot be written costs the next call its time. Raises CodecError for a spec that
+    is none.
     """
     wanted = {spec: parse(spec) for spec in specs}
     path = directory / f"{CODEC_COSTS}{_machine_key(sizes)}.json" if directory is not None else None
-    known = _read(path) if path is not None else {}
+    none: Known = {}
+    known = patiently(_READING, partial(_read, path), none) if path is not None else none
     missing = {_name(codec): codec for codec in wanted.values() if _name(codec) not in known}
     if missing:
         known |= _measure(missing, sizes, seconds, progress)
         if path is not None:
-            _write(path, known)
+            patiently(_WRITING, partial(_write, path, dict(known)), None)
     return {spec: known[_name(codec)] for spec, codec in wanted.items()}
 
 

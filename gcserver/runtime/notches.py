@@ -41,17 +41,18 @@ class Notches:
 
     def ratios(self, job: Job, domain: ControlDomain, version: int) -> tuple[float, ...]:
         """Bytes of a contribution by dense bytes at each notch of plan ``version``, descending, at most 1; () without
-        notches, or where a codec fails to say. What codecs cannot say before they encode counts as much as it may
-        take."""
+        notches. What codecs cannot say before they encode counts as much as it may take; where a codec fails to say
+        anything, every notch counts as dense, so that nothing is moved."""
         if not domain.sections:
             return ()
 
         def found() -> tuple[float, ...]:
+            plan = job.plan(domain, version)
             try:
-                return _ratios(domain, job.plan(domain, version), self._lanes)
+                return _ratios(domain, plan, self._lanes)
             except Exception:  # a third party's codec must not stop a daemon whose step has settled
                 log.exception("what the notches of plan %d take of %s cannot be said", version, domain.config.label)
-                return ()
+                return (1.0,) * _notches(plan)
 
         return _remembered(self._known, domain, version, found)
 

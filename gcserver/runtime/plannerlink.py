@@ -137,12 +137,17 @@ class PlannerLink:
         return None if self._process is None else self._process.pid
 
     async def ask(self, request: Request) -> Answer:
-        """The answer. Raises PlannerError; the process is then ended, and started again for the next question."""
+        """The answer. Raises PlannerError; the process, if it was asked, is then ended, and started again for the next
+        question."""
+        try:
+            content = msgspec.msgpack.encode(request)
+        except OverflowError as error:
+            raise PlannerError(f"{type(request).__name__} cannot be written: {error}") from None
         async with self._turn:
             if self._timer is not None:
                 self._timer.cancel()
             try:
-                answer = await asyncio.wait_for(self._exchange(request), self._patience)
+                answer = await asyncio.wait_for(self._exchange(content), self._patience)
             except TimeoutError:
                 self.close()
                 raise PlannerError(
@@ -152,7 +157,7 @@ class PlannerLink:
             except (OSError, asyncio.IncompleteReadError, *UNREADABLE) as error:
                 self.close()
                 raise PlannerError(f"the planning process failed at {type(request).__name__}: {error}") from None
-            except BaseException:  # told to stop, or a question that cannot be written
+            except asyncio.CancelledError:
                 self.close()
                 raise
             self._timer = asyncio.get_running_loop().call_later(self._idle, self.close)
@@ -160,7 +165,7 @@ class PlannerLink:
                 raise PlannerError(answer.why)
             return answer
 
-    async def _exchange(self, request: Request) -> Answer:
+    async def _exchange(self, content: bytes) -> Answer:
         process = self._process
         if process is None or process.returncode is not None:
             process = self._process = await asyncio.create_subprocess_exec(
@@ -170,7 +175,6 @@ class PlannerLink:
             )  # fmt: skip
         assert process.stdin is not None
         assert process.stdout is not None
-        content = msgspec.msgpack.encode(request)
         process.stdin.write(LENGTH.pack(len(content)))
         process.stdin.write(content)
         await process.stdin.drain()

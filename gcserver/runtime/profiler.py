@@ -39,13 +39,13 @@ QUIET: Final = 2.0
 SAVE_EVERY: Final = 30.0
 #: until somebody has measured the link: 1 Gbit/s and a local network's latency
 GUESS: Final = LinkCost(1e-4, 1.25e8)
-#: runs work, and then what takes its result
 
 
 @dataclass(slots=True)
 class Watched:
     """One domain. ``name``: of its file. ``kept``: what an earlier run left. ``due``: when it is to be saved.
-    ``audited``: a step of an audit settled since its newest one."""
+    ``saving``: what was saved last is still on its way to the disk. ``audited``: a step of an audit settled since its
+    newest one."""
 
     job: Job
     domain: ControlDomain
@@ -150,7 +150,7 @@ class Profiler:
             if profile is not None and watched.name == name:
                 watched.kept = profile
 
-        self._s.filing.do(lambda: self._store.load(name), loaded)
+        self._s.filing.do(name, lambda: self._store.load(name), loaded)
 
     def _name(self, watched: Watched) -> str:
         """The profile's file, by the tensors and the nodes of now."""
@@ -247,10 +247,9 @@ class Profiler:
             self._save_last(self._table.pop(key))
 
     def close(self) -> None:
-        """The daemon stops: save now. What the disk does not take in time is given up (`filing.PATIENCE`)."""
+        """The daemon stops: save what there is, with the files that are still to be written (`filing.py`)."""
         for watched in self._table.values():
             self._save_last(watched)
-        self._s.filing.close()
 
     def _save_last(self, watched: Watched) -> None:
         """Whatever this run measured, since the times of its steps went on after the last series."""
@@ -275,8 +274,8 @@ class Profiler:
                 watched.saving = False
 
         watched.saving = True
-        if not self._s.filing.do(save):
-            watched.saving = False
+        if not self._s.filing.do(name, save):
+            watched.saving, watched.due = False, self._clock() + SAVE_EVERY
 
 
 #: What an earlier run's profile still tells. Its plans' numbers mean nothing in this one.

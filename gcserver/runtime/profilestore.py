@@ -26,6 +26,8 @@ from gcserver.planner.profile import CODEC_COSTS, Profile, ProfileError, dump, l
 #: Only so many of the newest files are kept.
 MAX_FILES: Final = 256
 MAX_BYTES: Final = 64 << 20
+#: A file that was begun so many seconds before the newest profile was written is nobody's any more.
+LEFT_AFTER: Final = 3600.0
 #: What ends the name of a profile, of whichever job; the same folder holds what codecs cost, and maybe files of others.
 _OURS: Final = re.compile(r"-[0-9a-f]{16}\.json$")
 
@@ -91,6 +93,14 @@ class ProfileStore:
             if _OURS.search(path.name) and not path.name.startswith(CODEC_COSTS):
                 with suppress(FileNotFoundError):
                     found.append((path.stat().st_mtime, path))
-        for _, path in sorted(found)[:-MAX_FILES]:
+        found.sort()
+        old = [path for _, path in found[:-MAX_FILES]]
+        # What nobody came to put in its place, since a daemon was ended while it wrote.
+        newest = found[-1][0] if found else 0.0
+        for path in self._folder.glob(".*.tmp"):
+            with suppress(FileNotFoundError):
+                if newest - path.stat().st_mtime > LEFT_AFTER:
+                    old.append(path)
+        for path in old:
             with suppress(OSError):  # another user's: whoever wrote it forgets it
                 path.unlink(missing_ok=True)

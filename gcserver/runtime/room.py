@@ -13,12 +13,9 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import wraps
 from itertools import groupby
 from pathlib import Path
-from typing import ParamSpec
 
 import msgspec
 import numpy as np
@@ -35,8 +32,6 @@ from gcserver.runtime.memory_parts import SHARED, listed, total
 from gcserver.runtime.records import KEPT, KEPT_HEAD, RECORD, WORD
 from gcserver.runtime.tensors import chosen
 from gcserver.values import human_size
-
-P = ParamSpec("P")
 
 log = logging.getLogger(__name__)
 
@@ -60,22 +55,6 @@ class Places:
 NOTHING = Places(0, 0, (0,) * KEPT, False)
 
 
-def _told(why: Callable[P, str]) -> Callable[P, str]:
-    """``why`` that answers also where a codec's code fails. A third party's may do so for sizes that nobody has asked
-    it about before, and must not stop a daemon that is asked for a plan or told of tensors: they are refused."""
-
-    @wraps(why)
-    def answer(*args: P.args, **kwargs: P.kwargs) -> str:
-        try:
-            return why(*args, **kwargs)
-        except Exception as error:
-            log.exception("what codecs keep of a job's tensors cannot be counted")
-            return f"how much its codecs keep cannot be counted, they fail: {type(error).__name__}: {error}"
-
-    return answer
-
-
-@_told
 def no_space(state: Path, lanes: int, job: Job, domain: ControlDomain, section: Section) -> str:
     """Why the memory under ``state`` does not suffice for tensors that are declared; empty if it does."""
     free = free_bytes(state)
@@ -90,7 +69,11 @@ def no_space(state: Path, lanes: int, job: Job, domain: ControlDomain, section: 
     laid_out = c.space(lanes).append(alone)
     plan = job.plan(domain, job.proposal)
     choices = [explain(plan, alone, b, c.min_compress_bytes, members) for b in laid_out]
-    parts = memory.of_domain([memory.Laid(alone, laid_out, choices)], memory.Share(members, c.me, ranks), lanes)
+    try:
+        parts = memory.of_domain([memory.Laid(alone, laid_out, choices)], memory.Share(members, c.me, ranks), lanes)
+    except Exception:  # of a third party's codec: the lane that runs it ends the job, and says which it was
+        log.exception("what %s takes cannot be counted, since a codec of its plan fails", c.label)
+        return ""
     need = total(parts)
     if need <= free:
         return ""
@@ -124,7 +107,6 @@ def available() -> int:
     return min(found, default=1 << 62)
 
 
-@_told
 def no_room(state: Path, lanes: int, job: Job, text: PlanText) -> str:
     """Why the memory under ``state`` does not suffice for plan ``text``; empty if it does.
 
@@ -132,7 +114,12 @@ def no_room(state: Path, lanes: int, job: Job, text: PlanText) -> str:
     place for yet or too small a one.
     """
     folder = state / "jobs" / job.id.hex()
-    need = sum(memory.heap_bytes(_needed(folder, lanes, job, domain, text)) for domain in job.domains.values())
+    try:
+        need = sum(memory.heap_bytes(_needed(folder, lanes, job, domain, text)) for domain in job.domains.values())
+    except Exception as error:
+        # A third party's code may fail for sizes that resolving a plan does not ask about, and must not stop a daemon.
+        log.exception("what plan %d keeps cannot be counted", text.version)
+        return f"a codec of it fails to say how much it keeps: {type(error).__name__}: {error}"
     if not need or need <= (free := free_bytes(state)):
         return ""
     return (

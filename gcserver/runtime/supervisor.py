@@ -186,6 +186,7 @@ class Supervisor:
         finally:
             self._shut()
             await self.planning.close()
+            self.filing.close()
         if self.failure:
             log.error("%s", self.failure)
             return 1

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 from unittest.mock import patch
 
@@ -192,6 +193,8 @@ class Node(Supervisor):
         )  # fmt: skip
         super().__init__(c)
         self.broken: list[str] = []
+        # What fails there is to be seen at the input that it was for.
+        self.filing = SimpleNamespace(do=self._file, close=lambda: None)  # type: ignore[assignment]
         self.loop = asyncio.get_running_loop()
         self.loop.set_exception_handler(lambda loop, context: self.broken.append(repr(context)))
         self.incarnation = incarnation
@@ -221,6 +224,10 @@ class Node(Supervisor):
 
     def aside(self, work: Callable[[], Any], then: Callable[[Any], None]) -> None:
         then(work())
+
+    def _file(self, _: str, work: Callable[[], Any], then: Callable[[Any], None] = lambda _: None) -> bool:
+        then(work())
+        return True
 
     def read(self, descriptor: int) -> None:
         """What asyncio does when a worker's socket is readable."""

@@ -47,10 +47,8 @@ def _train(
     tell: str = "",
     whole: bool | None = None,
     hierarchy: bool = False,
-    late: float = 0.0,
 ) -> tuple[nn.Module, list[float], torch.Tensor]:
-    """Returns the model, the losses and the first step's averaged gradients. late: s that all ranks but the first wait
-    before they compute any."""
+    """Returns the model, the losses and the first step's averaged gradients."""
     model = DistributedDataParallel(make_model(), bucket_cap_mb=0.3)  # type: ignore[arg-type]
     if hook:
         state = gcclient.state(model, compression=compression, whole=whole, hierarchy=hierarchy)
@@ -61,7 +59,6 @@ def _train(
         x, y = make_batch(rank, step)
         optimizer.zero_grad()
         loss = nn.functional.cross_entropy(model(x), y)
-        time.sleep(late if rank else 0.0)
         loss.backward()
         if not step:
             first = flatten(model, grads=True).clone()
@@ -99,12 +96,12 @@ def layouts(steps: int) -> dict[str, Any]:
     return {"hashes": hashes, "largest": largest}
 
 
-def training(steps: int, compressions: list[str], hierarchy: bool = False, late: float = 0.0) -> dict[str, Any]:
+def training(steps: int, compressions: list[str], hierarchy: bool = False) -> dict[str, Any]:
     """One model a codec, one after the other; tells of its steps, so that the parent can kill daemons in between."""
     rank = start()
     hashes, losses = [], []
     for compression in compressions:
-        model, each, _ = _train(steps, True, compression, rank, tell=compression, hierarchy=hierarchy, late=late)
+        model, each, _ = _train(steps, True, compression, rank, tell=compression, hierarchy=hierarchy)
         hashes.append(digest(flatten(model)))
         losses.append(each[-1])
     reconnects = gcclient.stats()["reconnects"]

@@ -17,8 +17,9 @@ import gcclient
 from tests.integration.workers import Slow, digest, start, steps_until
 
 
-def train(stop: str, pause: float, width: int, **options: Any) -> dict[str, Any]:
-    """Train until the file ``stop`` is there; ``pause`` seconds before each step. ``options`` are the model's."""
+def train(stop: str, pause: float, width: int, late: float = 0.0, **options: Any) -> dict[str, Any]:
+    """Train until the file ``stop`` is there; ``pause`` seconds before each step, ``late`` more on all ranks but the
+    first. ``options`` are the model's."""
     rank = start()
     torch.manual_seed(7)
     net = nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10))
@@ -27,7 +28,7 @@ def train(stop: str, pause: float, width: int, **options: Any) -> dict[str, Any]
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     for step in steps_until(stop):
         optimizer.zero_grad()
-        time.sleep(pause)
+        time.sleep(pause + (late if rank else 0.0))
         made = torch.Generator().manual_seed(1000 * step + rank)
         model(torch.randn(8, 64, generator=made)).pow(2).sum().backward()
         optimizer.step()

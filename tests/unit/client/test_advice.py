@@ -95,7 +95,7 @@ def test_what_was_not_declared_or_is_no_model_is_refused(joined: FakeDaemon) -> 
 
 @pytest.mark.parametrize(
     ("wrong", "error"),
-    [([0], ValueError), ([-1.0], ValueError), ([1e-302], ValueError),
+    [([0], ValueError), ([-1.0], ValueError), ([1e-302], ValueError), ([10**400], ValueError),
      ([math.inf], ValueError), (["quick"], ValueError), ([None], ValueError),
      ([1.0] * 65, ValueError), ("1gbit", TypeError), (5, TypeError)],
 )  # fmt: skip

@@ -67,7 +67,7 @@ def test_what_a_controller_can_move(rules: tuple[Rule, ...], moves: bool) -> Non
     assert notches.moves(job, domain, 1) is moves
 
 
-def test_a_codec_that_fails_leaves_no_notches_and_no_daemon_without_its_step(
+def test_a_codec_that_fails_to_say_a_size_moves_nothing_and_stops_no_daemon(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def needed(*_: object) -> int:
@@ -76,7 +76,7 @@ def test_a_codec_that_fails_leaves_no_notches_and_no_daemon_without_its_step(
     monkeypatch.setattr(type(parse(TOPK)), "needed", needed)
     job, domain = job_with(Rule("*", TOPK, "", (100_000, 1_000)))
     notches = Notches(1)
-    assert notches.ratios(job, domain, 1) == notches.ratios(job, domain, 1) == ()
+    assert notches.ratios(job, domain, 1) == notches.ratios(job, domain, 1) == (1.0, 1.0)
     assert caplog.text.count("what the notches of plan 1 take of ddp cannot be said") == 1
 
 

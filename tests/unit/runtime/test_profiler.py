@@ -49,7 +49,8 @@ class Daemon:
 
     def __post_init__(self) -> None:
         self.node = "a"
-        self.filing = SimpleNamespace(do=self.aside, close=self.work)
+        self.answers = True
+        self.filing = SimpleNamespace(do=self.file)
         node, plan = SimpleNamespace(lanes=1), SimpleNamespace(profiles=self.folder)
         self.config = SimpleNamespace(node=node, plan=plan)
         self.profiler = Profiler(self, lambda: self.now)  # type: ignore[arg-type]
@@ -57,9 +58,15 @@ class Daemon:
     def warn_once(self, text: str) -> None:
         self.warnings.append(text)
 
-    def aside(self, work: Callable[[], Any], then: Callable[[Any], None] = lambda _: None) -> bool:
-        self.waiting.append((work, then))
-        return True
+    def file(self, what: str, work: Callable[[], Any], then: Callable[[Any], None] = lambda _: None) -> bool:
+        assert what.endswith(".json")
+        if self.answers:
+            self.waiting.append((work, then))
+        return self.answers
+
+    def close(self) -> None:
+        self.profiler.close()
+        self.work()
 
     def work(self) -> None:
         while self.waiting:
@@ -287,26 +294,26 @@ def test_the_end_saves_the_times_of_the_last_steps_too(tmp_path: Path) -> None:
     for step in range(1, 10):
         a.now += 1.0
         a.profiler.on_settled(LogSettled((JOB, 0), step, False, 0, 2))
-    a.profiler.close()
+    a.close()
     assert a.files()[0].steps[0].steps == 8 - SETTLING
 
 
 def test_without_a_measurement_the_end_saves_nothing(tmp_path: Path) -> None:
     a = daemon(tmp_path)
     a.times(0, 10)
-    a.profiler.close()
+    a.close()
     (before,) = tmp_path.glob("*.json")
     inode = before.stat().st_ino
     b = daemon(tmp_path)
     b.work()
-    b.profiler.close()
+    b.close()
     assert b.known() is not None and before.stat().st_ino == inode
 
 
 def test_the_end_of_the_daemon_or_of_the_job_saves_what_is_due(tmp_path: Path) -> None:
     a = daemon(tmp_path / "daemon")
     a.times(0, 10)
-    a.profiler.close()
+    a.close()
     assert a.files() == [a.known()]
     b = daemon(tmp_path / "job")
     b.times(0, 20)
@@ -315,7 +322,7 @@ def test_the_end_of_the_daemon_or_of_the_job_saves_what_is_due(tmp_path: Path) -
     b.profiler.forget(JOB)
     b.work()
     assert b.files() == [expected]
-    b.profiler.close()
+    b.close()
 
 
 def test_a_disk_that_does_not_answer_gets_no_second_profile_before_the_end(tmp_path: Path) -> None:
@@ -332,8 +339,24 @@ def test_a_disk_that_does_not_answer_gets_no_second_profile_before_the_end(tmp_p
     a.now += 2 * SAVE_EVERY
     a.profiler.tick()
     assert len(a.waiting) == 1, "what was due meanwhile"
-    a.profiler.close()
-    assert a.files() == [a.known()] and not a.waiting
+    a.close()
+    assert a.files() == [a.known()]
+
+
+def test_what_the_disk_did_not_take_is_tried_again(tmp_path: Path) -> None:
+    a = daemon(tmp_path)
+    a.work()
+    a.times(0, 10)
+    a.now += QUIET
+    a.answers = False
+    a.profiler.tick()
+    a.answers = True
+    a.profiler.tick()
+    assert not a.waiting, "not at once"
+    a.now += SAVE_EVERY
+    a.profiler.tick()
+    a.work()
+    assert a.files() == [a.known()]
 
 
 def test_the_next_run_starts_from_what_was_kept(tmp_path: Path) -> None:
@@ -343,7 +366,7 @@ def test_the_next_run_starts_from_what_was_kept(tmp_path: Path) -> None:
     for step in range(1, 10):
         a.now += 1.0
         a.profiler.on_settled(LogSettled((JOB, 0), step, False, 0, 2))
-    a.profiler.close()
+    a.close()
     b = daemon(tmp_path)
     assert b.profiler.profile(JOB, 0) is None, "not read yet: another thread does"
     b.work()
@@ -364,7 +387,7 @@ def test_a_job_that_goes_on_with_other_nodes_is_kept_under_their_name(tmp_path: 
     domain.config = replace(domain.config, members=fewer)
     profile = a.profiler.profile(JOB, 0)
     assert profile is not None and (profile.nodes, profile.backward) == (1, 0.03), "what tensors take is known still"
-    a.profiler.close()
+    a.close()
     name = file_name(job.record.label, domain.config.label, tuple(domain.sections), fewer, "a")
     assert [p.name for p in tmp_path.iterdir()] == [name]
 
@@ -372,7 +395,7 @@ def test_a_job_that_goes_on_with_other_nodes_is_kept_under_their_name(tmp_path: 
 def test_another_model_starts_from_nothing(tmp_path: Path) -> None:
     a = daemon(tmp_path)
     a.times(0, 10)
-    a.profiler.close()
+    a.close()
     b = Daemon(formed(), tmp_path)
     b.profiler.on_declared(JOB)
     b.work()
@@ -382,7 +405,7 @@ def test_another_model_starts_from_nothing(tmp_path: Path) -> None:
 def test_more_tensors_are_another_profile(tmp_path: Path) -> None:
     a = daemon(tmp_path)
     a.times(0, 10)
-    a.profiler.close()
+    a.close()
     b = daemon(tmp_path)
     said(b.machine, 1, DeclareSection(0, Section(1, (TensorSpec("n", (8,), int(DType.F64)),))))
     b.profiler.on_declared(JOB)
@@ -394,7 +417,7 @@ def test_more_tensors_are_another_profile(tmp_path: Path) -> None:
 def test_a_broken_file_is_said_once_and_measured_anew(tmp_path: Path) -> None:
     a = daemon(tmp_path)
     a.times(0, 10)
-    a.profiler.close()
+    a.close()
     (path,) = tmp_path.glob("*.json")
     path.write_bytes(dump(a.known())[:100])
     b = daemon(tmp_path)
@@ -402,7 +425,7 @@ def test_a_broken_file_is_said_once_and_measured_anew(tmp_path: Path) -> None:
     b.work()
     assert b.profiler.profile(JOB, 0) is None and len(b.warnings) == 1 and "measured anew" in b.warnings[0]
     b.times(0, 20)
-    b.profiler.close()
+    b.close()
     assert b.files() == [b.known()]
 
 

@@ -12,7 +12,7 @@ from gcproto.manifest import Section, TensorSpec
 from gcserver.core.events import Member
 from gcserver.planner.profile import Profile, dump
 from gcserver.runtime import profilestore
-from gcserver.runtime.profilestore import ProfileStore, file_name
+from gcserver.runtime.profilestore import LEFT_AFTER, ProfileStore, file_name
 from tests.unit.planner.test_profile import a_profile
 
 SECTIONS = (Section(0, (TensorSpec("w", (3, 4), 0), TensorSpec("b", (4,), 0))),)
@@ -101,6 +101,17 @@ def test_a_name_that_is_a_folder_leaves_no_half_file(store: ProfileStore, said: 
     _path(store).mkdir(parents=True)
     store.save(NAME, a_profile())
     assert len(said) == 1 and [p.name for p in _path(store).parent.iterdir()] == [NAME]
+
+
+def test_what_was_begun_and_left_is_removed_once_it_is_old(store: ProfileStore) -> None:
+    folder = _path(store).parent
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, age in ((".old.tmp", 2 * LEFT_AFTER), (".new.tmp", 0.0), ("notes.tmp", 2 * LEFT_AFTER)):
+        (folder / name).touch()
+        written = (folder / name).stat().st_mtime - age
+        os.utime(folder / name, (written, written))
+    store.save(NAME, a_profile())
+    assert {p.name for p in folder.iterdir()} == {NAME, ".new.tmp", "notes.tmp"}
 
 
 def test_without_a_folder_nothing_is_kept(said: list[str]) -> None:
