@@ -54,8 +54,8 @@ EARLY_RANK: Final = 16
 #: of the step, that it must bring (docs/planner.md says what that was measured by).
 KINDS: Final = (frozenset({DENSE}), frozenset(CASTS), frozenset({"qsgd"}), TWO_EXCHANGES, SPARSE)
 GAINS: Final = (0.05, 0.05, 0.05, 0.06, 0.06)
-#: The same of low rank and sparsifiers over quantisers, and of one over the other, where the optimizer is known to
-#: stand late gradients: what they send late costs such a training nothing that was found (docs/planner.md).
+#: The same of what loses more over what loses something already, where the optimizer is known to stand late gradients:
+#: whatever quantisers round and others send late costs such a training nothing that was found (docs/planner.md).
 GAIN_TOLERANT: Final = 0.03
 
 _ORDER: Final = (DENSE, *CASTS, "qsgd", "powersgd", "sidco-e", "topk")
@@ -162,7 +162,7 @@ def late_steps(late_after: int, tolerant: bool) -> tuple[tuple[str, int], ...]:
 def gain_wanted(some: int, lossier: int, tolerant: bool) -> float:
     """What the lossier of two `KINDS` must bring over the other, as a share of the step; tolerant: as in
     `first_step`."""
-    return GAIN_TOLERANT if tolerant and KINDS[some].isdisjoint({DENSE, *CASTS}) else GAINS[lossier]
+    return GAIN_TOLERANT if tolerant and DENSE not in KINDS[some] else GAINS[lossier]
 
 
 def tolerated(spec: Spec, quality: str, tolerant: bool) -> bool:

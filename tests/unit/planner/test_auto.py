@@ -261,8 +261,9 @@ def test_a_switch_has_to_be_worth_it() -> None:
     assert (margin(0.0), margin(0.02), margin(0.1)) == (0.05, 0.05, 0.2)
     assert [margin(0.0, before=2, then=then) for then in (3, 4)] == [0.06, 0.06] and margin(0.1, 2, 4) == 0.2
     assert [margin(0.0, 2, then, tolerant=True) for then in (0, 1, 2, 3, 4)] == [0.05, 0.05, 0.05, 0.03, 0.03]
-    assert [margin(0.0, 1, then, tolerant=True) for then in (0, 1, 2, 3, 4)] == [0.05, 0.05, 0.05, 0.06, 0.06]
-    assert [margin(0.0, 4, then, tolerant=True) for then in (0, 1, 2, 3, 4)] == [-0.06, -0.06, -0.03, -0.03, 0.05]
+    assert [margin(0.0, 1, then, tolerant=True) for then in (0, 1, 2, 3, 4)] == [0.05, 0.05, 0.03, 0.03, 0.03]
+    assert [margin(0.0, 0, then, tolerant=True) for then in (0, 1, 2, 3, 4)] == [0.05, 0.05, 0.05, 0.06, 0.06]
+    assert [margin(0.0, 4, then, tolerant=True) for then in (0, 1, 2, 3, 4)] == [-0.06, -0.03, -0.03, -0.03, 0.05]
     assert margin(0.1, 2, 4, tolerant=True) == 0.2
     assert [margin(0.0, before, then) for before, then in ((4, 2), (3, 0), (4, 3))] == [-0.06] * 3
     assert [margin(0.0, before, then) for before, then in ((4, 4), (2, 1), (1, 0))] == [0.05] * 3
