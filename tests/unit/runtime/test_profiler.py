@@ -1,18 +1,11 @@
-"""Whose measurement is whose, what a profile is made of, when it is saved and taken up again.
+"""Whose measurement is whose, and what a profile is made of.
 
-What may live here: tests of `gcserver/runtime/profiler.py`, over a real control machine and real files. What may not:
-what samples come to (`test_measurements.py`).
+What may live here: tests of `gcserver/runtime/profiler.py`. What may not: when it is saved and taken up again
+(`test_profiler_files.py`), what samples come to (`test_measurements.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
-
-import msgspec
 import pytest
 
 from gcclient.timing import DEPARTED_STEPS
@@ -21,76 +14,13 @@ from gcproto.manifest import USED, Section, TensorSpec
 from gcproto.messages import DeclareDomain, DeclareSection
 from gcproto.records import replace
 from gcproto.timings import TensorTimes
-from gcserver.core.control import ControlMachine
 from gcserver.core.control_events import LogSettled
 from gcserver.planner.drift import drift
-from gcserver.planner.profile import CodecCost, Curve, LinkCost, Profile, dump, load
 from gcserver.runtime.lanelink import KernelTime, KernelTimes
 from gcserver.runtime.measurements import SETTLING
-from gcserver.runtime.profiler import GUESS, QUIET, SAVE_EVERY, Profiler
-from gcserver.runtime.profilestore import file_name
+from gcserver.runtime.profiler import GUESS
 from tests.unit.core.control_machine import LARGE, declared, formed, said
-
-JOB = b"j" * 16
-WORKER = (JOB, 0)
-LINK = LinkCost(1e-3, 5e7, 0.1, 12)
-COSTS = {"topk": CodecCost(Curve(((1, 2.0),)), Curve(((1, 1.0),)), Curve(((1, 0.5),)), 0.02)}
-
-
-@dataclass
-class Daemon:
-    """As much of a supervisor as a profiler uses. Work for other threads waits until the test lets it run."""
-
-    machine: ControlMachine
-    folder: Path | None
-    now: float = 1000.0
-    warnings: list[str] = field(default_factory=list)
-    waiting: list[tuple[Callable[[], Any], Callable[[Any], None]]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.node = "a"
-        self.answers = True
-        self.filing = SimpleNamespace(do=self.file)
-        node, plan = SimpleNamespace(lanes=1), SimpleNamespace(profiles=self.folder)
-        self.config = SimpleNamespace(node=node, plan=plan)
-        self.profiler = Profiler(self, lambda: self.now)  # type: ignore[arg-type]
-
-    def warn_once(self, text: str) -> None:
-        self.warnings.append(text)
-
-    def file(self, what: str, work: Callable[[], Any], then: Callable[[Any], None] = lambda _: None) -> bool:
-        assert what.endswith(".json")
-        if self.answers:
-            self.waiting.append((work, then))
-        return self.answers
-
-    def close(self) -> None:
-        self.profiler.close()
-        self.work()
-
-    def work(self) -> None:
-        while self.waiting:
-            work, then = self.waiting.pop(0)
-            then(work())
-
-    def times(self, *ready: int, rank: int = 0, step: int = 4, **more: Any) -> None:
-        self.profiler.on_tensor_times((JOB, rank), TensorTimes(0, step, ready, 200_000, 500_000, 500_000, **more))
-
-    def known(self) -> Profile:
-        profile = self.profiler.profile(JOB, 0)
-        assert profile is not None
-        return profile
-
-    def files(self) -> list[Profile]:
-        assert self.folder is not None
-        return [load(p.read_bytes(), p.name) for p in sorted(self.folder.glob("*.json"))]
-
-
-def daemon(folder: Path | None = None) -> Daemon:
-    """One node, one rank, a DDP domain of b (300) and w (300, 300)."""
-    made = Daemon(declared(whole=False)[0], folder)
-    made.profiler.on_declared(JOB)
-    return made
+from tests.unit.runtime.profiled import COSTS, JOB, LINK, WORKER, Daemon, daemon
 
 
 def test_nothing_is_known_before_anything_was_measured() -> None:
@@ -248,198 +178,6 @@ def test_what_is_measured_later_drifts_from_an_earlier_profile() -> None:
 
 
 # ----------------------------------------------------------------------------------------------- keeping
-def test_a_series_is_saved_once_it_is_over(tmp_path: Path) -> None:
-    a = daemon(tmp_path)
-    for _ in range(3):
-        a.now += 1.0
-        a.times(0, 10)
-        a.profiler.tick()
-    a.work()
-    assert not a.files()
-    a.now += QUIET
-    for _ in range(3):
-        a.profiler.tick()
-    assert len(a.waiting) == 1, "once"
-    a.work()
-    assert a.files() == [a.known()] and not a.warnings
-
-
-def test_what_is_learned_is_saved_now_and_then(tmp_path: Path) -> None:
-    a = daemon(tmp_path)
-    a.times(0, 10)
-    a.now += QUIET
-    a.profiler.tick()
-    a.work()
-    for i in range(10):
-        a.now += 1.0
-        a.profiler.profile(JOB, 0, link=LinkCost(1e-3, 1e8 + i, 0.1, 5))
-        a.profiler.tick()
-    assert not a.waiting
-    a.now += SAVE_EVERY
-    a.profiler.tick()
-    a.work()
-    assert a.files()[0].link.bandwidth == 1e8 + 9
-    a.now += 10 * SAVE_EVERY
-    a.profiler.profile(JOB, 0, link=a.known().link)
-    a.profiler.tick()
-    assert not a.waiting, "nothing new"
-
-
-def test_the_end_saves_the_times_of_the_last_steps_too(tmp_path: Path) -> None:
-    a = daemon(tmp_path)
-    a.times(0, 10)
-    a.now += QUIET
-    a.profiler.tick()
-    a.work()
-    for step in range(1, 10):
-        a.now += 1.0
-        a.profiler.on_settled(LogSettled((JOB, 0), step, False, 0, 2))
-    a.close()
-    assert a.files()[0].steps[0].steps == 8 - SETTLING
-
-
-def test_without_a_measurement_the_end_saves_nothing(tmp_path: Path) -> None:
-    a = daemon(tmp_path)
-    a.times(0, 10)
-    a.close()
-    (before,) = tmp_path.glob("*.json")
-    inode = before.stat().st_ino
-    b = daemon(tmp_path)
-    b.work()
-    b.close()
-    assert b.known() is not None and before.stat().st_ino == inode
-
-
-def test_the_end_of_the_daemon_or_of_the_job_saves_what_is_due(tmp_path: Path) -> None:
-    a = daemon(tmp_path / "daemon")
-    a.times(0, 10)
-    a.close()
-    assert a.files() == [a.known()]
-    b = daemon(tmp_path / "job")
-    b.times(0, 20)
-    expected = b.known()
-    b.machine.jobs.clear()
-    b.profiler.forget(JOB)
-    b.work()
-    assert b.files() == [expected]
-    b.close()
-
-
-def test_a_disk_that_does_not_answer_gets_no_second_profile_before_the_end(tmp_path: Path) -> None:
-    a = daemon(tmp_path)
-    a.work()
-    a.times(0, 10)
-    for _ in range(4):
-        a.now += SAVE_EVERY + QUIET
-        a.times(0, 20)
-        a.now += QUIET
-        a.profiler.tick()
-    assert len(a.waiting) == 1
-    a.work()
-    a.now += 2 * SAVE_EVERY
-    a.profiler.tick()
-    assert len(a.waiting) == 1, "what was due meanwhile"
-    a.close()
-    assert a.files() == [a.known()]
-
-
-def test_what_the_disk_did_not_take_is_tried_again(tmp_path: Path) -> None:
-    a = daemon(tmp_path)
-    a.work()
-    a.times(0, 10)
-    a.now += QUIET
-    a.answers = False
-    a.profiler.tick()
-    a.answers = True
-    a.profiler.tick()
-    assert not a.waiting, "not at once"
-    a.now += SAVE_EVERY
-    a.profiler.tick()
-    a.work()
-    assert a.files() == [a.known()]
-
-
-def test_the_next_run_starts_from_what_was_kept(tmp_path: Path) -> None:
-    a = daemon(tmp_path)
-    a.times(30_000, 0, tolerant=True)
-    a.profiler.profile(JOB, 0, COSTS, LINK)
-    for step in range(1, 10):
-        a.now += 1.0
-        a.profiler.on_settled(LogSettled((JOB, 0), step, False, 0, 2))
-    a.close()
-    b = daemon(tmp_path)
-    assert b.profiler.profile(JOB, 0) is None, "not read yet: another thread does"
-    b.work()
-    # The numbers of plans mean something else in another run.
-    assert a.known().steps and b.known() == msgspec.structs.replace(a.known(), steps=())
-    assert b.known().tolerant
-    b.times(50_000, 0)
-    assert b.known().backward == 0.05 and b.known().codecs == COSTS and b.known().link == LINK
-    assert not b.known().tolerant, "this run has another optimizer"
-
-
-def test_a_job_that_goes_on_with_other_nodes_is_kept_under_their_name(tmp_path: Path) -> None:
-    a = daemon(tmp_path)
-    a.times(30_000, 0)
-    (job,) = a.machine.jobs.values()
-    (domain,) = job.domains.values()
-    fewer = domain.config.members[:1]
-    domain.config = replace(domain.config, members=fewer)
-    profile = a.profiler.profile(JOB, 0)
-    assert profile is not None and (profile.nodes, profile.backward) == (1, 0.03), "what tensors take is known still"
-    a.close()
-    name = file_name(job.record.label, domain.config.label, tuple(domain.sections), fewer, "a")
-    assert [p.name for p in tmp_path.iterdir()] == [name]
-
-
-def test_another_model_starts_from_nothing(tmp_path: Path) -> None:
-    a = daemon(tmp_path)
-    a.times(0, 10)
-    a.close()
-    b = Daemon(formed(), tmp_path)
-    b.profiler.on_declared(JOB)
-    b.work()
-    assert b.profiler.profile(JOB, 0) is None
-
-
-def test_more_tensors_are_another_profile(tmp_path: Path) -> None:
-    a = daemon(tmp_path)
-    a.times(0, 10)
-    a.close()
-    b = daemon(tmp_path)
-    said(b.machine, 1, DeclareSection(0, Section(1, (TensorSpec("n", (8,), int(DType.F64)),))))
-    b.profiler.on_declared(JOB)
-    # What was read for the first section came late: it is of other tensors.
-    b.work()
-    assert b.profiler.profile(JOB, 0) is None
-
-
-def test_a_broken_file_is_said_once_and_measured_anew(tmp_path: Path) -> None:
-    a = daemon(tmp_path)
-    a.times(0, 10)
-    a.close()
-    (path,) = tmp_path.glob("*.json")
-    path.write_bytes(dump(a.known())[:100])
-    b = daemon(tmp_path)
-    b.profiler.on_settled(LogSettled((JOB, 0), 1, False, 0, 2))
-    b.work()
-    assert b.profiler.profile(JOB, 0) is None and len(b.warnings) == 1 and "measured anew" in b.warnings[0]
-    b.times(0, 20)
-    b.close()
-    assert b.files() == [b.known()]
-
-
-def test_a_profile_that_cannot_be_made_ends_neither_daemon_nor_job(tmp_path: Path) -> None:
-    a = daemon(tmp_path)
-    a.times(30_000, 0)
-    a.profiler.on_kernels(KernelTimes((JOB, 0), (KernelTime("topk", "encode", 90_300, 2, 6.0),)))
-    a.profiler.profile(JOB, 0, COSTS, LINK)
-    watched = next(iter(a.profiler._table.values()))
-    watched.learned["codecs"] = {"Topk": next(iter(COSTS.values()))}
-    a.profiler.forget(JOB)
-    assert "cannot be made, it is not saved: TableError" in a.warnings[-1] and not a.files()
-
-
 def test_a_second_domain_has_a_profile_of_its_own() -> None:
     a = daemon()
     said(a.machine, 1, DeclareDomain("ddp.1", 3, (0,), True))
