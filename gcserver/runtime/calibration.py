@@ -38,8 +38,6 @@ from gcserver.runtime.filing import patiently
 SIZES: Final = (1 << 16, 1 << 18, 1 << 20, 1 << 21)
 #: a spec takes so long, about
 SECONDS: Final = 0.25
-_READING: Final = "what codecs cost could not be read"
-_WRITING: Final = "what codecs cost could not be kept"
 #: another number whenever what is measured changes
 FORM: Final = 1
 #: steps before the clock starts, and the share of the time that is left for the rest
@@ -72,13 +70,14 @@ def costs(
     """
     wanted = {spec: parse(spec) for spec in specs}
     path = directory / f"{CODEC_COSTS}{_machine_key(sizes)}.json" if directory is not None else None
-    none: Known = {}
-    known = patiently(_READING, partial(_read, path), none) if path is not None else none
+    known: Known = {}
+    if path is not None:
+        known = patiently("what codecs cost could not be read", partial(_read, path), known)
     missing = {_name(codec): codec for codec in wanted.values() if _name(codec) not in known}
     if missing:
         known |= _measure(missing, sizes, seconds, progress)
         if path is not None:
-            patiently(_WRITING, partial(_write, path, dict(known)), None)
+            patiently("what codecs cost could not be kept", partial(_write, path, known), None)
     return {spec: known[_name(codec)] for spec, codec in wanted.items()}
 
 

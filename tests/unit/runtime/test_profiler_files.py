@@ -24,6 +24,14 @@ from tests.unit.core.control_machine import formed, said
 from tests.unit.runtime.profiled import COSTS, JOB, LINK, Daemon, daemon
 
 
+def ended(folder: Path) -> Daemon:
+    """A run that measured something and ended."""
+    a = daemon(folder)
+    a.times(0, 10)
+    a.close()
+    return a
+
+
 def test_a_series_is_saved_once_it_is_over(tmp_path: Path) -> None:
     a = daemon(tmp_path)
     for _ in range(3):
@@ -75,9 +83,7 @@ def test_the_end_saves_the_times_of_the_last_steps_too(tmp_path: Path) -> None:
 
 
 def test_without_a_measurement_the_end_saves_nothing(tmp_path: Path) -> None:
-    a = daemon(tmp_path)
-    a.times(0, 10)
-    a.close()
+    ended(tmp_path)
     (before,) = tmp_path.glob("*.json")
     inode = before.stat().st_ino
     b = daemon(tmp_path)
@@ -87,9 +93,7 @@ def test_without_a_measurement_the_end_saves_nothing(tmp_path: Path) -> None:
 
 
 def test_the_end_of_the_daemon_or_of_the_job_saves_what_is_due(tmp_path: Path) -> None:
-    a = daemon(tmp_path / "daemon")
-    a.times(0, 10)
-    a.close()
+    a = ended(tmp_path / "daemon")
     assert a.files() == [a.known()]
     b = daemon(tmp_path / "job")
     b.times(0, 20)
@@ -169,9 +173,7 @@ def test_a_job_that_goes_on_with_other_nodes_is_kept_under_their_name(tmp_path: 
 
 
 def test_another_model_starts_from_nothing(tmp_path: Path) -> None:
-    a = daemon(tmp_path)
-    a.times(0, 10)
-    a.close()
+    ended(tmp_path)
     b = Daemon(formed(), tmp_path)
     b.profiler.on_declared(JOB)
     b.work()
@@ -179,9 +181,7 @@ def test_another_model_starts_from_nothing(tmp_path: Path) -> None:
 
 
 def test_more_tensors_are_another_profile(tmp_path: Path) -> None:
-    a = daemon(tmp_path)
-    a.times(0, 10)
-    a.close()
+    ended(tmp_path)
     b = daemon(tmp_path)
     said(b.machine, 1, DeclareSection(0, Section(1, (TensorSpec("n", (8,), int(DType.F64)),))))
     b.profiler.on_declared(JOB)
@@ -191,9 +191,7 @@ def test_more_tensors_are_another_profile(tmp_path: Path) -> None:
 
 
 def test_a_broken_file_is_said_once_and_measured_anew(tmp_path: Path) -> None:
-    a = daemon(tmp_path)
-    a.times(0, 10)
-    a.close()
+    a = ended(tmp_path)
     (path,) = tmp_path.glob("*.json")
     path.write_bytes(dump(a.known())[:100])
     b = daemon(tmp_path)
